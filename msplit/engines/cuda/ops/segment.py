@@ -75,13 +75,26 @@ def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor, *num_
 @lowering(*(f"{op}Grad" for op in _SPARSE), static=(3,))
 def sparse_segment_grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: np.ndarray) -> Tensor:
     """The gradient of a sum (mean, sum over root of count) of rows by segment, for as many rows as given."""
+    return _grad(node, grad, indices, ids, integer(rows))
+
+
+@lowering(*(f"{op}GradV2" for op in _SPARSE), dynamic=True)
+def sparse_segment_distinct_grad(
+    node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same for the distinct indices alone, and these, rising."""
+    distinct, places = torch.unique(indices, return_inverse=True)
+    return _grad(node, grad, places, ids, distinct.shape[0]), distinct
+
+
+def _grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: int) -> Tensor:
     count = grad.shape[0]
     if "Sum" not in node.op:
         sizes = _sizes(ids, count)
         grad = _divided(grad, sizes.clamp(min=1).to(grad.dtype).sqrt() if "SqrtN" in node.op else sizes)
     inside = ((ids >= 0) & (ids < count)).reshape(-1, *(1 for _ in grad.shape[1:]))
     own = torch.where(inside, grad.index_select(0, ids.clamp(0, max(count - 1, 0))), 0)
-    return _sum(own, indices, integer(rows))
+    return _sum(own, indices, rows)
 
 
 def _count(ids: Tensor, given: tuple[np.ndarray, ...] = ()) -> int:

@@ -39,6 +39,7 @@ def test_gradients_of_rows_by_segment(op, dtype, index, ids):
     for inner in [(4,), (2, 3)]:
         indices, grad = np.array([3, 0, 3, 5, 1], index), values((4, *inner), dtype)
         check(f"{op}Grad", [grad, indices, np.array(ids, "int32"), np.int32(7)])
+        check(f"{op}GradV2", [grad, indices, np.array(ids, "int32"), np.int32(7)])
 
 
 @pytest.mark.parametrize("op", SPARSE)

@@ -300,6 +300,38 @@ def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
     return Proof({0: (view.node, 0)}, [chosen, view])
 
 
+def _unique_padded(facts: KnownValues, op: Op) -> Proof | None:
+    """As many places as there are rows in all: -1 stands where there is none, as where an id has come before."""
+    kept = facts.kept.get(op.inputs[0])
+    dtype = None if kept is None else facts.dtype(kept.dense)
+    if kept is None or dtype is None:
+        return None
+    ids = _or_none(facts, op, kept, dtype)
+    dense = facts.new("_UniquePadded", op, [(ids.node, 0)], dict(op.attrs))
+    facts.kept[op.node, 1] = Kept((dense.node, 1), kept.mask)
+    return Proof({0: (dense.node, 0)}, [ids, dense], stays=True)
+
+
+def _or_none(facts: KnownValues, op: Op, kept: Kept, dtype: str) -> Op:
+    """Numbers that are there, and -1 elsewhere."""
+    none = facts.constant(np.array(-1, dtype))
+    return facts.new("SelectV2", op, [kept.mask.key, kept.dense, none], {"T": dtype})
+
+
+def _sparse_segment_grad(facts: KnownValues, op: Op) -> Proof | None:
+    """Rows that are not there belong to no segment."""
+    places, segments = (facts.kept.get(key) for key in op.inputs[1:3])
+    dtype = None if segments is None else facts.dtype(segments.dense)
+    if places is None or segments is None or places.mask is not segments.mask or dtype is None:
+        return None
+    if facts.array(op.inputs[3]) is None:
+        return None
+    ids = _or_none(facts, op, segments, dtype)
+    inputs = [op.inputs[0], places.dense, (ids.node, 0), op.inputs[3]]
+    dense = facts.new(op.op, op, inputs, dict(op.attrs))
+    return Proof({0: (dense.node, 0)}, [ids, dense])
+
+
 _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     **dict.fromkeys(RESHAPES, _reshape),
     "Tile": _tile,
@@ -311,6 +343,8 @@ _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     "StridedSlice": _strided_slice,
     "SparseFillEmptyRows": _fill_empty_rows,
     **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
+    **{f"{op}Grad": _sparse_segment_grad for op in SPARSE_SEGMENTS},
+    "_UniquePadded": _unique_padded,
     **dict.fromkeys(SELECT, _select),
     "SparseToDense": _sparse_to_dense,
 }

@@ -6,6 +6,8 @@ could not be captured. `_UniquePadded` gives ``y`` as long as ``ids``, with -1 w
 everything behind it either passes ids of -1 over (`ops.scatter_state`) or does not look at the rows that belong to them. This pass
 follows ids, rows, places and their number from reader to reader, and leaves a Unique alone if anything else reads them.
 
+Gradients of sums of rows by segment, which TensorFlow gives for distinct indices (`SparseSegmentSumGradV2`), are the same in one op.
+
 Where all that sums are for is to be added to a variable, the sums themselves are dropped: rows are added one by one.
 """
 
@@ -24,7 +26,9 @@ from msplit.opset import schema
 from msplit.opset.traits import GATHERS, SPARSE_SEGMENTS, traits
 
 _UNIQUES = frozenset({"Unique", "UniqueV2"})
-_SUMS = frozenset({"SparseSegmentSumGrad", "SparseSegmentMeanGrad", "SparseSegmentSqrtNGrad"})
+_GRADS = frozenset(f"{op}Grad" for op in SPARSE_SEGMENTS)
+_DISTINCT_GRADS = frozenset(f"{op}V2" for op in _GRADS)
+"""They give a row for each distinct index, and these indices."""
 _SAME = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
 _ADD = frozenset({"ScatterAdd", "ScatterSub"})
 _ROWS_OF_VARIABLES = _ADD | {"ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax", "ScatterUpdate"}
@@ -49,11 +53,12 @@ class _Padded:
     """A value that has more places than TensorFlow's.
 
     Attributes:
-        group: Of the ids; of places the Unique they come from.
+        group: Of the ids; of places the Unique they come from, and the group of what went into it.
         sources: Every Unique that has a part in it.
         zero: Rows without an id are zeros.
         linear: Rows are sums of what went in, scaled at most.
         leads: A count is one number, or stands first.
+        within: Ids are places of this group.
     """
 
     kind: _Kind
@@ -62,6 +67,7 @@ class _Padded:
     zero: bool = False
     linear: bool = False
     leads: bool = True
+    within: Group | None = None
 
 
 class _Stuck(Exception):
@@ -82,6 +88,8 @@ def pad_unique(graph: OpGraph) -> bool:
 
 
 def _is_candidate(graph: OpGraph, op: Op) -> bool:
+    if op.op in _DISTINCT_GRADS:
+        return True
     if op.op not in _UNIQUES or op.attrs.get("T") not in ("int32", "int64"):
         return False
     axis = graph.constants.get(op.inputs[1]) if op.op == "UniqueV2" else np.zeros(0)
@@ -92,6 +100,9 @@ def _change(graph: OpGraph, walk: _Walk, candidates: set[int]) -> None:
     names: dict[Key, Key] = {}
     for number in candidates:
         op = graph.ops[number]
+        if op.op in _DISTINCT_GRADS:
+            names[number, 1] = _split(graph, op)
+            continue
         if number in walk.nonlinear or not walk.summed.get(number):
             op.op, op.inputs = "_UniquePadded", op.inputs[:1]
             continue
@@ -104,6 +115,18 @@ def _change(graph: OpGraph, walk: _Walk, candidates: set[int]) -> None:
         graph.ops[first] = Op(first, op.name, "Maximum", {"T": dtype.name}, [op.inputs[1], zero], op.source_nodes[:1])
         op.inputs[1] = first, 0
     graph.rename(names)
+
+
+def _split(graph: OpGraph, op: Op) -> Key:
+    """Lets a gradient for distinct indices be one for their places. Gives the indices, padded."""
+    distinct, count = graph.fresh(), graph.fresh()
+    attrs = {"T": op.attrs.get("Tidx", "int32"), "out_idx": "int32"}
+    graph.ops[distinct] = Op(distinct, op.name, "_UniquePadded", attrs, [op.inputs[1]], op.source_nodes[:1])
+    told = {"T": attrs["T"], "out_type": "int32"}
+    graph.ops[count] = Op(count, op.name, "Size", told, [(distinct, 0)], op.source_nodes[:1])
+    op.op = op.op.removesuffix("V2")
+    op.inputs = [op.inputs[0], (distinct, 1), op.inputs[2], (count, 0)]
+    return distinct, 0
 
 
 class _Walk:
@@ -139,7 +162,7 @@ class _Walk:
                     self.stuck.add(op.node)
             if result is not None:
                 self._found[op.node, 0] = result
-        for key in self.graph.fetches.values():
+        for key in self.graph.kept():
             if key in self._found:
                 self.stuck |= self._found[key].sources
 
@@ -160,11 +183,24 @@ class _Walk:
 
     def _unique(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
         """Padded ids may go in, too: -1 is one more that there is none of."""
+        if op.op in _DISTINCT_GRADS:
+            return self._distinct_grad(op, given)
         before = _all_of(given, _Kind.IDS, 0)
         sources = frozenset({op.node}).union(*(one.sources for one in given.values()))
         self._found[op.node, 1] = _Padded(_Kind.PLACES, (op.node, before), sources)
         self.nonlinear |= sources - {op.node}
         return _Padded(_Kind.IDS, (op.node,), sources)
+
+    def _distinct_grad(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
+        within = None
+        if given:
+            within = (_number(given.get(1), given.get(3)),)
+            if given.keys() != {1, 3} or given[1].group[1] is not None:
+                raise _Stuck
+        sources = _sources(given) | {op.node}
+        self.nonlinear |= sources
+        self._found[op.node, 1] = _Padded(_Kind.IDS, (op.node,), sources, within=within)
+        return _Padded(_Kind.ROWS, (op.node,), sources, zero=True)
 
     def _same(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
         if set(given) != {0} or (op.op == "Cast" and op.attrs.get("DstT") not in ("int32", "int64")):
@@ -237,9 +273,13 @@ class _Walk:
         """Rows by the place of their ids, or by the ids themselves: all rows of a variable."""
         data, ids, count = given.get(0), given.get(1), given.get(2)
         rows = _all_of({0: data} if data else {}, _Kind.ROWS, 0)
-        if ids is not None and ids.kind is _Kind.IDS and ids.group == rows and count is None:
+        if data is not None and ids is not None and ids.kind is _Kind.IDS and ids.group == rows:
             self.nonlinear |= _sources(given)
-            return None
+            if count is None and ids.within is None:
+                return None
+            if count is None or not count.leads or (count.kind, count.group) != (_Kind.COUNT, ids.within):
+                raise _Stuck
+            return _Padded(_Kind.ROWS, count.group, _sources(given), zero=data.zero)
         number = _number(ids, count)
         if ids is None or ids.group[1] != rows:
             raise _Stuck
@@ -351,7 +391,7 @@ _RULES: tuple[tuple[frozenset[str], Rule], ...] = (
     (frozenset({"Reshape"}), _Walk._reshape),
     (frozenset({"ConcatV2"}), _Walk._join),
     (frozenset({"UnsortedSegmentSum"}), _Walk._sum),
-    (_SUMS, _Walk._segment_grad),
+    (_GRADS, _Walk._segment_grad),
     (GATHERS, _Walk._gather),
     (SPARSE_SEGMENTS | {f"{op}WithNumSegments" for op in SPARSE_SEGMENTS}, _Walk._put_back),
     (_ROWS_OF_VARIABLES, _Walk._update),

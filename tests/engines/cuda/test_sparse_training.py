@@ -1,0 +1,127 @@
+"""Training steps with lookups in embedding tables, whose gradients are sparse, against TensorFlow: variables and losses of several steps."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from tests.campaign import sampled
+from tests.engines.cuda.cases import flat_of, options_of, scattered
+
+pytestmark = pytest.mark.tf
+
+ROWS, WIDTH, BATCH, STEPS = 11, 3, 6, 3
+
+OPTIMIZERS = {
+    "sgd": lambda train: train.GradientDescentOptimizer(0.1),
+    "momentum": lambda train: train.MomentumOptimizer(0.1, 0.9),
+    "nesterov": lambda train: train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    "adam": lambda train: train.AdamOptimizer(0.1),
+    "adagrad": lambda train: train.AdagradOptimizer(0.1),
+    "adadelta": lambda train: train.AdadeltaOptimizer(0.5),
+    "rmsprop": lambda train: train.RMSPropOptimizer(0.1, momentum=0.5),
+    "centered": lambda train: train.RMSPropOptimizer(0.1, centered=True),
+    "ftrl": lambda train: train.FtrlOptimizer(0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.1),
+    "proximal": lambda train: train.ProximalAdagradOptimizer(0.1, l1_regularization_strength=0.01),
+}
+
+
+def _sparse(v1, tf, name, fill=-1):
+    """Ids with gaps as feature columns write them: a dense matrix, of which -1 is left out."""
+    ids = v1.placeholder(tf.int64, [BATCH, 4], name=name)
+    where = tf.where(tf.not_equal(ids, fill))
+    return tf.SparseTensor(where, tf.gather_nd(ids, where), tf.shape(ids, out_type=tf.int64))
+
+
+def _ids(v1, tf, *shape):
+    return v1.placeholder(tf.int64, shape, name="ids")
+
+
+LOOKUPS = {
+    "gather": lambda v1, tf, table: tf.gather(table, _ids(v1, tf, BATCH)),
+    "lookup": lambda v1, tf, table: tf.reduce_mean(v1.nn.embedding_lookup(table, _ids(v1, tf, BATCH, 4)), 1),
+    "twice": lambda v1, tf, table: (
+        tf.gather(table, _ids(v1, tf, BATCH)) + tf.gather(table, v1.placeholder(tf.int64, [BATCH], name="more"))
+    ),
+    "safe": lambda v1, tf, table: v1.nn.safe_embedding_lookup_sparse(table, _sparse(v1, tf, "ids")),
+    "column": lambda v1, tf, table: v1.nn.safe_embedding_lookup_sparse(table, _sparse(v1, tf, "ids"), combiner="sqrtn"),
+}
+
+
+@functools.cache
+def graph(lookup, optimizer, resource, clip=False):
+    """The flat graph of a train step, and values of its variables before the first one."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as made:
+        v1.set_random_seed(1)
+        table = v1.get_variable("table", [ROWS, WIDTH], use_resource=resource)
+        weights = v1.get_variable("weights", [WIDTH, 2], use_resource=resource)
+        loss = tf.reduce_mean(tf.square(LOOKUPS[lookup](v1, tf, table) @ weights - 1.0), name="loss")
+        trainer = OPTIMIZERS[optimizer](v1.train)
+        gradients, variables = zip(*trainer.compute_gradients(loss), strict=True)
+        if clip:
+            gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+        step = trainer.apply_gradients(zip(gradients, variables, strict=True), v1.train.get_or_create_global_step())
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            state = {one.op.name: session.run(one) for one in v1.global_variables()}
+    return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
+
+
+def feeds_of(flat, seed):
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for tensor in flat.inputs:
+        name = tensor.name.split(":")[0]
+        shape = (BATCH, 4) if flat.graph.attrs[tensor.node]["shape"] == (BATCH, 4) else (BATCH,)
+        feeds[tensor.name] = rng.integers(-1 if len(shape) > 1 else 0, ROWS, shape)
+        if name == "ids" and len(shape) > 1 and not any(op == "Where" for op in flat.graph.ops):
+            feeds[tensor.name] = np.abs(feeds[tensor.name])
+    return feeds
+
+
+def job_of(flat, state, streams=3, **options):
+    return Job(flat, scattered(flat, streams), streams, feeds_of(flat, 0), ieee=True, options=options_of(**options), state=state)
+
+
+def trained(engine, job, state):
+    """Losses, and the variables afterwards."""
+    executable = engine.build(job)
+    executable.load_state(state)
+    losses = [float(executable.step(feeds_of(job.flat, seed))["loss"]) for seed in range(STEPS)]
+    found = executable.save_state()
+    executable.close()
+    return losses, found
+
+
+def check(flat, state, captured=True, **options):
+    job = job_of(flat, state, **options)
+    assert bool(CudaEngine().compile(job).program.dynamic) is not captured
+    plain = dataclasses.replace(job, ids=np.zeros(len(flat), np.int32))
+    (expected_losses, expected), (losses, found) = trained(TENSORFLOW, plain, state), trained(ENGINE, job, state)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    assert found.keys() <= expected.keys()
+    for name, value in found.items():
+        scale = np.sqrt(np.mean(np.square(expected[name].astype(float)))) if value.size else 0
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-5 * scale + 1e-12, err_msg=name)
+
+
+@sampled(12, lookup=["gather", "lookup", "twice"], optimizer=OPTIMIZERS, resource=[False, True])
+def test_lookups_train_as_in_tensorflow(lookup, optimizer, resource):
+    check(*graph(lookup, optimizer, resource))
+
+
+@sampled(6, lookup=["safe", "column"], optimizer=OPTIMIZERS, resource=[False, True])
+def test_feature_columns_train_as_in_tensorflow(lookup, optimizer, resource):
+    check(*graph(lookup, optimizer, resource))
+
+
+@pytest.mark.parametrize("lookup", ["lookup"])
+def test_gradients_are_clipped_by_the_norm_of_all(lookup):
+    check(*graph(lookup, "adagrad", True, clip=True))
