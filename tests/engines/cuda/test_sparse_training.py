@@ -1,4 +1,4 @@
-"""Training steps with lookups in embedding tables, whose gradients are sparse, against TensorFlow: variables and losses of several steps."""
+"""Training steps with lookups in embedding tables, whose gradients are sparse, against TensorFlow: variables and losses of some steps."""
 
 import dataclasses
 import functools
@@ -53,14 +53,15 @@ LOOKUPS = {
 
 
 @functools.cache
-def graph(lookup, optimizer, resource, clip=False):
+def graph(lookup, optimizer, resource, clip=False, parts=0):
     """The flat graph of a train step, and values of its variables before the first one."""
     import tensorflow as tf
 
     v1 = tf.compat.v1
     with tf.Graph().as_default() as made:
         v1.set_random_seed(1)
-        table = v1.get_variable("table", [ROWS, WIDTH], use_resource=resource)
+        divided = v1.fixed_size_partitioner(parts) if parts else None
+        table = v1.get_variable("table", [ROWS, WIDTH], use_resource=resource, partitioner=divided)
         weights = v1.get_variable("weights", [WIDTH, 2], use_resource=resource)
         loss = tf.reduce_mean(tf.square(LOOKUPS[lookup](v1, tf, table) @ weights - 1.0), name="loss")
         trainer = OPTIMIZERS[optimizer](v1.train)
@@ -87,7 +88,15 @@ def feeds_of(flat, seed):
 
 
 def job_of(flat, state, streams=3, **options):
-    return Job(flat, scattered(flat, streams), streams, feeds_of(flat, 0), ieee=True, options=options_of(**options), state=state)
+    return Job(
+        flat,
+        scattered(flat, streams),
+        streams,
+        feeds_of(flat, 0),
+        ieee=True,
+        options=options_of(**options),
+        state=state,
+    )
 
 
 def trained(engine, job, state):
@@ -125,3 +134,8 @@ def test_feature_columns_train_as_in_tensorflow(lookup, optimizer, resource):
 @pytest.mark.parametrize("lookup", ["lookup"])
 def test_gradients_are_clipped_by_the_norm_of_all(lookup):
     check(*graph(lookup, "adagrad", True, clip=True))
+
+
+@sampled(6, lookup=["lookup", "safe"], optimizer=OPTIMIZERS, resource=[False, True], parts=[2, 3])
+def test_tables_of_parts_train_as_in_tensorflow(lookup, optimizer, resource, parts):
+    check(*graph(lookup, optimizer, resource, parts=parts))

@@ -24,6 +24,7 @@ from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.array import replace_slice
 from msplit.engines.cuda.ops.axes import integer
 from msplit.engines.cuda.ops.gather import linear_index
+from msplit.engines.cuda.ops.variables import apart
 
 _SKIPPED_PER_NUMBER = 256
 """Results of its generator that TensorFlow sets aside for every number that is drawn."""
@@ -72,7 +73,7 @@ def strided_slice_assign(
     node: Node, variable: Tensor, begin: np.ndarray, end: np.ndarray, strides: np.ndarray, value: Tensor
 ) -> Tensor:
     """Puts a value in the place of a slice of a variable, addressed as for StridedSlice."""
-    return replace_slice(node, variable, begin, end, strides, value)
+    return replace_slice(node, variable, begin, end, strides, apart([value], [variable])[0])
 
 
 @lowering("RngReadAndSkip", static=(1,), mutates=(0,))
@@ -128,7 +129,17 @@ def change_rows(
         indices: A vector of rows; those that there are none of change nothing.
         updates: A row for each.
         change: Gives new rows for rows of the variables and of the updates.
+
+    Raises:
+        Unsupported: The updates are not of such a shape.
     """
+    shape = variables[0].shape
+    if updates.shape != (indices.numel(), *shape[1:]) or any(one.shape != shape for one in variables):
+        shapes = ", ".join(str(tuple(one.shape)) for one in variables)
+        raise Unsupported(
+            f"{indices.numel()} rows of shape {tuple(updates.shape[1:])} do not go into variables of shape {shapes}"
+        )
+    (updates,) = apart([updates], variables)
     for turn in _turns(indices, variables[0].shape[0]):
         old = [variable.index_select(0, turn.places) for variable in variables]
         new = change(old, updates.index_select(0, turn.source))

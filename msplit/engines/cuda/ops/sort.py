@@ -179,6 +179,27 @@ def unique_padded(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(first == places, x, -1), first.to(torch_dtype(node.get("out_idx", "int32")))
 
 
+@lowering("_PartitionPadded", own=True)
+def partition_padded(node: Node, data: Tensor, partitions: Tensor, *ids: Tensor) -> tuple[Tensor, ...]:
+    """Numbers by the number of their partition, where they were, with -1 in the place of all others, and where there is no id.
+
+    What the pass `pad_unique` makes of DynamicPartition.
+    """
+    if ids:
+        partitions = torch.where(ids[0] < 0, -1, partitions)
+    return tuple(torch.where(partitions == number, data, -1) for number in range(int(node.attrs["num_partitions"])))
+
+
+@lowering("_StitchPadded", own=True)
+def stitch_padded(node: Node, *inputs: Tensor) -> Tensor:
+    """Rows of several tensors, each where it was in front of `_PartitionPadded`: first the positions of all of them, then the rows."""
+    half = len(inputs) // 2
+    result = inputs[half]
+    for places, rows in zip(inputs[1:half], inputs[half + 1 :], strict=True):
+        result = torch.where((places >= 0).reshape(-1, *(1 for _ in rows.shape[1:])), rows, result)
+    return result
+
+
 @lowering("ListDiff", dynamic=True)
 def list_diff(node: Node, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The elements of x that are not in y, in order, and their positions."""

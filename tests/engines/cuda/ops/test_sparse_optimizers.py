@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from msplit.engines.cuda.ir.dtypes import to_torch
+from msplit.engines.cuda.ir.lowering import table as ops_table
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from tests.campaign import sampled
 
 from .harness import BFLOAT16, values
@@ -25,6 +28,7 @@ OPS = {
     "Ftrl": (2, [], [0.1, 0.02, 0.3, -0.5], {"multiply_linear_by_lr": [False, True]}),
     "FtrlV2": (2, [], [0.1, 0.02, 0.3, 0.05, -0.5], {"multiply_linear_by_lr": [False, True]}),
 }
+LR = np.array(0.1, np.float32)
 DTYPES = ["float32", "float64", "float16", BFLOAT16]
 
 
@@ -119,3 +123,18 @@ def test_rows_that_are_not_there_are_passed_over(op):
     nothing = run_in_place(f"SparseApply{op}", state, [*before, grad[[0, 2]], rows[[0, 2]], *behind])
     for one, other in zip(nothing, state, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_rows_must_fit():
+    """Not even one that could be spread over a row."""
+    with pytest.raises(Unsupported, match="do not go into variables"):
+        run_in_place("SparseApplyAdagrad", _state(1, (7, 2), "float32"), [LR, values((2, 1)), np.array([1, 2])])
+
+
+def test_a_gradient_may_lie_in_the_variable():
+    table, rows = to_torch(values((4, 2))), to_torch(np.array([1, 1]))
+    expected = run_in_place("SparseApplyMomentum", [values((4, 2))] * 2, [LR, values((4, 2))[1:3], rows, LR])
+    accum = to_torch(values((4, 2)))
+    run = ops_table()["SparseApplyMomentum"].function
+    run(Node("node", "SparseApplyMomentum"), table, accum, to_torch(LR), table[1:3], rows, to_torch(LR))
+    np.testing.assert_array_equal(table.numpy(), expected[0])

@@ -11,6 +11,7 @@ from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
 from msplit.engines.cuda.passes.pipeline import tidy
 from msplit.engines.cuda.passes.specialize import specialize, trace
+from msplit.errors import EngineError
 from tests.engines.cuda.cases import CPU
 
 ROWS = 7
@@ -159,6 +160,26 @@ def test_rows_of_all_ids_of_a_variable():
     ops, ids, rows, _ = start()
     total, found = ops.summed(ids, rows)
     check(ops.fetch(dense=ops.UnsortedSegmentSum(total, found, np.int32(ROWS))), {"_UniquePadded"})
+
+
+def test_rows_of_another_shape():
+    ops, ids, rows, (variable, accum) = start(inner=(2, 3))
+    total, found = ops.summed(ids, rows)
+    total = ops.Reshape(ops.Reshape(total, np.array([-1, 6], np.int32)), np.array([-1, 2, 3], np.int32))
+    new = ops.SparseApplyAdagrad(variable, accum, LR, total, found)
+    check(ops.fetch(variable=new, accum=(new[0], 1)), {"_UniquePadded"})
+
+
+def test_a_shape_that_makes_more_rows_is_refused():
+    """Those without an id would come to lie between others."""
+    ops, ids, rows, (variable, accum) = start(inner=(2, 3))
+    total, found = ops.summed(ids, rows)
+    more = ops.Reshape(total, np.array([-1, 3], np.int32))
+    ops.fetch(variable=ops.SparseApplyAdagrad(variable, accum, LR, more, found))
+    assert pad_unique(ops.graph)
+    tidy(ops.graph)
+    with pytest.raises(EngineError, match="Reshape"):
+        specialize(ops.graph, ops.feeds, CPU)
 
 
 def _fetched(ops, total, found):

@@ -1,0 +1,404 @@
+"""Values with more rows than TensorFlow's, followed through a graph: what reads them, and whether what is too much can be told.
+
+A Unique with a fixed number of places gives ids of which some are -1, a row belongs to each, and so on (`_Kind`). `Walk` goes over the ops
+in order, gives the results of those that it knows a kind of their own, and is stuck with the rest: see `pad_unique`, which asks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.passes.pattern import takes_rows
+from msplit.opset import schema
+from msplit.opset.traits import GATHERS, SPARSE_SEGMENTS, ops_with, traits
+
+_GRADS = frozenset(f"{op}Grad" for op in SPARSE_SEGMENTS)
+PARTITION = "DynamicPartition"
+DISTINCT_GRADS = frozenset(f"{op}V2" for op in _GRADS)
+"""They give a row for each distinct index, and these indices."""
+_STITCHES, _CHOICES = ops_with("stitch"), frozenset({"Select", "SelectV2"})
+_SAME = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
+_ADD = frozenset({"ScatterAdd", "ScatterSub"})
+_ROWS_OF_VARIABLES = _ADD | {"ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax", "ScatterUpdate"}
+_SCALES = frozenset({"Mul", "RealDiv", "Neg"})
+_KEEPS_ZERO = frozenset({"Abs", "Add", "AddN", "AddV2", "Cast", "Mul", "Neg", "Sign", "Sqrt", "Square", "Sub", *_SAME})
+"""Of zeros they make zeros."""
+
+
+class _Kind(Enum):
+    IDS = "ids, -1 where there is none"
+    ROWS = "a row for each of such ids"
+    PLACES = "the place of each id that went in among those that come out"
+    COUNT = "how many ids there are, at most"
+
+
+Group = tuple[Any, ...]
+"""Names ids that rows belong to: those of one Unique, or of several one behind the other."""
+
+
+@dataclass(frozen=True)
+class _Padded:
+    """A value that has more places than TensorFlow's.
+
+    Attributes:
+        group: Of the ids; of places the Unique they come from, and the group of what went into it.
+        sources: Every Unique that has a part in it.
+        zero: Rows without an id are zeros.
+        linear: Rows are sums of what went in, scaled at most.
+        leads: A count is one number, or stands first.
+        within: Ids are places of this group.
+    """
+
+    kind: _Kind
+    group: Group
+    sources: frozenset[int]
+    zero: bool = False
+    linear: bool = False
+    leads: bool = True
+    within: Group | None = None
+
+
+class _Stuck(Exception):
+    """Something reads a padded value for which padding is not known to be harmless."""
+
+
+class Walk:
+    """Follows padded values through a graph, if these candidates are padded.
+
+    Attributes:
+        stuck: Candidates that can not be.
+        nonlinear: Those whose sums, or ids, are more than added to variables.
+        summed: The sums that each makes.
+        lookups: Ops that look padded ids up.
+        divided: What went into each op that sends ids to the parts of a table: the group of its rows, where they are padded.
+        stitched: Ops that put such parts together again.
+        reshaped: Ops that give rows another shape and leave their number open.
+    """
+
+    def __init__(self, graph: OpGraph, candidates: set[int]) -> None:
+        self.graph, self._candidates = graph, candidates
+        self.stuck: set[int] = set()
+        self.nonlinear: set[int] = set()
+        self.summed: dict[int, list[int]] = {}
+        self.lookups: list[int] = []
+        self.divided: dict[int, Group | None] = {}
+        self.stitched: list[int] = []
+        self.reshaped: list[int] = []
+        self._found: dict[Key, _Padded] = {}
+
+    def go(self) -> None:
+        """Looks at every op, in order."""
+        for op in self.graph.ops.values():
+            given = {slot: self._found[key] for slot, key in enumerate(op.inputs) if key in self._found}
+            if not given and op.node not in self._candidates:
+                continue
+            try:
+                result = self._result(op, given)
+            except _Stuck:
+                self.stuck |= {source for one in given.values() for source in one.sources}
+                result = None
+                if op.node in self._candidates:
+                    self.stuck.add(op.node)
+            if result is not None:
+                self._found[op.node, 0] = result
+        for key in self.graph.kept():
+            if key in self._found:
+                self.stuck |= self._found[key].sources
+
+    def _result(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
+        """What an op makes of padded values; None for what is as long as TensorFlow's."""
+        if op.node in self._candidates:
+            made = self._partition if op.op == PARTITION else self._unique
+            return made(op, given)
+        kinds = {one.kind for one in given.values()}
+        for ops, rule in _RULES:
+            if op.op in ops:
+                return rule(self, op, given)
+        if op.op.startswith("SparseApply"):
+            self._update(op, given)
+            return None
+        if kinds <= {_Kind.ROWS, _Kind.IDS} and ("per element" in traits(op.op).words or op.op in _CHOICES):
+            return self._per_element(op, given)
+        raise _Stuck
+
+    def _unique(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
+        """Padded ids may go in, too: -1 is one more that there is none of."""
+        if op.op in DISTINCT_GRADS:
+            return self._distinct_grad(op, given)
+        before = _all_of(given, _Kind.IDS, 0)
+        sources = frozenset({op.node}).union(*(one.sources for one in given.values()))
+        self._found[op.node, 1] = _Padded(_Kind.PLACES, (op.node, before), sources)
+        self.nonlinear |= sources - {op.node}
+        return _Padded(_Kind.IDS, (op.node,), sources)
+
+    def _distinct_grad(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
+        within = None
+        if given:
+            within = (_number(given.get(1), given.get(3)),)
+            if given.keys() != {1, 3} or given[1].group[1] is not None:
+                raise _Stuck
+        sources = _sources(given) | {op.node}
+        self.nonlinear |= sources
+        self._found[op.node, 1] = _Padded(_Kind.IDS, (op.node,), sources, within=within)
+        return _Padded(_Kind.ROWS, (op.node,), sources, zero=True)
+
+    def _partition(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
+        """Each part gets all ids, those of other parts as -1."""
+        rows = {slot: replace(one, kind=_Kind.ROWS) for slot, one in given.items() if one.kind is _Kind.IDS}
+        group = _all_of({**given, **rows}, _Kind.ROWS, 0, 1)
+        if group is not None and (len(group) != 1 or group[0] not in self._candidates):
+            raise _Stuck
+        sources = _sources(given) | {op.node}
+        self.nonlinear |= sources
+        self.divided[op.node] = group
+        parts = [
+            _Padded(_Kind.IDS, ("part", op.inputs[1], part), sources) for part in range(int(op.attrs["num_partitions"]))
+        ]
+        self._found |= {(op.node, part): one for part, one in enumerate(parts)}
+        return parts[0]
+
+    def _stitch(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
+        """Parts at positions that were sent to the parts, from the first to the last, as what lies there was."""
+        half = len(op.inputs) // 2
+        division = self.graph.ops.get(op.inputs[0][0])
+        if division is None or division.node not in self.divided or len(given) != 2 * half:
+            raise _Stuck
+        if op.inputs[:half] != [(division.node, part) for part in range(int(division.attrs["num_partitions"]))]:
+            raise _Stuck
+        for part in range(half):
+            places, rows = given[part], given[half + part]
+            if rows.kind is not _Kind.ROWS or rows.group != places.group:
+                raise _Stuck
+        if not self._counts(division.inputs[0]):
+            raise _Stuck
+        self.stitched.append(op.node)
+        self.nonlinear |= _sources(given)
+        group = self.divided[division.node]
+        return None if group is None else _Padded(_Kind.ROWS, group, _sources(given))
+
+    def _counts(self, key: Key) -> bool:
+        """Whether a value is 0, 1, 2, and so on."""
+        constants, op = self.graph.constants, self.graph.ops.get(key[0])
+        if key in constants:
+            return bool(np.array_equal(constants[key], np.arange(constants[key].size)))
+        if op is None or op.op != "Range":
+            return False
+        start, step = constants.get(op.inputs[0]), constants.get(op.inputs[2])
+        return start is not None and step is not None and (int(start), int(step)) == (0, 1)
+
+    def _range(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
+        """A number for every row."""
+        if given.keys() != {1} or given[1].kind is not _Kind.COUNT or not self._counts((op.node, 0)):
+            raise _Stuck
+        return _Padded(_Kind.ROWS, given[1].group, given[1].sources)
+
+    def _same(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
+        if set(given) != {0} or (op.op == "Cast" and op.attrs.get("DstT") not in ("int32", "int64")):
+            return self._per_element(op, given)
+        return given[0]
+
+    def _per_element(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
+        if any(one.kind is _Kind.IDS for one in given.values()):  # what becomes of -1 is no id
+            self.nonlinear |= _sources(given)
+            given = {slot: replace(one, kind=_Kind.ROWS) for slot, one in given.items() if one.kind is not _Kind.COUNT}
+        group = _all_of(given, _Kind.ROWS, *given)
+        if group is None:
+            raise _Stuck
+        every = len(given) == len(op.inputs)
+        zero = op.op in _KEEPS_ZERO and all(one.zero for one in given.values()) and (every or self._is_scaled(op))
+        scaled = op.op in _SCALES and len(given) == 1 and (0 in given or op.op == "Mul")
+        linear = scaled and all(one.linear for one in given.values())
+        return _Padded(_Kind.ROWS, group, _sources(given), zero=zero, linear=linear)
+
+    def _is_scaled(self, op: Op) -> bool:
+        """By constants: what is not a number, or infinite, makes no zero of a zero."""
+        factors = [self.graph.constants[key] for key in op.inputs if key in self.graph.constants]
+        return op.op == "Mul" and bool(factors) and all(bool(np.isfinite(one.astype(float)).all()) for one in factors)
+
+    def _shape(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
+        if given[0].kind not in (_Kind.IDS, _Kind.ROWS):
+            raise _Stuck
+        leads = op.op == "Shape" or given[0].kind is _Kind.IDS
+        return _Padded(_Kind.COUNT, given[0].group, given[0].sources, leads=leads)
+
+    def _of_sizes(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
+        """Sizes put together and taken apart."""
+        if any(one.kind is not _Kind.COUNT for one in given.values()) or len({one.group for one in given.values()}) > 1:
+            raise _Stuck
+        first = next(iter(given.values()))
+        leads = 0 in given and given[0].leads
+        if op.op == "StridedSlice":
+            begin = self.graph.constants.get(op.inputs[1])
+            if set(given) != {0} or begin is None or begin.shape != (1,) or begin[0] < 0:
+                raise _Stuck
+            if begin[0] > 0 and leads and not int(op.attrs.get("begin_mask", 0)):
+                return None  # sizes of other axes
+            leads = leads and _is_one(self.graph, op)
+        return replace(first, leads=leads)
+
+    def _reshape(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
+        if given.keys() == {0} and given[0].kind is _Kind.COUNT:
+            return self._of_sizes(op, given)
+        data, sizes = given.get(0), given.get(1)
+        if data is None or data.kind not in (_Kind.IDS, _Kind.ROWS):
+            raise _Stuck
+        if sizes is None:
+            found = self.graph.constants.get(op.inputs[1])
+            if found is None or found.shape[:1] < (1,) or found[0] != -1 or (data.kind is _Kind.IDS and found.size > 1):
+                raise _Stuck
+            if data.kind is _Kind.ROWS:
+                self.reshaped.append(op.node)
+        elif sizes.kind is not _Kind.COUNT or not sizes.leads or sizes.group != data.group:
+            raise _Stuck
+        return data
+
+    def _join(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
+        """Sizes, or ids and rows of several lookups one behind the other."""
+        if any(one.kind is _Kind.COUNT for one in given.values()):
+            return self._of_sizes(op, given)
+        axis, kinds = self.graph.constants.get(op.inputs[-1]), {one.kind for one in given.values()}
+        if axis is None or int(axis) != 0 or len(kinds) != 1 or not kinds <= {_Kind.IDS, _Kind.ROWS}:
+            raise _Stuck
+        parts = tuple(given[slot].group if slot in given else None for slot in range(len(op.inputs) - 1))
+        zero = all(one.zero for one in given.values())
+        self.nonlinear |= _sources(given)
+        return _Padded(kinds.pop(), parts, _sources(given), zero=zero)
+
+    def _sum(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
+        """Rows by the place of their ids, or by the ids themselves: all rows of a variable."""
+        data, ids, count = given.get(0), given.get(1), given.get(2)
+        rows = _all_of({0: data} if data else {}, _Kind.ROWS, 0)
+        if data is not None and ids is not None and ids.kind is _Kind.IDS and ids.group == rows:
+            self.nonlinear |= _sources(given)
+            if count is None and ids.within is None:
+                return None
+            if count is None or not count.leads or (count.kind, count.group) != (_Kind.COUNT, ids.within):
+                raise _Stuck
+            return _Padded(_Kind.ROWS, count.group, _sources(given), zero=data.zero)
+        number = _number(ids, count)
+        if ids is None or ids.group[1] != rows:
+            raise _Stuck
+        self.summed.setdefault(number, []).append(op.node)
+        if data is not None:
+            self.nonlinear |= data.sources
+        return _Padded(_Kind.ROWS, (number,), _sources(given), zero=data is None or data.zero, linear=True)
+
+    def _segment_grad(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
+        """Rows of segments, handed to the places of the ids that made them."""
+        number = _number(given.get(1), given.get(3))
+        if given.keys() != {1, 3} or given[1].group[1] is not None:
+            raise _Stuck
+        self.nonlinear |= _sources(given)
+        return _Padded(_Kind.ROWS, (number,), _sources(given), zero=True)
+
+    def _gather(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
+        """Rows of a table at padded ids; or such rows where their ids were."""
+        self.nonlinear |= _sources(given)
+        if 1 not in given or not takes_rows(op, self.graph.constants.get):
+            raise _Stuck
+        rows = given.get(0)
+        if given[1].kind is _Kind.IDS and (rows is None or rows.kind is _Kind.ROWS):
+            self.lookups.append(op.node)
+            return _Padded(_Kind.ROWS, given[1].group, _sources(given))
+        return self._put_back(op, given)
+
+    def _put_back(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
+        self.nonlinear |= _sources(given)
+        rows, places = given.get(0), given.get(1)
+        if len(given) != 2 or rows is None or places is None:
+            raise _Stuck
+        if (rows.kind, places.kind) != (_Kind.ROWS, _Kind.PLACES) or rows.group != places.group[:1]:
+            raise _Stuck
+        before = places.group[1]
+        if before is None:
+            return None
+        if op.op not in GATHERS:
+            raise _Stuck
+        return _Padded(_Kind.ROWS, before, _sources(given))
+
+    def _update(self, op: Op, given: Mapping[int, _Padded]) -> None:
+        """Rows of variables, changed at ids."""
+        if op.op in _ROWS_OF_VARIABLES:
+            grad, indices = 2, 1
+        else:
+            info = schema.lookup(op.op) or schema.lookup(f"Resource{op.op}")
+            slots = {arg.name: slot for slot, arg in enumerate(info.inputs)} if info else {}
+            grad, indices = slots.get("grad", -1), slots.get("indices", -1)
+        ids, rows = given.get(indices), given.get(grad)
+        one_number = rows is None and np.ndim(self.graph.constants.get(op.inputs[grad], [])) == 0
+        if ids is None or ids.kind is not _Kind.IDS or not set(given) <= {grad, indices}:
+            raise _Stuck
+        if not one_number and (rows is None or rows.kind is not _Kind.ROWS or rows.group != ids.group):
+            raise _Stuck
+        if op.op not in _ADD or rows is None or not rows.linear:
+            self.nonlinear |= _sources(given)
+
+    def _total(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
+        """Sums within rows, or over all of them where those without an id are zeros."""
+        self.nonlinear |= _sources(given)
+        axes = self.graph.constants.get(op.inputs[1]) if op.op == "Sum" else np.zeros(1, np.int32)
+        listed = sorted(axes.reshape(-1).tolist()) if axes is not None else []
+        if given.keys() != {0} or given[0].kind is not _Kind.ROWS or not listed or listed[0] < 0:
+            raise _Stuck
+        if listed[0] > 0:
+            return replace(given[0], linear=False)
+        if not given[0].zero:
+            raise _Stuck
+        return None
+
+
+def _all_of(given: Mapping[int, _Padded], kind: _Kind, *slots: int) -> Group | None:
+    """The group of what is padded, all of it of one kind and group and in these slots; None where nothing is."""
+    groups = {one.group for one in given.values()}
+    if not given:
+        return None
+    if len(groups) != 1 or not set(given) <= set(slots) or any(one.kind is not kind for one in given.values()):
+        raise _Stuck
+    return groups.pop()
+
+
+def _number(places: _Padded | None, count: _Padded | None) -> int:
+    """The Unique that places are of, all of which a count counts."""
+    if places is None or count is None or (places.kind, count.kind) != (_Kind.PLACES, _Kind.COUNT):
+        raise _Stuck
+    if not count.leads or count.group != places.group[:1]:
+        raise _Stuck
+    return int(places.group[0])
+
+
+def _sources(given: Mapping[int, _Padded]) -> frozenset[int]:
+    return frozenset[int]().union(*(one.sources for one in given.values()))
+
+
+def _is_one(graph: OpGraph, op: Op) -> bool:
+    """Whether a StridedSlice of a vector from the front takes its first element, as a number or as a vector of one."""
+    end = graph.constants.get(op.inputs[2])
+    if int(op.attrs.get("shrink_axis_mask", 0)) & 1:
+        return True
+    return end is not None and end.tolist() == [1] and not int(op.attrs.get("end_mask", 0))
+
+
+Rule = Callable[[Walk, Op, Mapping[int, _Padded]], "_Padded | None"]
+
+_RULES: tuple[tuple[frozenset[str], Rule], ...] = (
+    (frozenset({"Shape", "Size"}), Walk._shape),
+    (frozenset({"Cast", *_SAME}), Walk._same),
+    (frozenset({"StridedSlice", "ExpandDims", "Squeeze", "Pack"}), Walk._of_sizes),
+    (frozenset({"Reshape"}), Walk._reshape),
+    (frozenset({"ConcatV2"}), Walk._join),
+    (frozenset({"UnsortedSegmentSum"}), Walk._sum),
+    (_GRADS, Walk._segment_grad),
+    (GATHERS, Walk._gather),
+    (SPARSE_SEGMENTS | {f"{op}WithNumSegments" for op in SPARSE_SEGMENTS}, Walk._put_back),
+    (_ROWS_OF_VARIABLES, Walk._update),
+    (frozenset({"L2Loss", "Sum"}), Walk._total),
+    (_STITCHES, Walk._stitch),
+    (frozenset({"Range"}), Walk._range),
+)
+"""What is known to pass padded values on, or to be indifferent to them."""
