@@ -16,6 +16,8 @@ pytestmark = pytest.mark.tf
 
 ROWS, WIDTH, BATCH, STEPS = 11, 3, 6, 3
 
+FEW = ["sgd", "adam", "ftrl"]
+
 OPTIMIZERS = {
     "sgd": lambda train: train.GradientDescentOptimizer(0.1),
     "momentum": lambda train: train.MomentumOptimizer(0.1, 0.9),
@@ -37,6 +39,16 @@ def _sparse(v1, tf, name, fill=-1):
     return tf.SparseTensor(where, tf.gather_nd(ids, where), tf.shape(ids, out_type=tf.int64))
 
 
+def _tables(v1, tf, table):
+    """Tables of their own beside it, and one that is used twice."""
+    found = [tf.gather(table, v1.placeholder(tf.int64, [BATCH], name="more"))]
+    for number, width in enumerate((WIDTH, 4, 1)):
+        other = v1.get_variable(f"other{number}", [ROWS, width], use_resource=hasattr(table, "handle"))
+        ids = v1.placeholder(tf.int64, [BATCH], name=f"ids{number}")
+        found.append(tf.reduce_sum(tf.gather(other, ids), 1, keepdims=True))
+    return sum(found) + tf.gather(table, ids)
+
+
 def _ids(v1, tf, *shape):
     return v1.placeholder(tf.int64, shape, name="ids")
 
@@ -47,6 +59,7 @@ LOOKUPS = {
     "twice": lambda v1, tf, table: (
         tf.gather(table, _ids(v1, tf, BATCH)) + tf.gather(table, v1.placeholder(tf.int64, [BATCH], name="more"))
     ),
+    "tables": _tables,
     "safe": lambda v1, tf, table: v1.nn.safe_embedding_lookup_sparse(table, _sparse(v1, tf, "ids")),
     "column": lambda v1, tf, table: v1.nn.safe_embedding_lookup_sparse(table, _sparse(v1, tf, "ids"), combiner="sqrtn"),
 }
@@ -109,9 +122,10 @@ def trained(engine, job, state):
     return losses, found
 
 
-def check(flat, state, captured=True, **options):
+def check(flat, state, **options):
     job = job_of(flat, state, **options)
-    assert bool(CudaEngine().compile(job).program.dynamic) is not captured
+    program = CudaEngine().compile(job).program
+    assert not program.dynamic
     plain = dataclasses.replace(job, ids=np.zeros(len(flat), np.int32))
     (expected_losses, expected), (losses, found) = trained(TENSORFLOW, plain, state), trained(ENGINE, job, state)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
@@ -119,14 +133,15 @@ def check(flat, state, captured=True, **options):
     for name, value in found.items():
         scale = np.sqrt(np.mean(np.square(expected[name].astype(float)))) if value.size else 0
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-5 * scale + 1e-12, err_msg=name)
+    return program
 
 
-@sampled(12, lookup=["gather", "lookup", "twice"], optimizer=OPTIMIZERS, resource=[False, True])
+@sampled(10, lookup=["gather", "lookup", "twice", "tables"], optimizer=OPTIMIZERS, resource=[False, True])
 def test_lookups_train_as_in_tensorflow(lookup, optimizer, resource):
     check(*graph(lookup, optimizer, resource))
 
 
-@sampled(6, lookup=["safe", "column"], optimizer=OPTIMIZERS, resource=[False, True])
+@sampled(4, lookup=["safe", "column"], optimizer=[*FEW, "centered"], resource=[False, True])
 def test_feature_columns_train_as_in_tensorflow(lookup, optimizer, resource):
     check(*graph(lookup, optimizer, resource))
 
@@ -136,6 +151,16 @@ def test_gradients_are_clipped_by_the_norm_of_all(lookup):
     check(*graph(lookup, "adagrad", True, clip=True))
 
 
-@sampled(6, lookup=["lookup", "safe"], optimizer=OPTIMIZERS, resource=[False, True], parts=[2, 3])
+@sampled(3, lookup=["lookup", "safe"], optimizer=FEW, resource=[False, True], parts=[2, 3])
 def test_tables_of_parts_train_as_in_tensorflow(lookup, optimizer, resource, parts):
     check(*graph(lookup, optimizer, resource, parts=parts))
+
+
+@sampled(3, optimizer=["sgd", "adagrad", "rmsprop"], resource=[False, True], fuse=[False, True])
+def test_tables_are_updated_by_one_op(optimizer, resource, fuse):
+    program = check(*graph("tables", optimizer, resource), group=True, fuse=fuse)
+    updates = [step.op for step in program.steps if step.op.op == "_ApplyRows"]
+    assert [op.attrs["count"] for op in updates] == [4]
+    assert not {"_UniquePadded", "UnsortedSegmentSum", "ScatterAdd", "ScatterSub"} & {
+        step.op.op for step in program.steps
+    }

@@ -90,7 +90,7 @@ def update(
     vector = 16 // first.element_size()
     aligned = all(not count % vector and not any(one % 16 for one in addresses) for *addresses, count in rows)
     launch(_UPDATE, (len(rows),))(
-        _table(rows, first.device),
+        on_device(rows, first.device),
         *numbers,
         *[numbers[0]] * (_NUMBERS - len(numbers)),
         OP=op,
@@ -104,7 +104,7 @@ def update(
     )
 
 
-def _table(rows: Sequence[Sequence[int]], place: torch.device) -> Tensor:
+def on_device(rows: Sequence[Sequence[int]], place: torch.device) -> Tensor:
     """Rows on the device. Those of a graph that is being captured are there before it runs, and as long as it is."""
     if not is_capturing():
         return torch.tensor(rows, dtype=torch.int64, device=place)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.kernels.sparse_optimizers import fits, update_rows
 from msplit.engines.cuda.ops.array import replace_slice
 from msplit.engines.cuda.ops.axes import integer
 from msplit.engines.cuda.ops.gather import linear_index
@@ -34,8 +35,13 @@ _MULTIPLY, _LEAST, _LARGEST = "prod", "amin", "amax"
 
 @lowering("ScatterAdd", "ScatterSub", mutates=(0,))
 def scatter_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """Adds rows (or one number) to rows of a variable, or subtracts them, in place."""
-    return _add(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
+    """Adds rows (or one number) to rows of a variable, or subtracts them, in place. On a GPU row by row in order."""
+    places, rows = indices.reshape(-1), _rows_of(updates, indices, variable)
+    (rows,) = apart([rows], [variable])
+    if fits(node.op, [[variable]], [], [(rows, places)]):
+        update_rows(node.op, {}, [[variable]], [], [(rows, places)], summed=False)
+        return variable
+    return _add(node, variable, variable, places, rows)
 
 
 @lowering("ScatterMul", "ScatterMin", "ScatterMax", mutates=(0,))

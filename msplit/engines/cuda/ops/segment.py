@@ -22,14 +22,14 @@ from msplit.engines.cuda.ops.gather import take
 @lowering("UnsortedSegmentSum", static=(2,))
 def segment_sum(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
     """Sum of every segment's rows; only Unsorted ids need not rise. An empty segment gives 0."""
-    return _sum(data, ids, _count(ids, num_segments))
+    return sum_rows(data, ids, _count(ids, num_segments))
 
 
 @lowering("SegmentMean", dynamic=True)
 def segment_mean(node: Node, data: Tensor, ids: Tensor) -> Tensor:
     """Mean of every segment's rows; the ids rise. An empty segment gives 0."""
     count = _count(ids)
-    return _divided(_sum(data, ids, count), _sizes(ids, count))
+    return _divided(sum_rows(data, ids, count), _sizes(ids, count))
 
 
 @lowering("SegmentProd", dynamic=True)
@@ -61,7 +61,7 @@ _SPARSE = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
     """Sum (mean, sum over root of count) of the rows of `data` at the indices, by segment, as many as given or as the rising ids name."""
     count = _count(ids, num_segments)
-    total = _sum(take(data, indices), ids, count)
+    total = sum_rows(take(data, indices), ids, count)
     if "Sum" in node.op:
         return total
     sizes = _sizes(ids, count)
@@ -94,7 +94,7 @@ def _grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: int) -> 
         grad = _divided(grad, sizes.clamp(min=1).to(grad.dtype).sqrt() if "SqrtN" in node.op else sizes)
     inside = ((ids >= 0) & (ids < count)).reshape(-1, *(1 for _ in grad.shape[1:]))
     own = torch.where(inside, grad.index_select(0, ids.clamp(0, max(count - 1, 0))), 0)
-    return _sum(own, indices, rows)
+    return sum_rows(own, indices, rows)
 
 
 def _count(ids: Tensor, given: tuple[np.ndarray, ...] = ()) -> int:
@@ -116,7 +116,8 @@ def _rows(data: Tensor, ids: Tensor) -> Tensor:
     return data.reshape(ids.numel(), math.prod(data.shape[ids.dim() :]))
 
 
-def _sum(data: Tensor, ids: Tensor, count: int) -> Tensor:
+def sum_rows(data: Tensor, ids: Tensor, count: int) -> Tensor:
+    """Sum of every segment's rows, of as many segments as given."""
     rows = _rows(data, ids)
     buffer = rows.new_zeros((count + 2, rows.shape[1]))
     buffer.index_add_(0, _places(ids, count), rows)

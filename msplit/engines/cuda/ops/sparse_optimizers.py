@@ -1,190 +1,228 @@
 """Optimizers that change only the rows of a variable, and of its slots, that a gradient names.
 
-In place, and nothing is as large as the variable. Indices are as in `ops.scatter_state`: those out of range change nothing; an index that
-comes several times makes its steps one after the other on the CPU, as TensorFlow's kernels there do. On a GPU one of them is made, as in
-TensorFlow's GPU kernels: its optimizers sum the rows of an index up before.
+In place, and nothing is as large as the variable. Indices are as in `ops.scatter_state`: those out of range change nothing. An index that
+comes several times makes its steps one after the other, as in TensorFlow's kernels on the CPU, on a GPU by our own kernel
+(`kernels.sparse_optimizers`). Where that can not be, one of them is made, as TensorFlow's GPU kernels leave it open: its optimizers sum the
+rows of an index up before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.kernels.sparse_optimizers import fits, update_rows
 from msplit.engines.cuda.ops.scatter_state import change_rows
+from msplit.engines.cuda.ops.segment import sum_rows
+from msplit.engines.cuda.ops.sort import unique_padded
 
 _Rows = Sequence[Tensor]
+_Input = TypeVar("_Input")
+
+Formula = Callable[[Node, _Rows, Sequence[Tensor], Tensor], _Rows]
+"""Takes the node, rows of its variables (the trained one first, then its slots), its numbers and rows of the gradient. Gives new rows."""
 
 
-@lowering("SparseApplyProximalGradientDescent", mutates=(0,))
-def sparse_proximal_gradient_descent(
-    node: Node, variable: Tensor, lr: Tensor, l1: Tensor, l2: Tensor, grad: Tensor, indices: Tensor
-) -> Tensor:
+@dataclass(frozen=True)
+class RowOptimizer:
+    """One op that updates rows of a variable.
+
+    Attributes:
+        variables: How many it changes: its first inputs.
+        gradient: Which input is the gradient.
+        indices: Which one names the rows. The others are numbers.
+        formula: How.
+    """
+
+    variables: int
+    gradient: int
+    indices: int
+    formula: Formula
+
+    def parts(self, inputs: Sequence[_Input]) -> tuple[Sequence[_Input], list[_Input], _Input, _Input]:
+        """The inputs of a node as variables, numbers, gradient and indices."""
+        own = (self.gradient, self.indices)
+        numbers = [one for slot, one in enumerate(inputs) if slot >= self.variables and slot not in own]
+        return inputs[: self.variables], numbers, inputs[self.gradient], inputs[self.indices]
+
+
+ROW_OPTIMIZERS: dict[str, RowOptimizer] = {
+    "ScatterAdd": RowOptimizer(1, 2, 1, lambda _, rows, __, g: [rows[0] + g]),
+    "ScatterSub": RowOptimizer(1, 2, 1, lambda _, rows, __, g: [rows[0] - g]),
+}
+"""By the name of the op; those of gradient descent, which are lowered elsewhere, too."""
+
+
+def _optimizer(op: str, *, variables: int, gradient: int) -> Callable[[Formula], Formula]:
+    """Registers a formula as the lowering of an op."""
+
+    def register(formula: Formula) -> Formula:
+        optimizer = ROW_OPTIMIZERS[op] = RowOptimizer(variables, gradient, gradient + 1, formula)
+
+        def lowered(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+            state, numbers, rows, indices = optimizer.parts(inputs)
+            _update(node, op, [[one] for one in state], numbers, [(rows, indices)])
+            return tuple(state)
+
+        lowered.__doc__ = formula.__doc__
+        lowering(op, mutates=tuple(range(variables)))(lowered)
+        return formula
+
+    return register
+
+
+@lowering("_ApplyRows", own=True)
+def apply_rows(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Updates rows of many variables as the op that the attribute `op` names does of one.
+
+    Inputs are the `count` trained variables, then as many of each slot, the numbers that all share, the gradients, and the indices. With
+    the attribute `summed` rows of one index are summed up before.
+    """
+    op, count = node.attrs["op"], node.attrs["count"]
+    last = ROW_OPTIMIZERS[op].variables * count
+    state = [inputs[start : start + count] for start in range(0, last, count)]
+    given = list(zip(inputs[-2 * count : -count], inputs[-count:], strict=True))
+    _update(node, op, state, inputs[last : -2 * count], given, summed=bool(node.attrs["summed"]))
+    return tuple(inputs[:last])
+
+
+def _update(
+    node: Node,
+    op: str,
+    state: Sequence[Sequence[Tensor]],
+    numbers: Sequence[Tensor],
+    given: Sequence[tuple[Tensor, Tensor]],
+    *,
+    summed: bool = False,
+) -> None:
+    """Updates rows of variables, given slot by slot, each by its gradient's rows at its indices."""
+    if fits(op, state, numbers, given):
+        update_rows(op, node.attrs, state, numbers, given, summed=summed)
+        return
+    formula = ROW_OPTIMIZERS[op].formula
+    for variables, (rows, indices) in zip(zip(*state, strict=True), given, strict=True):
+        if summed:
+            indices, places = unique_padded(node, indices)
+            rows = sum_rows(rows, places, indices.shape[0])
+        change_rows(variables, indices, rows, lambda old, new: formula(node, old, numbers, new))
+
+
+@_optimizer("SparseApplyProximalGradientDescent", variables=1, gradient=4)
+def _proximal_gradient_descent(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
     """A step of gradient descent on rows, with L1 and L2 regularization."""
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        return [_proximal(rows[0] - g * lr, lr, l1, l2)]
-
-    change_rows([variable], indices, grad, step)
-    return variable
+    lr, l1, l2 = numbers
+    return [_proximal(rows[0] - g * lr, lr, l1, l2)]
 
 
-@lowering("SparseApplyMomentum", mutates=(0, 1))
-def sparse_momentum(
-    node: Node, variable: Tensor, accum: Tensor, lr: Tensor, grad: Tensor, indices: Tensor, momentum: Tensor
-) -> _Rows:
+@_optimizer("SparseApplyMomentum", variables=2, gradient=3)
+def _momentum(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
     """A step with momentum, or Nesterov's, on rows."""
-    nesterov = bool(node.get("use_nesterov", False))
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        v, a = rows[0], rows[1] * momentum + g
-        return v - (g * lr + a * momentum * lr if nesterov else a * lr), a
-
-    change_rows([variable, accum], indices, grad, step)
-    return variable, accum
+    (v, accum), (lr, momentum) = rows, numbers
+    accum = accum * momentum + g
+    step = g * lr + accum * momentum * lr if node.get("use_nesterov", False) else accum * lr
+    return v - step, accum
 
 
-@lowering("SparseApplyKerasMomentum", mutates=(0, 1))
-def sparse_keras_momentum(
-    node: Node, variable: Tensor, accum: Tensor, lr: Tensor, grad: Tensor, indices: Tensor, momentum: Tensor
-) -> _Rows:
+@_optimizer("SparseApplyKerasMomentum", variables=2, gradient=3)
+def _keras_momentum(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
     """A step with momentum as Keras has it, of which the learning rate is a part, on rows."""
-    nesterov = bool(node.get("use_nesterov", False))
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        a = rows[1] * momentum - g * lr
-        return rows[0] + (a * momentum - g * lr if nesterov else a), a
-
-    change_rows([variable, accum], indices, grad, step)
-    return variable, accum
+    (v, accum), (lr, momentum) = rows, numbers
+    accum = accum * momentum - g * lr
+    return v + (accum * momentum - g * lr if node.get("use_nesterov", False) else accum), accum
 
 
-@lowering("SparseApplyAdagrad", mutates=(0, 1))
-def sparse_adagrad(node: Node, variable: Tensor, accum: Tensor, lr: Tensor, grad: Tensor, indices: Tensor) -> _Rows:
+@_optimizer("SparseApplyAdagrad", variables=2, gradient=3)
+def _adagrad(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
     """A step of Adagrad on rows."""
-    updates = bool(node.get("update_slots", True))
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        a = rows[1] + g * g if updates else rows[1]
-        return rows[0] - lr * g * a.rsqrt(), a
-
-    change_rows([variable, accum], indices, grad, step)
-    return variable, accum
+    (v, accum), (lr,) = rows, numbers
+    accum = accum + g * g if node.get("update_slots", True) else accum
+    return v - lr * g * accum.rsqrt(), accum
 
 
-@lowering("SparseApplyAdagradV2", mutates=(0, 1))
-def sparse_adagrad_v2(
-    node: Node, variable: Tensor, accum: Tensor, lr: Tensor, epsilon: Tensor, grad: Tensor, indices: Tensor
-) -> _Rows:
+@_optimizer("SparseApplyAdagradV2", variables=2, gradient=4)
+def _adagrad_v2(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
     """A step of Adagrad, with a number beside the root, on rows."""
-    updates = bool(node.get("update_slots", True))
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        a = rows[1] + g * g if updates else rows[1]
-        return rows[0] - lr * g / (a.sqrt() + epsilon), a
-
-    change_rows([variable, accum], indices, grad, step)
-    return variable, accum
+    (v, accum), (lr, epsilon) = rows, numbers
+    accum = accum + g * g if node.get("update_slots", True) else accum
+    return v - lr * g / (accum.sqrt() + epsilon), accum
 
 
-@lowering("SparseApplyAdagradDA", mutates=(0, 1, 2))
-def sparse_adagrad_da(
-    node: Node, variable: Tensor, total: Tensor, squares: Tensor, grad: Tensor, indices: Tensor, *numbers: Tensor
-) -> _Rows:
+@_optimizer("SparseApplyAdagradDA", variables=3, gradient=3)
+def _adagrad_da(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
     """A step of dual averaging Adagrad on rows: what is left of the sum of all gradients."""
     lr, l1, l2, steps = numbers
-    steps = steps.to(variable.dtype)
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        sums, squared = rows[1] + g, rows[2] + g * g
-        shrunk = sums.sign() * (sums.abs() - l1 * steps).clamp(min=0)
-        return -lr * torch.where(l1 > 0, shrunk, sums) / (l2 * steps * lr + squared.sqrt()), sums, squared
-
-    change_rows([variable, total, squares], indices, grad, step)
-    return variable, total, squares
+    steps = steps.to(g.dtype)
+    sums, squares = rows[1] + g, rows[2] + g * g
+    shrunk = sums.sign() * (sums.abs() - l1 * steps).clamp(min=0)
+    return -lr * torch.where(l1 > 0, shrunk, sums) / (l2 * steps * lr + squares.sqrt()), sums, squares
 
 
-@lowering("SparseApplyProximalAdagrad", mutates=(0, 1))
-def sparse_proximal_adagrad(node: Node, variable: Tensor, accum: Tensor, *others: Tensor) -> _Rows:
+@_optimizer("SparseApplyProximalAdagrad", variables=2, gradient=5)
+def _proximal_adagrad(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
     """A step of Adagrad on rows, with L1 and L2 regularization."""
-    lr, l1, l2, grad, indices = others
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        a = rows[1] + g * g
-        rate = lr * a.rsqrt()
-        return _proximal(rows[0] - g * rate, rate, l1, l2), a
-
-    change_rows([variable, accum], indices, grad, step)
-    return variable, accum
+    lr, l1, l2 = numbers
+    accum = rows[1] + g * g
+    rate = lr * accum.rsqrt()
+    return _proximal(rows[0] - g * rate, rate, l1, l2), accum
 
 
-@lowering("SparseApplyAdadelta", mutates=(0, 1, 2))
-def sparse_adadelta(node: Node, variable: Tensor, accum: Tensor, accum_update: Tensor, *others: Tensor) -> _Rows:
+@_optimizer("SparseApplyAdadelta", variables=3, gradient=6)
+def _adadelta(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
     """A step of Adadelta on rows."""
-    lr, rho, epsilon, grad, indices = others
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        a = rows[1] * rho + g * g * (1 - rho)
-        update = (rows[2] + epsilon).sqrt() * (a + epsilon).rsqrt() * g
-        return rows[0] - update * lr, a, rows[2] * rho + update * update * (1 - rho)
-
-    change_rows([variable, accum, accum_update], indices, grad, step)
-    return variable, accum, accum_update
+    (v, squares, updates), (lr, rho, epsilon) = rows, numbers
+    squares = squares * rho + g * g * (1 - rho)
+    update = (updates + epsilon).sqrt() * (squares + epsilon).rsqrt() * g
+    return v - update * lr, squares, updates * rho + update * update * (1 - rho)
 
 
-@lowering("SparseApplyRMSProp", mutates=(0, 1, 2))
-def sparse_rms_prop(node: Node, variable: Tensor, squares: Tensor, moments: Tensor, *others: Tensor) -> _Rows:
+@_optimizer("SparseApplyRMSProp", variables=3, gradient=7)
+def _rms_prop(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
     """A step of RMSProp on rows."""
-    lr, rho, momentum, epsilon, grad, indices = others
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        square = rows[1] * rho + g * g * (1 - rho)
-        moment = rows[2] * momentum + (square + epsilon).rsqrt() * lr * g
-        return rows[0] - moment, square, moment
-
-    change_rows([variable, squares, moments], indices, grad, step)
-    return variable, squares, moments
+    (v, squares, moments), (lr, rho, momentum, epsilon) = rows, numbers
+    squares = squares * rho + g * g * (1 - rho)
+    moments = moments * momentum + (squares + epsilon).rsqrt() * lr * g
+    return v - moments, squares, moments
 
 
-@lowering("SparseApplyCenteredRMSProp", mutates=(0, 1, 2, 3))
-def sparse_centered_rms_prop(
-    node: Node, variable: Tensor, means: Tensor, squares: Tensor, moments: Tensor, *others: Tensor
-) -> _Rows:
+@_optimizer("SparseApplyCenteredRMSProp", variables=4, gradient=8)
+def _centered_rms_prop(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
     """A step of RMSProp, divided by the deviation from the mean, on rows."""
-    lr, rho, momentum, epsilon, grad, indices = others
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        mean, square = rows[1] * rho + g * (1 - rho), rows[2] * rho + g * g * (1 - rho)
-        moment = rows[3] * momentum + (square + epsilon - mean * mean).rsqrt() * lr * g
-        return rows[0] - moment, mean, square, moment
-
-    change_rows([variable, means, squares, moments], indices, grad, step)
-    return variable, means, squares, moments
+    (v, means, squares, moments), (lr, rho, momentum, epsilon) = rows, numbers
+    means, squares = means * rho + g * (1 - rho), squares * rho + g * g * (1 - rho)
+    moments = moments * momentum + (squares + epsilon - means * means).rsqrt() * lr * g
+    return v - moments, means, squares, moments
 
 
-@lowering("SparseApplyFtrl", "SparseApplyFtrlV2", mutates=(0, 1, 2))
-def sparse_ftrl(node: Node, variable: Tensor, accum: Tensor, linear: Tensor, *others: Tensor) -> _Rows:
-    """A step of follow the regularized leader on rows; V2 has shrinkage, an L2 penalty on the gradient alone."""
-    grad, indices, lr, l1, l2, *shrinkage, power = others
-    by_rate = bool(node.get("multiply_linear_by_lr", False))
+@_optimizer("SparseApplyFtrl", variables=3, gradient=3)
+def _ftrl(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
+    """A step of follow the regularized leader on rows."""
+    lr, l1, l2, power = numbers
+    return _follow(node, rows, (lr, l1, l2, power), g, g)
+
+
+@_optimizer("SparseApplyFtrlV2", variables=3, gradient=3)
+def _ftrl_v2(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor) -> _Rows:
+    """The same with shrinkage, an L2 penalty on the gradient alone."""
+    lr, l1, l2, shrinkage, power = numbers
+    return _follow(node, rows, (lr, l1, l2, power), g, g + 2 * shrinkage * rows[0])
+
+
+def _follow(node: Node, rows: _Rows, numbers: Sequence[Tensor], g: Tensor, penalized: Tensor) -> _Rows:
+    (v, squares, linear), (lr, l1, l2, power) = rows, numbers
     # What is kept in `linear` is as large as gradients, or as these times the learning rate.
-    scale, weight = (lr, 1.0) if by_rate else (1.0, lr)
-
-    def step(rows: _Rows, g: Tensor) -> _Rows:
-        v, a, before = rows
-        pulled = g + 2 * shrinkage[0] * v if shrinkage else g
-        after = a + g * g
-        root = _power(after, power)
-        total = before + pulled * scale - (root - _power(a, power)) / weight * v
-        limit = l1 * scale
-        kept = torch.maximum(torch.minimum(total, limit), -limit)
-        return (kept - total) / (root / weight + 2 * l2 * scale), after, total
-
-    change_rows([variable, accum, linear], indices, grad, step)
-    return variable, accum, linear
+    scale, weight = (lr, 1.0) if node.get("multiply_linear_by_lr", False) else (1.0, lr)
+    after = squares + g * g
+    root = _power(after, power)
+    linear = linear + penalized * scale - (root - _power(squares, power)) / weight * v
+    limit = l1 * scale
+    kept = torch.maximum(torch.minimum(linear, limit), -limit)
+    return (kept - linear) / (root / weight + 2 * l2 * scale), after, linear
 
 
 def _power(x: Tensor, power: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from msplit.engines.cuda.passes.eliminate_identity import eliminate_identity
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
 from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
 from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique, fold_partition
+from msplit.engines.cuda.passes.embedding.row_updates import merge_row_updates, sum_in_updates
 from msplit.engines.cuda.passes.flatten_matmul import flatten_matmul
 from msplit.engines.cuda.passes.fold_affine import fold_affine
 from msplit.engines.cuda.passes.fold_padding import fold_dilation, fold_padding
@@ -168,8 +169,10 @@ PIPELINE = (
     Pass("fuse_epilogue", _pure(fuse_epilogue)),  # bias, sum and activation ride on the product
     Pass("eliminate_identity", _pure(eliminate_identity)),
     Pass("count_nodes_once", _pure(_count_nodes_once)),
+    Pass("sum_in_updates", _pure(sum_in_updates)),
     Pass("fuse_lookups", _pure(fuse_lookups), option="group", phase=_GROUPING),
     Pass("batch_branches", _pure(batch_branches), option="group", phase=_GROUPING),
+    Pass("merge_row_updates", _pure(merge_row_updates), option="group", phase=_GROUPING),
     Pass("keep_boundaries", _pure(_keep_boundaries)),  # lookups are proved and fused by the attribute
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),

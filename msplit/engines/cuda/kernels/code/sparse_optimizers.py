@@ -1,0 +1,158 @@
+"""The kernel that updates rows of variables by an optimizer (`kernels.sparse_optimizers`). Formulas are TensorFlow's."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from msplit.engines.cuda.kernels.code.optimizers import _adadelta, _keras_momentum, _momentum, _power, _quotient, _root
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def update_rows(  # type: ignore[no-untyped-def]
+    table, a, b, c, d, e,
+    OP: tl.constexpr, OPTION: tl.constexpr, SLOTS: tl.constexpr, SUM: tl.constexpr, SORTED: tl.constexpr, T: tl.constexpr,
+    INDEX: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One program per id and table does what is to be done for the id, if it is the first of its kind there.
+
+    A row of the table tells: addresses of variable, slots, gradient, ids, and where sorted ids stood; then the number of ids, and of rows
+    and columns of the variable.
+    """
+    place = tl.program_id(0)
+    told = table + tl.program_id(1) * (SLOTS + 6)
+    count = tl.load(told + SLOTS + 3).to(tl.int32)
+    a, b, c, d, e = tl.load(a), tl.load(b), tl.load(c), tl.load(d), tl.load(e)
+    if place < count:
+        ids = tl.load(told + SLOTS + 1).to(tl.pointer_type(INDEX))
+        own = tl.load(ids + place)
+        exists = (own >= 0) & (own < tl.load(told + SLOTS + 4))
+        if exists & _is_first(ids, own, place, SORTED, CHUNK):
+            gradient = tl.load(told + SLOTS).to(tl.pointer_type(T))
+            order = tl.load(told + SLOTS + 2).to(tl.pointer_type(tl.int64))
+            width = tl.load(told + SLOTS + 5).to(tl.int32)
+            start = place * 0
+            while start < width:
+                column = start + tl.arange(0, BLOCK)
+                inside = column < width
+                at = own.to(tl.int64) * width + column
+                at_v = tl.load(told).to(tl.pointer_type(T)) + at
+                at_p, at_q, at_r = at_v, at_v, at_v
+                v = tl.load(at_v, mask=inside, other=0)
+                p, q, r = v, v, v
+                if SLOTS > 1:
+                    at_p = tl.load(told + 1).to(tl.pointer_type(T)) + at
+                    p = tl.load(at_p, mask=inside, other=0)
+                if SLOTS > 2:
+                    at_q = tl.load(told + 2).to(tl.pointer_type(T)) + at
+                    q = tl.load(at_q, mask=inside, other=0)
+                if SLOTS > 3:
+                    at_r = tl.load(told + 3).to(tl.pointer_type(T)) + at
+                    r = tl.load(at_r, mask=inside, other=0)
+                total = tl.zeros((BLOCK,), T)
+                following = place
+                while following < count:
+                    row = following.to(tl.int64)
+                    if SORTED:
+                        row = tl.load(order + following)
+                    g = tl.load(gradient + row * width + column, mask=inside, other=0)
+                    if SUM:
+                        total += g
+                    else:
+                        v, p, q, r = _step(v, p, q, r, g, a, b, c, d, e, OP, OPTION)
+                    following = _next(ids, own, following, count, SORTED, CHUNK)
+                if SUM:
+                    v, p, q, r = _step(v, p, q, r, total, a, b, c, d, e, OP, OPTION)
+                tl.store(at_v, v, mask=inside)
+                if SLOTS > 1:
+                    tl.store(at_p, p, mask=inside)
+                if SLOTS > 2:
+                    tl.store(at_q, q, mask=inside)
+                if SLOTS > 3:
+                    tl.store(at_r, r, mask=inside)
+                start += BLOCK
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _is_first(ids, own, place, SORTED: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Whether an id does not stand in front of its place."""
+    if SORTED:
+        before = tl.load(ids + place - 1, mask=place > 0, other=-1)
+        return before != own
+    found = place < 0
+    start = place * 0
+    while (start < place) & (found == 0):
+        at = start + tl.arange(0, CHUNK)
+        others = tl.load(ids + at, mask=at < place, other=-1)
+        found = tl.max((others == own).to(tl.int32), 0) > 0
+        start += CHUNK
+    return found == 0
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _next(ids, own, place, count, SORTED: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The next place of an id, or `count` where there is none."""
+    if SORTED:
+        after = tl.load(ids + place + 1, mask=place + 1 < count, other=-1)
+        return tl.where(after == own, place + 1, count)
+    start = place + 1
+    found = count
+    while (start < count) & (found == count):
+        at = start + tl.arange(0, CHUNK)
+        others = tl.load(ids + at, mask=at < count, other=-1)
+        found = tl.min(tl.where(others == own, at, count), 0)
+        start += CHUNK
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _step(v, p, q, r, g, a, b, c, d, e, OP: tl.constexpr, OPTION: tl.constexpr):  # type: ignore[no-untyped-def]
+    if OP == "ScatterAdd":
+        v += g
+    elif OP == "ScatterSub":
+        v -= g
+    elif OP == "SparseApplyMomentum":
+        v, p = _momentum(v, p, g, a, b, OPTION)
+    elif OP == "SparseApplyKerasMomentum":
+        v, p = _keras_momentum(v, p, g, a, b, OPTION)
+    elif OP == "SparseApplyAdagrad":
+        p = p + g * g if OPTION else p
+        v -= a * g * _quotient(1, _root(p))
+    elif OP == "SparseApplyAdagradV2":
+        p = p + g * g if OPTION else p
+        v -= _quotient(a * g, _root(p) + b)
+    elif OP == "SparseApplyAdadelta":
+        v, p, q = _adadelta(v, p, q, g, a, b, c)
+    elif OP == "SparseApplyRMSProp":
+        p = p * b + g * g * (1 - b)
+        q = q * c + _quotient(1, _root(p + d)) * a * g
+        v -= q
+    elif OP == "SparseApplyCenteredRMSProp":
+        p, q = p * b + g * (1 - b), q * b + g * g * (1 - b)
+        r = r * c + _quotient(1, _root(q + d - p * p)) * a * g
+        v -= r
+    elif OP == "SparseApplyFtrl":
+        v, p, q = _follow(v, p, q, g, g, a, b, c, d, OPTION)
+    else:
+        tl.static_assert(OP == "SparseApplyFtrlV2")
+        v, p, q = _follow(v, p, q, g, g + 2 * d * v, a, b, c, e, OPTION)
+    return v, p, q, r
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _follow(v, squares, linear, g, penalized, rate, l1, l2, power, BY_RATE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Follows the regularized leader. What is no number stays none, which dense updates make a zero of."""
+    after = squares + g * g
+    if power == -0.5:
+        before_root, root = _root(squares), _root(after)
+    else:
+        before_root, root = _power(squares, -power), _power(after, -power)
+    if BY_RATE:
+        linear += penalized * rate - (root - before_root) * v
+        l1, l2 = l1 * rate, l2 * rate
+        divisor = root
+    else:
+        linear += penalized - _quotient(root - before_root, rate) * v
+        divisor = _quotient(root, rate)
+    kept = tl.where(linear > l1, l1, tl.where(linear < -l1, -l1, linear))
+    return _quotient(kept - linear, divisor + 2 * l2), after, linear

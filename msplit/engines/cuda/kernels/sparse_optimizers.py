@@ -1,0 +1,127 @@
+"""Updates of rows of variables by an optimizer, of all variables that it updates alike in one kernel. On a GPU.
+
+With PyTorch's operators one table takes some thirty kernels: to find distinct ids, to sum up their rows, to fetch and to put back rows of
+the variable and of its slots. Here one program per id looks whether its id has come before, and does all of that for it if not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
+from msplit.engines.cuda.kernels.optimizers import DTYPES, on_device
+
+_UPDATE = Code("sparse_optimizers", "update_rows")
+
+OPTIONS = {
+    "ScatterAdd": ("", False),
+    "ScatterSub": ("", False),
+    "SparseApplyAdadelta": ("", False),
+    "SparseApplyAdagrad": ("update_slots", True),
+    "SparseApplyAdagradV2": ("update_slots", True),
+    "SparseApplyCenteredRMSProp": ("", False),
+    "SparseApplyFtrl": ("multiply_linear_by_lr", False),
+    "SparseApplyFtrlV2": ("multiply_linear_by_lr", False),
+    "SparseApplyKerasMomentum": ("use_nesterov", False),
+    "SparseApplyMomentum": ("use_nesterov", False),
+    "SparseApplyRMSProp": ("", False),
+}
+"""The optimizers that the kernel knows: the attribute that it looks at, and what that is where the file left it out."""
+
+_NUMBERS = 5
+"""Arguments of the kernel for numbers."""
+
+_LARGEST_BLOCK = 1024
+"""Elements of a row that are updated at once."""
+
+_CHUNK = 256
+"""Ids that are looked at at once."""
+
+MOST_COMPARED = 2048
+"""Ids of a table that are each compared with all others; more are sorted before, by PyTorch's kernels."""
+
+
+def fits(
+    op: str, state: Sequence[Sequence[Tensor]], numbers: Sequence[Tensor], given: Sequence[tuple[Tensor, Tensor]]
+) -> bool:
+    """Whether the kernel can update these variables with these numbers."""
+    first = state[0][0]
+    dtype, place, index = first.dtype, first.device, given[0][1].dtype
+    variables = [one for slot in state for one in slot]
+    floats = [*variables, *numbers, *(rows for rows, _ in given)]
+    return (
+        op in OPTIONS
+        and dtype in DTYPES
+        and all(one.dtype == dtype and one.device == place for one in floats)
+        and all(one.is_contiguous() for one in variables)
+        and all(indices.dtype == index for _, indices in given)
+        and all(_fit(of_one, *pair) for of_one, pair in zip(zip(*state, strict=True), given, strict=True))
+        and can_launch(place)
+    )
+
+
+def _fit(variables: Sequence[Tensor], rows: Tensor, indices: Tensor) -> bool:
+    shape = variables[0].shape
+    return rows.shape == (indices.numel(), *shape[1:]) and all(one.shape == shape for one in variables)
+
+
+def update_rows(
+    op: str,
+    attrs: Mapping[str, Any],
+    state: Sequence[Sequence[Tensor]],
+    numbers: Sequence[Tensor],
+    given: Sequence[tuple[Tensor, Tensor]],
+    *,
+    summed: bool,
+) -> None:
+    """Updates rows of variables in place.
+
+    Args:
+        op: One of `OPTIONS`.
+        attrs: The op's.
+        state: The trained variables, and as many of each slot. What `fits` says of all this holds.
+        numbers: The op's inputs of one element, in their order.
+        given: For each trained variable rows of its gradient, and the row of the variable that each is for.
+        summed: Rows for one row are summed up, which then takes one step; otherwise it takes one after the other.
+    """
+    tables = [
+        (variables, rows.contiguous(), indices.contiguous())
+        for variables, (rows, indices) in zip(zip(*state, strict=True), given, strict=True)
+        if rows.numel() and variables[0].numel()
+    ]
+    longest = max((indices.numel() for _, _, indices in tables), default=0)
+    if not longest:
+        return
+    in_order = longest > MOST_COMPARED
+    described, held = [], []
+    for variables, rows, indices in tables:
+        order = indices
+        if in_order:
+            indices, order = torch.sort(indices, stable=True)
+        held += [rows, indices, order]
+        size = variables[0].shape[0]
+        sizes = [indices.numel(), size, variables[0].numel() // size]
+        described.append([one.data_ptr() for one in (*variables, rows, indices, order)] + sizes)
+    widest = max(sizes[-1] for sizes in described)
+    name, default = OPTIONS[op]
+    launch(_UPDATE, (longest, len(tables)))(
+        on_device(described, tables[0][1].device),
+        *[*numbers, *[tables[0][1]] * _NUMBERS][:_NUMBERS],  # those that are not there are not looked at
+        OP=op,
+        OPTION=bool(attrs.get(name, default)),
+        SLOTS=len(state),
+        SUM=summed,
+        SORTED=in_order,
+        T=tables[0][1].dtype,
+        INDEX=tables[0][2].dtype,
+        BLOCK=min(_LARGEST_BLOCK, 1 << math.ceil(math.log2(widest))),
+        CHUNK=_CHUNK,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+    del held  # until here: addresses keep nothing alive
