@@ -137,6 +137,8 @@ reference variable (variable): Of these: its output is a reference.
 temporary variable: A reference that lives for a part of a step.
 handle (free): Makes the handle of a variable, DeepRec's embedding variables among them.
 assigns (moves, no result): Gives a variable its value.
+changes rows: Changes rows of a variable at indices.
+adds rows (changes rows): Of these: adds to them or subtracts from them.
 reads by handle (reads state, no effect): Only reads the variable whose handle it takes.
 reads by reference: Only reads the variable that it takes as a reference.
 reads state: Takes a handle or a reference and changes nothing. What is not here, custom ops included, may write.
@@ -518,10 +520,11 @@ ApplyRMSProp ResourceApplyRMSProp ResourceSparseApplyRMSProp SparseApplyRMSProp:
 AssignAdd AssignAddVariableOp AssignSub AssignSubVariableOp: writes 0
 CountUpTo ResourceCountUpTo ResourceStridedSliceAssign RngReadAndSkip RngSkip StridedSliceAssign: writes 0
 ResourceApplyAdamWithAmsgrad: writes 0 1 2 3, flops 12
-ResourceScatterAdd ResourceScatterDiv ResourceScatterMax ResourceScatterMin ResourceScatterMul ResourceScatterNdAdd
-  ResourceScatterNdMax ResourceScatterNdMin ResourceScatterNdSub ResourceScatterNdUpdate ResourceScatterSub
-  ResourceScatterUpdate ScatterAdd ScatterDiv ScatterMax ScatterMin ScatterMul ScatterNdAdd ScatterNdMax ScatterNdMin
-  ScatterNdSub ScatterNdUpdate ScatterSub ScatterUpdate: writes 0
+ResourceScatterAdd ResourceScatterSub ScatterAdd ScatterSub: writes 0, adds rows
+ResourceScatterDiv ResourceScatterMax ResourceScatterMin ResourceScatterMul ResourceScatterUpdate ScatterDiv ScatterMax ScatterMin
+  ScatterMul ScatterUpdate: writes 0, changes rows
+ResourceScatterNdAdd ResourceScatterNdMax ResourceScatterNdMin ResourceScatterNdSub ResourceScatterNdUpdate ScatterNdAdd
+  ScatterNdMax ScatterNdMin ScatterNdSub ScatterNdUpdate: writes 0
 
 # Shapes, and what only writes
 BroadcastArgs ConcatOffset: free

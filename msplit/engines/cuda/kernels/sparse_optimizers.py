@@ -13,23 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.kernels import optimizers
 from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
 from msplit.engines.cuda.kernels.optimizers import DTYPES, on_device
+from msplit.opset.traits import ops_with
 
 _UPDATE = Code("sparse_optimizers", "update_rows")
 
-OPTIONS = {
-    "ScatterAdd": ("", False),
-    "ScatterSub": ("", False),
-    "SparseApplyAdadelta": ("", False),
-    "SparseApplyAdagrad": ("update_slots", True),
-    "SparseApplyAdagradV2": ("update_slots", True),
-    "SparseApplyCenteredRMSProp": ("", False),
-    "SparseApplyFtrl": ("multiply_linear_by_lr", False),
-    "SparseApplyFtrlV2": ("multiply_linear_by_lr", False),
-    "SparseApplyKerasMomentum": ("use_nesterov", False),
-    "SparseApplyMomentum": ("use_nesterov", False),
-    "SparseApplyRMSProp": ("", False),
+OPTIONS = dict.fromkeys(sorted(ops_with("adds rows")), ("", False)) | {
+    f"Sparse{op}": option for op, option in optimizers.OPTIONS.items() if "Adam" not in op and "Gradient" not in op
 }
 """The optimizers that the kernel knows: the attribute that it looks at, and what that is where the file left it out."""
 

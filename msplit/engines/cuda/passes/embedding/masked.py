@@ -343,7 +343,7 @@ _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     "StridedSlice": _strided_slice,
     "SparseFillEmptyRows": _fill_empty_rows,
     **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
-    **{f"{op}Grad": _sparse_segment_grad for op in SPARSE_SEGMENTS},
+    **dict.fromkeys((f"{op}Grad" for op in SPARSE_SEGMENTS), _sparse_segment_grad),
     "_UniquePadded": _unique_padded,
     **dict.fromkeys(SELECT, _select),
     "SparseToDense": _sparse_to_dense,

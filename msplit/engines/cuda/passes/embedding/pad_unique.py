@@ -21,8 +21,6 @@ import numpy as np
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.embedding.padding import DISTINCT_GRADS, PARTITION, Walk
 
-_UNIQUES = frozenset({"Unique", "UniqueV2"})
-
 
 def pad_unique(graph: OpGraph) -> bool:
     """Gives each Unique a fixed number of places where that changes no result. Whether there was one."""
@@ -42,7 +40,7 @@ def _is_candidate(graph: OpGraph, op: Op) -> bool:
         return True
     if op.op == PARTITION:
         return bool(graph.state) and op.attrs.get("T") in ("int32", "int64")
-    if op.op not in _UNIQUES or op.attrs.get("T") not in ("int32", "int64"):
+    if op.op.removesuffix("V2") != "Unique" or op.attrs.get("T") not in ("int32", "int64"):
         return False
     axis = graph.constants.get(op.inputs[1]) if op.op == "UniqueV2" else np.zeros(0)
     return axis is not None and axis.reshape(-1).tolist() in ([], [0])

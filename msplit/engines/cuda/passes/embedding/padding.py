@@ -13,22 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.passes.pattern import takes_rows
+from msplit.errors import EngineError
 from msplit.opset import schema
-from msplit.opset.traits import GATHERS, SPARSE_SEGMENTS, ops_with, traits
+from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with, traits
 
 _GRADS = frozenset(f"{op}Grad" for op in SPARSE_SEGMENTS)
 PARTITION = "DynamicPartition"
 DISTINCT_GRADS = frozenset(f"{op}V2" for op in _GRADS)
 """They give a row for each distinct index, and these indices."""
-_STITCHES, _CHOICES = ops_with("stitch"), frozenset({"Select", "SelectV2"})
-_SAME = frozenset({"Identity", "StopGradient", "PreventGradient", "Snapshot"})
-_ADD = frozenset({"ScatterAdd", "ScatterSub"})
-_ROWS_OF_VARIABLES = _ADD | {"ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax", "ScatterUpdate"}
-_SCALES = frozenset({"Mul", "RealDiv", "Neg"})
-_KEEPS_ZERO = frozenset({"Abs", "Add", "AddN", "AddV2", "Cast", "Mul", "Neg", "Sign", "Sqrt", "Square", "Sub", *_SAME})
-"""Of zeros they make zeros."""
+_SAME = ops_with("identity")
+_ADD, _ROWS_OF_VARIABLES = ops_with("adds rows"), ops_with("changes rows")
 
 
 class _Kind(Enum):
@@ -117,13 +115,13 @@ class Walk:
             made = self._partition if op.op == PARTITION else self._unique
             return made(op, given)
         kinds = {one.kind for one in given.values()}
-        for ops, rule in _RULES:
-            if op.op in ops:
-                return rule(self, op, given)
+        rule = _RULES.get(op.op)
+        if rule is not None:
+            return rule(self, op, given)
         if op.op.startswith("SparseApply"):
             self._update(op, given)
             return None
-        if kinds <= {_Kind.ROWS, _Kind.IDS} and ("per element" in traits(op.op).words or op.op in _CHOICES):
+        if kinds <= {_Kind.ROWS, _Kind.IDS} and ("per element" in traits(op.op).words or op.op in SELECT):
             return self._per_element(op, given)
         raise _Stuck
 
@@ -210,16 +208,23 @@ class Walk:
         group = _all_of(given, _Kind.ROWS, *given)
         if group is None:
             raise _Stuck
-        every = len(given) == len(op.inputs)
-        zero = op.op in _KEEPS_ZERO and all(one.zero for one in given.values()) and (every or self._is_scaled(op))
-        scaled = op.op in _SCALES and len(given) == 1 and (0 in given or op.op == "Mul")
+        zero = all(one.zero for one in given.values()) and self._keeps_zeros(op, given)
+        scaled = len(given) == 1 and (op.op in ("Mul", "Neg") or (op.op == "RealDiv" and 0 in given))
         linear = scaled and all(one.linear for one in given.values())
         return _Padded(_Kind.ROWS, group, _sources(given), zero=zero, linear=linear)
 
-    def _is_scaled(self, op: Op) -> bool:
-        """By constants: what is not a number, or infinite, makes no zero of a zero."""
-        factors = [self.graph.constants[key] for key in op.inputs if key in self.graph.constants]
-        return op.op == "Mul" and bool(factors) and all(bool(np.isfinite(one.astype(float)).all()) for one in factors)
+    def _keeps_zeros(self, op: Op, given: Mapping[int, _Padded]) -> bool:
+        """Whether zeros become zeros: tried, where all other inputs are known."""
+        dtype = op.attrs.get("T") or op.attrs.get("SrcT")
+        known = [self.graph.constants.get(key) for key in op.inputs]
+        if dtype is None or any(one is None and slot not in given for slot, one in enumerate(known)):
+            return False
+        zero = np.zeros((), numpy_dtype(str(dtype)))
+        try:
+            results = evaluate(op, [zero if one is None else one for one in known])
+        except EngineError:  # of other shapes
+            return False
+        return results is not None and not np.any(results[0])
 
     def _shape(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
         if given[0].kind not in (_Kind.IDS, _Kind.ROWS):
@@ -386,19 +391,26 @@ def _is_one(graph: OpGraph, op: Op) -> bool:
 
 Rule = Callable[[Walk, Op, Mapping[int, _Padded]], "_Padded | None"]
 
-_RULES: tuple[tuple[frozenset[str], Rule], ...] = (
-    (frozenset({"Shape", "Size"}), Walk._shape),
-    (frozenset({"Cast", *_SAME}), Walk._same),
-    (frozenset({"StridedSlice", "ExpandDims", "Squeeze", "Pack"}), Walk._of_sizes),
-    (frozenset({"Reshape"}), Walk._reshape),
-    (frozenset({"ConcatV2"}), Walk._join),
-    (frozenset({"UnsortedSegmentSum"}), Walk._sum),
-    (_GRADS, Walk._segment_grad),
-    (GATHERS, Walk._gather),
-    (SPARSE_SEGMENTS | {f"{op}WithNumSegments" for op in SPARSE_SEGMENTS}, Walk._put_back),
-    (_ROWS_OF_VARIABLES, Walk._update),
-    (frozenset({"L2Loss", "Sum"}), Walk._total),
-    (_STITCHES, Walk._stitch),
-    (frozenset({"Range"}), Walk._range),
-)
+_RULES: dict[str, Rule] = {
+    "Shape": Walk._shape,
+    "Size": Walk._shape,
+    "Cast": Walk._same,
+    **dict.fromkeys(_SAME, Walk._same),
+    "StridedSlice": Walk._of_sizes,
+    "ExpandDims": Walk._of_sizes,
+    "Squeeze": Walk._of_sizes,
+    "Pack": Walk._of_sizes,
+    "Reshape": Walk._reshape,
+    "ConcatV2": Walk._join,
+    "UnsortedSegmentSum": Walk._sum,
+    **dict.fromkeys(_GRADS, Walk._segment_grad),
+    **dict.fromkeys(GATHERS, Walk._gather),
+    **dict.fromkeys(SPARSE_SEGMENTS, Walk._put_back),
+    **dict.fromkeys((f"{op}WithNumSegments" for op in SPARSE_SEGMENTS), Walk._put_back),
+    **dict.fromkeys(_ROWS_OF_VARIABLES, Walk._update),
+    "L2Loss": Walk._total,
+    "Sum": Walk._total,
+    **dict.fromkeys(ops_with("stitch"), Walk._stitch),
+    "Range": Walk._range,
+}
 """What is known to pass padded values on, or to be indifferent to them."""
