@@ -18,7 +18,7 @@ from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
 from msplit.engines.cuda.kernels.optimizers import DTYPES, on_device
 from msplit.opset.traits import ops_with
 
-_UPDATE = Code("sparse_optimizers", "update_rows")
+_UPDATE, _DISTINCT = Code("sparse_optimizers", "update_rows"), Code("sparse_optimizers", "distinct")
 
 OPTIONS = dict.fromkeys(sorted(ops_with("adds rows")), ("", False)) | {
     f"Sparse{op}": option for op, option in optimizers.OPTIONS.items() if "Adam" not in op and "Gradient" not in op
@@ -36,6 +36,19 @@ _CHUNK = 256
 
 MOST_COMPARED = 2048
 """Ids of a table that are each compared with all others; more are sorted before, by PyTorch's kernels."""
+
+
+def finds(ids: Tensor) -> bool:
+    """Whether `distinct` can find the distinct ones of a vector of ids."""
+    return ids.dtype in (torch.int32, torch.int64) and 0 < ids.numel() <= MOST_COMPARED and can_launch(ids.device)
+
+
+def distinct(ids: Tensor, places: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Ids where they stand first, -1 elsewhere; and for each, as this type, where it stands first."""
+    ids = ids.contiguous()
+    found, first = torch.empty_like(ids), torch.empty_like(ids, dtype=places)
+    launch(_DISTINCT, (ids.numel(),))(ids, found, first, CHUNK=_CHUNK, num_warps=1)
+    return found, first
 
 
 def fits(

@@ -9,6 +9,7 @@ from torch import Tensor
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.kernels.sparse_optimizers import distinct, finds
 from msplit.engines.cuda.ops.axes import axis_within, integer, integers
 
 
@@ -170,13 +171,16 @@ def unique_padded(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
 
     What the pass `pad_unique` makes of Unique: as many places as elements, whatever these are.
     """
+    index_type = torch_dtype(node.get("out_idx", "int32"))
+    if finds(x):
+        return distinct(x, index_type)
     ordered, order = torch.sort(x, stable=True)
     places = torch.arange(x.shape[0], device=x.device)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[1:] = ordered[1:] != ordered[:-1]
     heads = torch.cummax(torch.where(begins, places, 0), 0).values
     first = torch.empty_like(order).index_copy_(0, order, order.index_select(0, heads))
-    return torch.where(first == places, x, -1), first.to(torch_dtype(node.get("out_idx", "int32")))
+    return torch.where(first == places, x, -1), first.to(index_type)
 
 
 @lowering("_PartitionPadded", own=True)

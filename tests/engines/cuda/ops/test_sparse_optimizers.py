@@ -143,47 +143,15 @@ def test_a_gradient_may_lie_in_the_variable():
 
 # Runs in a process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
 SCRIPT = """
-import torch
-from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.node import Node
+from tests.engines.cuda.kernels.sparse_cases import check_distinct, check_updates
 from msplit.engines.cuda.kernels import sparse_optimizers as kernel
-from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
 
-KNOWN = {op: option for op, (option, _) in kernel.OPTIONS.items() if op in ROW_OPTIMIZERS}
-COUNTS = dict(zip(sorted(KNOWN), (0, 0, 3, 1, 2, 4, 4, 5, 2, 2, 4), strict=True))
-IDS = [[3, 1, 3, -1, 3, 6, 1, 9], [5], [0, 0], [-1, 7]]
-draw = torch.Generator().manual_seed(0)
-kernel._CHUNK = 4
-CASES = [(op, on, torch.float32) for op, option in KNOWN.items() for on in ((False, True) if option else (False,))]
-CASES += [("SparseApplyFtrl", None, torch.float32), ("SparseApplyAdadelta", False, torch.float64)]
-for number, (op, on, dtype) in enumerate(CASES):
-    for summed in (False, True):
-        kernel.MOST_COMPARED = 2048 if (number + summed) % 2 else 0
-        kernel._LARGEST_BLOCK = 4 if number % 3 else 1024
-        index = torch.int64 if number % 2 else torch.int32
-        optimizer = ROW_OPTIMIZERS[op]
-        shapes = [(7, 5), (7,), (7, 2, 2), (7, 1)]
-        state = [[torch.rand(one, generator=draw, dtype=dtype) + (slot > 0) for one in shapes] for slot in range(optimizer.variables)]
-        if op == "SparseApplyCenteredRMSProp":
-            state[1] = [one * 0.1 for one in state[1]]
-        given = []
-        for ids, shape in zip(IDS, shapes):
-            given.append((torch.randn((len(ids), *shape[1:]), generator=draw, dtype=dtype), torch.tensor(ids, dtype=index)))
-        given[0][0][3:5] = float("nan")
-        numbers = [torch.tensor(0.3 + 0.1 * place, dtype=dtype) for place in range(COUNTS[op])]
-        if "Ftrl" in op:
-            numbers[-1] = torch.tensor(-0.3 if on is None else -0.5, dtype=dtype)
-        attrs = {kernel.OPTIONS[op][0]: bool(on)}
-        wanted = [[one.clone() for one in slot] for slot in state]
-        for variables, (rows, ids) in zip(zip(*wanted), given):
-            node = Node("node", "_ApplyRows", {**attrs, "op": op, "count": 1, "summed": summed})
-            table()["_ApplyRows"].function(node, *variables, *numbers, rows, ids)
-        kernel.update_rows(op, attrs, state, numbers, given, summed=summed)
-        for found, right in zip(sum(state, []), sum(wanted, [])):
-            torch.testing.assert_close(found, right, rtol=1e-6, atol=2e-6 if dtype == torch.float32 else 1e-13, equal_nan=True)
+kernel._CHUNK, kernel._LARGEST_BLOCK = 4, 4
+check_updates("cpu")
+check_distinct("cpu")
 """
 
 
 @needs_triton
-def test_the_kernel_computes_the_same():
+def test_the_kernels_compute_the_same():
     run_interpreted(SCRIPT)

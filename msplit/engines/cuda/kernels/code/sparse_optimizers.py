@@ -1,4 +1,4 @@
-"""The kernel that updates rows of variables by an optimizer (`kernels.sparse_optimizers`). Formulas are TensorFlow's."""
+"""The kernels that update rows of variables and find distinct ids (`kernels.sparse_optimizers`). Formulas are TensorFlow's."""
 
 from __future__ import annotations
 
@@ -156,3 +156,19 @@ def _follow(v, squares, linear, g, penalized, rate, l1, l2, power, BY_RATE: tl.c
         divisor = _quotient(root, rate)
     kept = tl.where(linear > l1, l1, tl.where(linear < -l1, -l1, linear))
     return _quotient(kept - linear, divisor + 2 * l2), after, linear
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def distinct(ids, found, places, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One program per id tells where it stands first, and gives it there and -1 elsewhere."""
+    place = tl.program_id(0)
+    own = tl.load(ids + place)
+    first = place
+    start = place * 0
+    while (start < place) & (first == place):
+        at = start + tl.arange(0, CHUNK)
+        others = tl.load(ids + at, mask=at < place, other=-1)
+        first = tl.min(tl.where(others == own, tl.minimum(at, place), place), 0)
+        start += CHUNK
+    tl.store(places + place, first)
+    tl.store(found + place, tl.where(first == place, own, -1))
