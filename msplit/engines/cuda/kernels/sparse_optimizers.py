@@ -16,11 +16,12 @@ from torch import Tensor
 from msplit.engines.cuda.kernels import optimizers
 from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
 from msplit.engines.cuda.kernels.optimizers import DTYPES, on_device
+from msplit.opset.state import on_values
 from msplit.opset.traits import ops_with
 
 _UPDATE, _DISTINCT = Code("sparse_optimizers", "update_rows"), Code("sparse_optimizers", "distinct")
 
-OPTIONS = dict.fromkeys(sorted(ops_with("adds rows")), ("", False)) | {
+OPTIONS = {on_values(op): ("", False) for op in sorted(ops_with("adds rows"))} | {
     f"Sparse{op}": option for op, option in optimizers.OPTIONS.items() if "Adam" not in op and "Gradient" not in op
 }
 """The optimizers that the kernel knows: the attribute that it looks at, and what that is where the file left it out."""

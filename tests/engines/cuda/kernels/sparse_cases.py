@@ -31,7 +31,7 @@ COUNTS = {
 
 def check_updates(device: str, repeat: int = 1, most: int = kernel.MOST_COMPARED) -> None:
     """Every optimizer on tables of several shapes, ids that come often and ids that there are no rows of, `repeat` times in a row."""
-    known = {op: option for op, (option, _) in kernel.OPTIONS.items() if op in ROW_OPTIMIZERS}
+    known = {op: option for op, (option, _) in kernel.OPTIONS.items()}
     assert known.keys() == COUNTS.keys()
     cases = [(op, on, torch.float32) for op, option in known.items() for on in ((False, True) if option else (False,))]
     cases += [("SparseApplyFtrl", None, torch.float32), ("SparseApplyAdadelta", False, torch.float64)]
