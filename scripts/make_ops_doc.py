@@ -29,6 +29,9 @@ HEAD = """# Ops of the cuda engine
 - The shape of what a *dynamic* op gives depends on values. A model with such an op runs launch by launch, unless the op's inputs
   are known before the run, or the graph proves that what the op is part of is dense: embedding columns over buckets, which have an
   id in every row, and over ids of which some may be missing, as `tf.feature_column` and `safe_embedding_lookup_sparse` write them.
+  `Unique` of the ids of a sparse gradient gives as many ids as went in, -1 for what has come before, where updates of rows are all
+  that reads them: these pass ids over that no row has, as TensorFlow's GPU kernels do. In a training graph the same holds for
+  `DynamicPartition` of ids among the parts of a table.
 - Loops, conds and lists, those of TensorFlow 1 included (`Enter`, `Switch`, `Merge`, `NextIteration`, `Exit`, `LoopCond`), are *unrolled*
   before the run, all loops of a model to 100,000 ops at most: how many turns a loop takes and where in a list it writes must follow from
   constants and shapes, or the model is refused. A cond that they do not decide computes both branches and chooses, where the results

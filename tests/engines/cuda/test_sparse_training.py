@@ -164,3 +164,12 @@ def test_tables_are_updated_by_one_op(optimizer, resource, fuse):
     assert not {"_UniquePadded", "UnsortedSegmentSum", "ScatterAdd", "ScatterSub"} & {
         step.op.op for step in program.steps
     }
+
+
+@pytest.mark.parametrize("resource", [False, True])
+def test_a_column_is_updated_by_the_gradient_of_its_segments(resource):
+    """Not even the rows of the gradient are made."""
+    program = check(*graph("column", "momentum", resource))
+    updates = [step.op for step in program.steps if step.op.op == "_ApplyRows"]
+    assert [op.attrs["combiner"] for op in updates] == ["sqrtn"]
+    assert not [step for step in program.steps if "Unique" in step.op.op or "Segment" in step.op.op]

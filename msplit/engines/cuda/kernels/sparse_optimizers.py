@@ -52,28 +52,43 @@ def distinct(ids: Tensor, places: torch.dtype) -> tuple[Tensor, Tensor]:
     return found, first
 
 
-def fits(
-    op: str, state: Sequence[Sequence[Tensor]], numbers: Sequence[Tensor], given: Sequence[tuple[Tensor, Tensor]]
-) -> bool:
+Given = tuple[Tensor, ...]
+"""Rows of a gradient, and the row of the variable that each is for. Or rows of segments, the rows of the variable that the segments were
+made of, and the segment of each of these."""
+
+_COMBINERS = ("", "sum", "mean", "sqrtn")
+
+
+def compares(given: Sequence[Given]) -> bool:
+    """Whether ids are few enough to be compared with each other, as segments are."""
+    return max((indices.numel() for _, indices, *_ in given), default=0) <= MOST_COMPARED
+
+
+def fits(op: str, state: Sequence[Sequence[Tensor]], numbers: Sequence[Tensor], given: Sequence[Given]) -> bool:
     """Whether the kernel can update these variables with these numbers."""
     first = state[0][0]
     dtype, place, index = first.dtype, first.device, given[0][1].dtype
     variables = [one for slot in state for one in slot]
-    floats = [*variables, *numbers, *(rows for rows, _ in given)]
+    floats = [*variables, *numbers, *(one[0] for one in given)]
     return (
         op in OPTIONS
         and dtype in DTYPES
         and all(one.dtype == dtype and one.device == place for one in floats)
         and all(one.is_contiguous() for one in variables)
-        and all(indices.dtype == index for _, indices in given)
+        and all(ids.dtype == index for _, *each in given for ids in each)
         and all(_fit(of_one, *pair) for of_one, pair in zip(zip(*state, strict=True), given, strict=True))
         and can_launch(place)
     )
 
 
-def _fit(variables: Sequence[Tensor], rows: Tensor, indices: Tensor) -> bool:
+def _fit(variables: Sequence[Tensor], rows: Tensor, indices: Tensor, *segments: Tensor) -> bool:
     shape = variables[0].shape
-    return rows.shape == (indices.numel(), *shape[1:]) and all(one.shape == shape for one in variables)
+    count = rows.shape[0] if segments else indices.numel()
+    return (
+        rows.shape == (count, *shape[1:])
+        and all(one.shape == shape for one in variables)
+        and all(one.numel() == indices.numel() for one in segments)
+    )
 
 
 def update_rows(
@@ -81,7 +96,7 @@ def update_rows(
     attrs: Mapping[str, Any],
     state: Sequence[Sequence[Tensor]],
     numbers: Sequence[Tensor],
-    given: Sequence[tuple[Tensor, Tensor]],
+    given: Sequence[Given],
     *,
     summed: bool,
 ) -> None:
@@ -92,28 +107,28 @@ def update_rows(
         attrs: The op's.
         state: The trained variables, and as many of each slot. What `fits` says of all this holds.
         numbers: The op's inputs of one element, in their order.
-        given: For each trained variable rows of its gradient, and the row of the variable that each is for.
+        given: What each trained variable is updated by. Of segments the attribute `combiner` says what was made of their rows.
         summed: Rows for one row are summed up, which then takes one step; otherwise it takes one after the other.
     """
     tables = [
-        (variables, rows.contiguous(), indices.contiguous())
-        for variables, (rows, indices) in zip(zip(*state, strict=True), given, strict=True)
-        if rows.numel() and variables[0].numel()
+        (variables, *(one.contiguous() for one in each))
+        for variables, each in zip(zip(*state, strict=True), given, strict=True)
+        if each[0].numel() and each[1].numel() and variables[0].numel()
     ]
-    longest = max((indices.numel() for _, _, indices in tables), default=0)
+    longest = max((indices.numel() for _, _, indices, *_ in tables), default=0)
     if not longest:
         return
     in_order = longest > MOST_COMPARED
     described, held = [], []
-    for variables, rows, indices in tables:
-        order = indices
+    for variables, rows, indices, *segments in tables:
+        order = segments[0] if segments else indices
         if in_order:
             indices, order = torch.sort(indices, stable=True)
         held += [rows, indices, order]
         size = variables[0].shape[0]
-        sizes = [indices.numel(), size, variables[0].numel() // size]
+        sizes = [indices.numel(), size, variables[0].numel() // size, rows.shape[0]]
         described.append([one.data_ptr() for one in (*variables, rows, indices, order)] + sizes)
-    widest = max(sizes[-1] for sizes in described)
+    widest = max(sizes[-2] for sizes in described)
     name, default = OPTIONS[op]
     launch(_UPDATE, (longest, len(tables)))(
         on_device(described, tables[0][1].device),
@@ -123,6 +138,7 @@ def update_rows(
         SLOTS=len(state),
         SUM=summed,
         SORTED=in_order,
+        COMBINER=_COMBINERS.index(str(attrs.get("combiner", ""))) if len(tables[0]) > 3 else 0,
         T=tables[0][1].dtype,
         INDEX=tables[0][2].dtype,
         BLOCK=min(_LARGEST_BLOCK, 1 << math.ceil(math.log2(widest))),

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
-from msplit.engines.cuda.kernels.sparse_optimizers import fits, update_rows
+from msplit.engines.cuda.kernels.sparse_optimizers import Given, compares, fits, update_rows
 from msplit.engines.cuda.ops.scatter_state import change_rows
-from msplit.engines.cuda.ops.segment import sum_rows
+from msplit.engines.cuda.ops.segment import rows_of_segments, sum_rows
 from msplit.engines.cuda.ops.sort import unique_padded
 
 _Rows = Sequence[Tensor]
@@ -82,13 +82,15 @@ def apply_rows(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Updates rows of many variables as the op that the attribute `op` names does of one.
 
     Inputs are the `count` trained variables, then as many of each slot, the numbers that all share, the gradients, and the indices. With
-    the attribute `summed` rows of one index are summed up before.
+    the attribute `summed` rows of one index are summed up before. With `combiner`, which is how rows of a segment were put together, the
+    segments of the indices follow, and the gradients are those of segments.
     """
     op, count = node.attrs["op"], node.attrs["count"]
     last = ROW_OPTIMIZERS[op].variables * count
     state = [inputs[start : start + count] for start in range(0, last, count)]
-    given = list(zip(inputs[-2 * count : -count], inputs[-count:], strict=True))
-    _update(node, op, state, inputs[last : -2 * count], given, summed=bool(node.attrs["summed"]))
+    own = (3 if node.get("combiner") else 2) * count
+    given = list(zip(*(inputs[-start : count - start or None] for start in range(own, 0, -count)), strict=True))
+    _update(node, op, state, inputs[last:-own], given, summed=bool(node.attrs["summed"]))
     return tuple(inputs[:last])
 
 
@@ -97,16 +99,19 @@ def _update(
     op: str,
     state: Sequence[Sequence[Tensor]],
     numbers: Sequence[Tensor],
-    given: Sequence[tuple[Tensor, Tensor]],
+    given: Sequence[Given],
     *,
     summed: bool = False,
 ) -> None:
     """Updates rows of variables, given slot by slot, each by its gradient's rows at its indices."""
+    combiner = str(node.get("combiner", ""))
+    if combiner and not (fits(op, state, numbers, given) and compares(given)):
+        given = [(rows_of_segments(rows, segments, combiner), indices) for rows, indices, segments in given]
     if fits(op, state, numbers, given):
         update_rows(op, node.attrs, state, numbers, given, summed=summed)
         return
     formula = ROW_OPTIMIZERS[op].formula
-    for variables, (rows, indices) in zip(zip(*state, strict=True), given, strict=True):
+    for variables, (rows, indices, *_) in zip(zip(*state, strict=True), given, strict=True):
         if summed:
             indices, places = unique_padded(node, indices)
             rows = sum_rows(rows, places, indices.shape[0])

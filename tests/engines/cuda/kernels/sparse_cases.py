@@ -37,11 +37,31 @@ def check_updates(device: str, repeat: int = 1, most: int = kernel.MOST_COMPARED
     cases += [("SparseApplyFtrl", None, torch.float32), ("SparseApplyAdadelta", False, torch.float64)]
     for number, ((op, on, dtype), summed) in enumerate(itertools.product(cases, (False, True))):
         kernel.MOST_COMPARED = 0 if number % 4 in (1, 2) else most
-        _check(op, on, dtype, summed, torch.int64 if number % 3 else torch.int32, device, repeat)
+        index = torch.int64 if number % 3 else torch.int32
+        _check(
+            op,
+            {option_of(op): bool(on)},
+            dtype,
+            index,
+            device,
+            repeat,
+            summed=summed,
+            power=-0.3 if on is None else -0.5,
+        )
     kernel.MOST_COMPARED = most
+    for combiner in ("sum", "mean", "sqrtn"):
+        for summed in (False, True):
+            _check(
+                "SparseApplyAdagrad", {"combiner": combiner}, torch.float32, torch.int64, device, repeat, summed=summed
+            )
 
 
-def _check(op, on, dtype, summed, index, device, repeat) -> None:
+def option_of(op: str) -> str:
+    """The attribute that the kernel looks at."""
+    return kernel.OPTIONS[op][0]
+
+
+def _check(op, options, dtype, index, device, repeat, *, summed, power=-0.5) -> None:
     draw = torch.Generator().manual_seed(0)
     state = [
         [torch.rand(shape, generator=draw, dtype=dtype) + (slot > 0) for shape in SHAPES]
@@ -52,16 +72,17 @@ def _check(op, on, dtype, summed, index, device, repeat) -> None:
     given = []
     for ids, shape in zip(IDS, SHAPES, strict=True):
         rows = torch.randn((len(ids) * repeat, *shape[1:]), generator=draw, dtype=dtype) * (0.1 if repeat > 1 else 1)
-        given.append((rows, torch.tensor(ids * repeat, dtype=index)))
+        segments = torch.randint(-1, len(rows) + 1, (len(rows),), generator=draw).to(index)
+        each = (rows, torch.tensor(ids * repeat, dtype=index), segments)
+        given.append(each if "combiner" in options else each[:2])
     given[0][0][3:5] = float("nan")
     numbers = [torch.tensor(0.3 + 0.1 * place, dtype=dtype) for place in range(COUNTS[op])]
     if "Ftrl" in op:
-        numbers[-1] = torch.tensor(-0.3 if on is None else -0.5, dtype=dtype)
-    attrs = {kernel.OPTIONS[op][0]: bool(on), "op": op, "count": len(SHAPES), "summed": summed}
+        numbers[-1] = torch.tensor(power, dtype=dtype)
+    attrs = {**options, "op": op, "count": len(SHAPES), "summed": summed}
     there = [[one.clone().to(device) for one in slot] for slot in state]
-    rows, ids = ([one[part].to(device) for one in given] for part in (0, 1))
-    pairs = list(zip(rows, ids, strict=True))
-    kernel.update_rows(op, attrs, there, [one.to(device) for one in numbers], pairs, summed=summed)
+    sent = [tuple(one.to(device) for one in each) for each in given]
+    kernel.update_rows(op, attrs, there, [one.to(device) for one in numbers], sent, summed=summed)
     flat = [one for slot in state for one in slot]
     table()["_ApplyRows"].function(
         Node("node", "_ApplyRows", attrs), *flat, *numbers, *itertools.chain(*zip(*given, strict=True))

@@ -11,16 +11,16 @@ from msplit.engines.cuda.kernels.code.optimizers import _adadelta, _keras_moment
 @triton.jit  # type: ignore[untyped-decorator]
 def update_rows(  # type: ignore[no-untyped-def]
     table, a, b, c, d, e,
-    OP: tl.constexpr, OPTION: tl.constexpr, SLOTS: tl.constexpr, SUM: tl.constexpr, SORTED: tl.constexpr, T: tl.constexpr,
-    INDEX: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    OP: tl.constexpr, OPTION: tl.constexpr, SLOTS: tl.constexpr, SUM: tl.constexpr, SORTED: tl.constexpr,
+    COMBINER: tl.constexpr, T: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One program per id and table does what is to be done for the id, if it is the first of its kind there.
 
-    A row of the table tells: addresses of variable, slots, gradient, ids, and where sorted ids stood; then the number of ids, and of rows
-    and columns of the variable.
+    A row of the table tells: addresses of variable, slots, gradient, ids, and where sorted ids stood or the segment of each; then the
+    number of ids, of rows and columns of the variable, and of rows of the gradient.
     """
     place = tl.program_id(0)
-    told = table + tl.program_id(1) * (SLOTS + 6)
+    told = table + tl.program_id(1) * (SLOTS + 7)
     count = tl.load(told + SLOTS + 3).to(tl.int32)
     a, b, c, d, e = tl.load(a), tl.load(b), tl.load(c), tl.load(d), tl.load(e)
     if place < count:
@@ -55,7 +55,10 @@ def update_rows(  # type: ignore[no-untyped-def]
                     row = following.to(tl.int64)
                     if SORTED:
                         row = tl.load(order + following)
-                    g = tl.load(gradient + row * width + column, mask=inside, other=0)
+                    if COMBINER > 0:
+                        g = _of_segment(gradient, told + SLOTS, following, count, width, column, COMBINER, INDEX, CHUNK)
+                    else:
+                        g = tl.load(gradient + row * width + column, mask=inside, other=0)
                     if SUM:
                         total += g
                     else:
@@ -103,6 +106,28 @@ def _next(ids, own, place, count, SORTED: tl.constexpr, CHUNK: tl.constexpr):  #
         found = tl.min(tl.where(others == own, at, count), 0)
         start += CHUNK
     return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _of_segment(  # type: ignore[no-untyped-def]
+    gradient, told, place, count, width, column, COMBINER: tl.constexpr, INDEX: tl.constexpr, CHUNK: tl.constexpr
+):
+    """The gradient's row of the segment of an id: as it is, or divided by how many ids the segment has, or by the root of that."""
+    segments = tl.load(told + 2).to(tl.pointer_type(INDEX))
+    own = tl.load(segments + place)
+    exists = (own >= 0) & (own < tl.load(told + 6))
+    g = tl.load(gradient + own.to(tl.int64) * width + column, mask=exists & (column < width), other=0)
+    if COMBINER > 1:
+        size = place * 0
+        start = place * 0
+        while start < count:
+            at = start + tl.arange(0, CHUNK)
+            others = tl.load(segments + at, mask=at < count, other=-1)
+            size += tl.sum((others == own).to(tl.int32), 0)
+            start += CHUNK
+        divisor = tl.maximum(size, 1).to(g.dtype)
+        g = _quotient(g, divisor if COMBINER == 2 else _root(divisor))
+    return g
 
 
 @triton.jit  # type: ignore[untyped-decorator]

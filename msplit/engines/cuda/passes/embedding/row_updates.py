@@ -12,11 +12,15 @@ from collections.abc import Hashable, Sequence
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
 from msplit.engines.cuda.passes.pattern import value_key
+from msplit.opset.traits import SPARSE_SEGMENTS
 
 LARGEST = 1 << 20
 """Elements of a gradient whose update is joined with others."""
 
 ROWS = "_ApplyRows"
+
+_COMBINERS = {f"{op}Grad": op.removeprefix("SparseSegment").lower() for op in SPARSE_SEGMENTS}
+"""Gradients of rows put together by segment, and how these were put together."""
 
 
 def sum_in_updates(graph: OpGraph) -> bool:
@@ -33,15 +37,31 @@ def sum_in_updates(graph: OpGraph) -> bool:
         if ids[1] or total.inputs[1] != (unique.node, 1) or count is None or given != (int(count),):
             continue
         source_nodes = [*op.source_nodes, *total.source_nodes, *unique.source_nodes]
-        _become_rows(op, [*variables, *numbers, total.inputs[0], unique.inputs[0]], summed=True)
+        _become_rows(op, [*variables, *numbers, total.inputs[0], unique.inputs[0]])
         op.source_nodes = list(dict.fromkeys(source_nodes))
+        _take_segments(graph, op)
         changed = True
     return changed
 
 
-def _become_rows(op: Op, inputs: list[Key], *, summed: bool) -> None:
+def _take_segments(graph: OpGraph, op: Op) -> None:
+    """Where the rows are a gradient of segments, for the distinct ids, lets an update take that gradient, all ids and their segments."""
+    *before, rows, ids = op.inputs
+    grad, unique = graph.ops.get(rows[0]), graph.ops.get(ids[0])
+    if grad is None or grad.op not in _COMBINERS or unique is None or unique.op != "_UniquePadded":
+        return
+    given, places, segments, _ = grad.inputs
+    types = {_type(graph, key) for key in (unique.inputs[0], segments)}
+    if ids[1] or places != (unique.node, 1) or len(types) != 1 or graph.shape(segments) != graph.shape(ids):
+        return
+    op.inputs = [*before, given, unique.inputs[0], segments]
+    op.attrs["combiner"] = _COMBINERS[grad.op]
+    op.source_nodes = list(dict.fromkeys([*op.source_nodes, *grad.source_nodes, *unique.source_nodes]))
+
+
+def _become_rows(op: Op, inputs: list[Key]) -> None:
     variables = ROW_OPTIMIZERS[op.op].variables
-    op.attrs = {**op.attrs, "op": op.op, "count": 1, "summed": summed, "_mutates": tuple(range(variables))}
+    op.attrs = {**op.attrs, "op": op.op, "count": 1, "summed": True, "_mutates": tuple(range(variables))}
     op.op, op.inputs = ROWS, inputs
 
 
@@ -63,26 +83,26 @@ def merge_row_updates(graph: OpGraph) -> bool:
     return changed
 
 
-def _parts(op: Op) -> tuple[list[Key], list[Key], Key, Key]:
-    """Variables, numbers, gradient and indices of an update of rows of one variable."""
+def _parts(op: Op) -> tuple[list[Key], list[Key], list[Key]]:
+    """Variables and numbers of an update of rows of one variable, and what it is updated by."""
     if op.op == ROWS:
-        count = ROW_OPTIMIZERS[op.attrs["op"]].variables
-        return op.inputs[:count], op.inputs[count:-2], op.inputs[-2], op.inputs[-1]
+        count, own = ROW_OPTIMIZERS[op.attrs["op"]].variables, 3 if op.attrs.get("combiner") else 2
+        return op.inputs[:count], op.inputs[count:-own], op.inputs[-own:]
     variables, numbers, rows, ids = ROW_OPTIMIZERS[op.op].parts(op.inputs)
-    return list(variables), numbers, rows, ids
+    return list(variables), numbers, [rows, ids]
 
 
 def _kind(graph: OpGraph, op: Op) -> Hashable:
     """Equal for updates that are the same but for their variables, gradients and ids; None for what is no such update."""
     if op.op not in ROW_OPTIMIZERS and (op.op != ROWS or op.attrs["count"] > 1):
         return None
-    variables, numbers, rows, ids = _parts(op)
-    shape, table, given = graph.shape(rows), graph.shape(variables[0]), graph.shape(ids)
-    if shape is None or table is None or given is None or len(given) != 1 or shape != (*given, *table[1:]):
+    variables, numbers, given = _parts(op)
+    rows, table, ids = (graph.shape(key) for key in (given[0], variables[0], given[1]))
+    if rows is None or table is None or ids is None or len(ids) != 1 or rows[1:] != table[1:]:
         return None
-    if math.prod(shape) > LARGEST:
+    if (len(given) == 2 and rows[:1] != ids) or math.prod((*ids, *table[1:])) > LARGEST:
         return None
-    types = tuple(_type(graph, key) for key in (variables[0], rows, ids))
+    types = tuple(_type(graph, key) for key in (variables[0], *given))
     shared = tuple(value_key(graph.constants[key]) if key in graph.constants else key for key in numbers)
     return op.op, attrs_key(op.attrs), types, shared
 
@@ -111,8 +131,8 @@ def _side_by_side(graph: OpGraph, alike: Sequence[Op]) -> list[list[Op]]:
 
 def _merge(graph: OpGraph, members: Sequence[Op]) -> None:
     first, parts = members[0], [_parts(op) for op in members]
-    state = [key for slot in zip(*(variables for variables, _, _, _ in parts), strict=True) for key in slot]
-    gradients, ids = [rows for _, _, rows, _ in parts], [key for _, _, _, key in parts]
+    state = [key for slot in zip(*(variables for variables, _, _ in parts), strict=True) for key in slot]
+    given = [key for keys in zip(*(given for _, _, given in parts), strict=True) for key in keys]
     name = first.attrs.get("op", first.op)
     attrs = {"summed": False, **first.attrs, "op": name, "count": len(members), "_mutates": tuple(range(len(state)))}
     number = graph.fresh()
@@ -126,7 +146,7 @@ def _merge(graph: OpGraph, members: Sequence[Op]) -> None:
                 graph.dtypes[new] = graph.dtypes.pop(old)
         del graph.ops[op.node]
     source_nodes = list(dict.fromkeys(node for op in members for node in op.source_nodes))
-    inputs = [*state, *parts[0][1], *gradients, *ids]
+    inputs = [*state, *parts[0][1], *given]
     graph.ops[number] = Op(number, first.name, ROWS, attrs, inputs, source_nodes, len(members))
     graph.rename(names)
     graph.merges.append(Merge(name, len(members), 0, launches=True))
