@@ -8,7 +8,7 @@ import torch
 from msplit.engines.cuda.device.capture import capture
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
-from tests.engines.cuda.kernels.sparse_cases import check_distinct, check_updates
+from tests.engines.cuda.kernels.sparse_cases import check_distinct, check_segments, check_updates
 
 pytestmark = pytest.mark.gpu
 
@@ -20,6 +20,10 @@ def test_every_optimizer_of_rows(repeat: int) -> None:
 
 def test_distinct_ids() -> None:
     check_distinct("cuda", 2000)
+
+
+def test_gradients_of_segments() -> None:
+    check_segments("cuda", 200)
 
 
 @pytest.mark.parametrize("count", [300, 5000])

@@ -20,6 +20,7 @@ from msplit.opset.state import on_values
 from msplit.opset.traits import ops_with
 
 _UPDATE, _DISTINCT = Code("sparse_optimizers", "update_rows"), Code("sparse_optimizers", "distinct")
+_GRADIENT = Code("sparse_optimizers", "segment_gradient")
 
 OPTIONS = {on_values(op): ("", False) for op in sorted(ops_with("adds rows"))} | {
     f"Sparse{op}": option for op, option in optimizers.OPTIONS.items() if "Adam" not in op and "Gradient" not in op
@@ -57,6 +58,38 @@ Given = tuple[Tensor, ...]
 made of, and the segment of each of these."""
 
 _COMBINERS = ("", "sum", "mean", "sqrtn")
+
+
+def spreads(grad: Tensor, places: Tensor, segments: Tensor, count: int) -> bool:
+    """Whether `segment_gradient` can spread a gradient of segments."""
+    return (
+        grad.dtype in DTYPES
+        and grad.numel() > 0
+        and all(one.dtype in (torch.int32, torch.int64) for one in (places, segments))
+        and 0 < places.numel() == segments.numel() <= MOST_COMPARED
+        and 0 < count <= MOST_COMPARED
+        and can_launch(grad.device)
+    )
+
+
+def segment_gradient(grad: Tensor, places: Tensor, segments: Tensor, count: int, combiner: str) -> Tensor:
+    """The gradient of rows of which segments were made: for each of `count` places what its segments bring; zeros for none."""
+    grad, places, segments = grad.contiguous(), places.contiguous(), segments.contiguous()
+    out = grad.new_empty((count, *grad.shape[1:]))
+    width = grad.numel() // grad.shape[0]
+    launch(_GRADIENT, (count,))(
+        *(grad, places, segments, out, places.numel(), grad.shape[0], width),
+        COMBINER=_COMBINERS.index(combiner),
+        BLOCK=_block(width),
+        CHUNK=_CHUNK,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+    return out
+
+
+def _block(width: int) -> int:
+    return min(_LARGEST_BLOCK, 1 << math.ceil(math.log2(width)))
 
 
 def compares(given: Sequence[Given]) -> bool:
@@ -141,7 +174,7 @@ def update_rows(
         COMBINER=_COMBINERS.index(str(attrs.get("combiner", ""))) if len(tables[0]) > 3 else 0,
         T=tables[0][1].dtype,
         INDEX=tables[0][2].dtype,
-        BLOCK=min(_LARGEST_BLOCK, 1 << math.ceil(math.log2(widest))),
+        BLOCK=_block(widest),
         CHUNK=_CHUNK,
         num_warps=1,
         enable_fp_fusion=False,

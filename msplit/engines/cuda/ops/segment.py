@@ -14,6 +14,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.kernels.sparse_optimizers import segment_gradient, spreads
 from msplit.engines.cuda.ops.axes import integer
 from msplit.engines.cuda.ops.gather import take
 
@@ -89,6 +90,8 @@ def sparse_segment_distinct_grad(
 
 def _grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: int) -> Tensor:
     combiner = node.op.removeprefix("SparseSegment").removesuffix("V2").removesuffix("Grad").lower()
+    if spreads(grad, indices, ids, rows):
+        return segment_gradient(grad, indices, ids, rows, combiner)
     return sum_rows(rows_of_segments(grad, ids, combiner), indices, rows)
 
 

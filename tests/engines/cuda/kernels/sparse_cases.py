@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import torch
 
 from msplit.engines.cuda.ir.lowering import table
@@ -90,6 +91,19 @@ def _check(op, options, dtype, index, device, repeat, *, summed, power=-0.5) -> 
     narrow = 2e-6 * repeat if dtype == torch.float32 else 1e-13 * repeat
     for found, right in zip((one for slot in there for one in slot), flat, strict=True):
         torch.testing.assert_close(found.cpu(), right, rtol=narrow, atol=narrow, equal_nan=True)
+
+
+def check_segments(device: str, repeat: int = 1) -> None:
+    """Gradients of rows of segments."""
+    draw = torch.Generator().manual_seed(0)
+    for combiner, shape, index in itertools.product(("Sum", "Mean", "SqrtN"), SHAPES, (torch.int32, torch.int64)):
+        places = torch.randint(0, 5, (9 * repeat,), generator=draw).to(index)
+        segments = torch.randint(-1, 8, (9 * repeat,), generator=draw).to(index)
+        grad, op = torch.randn(shape, generator=draw), f"SparseSegment{combiner}Grad"
+        expected = table()[op].function(Node("node", op), grad, places, segments, np.int32(6))
+        sent = (one.to(device) for one in (grad, places, segments))
+        found = kernel.segment_gradient(*sent, 6, combiner.lower())
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 def check_distinct(device: str, count: int = 11) -> None:

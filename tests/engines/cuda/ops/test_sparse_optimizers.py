@@ -143,12 +143,13 @@ def test_a_gradient_may_lie_in_the_variable():
 
 # Runs in a process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
 SCRIPT = """
-from tests.engines.cuda.kernels.sparse_cases import check_distinct, check_updates
+from tests.engines.cuda.kernels.sparse_cases import check_distinct, check_segments, check_updates
 from msplit.engines.cuda.kernels import sparse_optimizers as kernel
 
 kernel._CHUNK, kernel._LARGEST_BLOCK = 4, 4
 check_updates("cpu")
 check_distinct("cpu")
+check_segments("cpu")
 """
 
 

@@ -56,7 +56,9 @@ def update_rows(  # type: ignore[no-untyped-def]
                     if SORTED:
                         row = tl.load(order + following)
                     if COMBINER > 0:
-                        g = _of_segment(gradient, told + SLOTS, following, count, width, column, COMBINER, INDEX, CHUNK)
+                        segments = tl.load(told + SLOTS + 2).to(tl.pointer_type(INDEX))
+                        rows = tl.load(told + SLOTS + 6)
+                        g = _of_segment(gradient, segments, following, count, rows, width, column, COMBINER, CHUNK)
                     else:
                         g = tl.load(gradient + row * width + column, mask=inside, other=0)
                     if SUM:
@@ -110,12 +112,11 @@ def _next(ids, own, place, count, SORTED: tl.constexpr, CHUNK: tl.constexpr):  #
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _of_segment(  # type: ignore[no-untyped-def]
-    gradient, told, place, count, width, column, COMBINER: tl.constexpr, INDEX: tl.constexpr, CHUNK: tl.constexpr
+    gradient, segments, place, count, rows, width, column, COMBINER: tl.constexpr, CHUNK: tl.constexpr
 ):
     """The gradient's row of the segment of an id: as it is, or divided by how many ids the segment has, or by the root of that."""
-    segments = tl.load(told + 2).to(tl.pointer_type(INDEX))
     own = tl.load(segments + place)
-    exists = (own >= 0) & (own < tl.load(told + 6))
+    exists = (own >= 0) & (own < rows)
     g = tl.load(gradient + own.to(tl.int64) * width + column, mask=exists & (column < width), other=0)
     if COMBINER > 1:
         size = place * 0
@@ -197,3 +198,30 @@ def distinct(ids, found, places, CHUNK: tl.constexpr):  # type: ignore[no-untype
         start += CHUNK
     tl.store(places + place, first)
     tl.store(found + place, tl.where(first == place, own, -1))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def segment_gradient(  # type: ignore[no-untyped-def]
+    gradient,
+    places,
+    segments,
+    out,
+    count,
+    rows,
+    width,
+    COMBINER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One program per row of the result sums up what the gradient's rows of segments bring for its place."""
+    own = tl.program_id(0)
+    start = own * 0
+    while start < width:
+        column = start + tl.arange(0, BLOCK)
+        total = tl.zeros((BLOCK,), out.dtype.element_ty)
+        following = _next(places, own, start * 0 - 1, count, False, CHUNK)
+        while following < count:
+            total += _of_segment(gradient, segments, following, count, rows, width, column, COMBINER, CHUNK)
+            following = _next(places, own, following, count, False, CHUNK)
+        tl.store(out + own.to(tl.int64) * width + column, total, mask=column < width)
+        start += BLOCK

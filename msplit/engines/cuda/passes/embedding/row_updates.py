@@ -17,7 +17,7 @@ from msplit.opset.traits import SPARSE_SEGMENTS
 LARGEST = 1 << 20
 """Elements of a gradient whose update is joined with others."""
 
-ROWS = "_ApplyRows"
+ROWS, DISTINCT = "_ApplyRows", "_UniquePadded"
 
 _COMBINERS = {f"{op}Grad": op.removeprefix("SparseSegment").lower() for op in SPARSE_SEGMENTS}
 """Gradients of rows put together by segment, and how these were put together."""
@@ -25,30 +25,53 @@ _COMBINERS = {f"{op}Grad": op.removeprefix("SparseSegment").lower() for op in SP
 
 def sum_in_updates(graph: OpGraph) -> bool:
     """Lets updates by the sums of rows of distinct ids take the rows and the ids as they are. Whether there was one."""
-    changed = False
+    changed = _keep_distinct(graph)
     for op in graph.ops.values():
         if op.op not in ROW_OPTIMIZERS:
             continue
         variables, numbers, rows, ids = ROW_OPTIMIZERS[op.op].parts(op.inputs)
-        total, unique = graph.ops.get(rows[0]), graph.ops.get(ids[0])
-        if total is None or unique is None or unique.op != "_UniquePadded" or total.op != "UnsortedSegmentSum":
+        made, unique = graph.ops.get(rows[0]), graph.ops.get(ids[0])
+        if made is None or unique is None or unique.op != DISTINCT or ids[1]:
             continue
-        count, given = graph.constants.get(total.inputs[2]), graph.shape(unique.inputs[0])
-        if ids[1] or total.inputs[1] != (unique.node, 1) or count is None or given != (int(count),):
+        if _sums(graph, made, (unique.node, 1), graph.shape(ids)):
+            rows, ids = made.inputs[0], unique.inputs[0]
+        elif made.op not in _COMBINERS or made.inputs[1] != (unique.node, 1):
             continue
-        source_nodes = [*op.source_nodes, *total.source_nodes, *unique.source_nodes]
-        _become_rows(op, [*variables, *numbers, total.inputs[0], unique.inputs[0]])
-        op.source_nodes = list(dict.fromkeys(source_nodes))
+        op.source_nodes = list(dict.fromkeys([*op.source_nodes, *made.source_nodes, *unique.source_nodes]))
+        _become_rows(op, [*variables, *numbers, rows, ids])
         _take_segments(graph, op)
         changed = True
     return changed
+
+
+def _keep_distinct(graph: OpGraph) -> bool:
+    """Takes ids that are distinct already for what they are, and their rows for their sums."""
+    names: dict[Key, Key] = {}
+    readers = graph.consumers()
+    for number, op in graph.ops.items():
+        before = graph.ops.get(op.inputs[0][0]) if op.op == DISTINCT else None
+        if before is None or before.op != DISTINCT or op.inputs[0][1] or (number, 1) in graph.kept():
+            continue
+        users = [graph.ops[reader] for reader in readers.get((number, 1), ())]
+        count = graph.shape(op.inputs[0])
+        if all(_sums(graph, user, (number, 1), count) for user in users):
+            names[number, 0] = op.inputs[0]
+            names |= {(user.node, 0): user.inputs[0] for user in users}
+    graph.rename(names)
+    return bool(names)
+
+
+def _sums(graph: OpGraph, op: Op, places: Key, count: tuple[int, ...] | None) -> bool:
+    """Whether an op sums up rows by places, of which there are so many."""
+    given = graph.constants.get(op.inputs[-1])
+    return op.op == "UnsortedSegmentSum" and op.inputs[1] == places and given is not None and (int(given),) == count
 
 
 def _take_segments(graph: OpGraph, op: Op) -> None:
     """Where the rows are a gradient of segments, for the distinct ids, lets an update take that gradient, all ids and their segments."""
     *before, rows, ids = op.inputs
     grad, unique = graph.ops.get(rows[0]), graph.ops.get(ids[0])
-    if grad is None or grad.op not in _COMBINERS or unique is None or unique.op != "_UniquePadded":
+    if grad is None or grad.op not in _COMBINERS or unique is None or unique.op != DISTINCT:
         return
     given, places, segments, _ = grad.inputs
     types = {_type(graph, key) for key in (unique.inputs[0], segments)}
