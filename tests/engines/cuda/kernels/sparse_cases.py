@@ -104,6 +104,9 @@ def check_segments(device: str, repeat: int = 1) -> None:
         sent = (one.to(device) for one in (grad, places, segments))
         found = kernel.segment_gradient(*sent, 6, combiner.lower())
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+    one, zero = torch.ones(1, 1, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    for combiner in ("sum", "mean", "sqrtn"):  # Triton makes constants of ones
+        assert kernel.segment_gradient(one, zero, zero, 1, combiner).tolist() == [[1]]
 
 
 def check_distinct(device: str, count: int = 11) -> None:

@@ -216,6 +216,7 @@ def segment_gradient(  # type: ignore[no-untyped-def]
     """One program per row of the result sums up what the gradient's rows of segments bring for its place."""
     own = tl.program_id(0)
     start = own * 0
+    count += start  # no constant, which Triton makes of 1
     while start < width:
         column = start + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), out.dtype.element_ty)
