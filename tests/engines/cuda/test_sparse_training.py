@@ -9,6 +9,8 @@ import pytest
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.flatten import flatten
+from msplit.formats import read
 from tests.campaign import sampled
 from tests.engines.cuda.cases import flat_of, options_of, scattered
 
@@ -88,6 +90,34 @@ def graph(lookup, optimizer, resource, clip=False, parts=0):
     return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
 
 
+def keras_graph(optimizer, folder):
+    """The same of a step of a Keras optimizer: sparse gradients are not made distinct there."""
+    import keras
+    import tensorflow as tf
+
+    layer, trainer = keras.layers.Embedding(ROWS, WIDTH), getattr(keras.optimizers, optimizer)(0.1)
+    layer.build()
+    trainer.build(layer.trainable_variables)
+
+    class Step(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = [one.value for one in (*layer.weights, *trainer.variables)]
+
+        @tf.function(input_signature=[tf.TensorSpec([BATCH], tf.int64, name="ids")])
+        def step(self, ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(layer(ids) - 1.0))
+            trainer.apply_gradients(
+                zip(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables, strict=True)
+            )
+            return {"loss": loss}
+
+    module = Step()
+    tf.saved_model.save(module, folder, signatures={"serving_default": module.step})
+    return flatten(read(folder))
+
+
 def feeds_of(flat, seed):
     rng = np.random.default_rng(seed)
     feeds = {}
@@ -101,6 +131,7 @@ def feeds_of(flat, seed):
 
 
 def job_of(flat, state, streams=3, **options):
+    state = state or {}
     return Job(
         flat,
         scattered(flat, streams),
@@ -115,7 +146,8 @@ def job_of(flat, state, streams=3, **options):
 def trained(engine, job, state):
     """Losses, and the variables afterwards."""
     executable = engine.build(job)
-    executable.load_state(state)
+    if state is not None:
+        executable.load_state(state)
     losses = [float(executable.step(feeds_of(job.flat, seed))["loss"]) for seed in range(STEPS)]
     found = executable.save_state()
     executable.close()
@@ -154,6 +186,11 @@ def test_gradients_are_clipped_by_the_norm_of_all(lookup):
 @sampled(3, lookup=["lookup", "safe"], optimizer=FEW, resource=[False, True], parts=[2, 3])
 def test_tables_of_parts_train_as_in_tensorflow(lookup, optimizer, resource, parts):
     check(*graph(lookup, optimizer, resource, parts=parts))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_keras_trains_as_in_tensorflow(optimizer, tmp_path):
+    check(keras_graph(optimizer, tmp_path), None)
 
 
 @sampled(3, optimizer=["sgd", "adagrad", "rmsprop"], resource=[False, True], fuse=[False, True])
