@@ -2,16 +2,18 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
+from msplit.engines.cuda.passes.embedding.row_updates import sum_in_updates
 from msplit.engines.cuda.passes.pipeline import tidy
 from msplit.engines.cuda.passes.specialize import specialize, trace
 from msplit.errors import EngineError
+from tests.campaign import examples
 from tests.engines.cuda.cases import CPU
 
 ROWS = 7
@@ -228,6 +230,79 @@ def test_one_that_stays_does_not_keep_the_others():
     graph = ops.graph.copy()
     assert pad_unique(graph)
     assert sorted(op.op for op in graph.ops.values() if "Unique" in op.op) == ["Unique", "_UniquePadded"]
+
+
+def _scaled(ops, rows, ids, original):
+    return ops.Mul(rows, np.float32(0.5), T="float32"), ids
+
+
+def _squared(ops, rows, ids, original):
+    return ops.Square(rows, T="float32"), ids
+
+
+def _moved(ops, rows, ids, original):
+    return ops.Sub(rows, np.float32(0.25), T="float32"), ids
+
+
+def _with_each_other(ops, rows, ids, original):
+    return ops.AddV2(rows, ops.Mul(rows, rows, T="float32"), T="float32"), ids
+
+
+def _made_distinct(ops, rows, ids, original):
+    return ops.summed(ids, rows)
+
+
+def _next_to_more(ops, rows, ids, original):
+    axis = np.int32(0)
+    return ops.ConcatV2(rows, original[0], axis, T="float32"), ops.ConcatV2(ids, original[1], axis, T="int64")
+
+
+def _looked_up(ops, rows, ids, original):
+    found = ops.GatherV2(original[2], ids, np.int32(0), Tindices="int64")
+    return ops.AddV2(rows, found, T="float32"), ids
+
+
+STEPS = [_scaled, _squared, _moved, _with_each_other, _made_distinct, _next_to_more, _looked_up]
+ENDS = {
+    "norm": lambda ops, rows: ops.L2Loss(rows, T="float32"),
+    "sum": lambda ops, rows: ops.Sum(rows, np.array([0, 1], np.int32), T="float32"),
+    "mean": lambda ops, rows: ops.Mean(rows, np.array([0, 1], np.int32), T="float32"),
+    "none": None,
+}
+
+
+@given(
+    st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=7),
+    st.lists(st.sampled_from(STEPS), max_size=5),
+    st.sampled_from(sorted(ENDS)),
+    st.sampled_from(["SparseApplyAdagrad", "ScatterAdd", "ScatterMax"]),
+)
+@settings(max_examples=examples(40, 3000), deadline=None)
+def test_whatever_is_padded_gives_the_same(ids, steps, end, update):
+    """And whatever is not, too: the pass says of each graph whether padding shows."""
+    ops, ids, rows, (variable, accum) = start(ids)
+    original = rows, ids, ops.feed("lookup", np.random.default_rng(1).uniform(1, 2, (ROWS, 2)).astype(np.float32))
+    rows, ids = ops.summed(ids, rows)
+    for step in steps:
+        rows, ids = step(ops, rows, ids, original)
+    if end != "none":
+        ops.fetch(end=ENDS[end](ops, rows))
+    rows, ids = ops.summed(ids, rows)
+    if update == "SparseApplyAdagrad":
+        ops.fetch(new=ops.SparseApplyAdagrad(variable, accum, LR, rows, ids))
+    else:
+        ops.fetch(new=getattr(ops, update)(variable, ids, rows))
+    found = []
+    for rewrite in (False, True):
+        graph = ops.graph.copy()
+        if rewrite and pad_unique(graph):
+            tidy(graph)
+        specialize(graph, ops.feeds, CPU)
+        if rewrite and sum_in_updates(graph):
+            tidy(graph)
+        found.append(run(graph, ops.feeds)[0])
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=2e-4, atol=1e-5)
 
 
 @given(st.lists(st.integers(-1, 5), max_size=12))
