@@ -1,7 +1,10 @@
-"""A function of TensorFlow's that runs on streams: what it is called with goes through `prepare`, once for each set of shapes."""
+"""A function of TensorFlow's that runs on streams: what it is called with goes through `prepare`, once for each set of shapes.
+
+One that writes variables, as a train step does, shares them with TensorFlow: see `function_state`."""
 
 from __future__ import annotations
 
+import io
 import tempfile
 import threading
 import warnings
@@ -15,14 +18,18 @@ from weakref import WeakSet
 
 import numpy as np
 
-from msplit import escape
+from msplit import escape, formats
 from msplit.decide.model import load
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import is_array, is_tensor, type_name
+from msplit.engines.base import Feeds, HasState, is_array, is_tensor, type_name
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.runtime import tensorflow
-from msplit.errors import MsplitError
+from msplit.errors import EngineError, MsplitError
+from msplit.formats.model import Model
 from msplit.measure.execution import prepare
+from msplit.measure.function_export import Exported, export
+from msplit.measure.function_state import Trained, Whereabouts, give_back, take
+from msplit.measure.keras_fit import fit_callback
 from msplit.measure.request import BenchRequest
 from msplit.measure.runner import Runner
 from msplit.measure.tensors import as_array, is_tensorflow, lies_on, made_like
@@ -70,6 +77,9 @@ def compile(
 
     Raises:
         MsplitError: It is nothing that can be called.
+
+    A function that changes variables, such as the `train_step` of a Keras model, trains: its variables are on the engine's device while it
+    does, for all sets of shapes together, and `CompiledFunction.sync` brings them back, as leaving the ``with`` block does.
     """
     found = _callable(function)
     if most < 1:
@@ -114,11 +124,13 @@ class _Rung:
 
     Attributes:
         structure: The result's, with the names of its outputs, and None where it has None.
+        trained: What it makes of variables; None where it only reads them, which makes them constants.
         folder: What the host part runs.
     """
 
     runner: Runner
     structure: Any
+    trained: Trained | None
     folder: tempfile.TemporaryDirectory[str]
 
     def close(self) -> None:
@@ -143,6 +155,8 @@ class CompiledFunction(Shown):
         self._made: dict[Key, Future[_Rung]] = {}  # what was called last is at the end
         self._told: WeakSet[Future[_Rung]] = WeakSet()  # of which a warning was given
         self._lock = threading.Lock()
+        self._where, self._fits = Whereabouts(), list[Any]()
+        self._turn = threading.Lock()  # of who trains, and of who moves what was trained
 
     def _facts(self) -> Facts:
         name = getattr(self._function, "name", None) or getattr(
@@ -183,7 +197,7 @@ class CompiledFunction(Shown):
         feeds = {f"input_{number}": value for number, value in enumerate(values) if value is not None}
         there = [value for value in values if value is not None and not is_array(value)]
         stays = bool(there) and rung.runner.engine == CUDA.name
-        outputs = rung.runner.step({name: feeds[name] for name in rung.runner.inputs}, on_device=stays)
+        outputs = self._step(rung, {name: feeds[name] for name in rung.runner.inputs}, stays)
         tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
         if stays:
             like = made_like((tensors or there)[0])
@@ -192,12 +206,21 @@ class CompiledFunction(Shown):
             outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
         return tf.nest.map_structure(lambda name: None if name is None else outputs[name], rung.structure)
 
+    def _step(self, rung: _Rung, feeds: Feeds, stays: bool) -> dict[str, Any]:
+        if rung.trained is None:
+            return rung.runner.step(feeds, on_device=stays)
+        with self._turn:
+            take(self._where, rung.trained)
+            return rung.runner.step(feeds, on_device=stays)
+
     def _original(self, leaves: Sequence[Any], call: Any) -> Any:
         """What the function itself gives. TensorFlow takes no tensors of others that are on a GPU."""
         own = [
             as_array("of the call", leaf) if is_tensor(leaf) and not is_tensorflow(leaf) else leaf for leaf in leaves
         ]
         arguments, named = tensorflow().nest.pack_sequence_as(call, own)
+        with self._turn:
+            give_back(self._where)
         return self._function(*arguments, **named)
 
     def _rung(self, key: Key, call: Any, values: Sequence[Any]) -> Future[_Rung]:
@@ -209,7 +232,7 @@ class CompiledFunction(Shown):
                 made = _running() if self._beside is None else self._beside.submit(self._make, call, values)
             self._made[key] = made
             old = [self._made.pop(one) for one in list(self._made)[: -self._most]]
-        _close(old)
+        self._close(old)
         if new and self._beside is None:
             try:
                 made.set_result(self._make(call, values))
@@ -223,18 +246,70 @@ class CompiledFunction(Shown):
     def _make(self, call: Any, values: Sequence[Any]) -> _Rung:
         folder = tempfile.TemporaryDirectory(prefix="msplit-function-")
         path = Path(folder.name) / "model"
-        structure = _export(self._function, call, values, path)
-        return _Rung(prepare(load(path), self._request, improve=self._improve), structure, folder)
+        exported = export(self._function, call, values, path)
+        if not exported.changed:
+            return _Rung(prepare(load(path), self._request, improve=self._improve), exported.structure, None, folder)
+        if self._improve:
+            raise MsplitError(
+                "improve=True is for functions that change no variables",
+                fix='leave it out; with effort="fast" in the request new shapes are ready soon',
+            )
+        flat, request = load(path), self._request
+        if not request.inputs:  # a step is verified on data that can be trained on, and not on labels that were made up
+            request = replace(request, inputs=_written(values, [one.name for one in flat.inputs], folder))
+        runner = prepare(flat, request)
+        return _Rung(runner, exported.structure, _trained(runner, exported, flat.model), folder)
+
+    def sync(self) -> None:
+        """Gives TensorFlow's variables the values that training made of them. From then until the next step these are what counts: the
+        step takes over whatever was assigned to them, as the first one does.
+
+        Between other steps only variables of at most `function_state.SMALL` values are looked at, such as a learning rate, and what is
+        assigned to larger ones is lost, of which the next `sync` warns. To be called before weights or metrics are read or assigned.
+        Nothing happens where nothing was trained since.
+        """
+        with self._turn:
+            give_back(self._where)
+
+    def callback(self, *, every: int | None = None) -> Any:
+        """A callback for the `fit` of a Keras model whose `train_step` this is: `fit` then trains by it.
+
+        The model has what was trained at the end of each epoch, when `fit` reads metrics and validates, and at the end. What callbacks
+        assign then is taken over, and so is a learning rate at any time.
+
+        Args:
+            every: Bring variables back after so many batches, too, for callbacks that read them in between.
+
+        Raises:
+            MsplitError: This is no `train_step` of a Keras model, or of one that trains on several devices.
+        """
+        made = fit_callback(self._function, self, self.sync, every)
+        self._fits.append(made)
+        return made
 
     def refresh(self) -> None:
-        """Takes over weights that were assigned since: what is called next is exported and prepared anew."""
+        """Takes over weights that were assigned since: what is called next is exported and prepared anew. What trains needs no more than
+        `sync`, which this does, too."""
         with self._lock:
             made, self._made = list(self._made.values()), {}
-        _close(made)
+        self._close(made)
 
     def close(self) -> None:
-        """Gives streams and memory back. A later call prepares anew."""
+        """Gives streams and memory back, after a `sync`. A later call prepares anew."""
+        for fit in self._fits:
+            fit.let_go()
+        self._fits.clear()
         self.refresh()
+
+    def _close(self, made: Sequence[Future[_Rung]]) -> None:
+        """Closes what is no longer wanted. What it trained goes back to TensorFlow."""
+        with self._turn:
+            at = self._where.at
+            if at is not None and any(
+                one.done() and not one.exception() and one.result().trained is at for one in made
+            ):
+                give_back(self._where)
+        _close(made)
 
     def __enter__(self) -> CompiledFunction:
         return self
@@ -243,6 +318,35 @@ class CompiledFunction(Shown):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _written(values: Sequence[Any], names: Sequence[str], folder: tempfile.TemporaryDirectory[str]) -> dict[str, Path]:
+    """Arguments as files of inputs. Strings and types that only TensorFlow has do not come back from a file as they are."""
+    written = {}
+    for number, value in enumerate(values):
+        name = f"input_{number}"
+        if value is not None and name in names:
+            array = as_array(name, value)
+            if array.dtype.kind in "biufc":
+                content = io.BytesIO()
+                np.lib.format.write_array(content, array)
+                written[name] = Path(folder.name) / f"{name}.npy"
+                formats.write_bytes_atomic(written[name], content.getvalue())
+    return written
+
+
+def _trained(runner: Runner, exported: Exported, model: Model) -> Trained:
+    """What a runner makes of variables.
+
+    Raises:
+        EngineError: It does not tell what it makes of them.
+    """
+    engine = runner.executable
+    if not isinstance(engine, HasState):
+        raise EngineError(f"{runner.label} runs a function that changes variables, and keeps none")
+    variables = exported.by_node(model, engine.save_state())
+    changed = {id(variable) for variable in exported.changed}
+    return Trained(engine, variables, frozenset(name for name, one in variables.items() if id(one) in changed))
 
 
 def _running() -> Future[_Rung]:
@@ -286,41 +390,3 @@ def _value(leaf: Any, tf: Any, device: str) -> Any:
     if hasattr(leaf, "__array__"):
         return np.asarray(leaf)
     return None
-
-
-def _export(function: Callable[..., Any], call: Any, values: Sequence[Any], folder: Path) -> Any:
-    """Writes the function for arguments of these shapes as a SavedModel; the structure of its result, as `_Rung` has it.
-
-    Inputs are called ``input_N`` by their place among all leaves of the arguments, outputs ``output_N``.
-    """
-    tf = tensorflow()
-    leaves = tf.nest.flatten(call)
-    structure: list[Any] = []
-    others: list[str] = []
-
-    def by_name(**tensors: Any) -> dict[str, Any]:
-        given = [tensors.get(f"input_{number}", leaf) for number, leaf in enumerate(leaves)]
-        arguments, named = tf.nest.pack_sequence_as(call, given)
-        result = function(*arguments, **named)
-        found = {f"output_{number}": one for number, one in enumerate(tf.nest.flatten(result))}
-        names = [None if one is None else name for name, one in found.items()]
-        structure[:] = [tf.nest.pack_sequence_as(result, names)]
-        others[:] = [type(one).__name__ for one in found.values() if not isinstance(one, tf.Tensor | None)]
-        return {name: tf.identity(one) for name, one in found.items() if isinstance(one, tf.Tensor)}
-
-    specs = {
-        name: tf.TensorSpec(value.shape, tf.as_dtype(value.dtype if is_array(value) else type_name(value)), name=name)
-        for name, value in ((f"input_{number}", value) for number, value in enumerate(values))
-        if value is not None
-    }
-    traced = tf.function(by_name).get_concrete_function(**specs)
-    if others:
-        raise MsplitError(
-            f"the function gives a {others[0]}, which is no tensor of numbers or words",
-            fix="let it give tensors, or lists, tuples and dicts of them: of a ragged one its values and row_splits",
-        )
-    holder = tf.Module()
-    holder.owned = [function] if isinstance(function, tf.Module) or hasattr(function, "_trackable_children") else []
-    holder.weights = list(traced.variables)
-    tf.saved_model.save(holder, str(folder), signatures=traced)
-    return structure[0]

@@ -1,0 +1,136 @@
+"""A function of TensorFlow's as a SavedModel of one signature, for arguments of some shapes, and what it does to variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msplit import formats
+from msplit.engines.base import is_array, type_name
+from msplit.engines.tensorflow.runtime import tensorflow
+from msplit.errors import MsplitError
+from msplit.formats.model import Model
+from msplit.opset.state import written
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """What was exported.
+
+    Attributes:
+        structure: The result's, with the names of its outputs, and None where it has None.
+        variables: TensorFlow's variables that the function reads or writes, which the SavedModel lists as ``weights`` in this order.
+        changed: Those that it writes.
+    """
+
+    structure: Any
+    variables: tuple[Any, ...]
+    changed: tuple[Any, ...]
+
+    def by_node(self, model: Model, nodes: Iterable[str]) -> dict[str, Any]:
+        """TensorFlow's variables by their nodes in the graph.
+
+        Args:
+            model: The SavedModel, read.
+            nodes: Names of nodes that are variables.
+        """
+        names = _checkpoint_names(model.path, len(self.variables))
+        numbers = {name: number for number, name in enumerate(names)}
+        places = formats.saved_as(model, nodes)
+        return {node: self.variables[numbers[place.key]] for node, place in places.items() if place.key in numbers}
+
+
+def export(function: Callable[..., Any], call: Any, values: Sequence[Any], folder: Path) -> Exported:
+    """Writes a function as a SavedModel.
+
+    Inputs are called ``input_N`` by their place among all leaves of the arguments, outputs ``output_N``.
+
+    Args:
+        function: Whatever `tf.function` takes.
+        call: Its arguments and its arguments by name.
+        values: Of each leaf of these the array or tensor, which gives shape and type, or None where it is a part of the function.
+        folder: Where to write.
+
+    Raises:
+        MsplitError: A result is no tensor.
+    """
+    tf = tensorflow()
+    leaves = tf.nest.flatten(call)
+    structure: list[Any] = []
+    others: list[str] = []
+
+    def by_name(**tensors: Any) -> dict[str, Any]:
+        given = [tensors.get(f"input_{number}", leaf) for number, leaf in enumerate(leaves)]
+        arguments, named = tf.nest.pack_sequence_as(call, given)
+        result = function(*arguments, **named)
+        found = {f"output_{number}": one for number, one in enumerate(tf.nest.flatten(result))}
+        names = [None if one is None else name for name, one in found.items()]
+        structure[:] = [tf.nest.pack_sequence_as(result, names)]
+        others[:] = [type(one).__name__ for one in found.values() if not isinstance(one, tf.Tensor | None)]
+        tensors = {name: tf.identity(one) for name, one in found.items() if isinstance(one, tf.Tensor)}
+        # A signature without outputs is no graph to run: what only trains gives something, too.
+        return tensors or {"nothing": tf.constant(0)}
+
+    specs = {
+        name: tf.TensorSpec(value.shape, tf.as_dtype(value.dtype if is_array(value) else type_name(value)), name=name)
+        for name, value in ((f"input_{number}", value) for number, value in enumerate(values))
+        if value is not None
+    }
+    traced = tf.function(by_name).get_concrete_function(**specs)
+    if others:
+        raise MsplitError(
+            f"the function gives a {others[0]}, which is no tensor of numbers or words",
+            fix="let it give tensors, or lists, tuples and dicts of them: of a ragged one its values and row_splits",
+        )
+    holder = tf.Module()
+    owners = [
+        function,
+        getattr(function, "__self__", None),
+    ]  # of tables, too: those of a model whose train_step this is
+    holder.owned = [one for one in owners if isinstance(one, tf.Module) or hasattr(one, "_trackable_children")]
+    variables = tuple(traced.variables)
+    holder.weights = list(variables)
+    tf.saved_model.save(holder, str(folder), signatures=traced)
+    return Exported(structure[0], variables, _changed(traced.graph, variables))
+
+
+def _changed(graph: Any, variables: Sequence[Any]) -> tuple[Any, ...]:
+    """The variables that a traced function writes, itself or in what it calls."""
+    by_handle = {id(variable.handle): number for number, variable in enumerate(variables)}
+    handles = {
+        inner.ref(): by_handle[id(outer)] for outer, inner in graph.captures if id(outer) in by_handle
+    }  # of variables inside
+    found: set[int] = set()
+    for operation in graph.get_operations():
+        slots = {slot: handles[one.ref()] for slot, one in enumerate(operation.inputs) if one.ref() in handles}
+        if operation.type == "Identity" and slots:
+            handles[operation.outputs[0].ref()] = slots[0]
+        elif slots:
+            found.update(number for slot, number in slots.items() if slot in _writes(operation))
+    return tuple(variable for number, variable in enumerate(variables) if number in found)
+
+
+def _writes(operation: Any) -> Sequence[int]:
+    """Slots of the handles whose variables an operation writes. What calls functions says which ones it only reads."""
+    if not any(attr.HasField("func") or attr.list.func for attr in operation.node_def.attr.values()):
+        return written(operation.type)
+    only_read = operation.node_def.attr["_read_only_resource_inputs"].list.i
+    return [slot for slot in range(len(operation.inputs)) if slot not in only_read]
+
+
+def _checkpoint_names(folder: Path, count: int) -> list[str]:
+    """Names of variables in a SavedModel's checkpoint, by their numbers in its ``weights``. An object has one name, that of whatever
+    else it belongs to, perhaps: the checkpoint's own list of objects tells."""
+    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+    objects = TrackableObjectGraph()
+    reader = tensorflow().train.load_checkpoint(str(folder / "variables" / "variables"))
+    objects.ParseFromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+
+    def children(number: int) -> dict[str, int]:
+        return {one.local_name: one.node_id for one in objects.nodes[number].children}
+
+    weights = children(children(0)["weights"])
+    return [objects.nodes[weights[str(number)]].attributes[0].checkpoint_key for number in range(count)]
