@@ -33,6 +33,7 @@ from msplit.measure.keras_fit import fit_callback
 from msplit.measure.request import BenchRequest
 from msplit.measure.runner import Runner
 from msplit.measure.tensors import as_array, is_tensorflow, lies_on, made_like
+from msplit.measure.variants import choose_engine
 
 STREAMS = 8
 """The largest number where nobody says one."""
@@ -246,7 +247,8 @@ class CompiledFunction(Shown):
     def _make(self, call: Any, values: Sequence[Any]) -> _Rung:
         folder = tempfile.TemporaryDirectory(prefix="msplit-function-")
         path = Path(folder.name) / "model"
-        exported = export(self._function, call, values, path)
+        straight = choose_engine(self._request)[0] is CUDA
+        exported = export(self._function, call, values, path, straight=straight)
         if not exported.changed:
             return _Rung(prepare(load(path), self._request, improve=self._improve), exported.structure, None, folder)
         if self._improve:

@@ -12,6 +12,7 @@ from msplit.engines.base import is_array, type_name
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import MsplitError
 from msplit.formats.model import Model
+from msplit.measure.function_conds import straighten
 from msplit.opset.state import written
 
 
@@ -42,7 +43,9 @@ class Exported:
         return {node: self.variables[numbers[place.key]] for node, place in places.items() if place.key in numbers}
 
 
-def export(function: Callable[..., Any], call: Any, values: Sequence[Any], folder: Path) -> Exported:
+def export(
+    function: Callable[..., Any], call: Any, values: Sequence[Any], folder: Path, *, straight: bool = False
+) -> Exported:
     """Writes a function as a SavedModel.
 
     Inputs are called ``input_N`` by their place among all leaves of the arguments, outputs ``output_N``.
@@ -52,6 +55,7 @@ def export(function: Callable[..., Any], call: Any, values: Sequence[Any], folde
         call: Its arguments and its arguments by name.
         values: Of each leaf of these the array or tensor, which gives shape and type, or None where it is a part of the function.
         folder: Where to write.
+        straight: Whether one that writes variables is to be without compiled calls and conds around that; see `function_conds`.
 
     Raises:
         MsplitError: A result is no tensor.
@@ -93,7 +97,20 @@ def export(function: Callable[..., Any], call: Any, values: Sequence[Any], folde
     variables = tuple(traced.variables)
     holder.weights = list(variables)
     tf.saved_model.save(holder, str(folder), signatures=traced)
-    return Exported(structure[0], variables, _changed(traced.graph, variables))
+    changed = _changed(traced.graph, variables)
+    if changed and straight:
+        _straighten(folder / "saved_model.pb")
+    return Exported(structure[0], variables, changed)
+
+
+def _straighten(path: Path) -> None:
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+    saved = SavedModel()
+    saved.ParseFromString(path.read_bytes())
+    for meta_graph in saved.meta_graphs:
+        straighten(meta_graph.graph_def)
+    formats.write_bytes_atomic(path, saved.SerializeToString(), force=True)
 
 
 def _changed(graph: Any, variables: Sequence[Any]) -> tuple[Any, ...]:

@@ -80,11 +80,14 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "adamax, averages": lambda o: o.Adamax(0.01, use_ema=True),
     "nadam": lambda o: o.Nadam(0.01),
     "ftrl": lambda o: o.Ftrl(0.1, l1_regularization_strength=0.01),
+    "adam, accumulated": lambda o: o.Adam(0.01, gradient_accumulation_steps=2),
+    "sgd, averages taken over": lambda o: o.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
+    "scaled loss": lambda o: o.LossScaleOptimizer(o.SGD(0.1), initial_scale=4.0, dynamic_growth_steps=2),
     "lion, decay": lambda o: o.Lion(0.01, weight_decay=0.1),
 }
 
 
-NAMES = list(OPTIMIZERS) if CAMPAIGN else ["adamw, clipped by norm", "sgd, nesterov, schedule", "adamax, averages"]
+NAMES = list(OPTIMIZERS) if CAMPAIGN else ["adam, accumulated", "adamw, clipped by norm", "sgd, nesterov, schedule"]
 
 
 class Side:
