@@ -4,7 +4,6 @@ One that writes variables, as a train step does, shares them with TensorFlow: se
 
 from __future__ import annotations
 
-import io
 import tempfile
 import threading
 import warnings
@@ -18,17 +17,16 @@ from weakref import WeakSet
 
 import numpy as np
 
-from msplit import escape, formats
+from msplit import escape
 from msplit.decide.model import load
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import Feeds, HasState, is_array, is_tensor, type_name
+from msplit.engines.base import Feeds, is_array, is_tensor, type_name
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.runtime import tensorflow
-from msplit.errors import EngineError, MsplitError
-from msplit.formats.model import Model
+from msplit.errors import MsplitError
 from msplit.measure.execution import prepare
-from msplit.measure.function_export import Exported, export
-from msplit.measure.function_state import Trained, Whereabouts, give_back, take
+from msplit.measure.function_export import export, write_inputs
+from msplit.measure.function_state import Trained, Whereabouts, give_back, take, trained_by
 from msplit.measure.keras_fit import fit_callback
 from msplit.measure.request import BenchRequest
 from msplit.measure.runner import Runner
@@ -258,9 +256,9 @@ class CompiledFunction(Shown):
             )
         flat, request = load(path), self._request
         if not request.inputs:  # a step is verified on data that can be trained on, and not on labels that were made up
-            request = replace(request, inputs=_written(values, [one.name for one in flat.inputs], folder))
+            request = replace(request, inputs=write_inputs(values, [one.name for one in flat.inputs], path.parent))
         runner = prepare(flat, request)
-        return _Rung(runner, exported.structure, _trained(runner, exported, flat.model), folder)
+        return _Rung(runner, exported.structure, trained_by(runner, exported, flat.model), folder)
 
     def sync(self) -> None:
         """Gives TensorFlow's variables the values that training made of them. From then until the next step these are what counts: the
@@ -320,35 +318,6 @@ class CompiledFunction(Shown):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _written(values: Sequence[Any], names: Sequence[str], folder: tempfile.TemporaryDirectory[str]) -> dict[str, Path]:
-    """Arguments as files of inputs. Strings and types that only TensorFlow has do not come back from a file as they are."""
-    written = {}
-    for number, value in enumerate(values):
-        name = f"input_{number}"
-        if value is not None and name in names:
-            array = as_array(name, value)
-            if array.dtype.kind in "biufc":
-                content = io.BytesIO()
-                np.lib.format.write_array(content, array)
-                written[name] = Path(folder.name) / f"{name}.npy"
-                formats.write_bytes_atomic(written[name], content.getvalue())
-    return written
-
-
-def _trained(runner: Runner, exported: Exported, model: Model) -> Trained:
-    """What a runner makes of variables.
-
-    Raises:
-        EngineError: It does not tell what it makes of them.
-    """
-    engine = runner.executable
-    if not isinstance(engine, HasState):
-        raise EngineError(f"{runner.label} runs a function that changes variables, and keeps none")
-    variables = exported.by_node(model, engine.save_state())
-    changed = {id(variable) for variable in exported.changed}
-    return Trained(engine, variables, frozenset(name for name, one in variables.items() if id(one) in changed))
 
 
 def _running() -> Future[_Rung]:

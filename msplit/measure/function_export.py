@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from msplit import formats
 from msplit.engines.base import is_array, type_name
@@ -13,6 +16,7 @@ from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import MsplitError
 from msplit.formats.model import Model
 from msplit.measure.function_conds import straighten
+from msplit.measure.tensors import as_array
 from msplit.opset.state import written
 
 
@@ -111,6 +115,21 @@ def _straighten(path: Path) -> None:
     for meta_graph in saved.meta_graphs:
         straighten(meta_graph.graph_def)
     formats.write_bytes_atomic(path, saved.SerializeToString(), force=True)
+
+
+def write_inputs(values: Sequence[Any], names: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Arguments as files of inputs. Strings and types that only TensorFlow has do not come back from a file as they are."""
+    written = {}
+    for number, value in enumerate(values):
+        name = f"input_{number}"
+        if value is not None and name in names:
+            array = as_array(name, value)
+            if array.dtype.kind in "biufc":
+                content = io.BytesIO()
+                np.lib.format.write_array(content, array)
+                written[name] = folder / f"{name}.npy"
+                formats.write_bytes_atomic(written[name], content.getvalue())
+    return written
 
 
 def _changed(graph: Any, variables: Sequence[Any]) -> tuple[Any, ...]:

@@ -13,6 +13,10 @@ import numpy as np
 from msplit import escape
 from msplit.engines.base import HasState
 from msplit.engines.tensorflow.runtime import tensorflow
+from msplit.errors import EngineError
+from msplit.formats.model import Model
+from msplit.measure.function_export import Exported
+from msplit.measure.runner import Runner
 
 SMALL = 16
 """The most values of a variable that is looked at before each step: learning rates, counters, seeds, what a metric sums up."""
@@ -31,6 +35,23 @@ class Trained:
     engine: HasState
     variables: Mapping[str, Any]
     changed: frozenset[str]
+
+
+def trained_by(runner: Runner, exported: Exported, model: Model) -> Trained:
+    """What a runner makes of variables.
+
+    Raises:
+        EngineError: It does not tell what it makes of them.
+    """
+    engine = runner.executable
+    if not isinstance(engine, HasState):
+        raise EngineError(f"{runner.label} runs a function that changes variables, and keeps none")
+    variables = exported.by_node(model, engine.save_state())
+    names = {id(variable): name for name, variable in variables.items()}
+    missing = [escape.line(str(one.name)) for one in exported.changed if id(one) not in names]
+    if missing:
+        raise EngineError(f"{runner.label} keeps no {missing[0]}, which the function changes")
+    return Trained(engine, variables, frozenset(names[id(variable)] for variable in exported.changed))
 
 
 @dataclass(eq=False)
