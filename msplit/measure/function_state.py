@@ -18,7 +18,7 @@ from msplit.formats.model import Model
 from msplit.measure.function_export import Exported
 from msplit.measure.runner import Runner
 
-SMALL = 16
+SMALL = 4
 """The most values of a variable that is looked at before each step: learning rates, counters, seeds, what a metric sums up."""
 
 
@@ -60,14 +60,14 @@ class Whereabouts:
 
     Attributes:
         at: What trained last and has them; None: TensorFlow's variables do.
-        taken: What TensorFlow's variables had when they were taken to the engine, by its names: tensors that share their memory. As long
-            as somebody has it, TensorFlow leaves it alone, and what is assigned lies elsewhere: that is how it is noticed, even if it is
-            the same value again, as of a metric that is reset.
+        taken: What TensorFlow's variables had when they were taken to the engine, by its names: tensors that share their memory, and
+            where that is. As long as somebody has it, TensorFlow leaves it alone, and what is assigned lies elsewhere: that is how it is
+            noticed, even if it is the same value again, as of a metric that is reset.
         small: Handles and types of the small ones.
     """
 
     at: Trained | None = None
-    taken: dict[str, Any] = field(default_factory=dict)
+    taken: dict[str, tuple[Any, int | None]] = field(default_factory=dict)
     small: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
@@ -84,7 +84,7 @@ def take(where: Whereabouts, trained: Trained) -> None:
         return
     read = tensorflow().raw_ops.ReadVariableOp
     now = {name: read(resource=handle, dtype=dtype) for name, (handle, dtype) in where.small.items()}
-    assigned = [name for name, value in now.items() if _address(value) != _address(where.taken[name])]
+    assigned = [name for name, value in now.items() if _address(value) != where.taken[name][1]]
     if assigned:
         _take(where, trained, assigned)
 
@@ -96,7 +96,8 @@ def _take(where: Whereabouts, trained: Trained, names: Iterable[str]) -> None:
         variable = trained.variables[name]
         if name in where.small:
             variable.assign(value.copy())  # TensorFlow keeps tensors of numbers: two assignments of 0.0 may share one
-        where.taken[name] = variable.value()
+        now = variable.value()
+        where.taken[name] = now, _address(now)
 
 
 def give_back(where: Whereabouts) -> None:
@@ -108,7 +109,7 @@ def give_back(where: Whereabouts) -> None:
     lost = []
     for name in sorted(trained.changed):
         variable = trained.variables[name]
-        if _address(variable.value()) != _address(taken[name]):
+        if _address(variable.value()) != taken[name][1]:
             if name in where.small:
                 continue
             lost.append(str(variable.name))
