@@ -9,37 +9,15 @@ from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, flat_of, program_of, run
+from tests.engines.cuda.control_flow import feeds_of, frames_of
 from tests.formats import foreign
 from tests.formats.foreign import built
 
 pytestmark = pytest.mark.tf
 
 
-def graph_of(build):
-    """The flat graph of what `build` makes of x, y and a truth value, with control flow of TensorFlow 1. Its results are the outputs."""
-    import tensorflow as tf
-
-    v1 = tf.compat.v1
-    before = v1.control_flow_v2_enabled()
-    v1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph:
-            x, y = v1.placeholder(tf.float32, [2, 3], "x"), v1.placeholder(tf.float32, [2, 3], "y")
-            results = build(tf, x, y, v1.placeholder(tf.bool, [], "flag"))
-            names = [tf.identity(result, f"out{number}").op.name for number, result in enumerate(results)]
-    finally:
-        (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
-    return flat_of(graph.as_graph_def(), outputs=names)
-
-
-def feeds_of(flat, flag=True):
-    rng = np.random.default_rng(0)
-    drawn = {name: rng.uniform(-1, 1, (2, 3)).astype(np.float32) for name in ("x", "y")} | {"flag": np.asarray(flag)}
-    return {tensor.name: drawn[tensor.name] for tensor in flat.inputs}
-
-
 def check(build, flags=(True,), **options):
-    flat = graph_of(build)
+    flat = frames_of(build)
     assert not cover(flat).missing
     for flag in flags:
         assert_equals_tensorflow(flat, feeds_of(flat, flag), streams=(1, 3), **options)
@@ -110,7 +88,7 @@ def test_branches_of_two_shapes_are_refused_where_only_the_run_knows():
         return (tf.cond(flag, lambda: x, lambda: y[:1]),)
 
     with pytest.raises(EngineError, match=r"which branch is taken depends on values"):
-        run(flat := graph_of(build), feeds_of(flat))
+        run(flat := frames_of(build), feeds_of(flat))
 
 
 def test_a_loop_in_front_of_host_nodes_runs_with_them():

@@ -64,18 +64,24 @@ class Inside:
             if predicate is not None:
                 wanted = [wanted[taken(op, predicate, len(wanted))]]
         seen: set[str] = set()
+        aside: list[str] = []
         pending = [ref.name for ref in wanted]
-        while pending:
-            function = pending.pop()
+        while pending or aside:
+            needed = bool(pending)
+            function = pending.pop() if needed else aside.pop()
             if function in seen:
                 continue
             seen.add(function)
             body = self._bodies.of(function)
             if body is None:
-                missing.setdefault(op, []).append(where)
+                if needed:
+                    missing.setdefault(op, []).append(where)
                 continue
             for inner, name in body.every_op:
                 names.setdefault(inner, []).append(f"{where}/{name}")
+            aside += body.aside
+            if not needed:
+                continue
             for piece in body.ops:
                 if piece.op in FUNCTIONAL:
                     inner_functions = functions_of(piece.op, piece.attrs)

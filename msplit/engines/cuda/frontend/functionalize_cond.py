@@ -17,9 +17,14 @@ from msplit.engines.cuda.ir.functions import Body
 from msplit.engines.cuda.ir.graph import Key
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.state import written
 from msplit.opset.traits import DRAWN_ON_DEVICE, ops_with
 
 _BEFORE_SWITCHES = ops_with("hands on a condition")
+IN_A_BRANCH = " in a branch"
+"""Behind the name of an op that runs in those steps only that take the branch."""
+
+_SWITCHES = ("Switch", "RefSwitch")
 _NO, _YES = "Merge/no", "Merge/yes"
 _CHOICE = {
     _NO: Body([(0, 0), (1, 0)], (), {}, [(0, 0)], ()),
@@ -49,7 +54,7 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
         around = [_around(graph, inside, edge) for edge in graph.in_edges(node)]
         found: Set[_Branch] = frozenset().union(*around)
         inputs = graph.inputs(node)
-        if op == "Switch" and len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond":
+        if op in _SWITCHES and len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond":
             changes.stands_for |= {(node, 0): inputs[0], (node, 1): inputs[0]}
         elif op == "Merge" and len(inputs) == 2:
             sides = [_around(graph, inside, edge) for edge in list(graph.in_edges(node))[:2]]
@@ -61,10 +66,22 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
                 found = sides[0] & sides[1]
         if found:
             inside[node] = found
-            if op in DRAWN_ON_DEVICE and any(known(graph, branch[0], fed) is None for branch in found):
-                # TensorFlow draws here in those steps only that take the branch: no op that is known by this name.
-                changes.ops[node] = f"{op} in a branch"
+            if op in DRAWN_ON_DEVICE or written(op):
+                taken = [_taken(graph, branch, fed) for branch in found]
+                if False in taken and written(op):  # what needs it by control edges goes on without it
+                    changes.ops[node], changes.inputs[node], changes.stateful[node] = "NoOp", [], False
+                elif None in taken:
+                    # TensorFlow draws or writes here in those steps only that take the branch: no op that is known by this name.
+                    changes.ops[node] = op + IN_A_BRANCH
+                    changes.stateful[node] = True
     return rewired(flat, changes), _CHOICE
+
+
+def _taken(graph: Graph, branch: _Branch, fed: Set[Key]) -> bool | None:
+    """Whether a branch is taken; None where only the run knows."""
+    predicate, side = branch
+    value = known(graph, predicate, fed)
+    return None if value is None else bool(value) == bool(side)
 
 
 def _choose(changes: Changes, merge: int, predicate: Key, no: Key, yes: Key, value: NDArray[np.generic] | None) -> None:
@@ -80,7 +97,8 @@ def _around(graph: Graph, inside: Mapping[int, Set[_Branch]], edge: int) -> Set[
     """The branches that what comes through an edge is in."""
     source, port = int(graph.edges.src[edge]), int(graph.edges.port[edge])
     found = inside.get(source, _NOWHERE)
-    if graph.ops[source] == "Switch" and port != CONTROL and len(inputs := graph.inputs(source)) == 2:
+    inputs = graph.inputs(source) if graph.ops[source] in _SWITCHES and port != CONTROL else []
+    if len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond":
         return found | {(_named(graph, inputs[1]), port)}
     return found
 

@@ -1,22 +1,24 @@
 """Loops of TensorFlow 1, and those that freezing a TensorFlow 2 model makes of them, as a `While`.
 
 A frame is Enter, Merge, Switch, NextIteration and Exit per loop variable around one LoopCond (the white paper "Implementation of Control
-Flow in TensorFlow", 2017). What LoopCond needs of the Merges is the cond, what the NextIterations need of the Switches is the body.
+Flow in TensorFlow", 2017). What LoopCond needs of the Merges is the cond, what the NextIterations need of the Switches is the body. What a
+body pushes onto stacks belongs to it too, although nothing in it reads that: the loop of its gradient pops it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msplit.core.graph import FunctionRef, Graph
-from msplit.engines.cuda.frontend.functionalize_cond import raise_conds
+from msplit.engines.cuda.frontend.functionalize_cond import IN_A_BRANCH, raise_conds
 from msplit.engines.cuda.frontend.rewire import Changes, rewired
-from msplit.engines.cuda.ir.functions import Bodies, Body, body_of
+from msplit.engines.cuda.ir.functions import FRAME, Bodies, Body, body_of
 from msplit.engines.cuda.ir.graph import Key
 from msplit.errors import LoadError
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.state import written
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +27,13 @@ class _Loop:
 
     Attributes:
         node: The Exit that becomes the `While`.
+        frame: The frame's name.
         exits: Exit -> number of its loop variable.
         inputs: What the loop variables begin with, and then what the frame reads of the outside.
     """
 
     node: int
+    frame: str
     exits: Mapping[int, int]
     inputs: Sequence[Key]
     cond: Body
@@ -60,21 +64,21 @@ def raise_control(flat: FlatGraph) -> Raised:
     return made
 
 
-def raise_loops(flat: FlatGraph, functions: Mapping[str, Body]) -> Raised:
+def raise_loops(flat: FlatGraph, given: Mapping[str, Body]) -> Raised:
     """The graph with each frame as one node of op `While`, their functions beside those that are given.
 
     An Exit of the frame becomes the `While`, and what is inside of the frame is not needed any more. Frames inside of frames come first.
     What is no loop as TensorFlow makes them stays as it is.
     """
     if "LoopCond" not in flat.graph.ops:
-        return Raised(flat, Bodies(flat.model, functions), {}, {})
-    bodies = dict(functions)
+        return Raised(flat, Bodies(flat.model, given), {}, {})
+    bodies = dict(given)
     origin: dict[Key, Key] = {}
     inside: dict[int, tuple[int, ...]] = {}
     for frames in _by_depth(flat.graph):
         changes = Changes()
-        for nodes in frames:
-            loop = _loop(flat, nodes)
+        for nodes, writes in frames:
+            loop = _loop(flat, nodes, writes)
             if loop is None:
                 continue
             name = flat.graph.names[loop.node]
@@ -82,8 +86,10 @@ def raise_loops(flat: FlatGraph, functions: Mapping[str, Body]) -> Raised:
             own = {op.node for function in (loop.cond, loop.body) for op in function.ops}
             inside[loop.node] = tuple(sorted(own.union(*(inside[node] for node in own if node in inside))))
             changes.ops[loop.node] = "While"
-            changes.attrs[loop.node] = {"cond": FunctionRef(f"{name}/cond"), "body": FunctionRef(f"{name}/body")}
+            functions = {"cond": FunctionRef(f"{name}/cond"), "body": FunctionRef(f"{name}/body")}
+            changes.attrs[loop.node] = {**functions, FRAME: loop.frame}
             changes.inputs[loop.node] = loop.inputs
+            changes.stateful[loop.node] = bool(writes)
             for node, number in loop.exits.items():
                 if node != loop.node:
                     changes.stands_for[node, 0] = (loop.node, number)
@@ -92,20 +98,23 @@ def raise_loops(flat: FlatGraph, functions: Mapping[str, Body]) -> Raised:
     return Raised(flat, Bodies(flat.model, bodies), origin, inside)
 
 
-def _by_depth(graph: Graph) -> list[list[list[int]]]:
-    """The nodes of each frame, without those of frames inside of it, the deepest frames first."""
+def _by_depth(graph: Graph) -> list[list[tuple[list[int], list[int]]]]:
+    """The nodes of each frame, without those of frames inside of it, and what in all of these writes variables; deepest frames first."""
     found = all_frames(graph)
-    members: list[list[int]] = [[] for _ in found.parent]
+    members: list[tuple[list[int], list[int]]] = [([], []) for _ in found.parent]
     for node, frame in found.inside.items():
-        members[frame].append(node)
-    levels: list[list[list[int]]] = [[] for _ in range(max(found.depth))]
+        members[frame][0].append(node)
+        while frame and written(graph.ops[node].removesuffix(IN_A_BRANCH)):
+            members[frame][1].append(node)
+            frame = found.parent[frame]
+    levels: list[list[tuple[list[int], list[int]]]] = [[] for _ in range(max(found.depth))]
     for nodes, depth in zip(members[1:], found.depth[1:], strict=True):
         levels[-depth].append(nodes)
     return levels
 
 
-def _loop(flat: FlatGraph, nodes: Sequence[int]) -> _Loop | None:
-    """The loop that the nodes of a frame are; None where they are none that is known."""
+def _loop(flat: FlatGraph, nodes: Sequence[int], writes: Sequence[int]) -> _Loop | None:
+    """The loop that the nodes of a frame are; None where they are none that is known. Writes are told, they do not run."""
     graph = flat.graph
     of_op: dict[str, list[int]] = {}
     for node in nodes:
@@ -139,8 +148,12 @@ def _loop(flat: FlatGraph, nodes: Sequence[int]) -> _Loop | None:
     results = [graph.inputs(goes_back[merge])[0] for merge in variables]
     try:
         cond = body_of(flat, [*((merge, 0) for merge in variables), *passed], graph.inputs(conditions[0])[:1])
-        body = body_of(flat, [*turns, *passed], [*results, *passed])
+        body = body_of(flat, [*turns, *passed], [*results, *passed], effects=of_op.get("StackPushV2", []))
     except LoadError:  # of a constant in it
         return None
     inputs = [graph.inputs(node)[0] for node in [*(begins[merge] for merge in variables), *outside]]
-    return _Loop(first, {node: order[merge] for node, merge in left.items() if merge is not None}, inputs, cond, body)
+    told = [(graph.ops[node].removesuffix(IN_A_BRANCH), graph.names[node]) for node in writes]
+    body = replace(body, every_op=[*body.every_op, *told])
+    frame = str(graph.attrs[enters[0]].get("frame_name", ""))
+    exits_of = {node: order[merge] for node, merge in left.items() if merge is not None}
+    return _Loop(first, frame, exits_of, inputs, cond, body)

@@ -22,12 +22,14 @@ class Changes:
         attrs: Node -> its new attributes.
         inputs: Node -> its new data inputs; it has no other inputs then.
         stands_for: Value -> what is read in its place.
+        stateful: Node -> whether it has effects now, where that changes.
     """
 
     ops: dict[int, str] = field(default_factory=dict)
     attrs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     inputs: dict[int, Sequence[Key]] = field(default_factory=dict)
     stands_for: dict[Key, Key] = field(default_factory=dict)
+    stateful: dict[int, bool] = field(default_factory=dict)
 
     def final(self, key: Key) -> Key:
         """What is read in the end in a value's place."""
@@ -50,6 +52,8 @@ def rewired(flat: FlatGraph, changes: Changes) -> FlatGraph:
         rows += [(*changes.final(key), target, slot) for slot, key in enumerate(keys)]
     host = flat.host.copy()
     host[list(changes.ops)] = False
+    stateful = flat.stateful.copy()
+    stateful[list(changes.stateful)] = list(changes.stateful.values())
     changed = Graph(
         graph.names,
         [changes.ops.get(node, op) for node, op in enumerate(graph.ops)],
@@ -59,7 +63,7 @@ def rewired(flat: FlatGraph, changes: Changes) -> FlatGraph:
         graph.functions,
     )
     outputs = tuple(Tensor(out.name, *changes.final((out.node, out.port))) for out in flat.outputs)
-    return replace(flat, graph=changed, host=host, outputs=outputs)
+    return replace(flat, graph=changed, host=host, stateful=stateful, outputs=outputs)
 
 
 def _patched(attrs: Sequence[Mapping[str, Any]], others: Mapping[int, Mapping[str, Any]]) -> PickedAttrs:

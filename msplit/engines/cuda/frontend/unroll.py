@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.frontend.importer import hands_on
-from msplit.engines.cuda.frontend.tensor_lists import LISTS, Result, TensorList
-from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, Body, functions_of, taken
+from msplit.engines.cuda.frontend.list_values import Result, TensorList, chosen
+from msplit.engines.cuda.frontend.tensor_lists import LISTS, OF_LISTS
+from msplit.engines.cuda.ir.functions import FRAME, FUNCTIONAL, Bodies, Body, functions_of, taken
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, final
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.errors import EngineError
@@ -30,6 +31,8 @@ class TooMany(EngineError):
 
 
 Made = Generator[Op, None, list[Key]]
+
+_Found = TypeVar("_Found")
 
 
 class Unroller:
@@ -64,6 +67,9 @@ class Unroller:
         self.made: list[Key] = []
         self._lists: dict[Key, TensorList] = {}
         self._constants: dict[tuple[int, Key], Key] = {}
+        self._choices: dict[
+            tuple[Key, Key], tuple[Key, Key]
+        ] = {}  # (condition, what it has chosen) -> if it is false, if it is true
         self.most = MOST_OPS
         self._count = self._depth = 0
 
@@ -86,6 +92,14 @@ class Unroller:
         if key not in self._lists:
             raise Unsupported("this list comes from an op that keeps lists in another way")
         return self._lists[key]
+
+    def is_list(self, key: Key) -> bool:
+        """See `Values`."""
+        return key in self._lists
+
+    def put(self, handle: Key, held: TensorList) -> None:
+        """See `Values`."""
+        self._lists[handle] = held
 
     def constant(self, value: NDArray[Any]) -> Key:
         """See `Values`."""
@@ -116,10 +130,10 @@ class Unroller:
         Raises:
             EngineError: How a loop goes depends on values; the message names the node.
         """
-        if op.op in LISTS or op.op in FUNCTIONAL:
+        if op.op in LISTS or op.op in FUNCTIONAL or self._is_of_lists(op):
             op.inputs = [self._final(key) for key in op.inputs]
             try:
-                yield from self._listed(op) if op.op in LISTS else self._functional(op)
+                yield from self._functional(op) if op.op in FUNCTIONAL else self._listed(op)
             except Unsupported as problem:
                 raise EngineError(f"{op.op}: {problem}", where=f"node {op.name}", fix=_FIX) from problem
             except (KeyError, IndexError, TypeError, ValueError) as problem:
@@ -131,14 +145,24 @@ class Unroller:
     def _final(self, key: Key) -> Key:
         return final(self.names, key)
 
+    def _is_of_lists(self, op: Op) -> bool:
+        return op.op in OF_LISTS and any(self._final(key) in self._lists for key in op.inputs)
+
     def _listed(self, op: Op) -> Iterator[Op]:
-        for found in LISTS[op.op](self, op):
-            if isinstance(found, Op):
-                yield found
-                self.kept.update((found.node, port) for port in range(found.attrs.get("num", 1)))
-            else:
-                self._give(op, found)
+        found = (LISTS.get(op.op) or OF_LISTS[op.op])(self, op)
+        self._give(op, found if isinstance(found, list) else (yield from self._keeping(found)))
         self.kept.update(op.inputs)
+
+    def _keeping(self, made: Generator[Op, None, _Found]) -> Generator[Op, None, _Found]:
+        """The same ops, of which all values are kept: a list may hold them."""
+        while True:
+            try:
+                op = next(made)
+            except StopIteration as end:
+                found: _Found = end.value
+                return found
+            yield op
+            self.kept.update((op.node, port) for port in range(op.attrs.get("num", 1)))
 
     def _give(self, op: Op, results: Sequence[Result]) -> None:
         """Lets the outputs of an op be what they were found to be."""
@@ -181,8 +205,9 @@ class Unroller:
             (goes_on,) = yield from self._run(cond, carried, op, f"turn {turn}/")
             predicate = self.static(goes_on)
             if predicate is None:
+                loop = f"the loop {op.attrs[FRAME]}" if FRAME in op.attrs else "the loop"
                 raise Unsupported(
-                    f"how many turns the loop takes depends on values that only the run knows (after {turn} of them)"
+                    f"how many turns {loop} takes depends on values that only the run knows (after {turn} of them)"
                 )
             if not taken("If", predicate, 2):
                 break
@@ -212,25 +237,32 @@ class Unroller:
             yield is_set
             condition = (is_set.node, 0)
         self.kept.update([condition, *arguments])
-        otherwise = yield from self._run(bodies[0], arguments, op, "else/")
+        otherwise = yield from self._run(bodies[0], self._in_branch(condition, 0, arguments), op, "else/")
         self.kept.update(otherwise)
-        then = yield from self._run(bodies[1], arguments, op, "then/")
+        then = yield from self._run(bodies[1], self._in_branch(condition, 1, arguments), op, "then/")
+        self.kept.update(then)
         results = []
         for one, other in zip(then, otherwise, strict=True):
-            if one != other:
-                chosen = self._choice(op, condition, one, other)
-                yield chosen
-                one = (chosen.node, 0)
-            results.append(one)
+            results.append(one if one == other else (yield from self._choice(op, condition, one, other)))
         return results
 
-    def _choice(self, op: Op, condition: Key, one: Key, other: Key) -> Op:
+    def _in_branch(self, condition: Key, branch: int, arguments: Sequence[Key]) -> Sequence[Key]:
+        """The arguments of a branch. What the same condition has chosen, as it does in front of a gradient's cond, is known there."""
+        return [self._choices.get((condition, key), (key, key))[branch] for key in arguments]
+
+    def _choice(self, op: Op, condition: Key, one: Key, other: Key) -> Generator[Op, None, Key]:
         """The one value or the other. Both branches have run: neither changes anything but what it gives."""
         if one in self._lists or other in self._lists:
-            raise Unsupported("which branch makes a list depends on values that only the run knows")
-        if self.shape(one) is None or self.shape(one) != self.shape(other):
+            key = (self.graph.fresh(), 0)
+            self._lists[key] = yield from self._keeping(chosen(self, op, condition, one, other))
+        elif self.shape(one) is None or self.shape(one) != self.shape(other):
             raise Unsupported("which branch is taken depends on values that only the run knows, and so do shapes")
-        return self.new("SelectV2", op, {}, [condition, one, other])
+        else:
+            select = self.new("SelectV2", op, {}, [condition, one, other])
+            yield select
+            key = (select.node, 0)
+        self._choices[condition, key] = other, one
+        return key
 
     def _run(self, body: Body, arguments: Sequence[Key], like: Op, label: str) -> Made:
         """Runs a body in an op's place, and gives its results."""

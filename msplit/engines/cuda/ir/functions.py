@@ -17,6 +17,9 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Model
 from msplit.opset.traits import CALLS, CASE, CONDS, IF, LOOPS
 
+FRAME = "_frame"
+"""The attribute of a `While` that has the name of the frame of TensorFlow 1 that it was."""
+
 FUNCTIONAL = LOOPS | CONDS | CALLS
 """Ops that run functions of the library. Of calls only those come here that XLA compiles: all others are inlined in the flat graph."""
 
@@ -46,6 +49,7 @@ class Body:
         parameters: Its arguments, as values of the body.
         ops: In topological order, constants left out.
         every_op: Op and name of every node of the function, those included that run only for their effect.
+        aside: Functions that such nodes run.
     """
 
     parameters: Sequence[Key]
@@ -53,6 +57,7 @@ class Body:
     constants: Mapping[Key, NDArray[Any]]
     results: Sequence[Key]
     every_op: Sequence[tuple[str, str]]
+    aside: Sequence[str] = ()
 
 
 class Bodies:
@@ -105,18 +110,23 @@ def reachable(graph: Graph, wanted: Iterable[Key], given: Set[Key]) -> list[int]
 
 
 def body_of(
-    flat: FlatGraph, parameters: Sequence[Key], results: Sequence[Key], members: Sequence[int] | None = None
+    flat: FlatGraph,
+    parameters: Sequence[Key],
+    results: Sequence[Key],
+    members: Sequence[int] | None = None,
+    effects: Sequence[int] = (),
 ) -> Body:
     """What some results need of a graph, down to values that are given, the parameters.
 
-    `members` are the nodes that belong to the body whether the results need them or not; those that they need if None.
+    `members` are the nodes that belong to the body whether the results need them or not; those that they need if None. `effects`
+    are nodes that run although no result needs them.
 
     Raises:
         LoadError: A constant can not be read.
     """
     ops: list[BodyOp] = []
     constants: dict[Key, NDArray[Any]] = {}
-    nodes = reachable(flat.graph, results, set(parameters))
+    nodes = reachable(flat.graph, [*results, *((node, 0) for node in effects)], set(parameters))
     for node in nodes:
         op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
         value = attrs.get("value")
@@ -125,8 +135,11 @@ def body_of(
         else:
             kept = plain(attrs, functions=op in FUNCTIONAL)
             ops.append(BodyOp(node, flat.graph.names[node], op, kept, tuple(flat.graph.inputs(node))))
-    every = [(flat.graph.ops[node], flat.graph.names[node]) for node in (nodes if members is None else members)]
-    return Body(parameters, ops, constants, results, every)
+    every = nodes if members is None else members
+    run = {node: flat.graph.ops[node] for node in every}
+    called = [functions_of(op, flat.graph.attrs[node]) for node, op in run.items() if op in FUNCTIONAL]
+    every_op = [(op, flat.graph.names[node]) for node, op in run.items()]
+    return Body(parameters, ops, constants, results, every_op, [ref.name for refs in called for ref in refs])
 
 
 def plain(attrs: Mapping[str, Any], *, functions: bool = False) -> dict[str, Any]:

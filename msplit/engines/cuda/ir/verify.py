@@ -14,6 +14,9 @@ from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.ir.lowering import table
 from msplit.opset import schema
 
+_OF_LISTS = ("EmptyTensorList", "Optional", "Stack", "TensorArray", "TensorList")
+"""What the names of ops of lists begin with."""
+
 
 class Stage(IntEnum):
     """How far a graph has come."""
@@ -156,7 +159,7 @@ def _runs(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     """Every op has a lowering; before specialization also what becomes other ops."""
     lowerings = table()
     for op in graph.ops.values():
-        becomes_others = op.op in FUNCTIONAL or op.op.startswith(("TensorList", "EmptyTensorList", "TensorArray"))
+        becomes_others = op.op in FUNCTIONAL or op.op.startswith(_OF_LISTS)
         if op.op not in lowerings and not (stage is Stage.IMPORTED and becomes_others):
             yield f"{_said(op)} has no lowering"
 

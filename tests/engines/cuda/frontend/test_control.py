@@ -11,27 +11,9 @@ from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, exported, flat_of, program_of, run
+from tests.engines.cuda.control_flow import graph_of_function, spec
 
 pytestmark = pytest.mark.tf
-
-
-def graph_of_function(function, *specs):
-    """The flat graph of a tf.function with its control flow as functional ops. Outputs are out0, out1, …"""
-    import tensorflow as tf
-
-    concrete = tf.function(function).get_concrete_function(*specs)
-    graph = tf.Graph()
-    with graph.as_default():
-        inputs = [tf.compat.v1.placeholder(spec.dtype, spec.shape, name=spec.name) for spec in specs]
-        results = tf.nest.flatten(concrete(*inputs))
-        names = [tf.identity(result, name=f"out{number}").op.name for number, result in enumerate(results)]
-    return flat_of(graph.as_graph_def(), inputs=[spec.name for spec in specs], outputs=names)
-
-
-def spec(shape, dtype="float32", name="x"):
-    import tensorflow as tf
-
-    return tf.TensorSpec(shape, dtype, name)
 
 
 def ones(*shape):

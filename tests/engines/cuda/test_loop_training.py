@@ -1,0 +1,170 @@
+"""Training graphs of recurrent nets against TensorFlow, and variables that loops and conds would change, which are refused by name."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from msplit.engines.base import Job
+from msplit.engines.cuda.coverage import cover
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.errors import EngineError
+from msplit.flatten import flatten
+from msplit.formats import read
+from tests.engines.cuda.cases import job, scattered
+from tests.engines.cuda.control_flow import Lstm
+from tests.training_graphs import apart
+
+pytestmark = pytest.mark.tf
+
+
+def trained(build, outputs, *, resource, v2=False):
+    """The flat graph of what `build` makes of x and a truth value, and the variables as they begin. `build` gets ``tf``."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    before = v1.control_flow_v2_enabled()
+    (v1.enable_control_flow_v2 if v2 else v1.disable_control_flow_v2)()
+    try:
+        with tf.Graph().as_default() as graph, v1.variable_scope("", use_resource=resource):
+            build(tf, v1.placeholder(tf.float32, [None, 4, 3], "x"), v1.placeholder(tf.bool, [], "flag"))
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                state = {one.op.name: np.asarray(session.run(one)) for one in v1.global_variables()}
+    finally:
+        (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.pb"
+        file.write_bytes(graph.as_graph_def().SerializeToString())
+        return flatten(read(file, outputs=outputs)), state
+
+
+def check_three_steps(flat, state):
+    """Three steps from some variables equal TensorFlow's, and the variables have moved."""
+    rng = np.random.default_rng(0)
+    steps = [{tensor.name: rng.standard_normal((2, 4, 3), np.float32) for tensor in flat.inputs} for _ in range(3)]
+    assert cover(flat).reasons == []
+    theirs = TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, steps[0], ieee=True, state=state))
+    theirs.load_state(state)
+    ours = ENGINE.build(replace(job(flat, steps[0], scattered(flat, 3), streams=3), state=state))
+    for feeds in steps:
+        np.testing.assert_allclose(ours.step(feeds)["loss"], theirs.step(feeds)["loss"], rtol=1e-4)
+    found, expected = ours.save_state(), theirs.save_state()
+    ours.close()
+    theirs.close()
+    assert max(apart(found, expected).values()) < 1e-4
+    assert min(apart(found, state).values()) > 1e-3
+    assert set(found) == set(state)
+
+
+def recurrent_net(kind, optimizer):
+    """Builds the training graph of an LSTM with a loss that is the mean square of what it says."""
+
+    def build(tf, x, flag):
+        from tensorflow.python.ops import rnn
+
+        v1, rng = tf.compat.v1, np.random.default_rng(2)
+        gates = v1.get_variable("gates", initializer=(rng.standard_normal((7, 16)) / 3).astype(np.float32))
+        head = v1.get_variable("head", initializer=rng.standard_normal((4, 2)).astype(np.float32))
+        cell = Lstm(gates)
+        if kind == "static":
+            x.set_shape([2, 4, 3])
+            outputs, _ = rnn.static_rnn(cell, tf.unstack(x, axis=1), dtype=tf.float32)
+            last = outputs[-1]
+        else:
+            outputs, _ = rnn.dynamic_rnn(cell, x, dtype=tf.float32)
+            last = outputs[:, -1]
+        loss = tf.reduce_mean(tf.square(tf.matmul(last, head) - 1.0), name="loss")
+        chosen = {"sgd": v1.train.GradientDescentOptimizer(0.5), "adam": v1.train.AdamOptimizer(0.1)}[optimizer]
+        chosen.minimize(loss, v1.train.get_or_create_global_step(), name="train_op")
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "resource", "v2"),
+    [
+        ("static", "sgd", False, False),
+        ("dynamic", "adam", False, False),
+        ("dynamic", "sgd", True, False),
+        ("dynamic", "adam", True, True),
+    ],
+    ids=["unrolled", "frames, references", "frames, resources", "functions, resources"],
+)
+def test_training_a_recurrent_net(kind, optimizer, resource, v2):
+    flat, state = trained(recurrent_net(kind, optimizer), ["loss", "train_op"], resource=resource, v2=v2)
+    assert ("StackPopV2" in flat.graph.ops) == (kind == "dynamic" and not v2)
+    assert bool({"While", "StatelessWhile"} & set(flat.graph.ops)) == v2
+    check_three_steps(flat, state)
+
+
+# Variables that loops and conds would change
+
+
+def counted(where, *, fetched):
+    """Builds a graph in which a variable grows inside of a loop or a cond, fetched by what that gives, or run as a target."""
+
+    def build(tf, x, flag):
+        v1 = tf.compat.v1
+        count = v1.get_variable("count", initializer=np.zeros((), np.float32))
+
+        def grown(value):
+            with tf.control_dependencies([v1.assign_add(count, 1.0)]):
+                return tf.identity(value)
+
+        if where == "loop":
+            found = tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, grown(a * 2.0)), (0, x))[1]
+        elif where == "inner loop":
+
+            def turn(i, a):
+                inner = tf.while_loop(lambda j, _: j < 2, lambda j, b: (j + 1, grown(b * 2.0)), (0, a))[1]
+                with tf.control_dependencies([inner]):
+                    return i + 1, a + 1.0
+
+            found = tf.while_loop(lambda i, _: i < 3, turn, (0, x))[1]
+        else:
+            if where == "taken":
+                flag = v1.placeholder_with_default(True, [], "training")
+            elif where == "not taken":
+                flag = v1.placeholder_with_default(False, [], "training")
+            found = tf.cond(flag, lambda: grown(x), lambda: x * 2.0)
+        if fetched:
+            tf.identity(found, name="out")
+        else:
+            tf.group(found.op, name="out")
+            with tf.control_dependencies([v1.assign_add(v1.get_variable("other", initializer=0.0), 1.0)]):
+                tf.reduce_sum(x, name="loss")
+
+    return build
+
+
+@pytest.mark.parametrize("fetched", [True, False], ids=["fetched", "target"])
+@pytest.mark.parametrize("where", ["loop", "inner loop", "cond"])
+@pytest.mark.parametrize(
+    ("resource", "v2"), [(False, False), (True, False), (True, True)], ids=["references", "frames", "functions"]
+)
+def test_a_loop_or_a_cond_that_writes_a_variable_is_refused_by_name(where, fetched, resource, v2):
+    flat, state = trained(
+        counted(where, fetched=fetched), ["out"] if fetched else ["loss", "out"], resource=resource, v2=v2
+    )
+    feeds = {"x": np.ones((2, 4, 3), np.float32), "flag": np.asarray(True)}
+    feeds = {tensor.name: feeds[tensor.name] for tensor in flat.inputs}
+    with pytest.raises(EngineError, match=r"run for an effect .*(AssignAdd|while|cond)"):
+        ENGINE.build(replace(job(flat, feeds), state=state))
+    assert any("run for an effect" in reason for reason in cover(flat).reasons)
+
+
+@pytest.mark.parametrize("fetched", [True, False], ids=["fetched", "target"])
+@pytest.mark.parametrize("resource", [False, True], ids=["references", "resources"])
+@pytest.mark.parametrize("where", ["taken", "not taken"])
+def test_a_branch_writes_a_variable_if_it_is_known_to_be_taken(where, resource, fetched):
+    flat, state = trained(counted(where, fetched=fetched), ["out"] if fetched else ["loss", "out"], resource=resource)
+    feeds = {"x": np.ones((2, 4, 3), np.float32)} if {tensor.name for tensor in flat.inputs} >= {"x"} else {}
+    feeds |= {tensor.name: np.asarray(where == "taken") for tensor in flat.inputs if tensor.name == "training"}
+    found = ENGINE.build(replace(job(flat, feeds), state=state))
+    found.step(feeds)
+    assert float(found.save_state().get("count", 0.0)) == (1.0 if where == "taken" else 0.0)
+    found.close()
