@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from msplit import formats
 from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import Feeds
+from msplit.engines.base import Feeds, HasState
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
@@ -26,7 +26,6 @@ from msplit.measure.execution import prepare
 from msplit.measure.initial import initial_state, variables_of
 from msplit.measure.request import BenchRequest
 from msplit.measure.runner import Runner
-from msplit.engines.base import HasState
 from msplit.opset.state import written
 from msplit.progress import Progress
 from msplit.training import checkpoint

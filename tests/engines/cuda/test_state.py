@@ -46,7 +46,10 @@ def read(tf, variable):
 
 
 def started(flat):
-    session, state = TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, ieee=True)), initial_state(flat)
+    session, state = (
+        TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, ieee=True)),
+        initial_state(flat),
+    )
     session.load_state(state)
     return session, state
 
@@ -165,7 +168,9 @@ def trained():
 
 def compiled_of(trained, mode=KernelMode.PLAIN):
     flat, state = trained
-    return compile_job(Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, True, EngineOptions("cpu", mode=mode), state=state))
+    return compile_job(
+        Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, True, EngineOptions("cpu", mode=mode), state=state)
+    )
 
 
 def test_branches_train_as_in_tensorflow():
@@ -188,7 +193,9 @@ def test_a_plan_that_lets_a_variable_be_overwritten_too_early_is_refused(trained
     program = compiled_of(trained).program
     data = program.producers()
     edges = [(data[key], place) for place, step in enumerate(program.steps) for key in step.inputs if key in data]
-    loose = replace(program, dag=Dag.of(len(program.steps), [first for first, _ in edges], [second for _, second in edges]))
+    loose = replace(
+        program, dag=Dag.of(len(program.steps), [first for first, _ in edges], [second for _, second in edges])
+    )
     lanes, _ = program.lanes(scattered(flat, 8, 3))
     plan = make_plan(loose.dag, lanes, record_order(loose.dag, (lanes >= 0).astype(np.float64)))
     assert not check(plan, loose.dag)
