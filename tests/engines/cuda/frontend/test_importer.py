@@ -12,7 +12,6 @@ from msplit.engines.cuda.ir.lowering import Lowering
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, flat_of, graph_of, job, program_of, run
 
 pytestmark = pytest.mark.tf
@@ -100,29 +99,6 @@ def test_too_little_memory_is_told_as_such():
     wanted = r"node big: Neg: CUDA out of memory. Tried to allocate 2.30 GiB.\n  fix: use a smaller --batch or fewer --streams"
     with pytest.raises(EngineError, match=wanted):
         interpret.call(Lowering("Neg", fails), Op(0, "big", "Neg", {}, []), [])
-
-
-@pytest.mark.parametrize("name", ["training.meta", "training_resource.meta"])
-def test_a_training_graph_is_refused(name):
-    flat = flatten(read(SAMPLES / name))
-    with pytest.raises(EngineError, match="inference only"):
-        run(flat, make_inputs(flat, {}, batch=2))
-
-
-def test_a_value_that_an_assignment_comes_before_is_refused():
-    """Control edges order effects: a variable that is written before it is read has not the checkpoint's value."""
-    import tensorflow as tf
-
-    graph = tf.Graph()
-    with graph.as_default():
-        v1 = tf.compat.v1
-        x = v1.placeholder(tf.float32, [2], name="x")
-        variable = v1.get_variable("counter", [2], use_resource=True)
-        with tf.control_dependencies([variable.assign_add(x, read_value=False)]):
-            tf.identity(x * 2.0, name="out")
-    flat = flat_of(graph.as_graph_def(), outputs=["out"])
-    with pytest.raises(EngineError, match="run for their effect"):
-        run(flat, {"x": np.ones(2, np.float32)})
 
 
 def test_a_chain_of_fifty_thousand_nodes_is_no_problem():

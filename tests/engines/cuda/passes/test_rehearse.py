@@ -26,11 +26,6 @@ def x_of(tf, v1, *shape):
     return v1.placeholder(tf.float32, shape or [None, 4], name="x")
 
 
-def writes(tf, v1):
-    x = x_of(tf, v1)
-    tf.add(x, v1.assign_add(v1.get_variable("v", [4], use_resource=True), tf.reduce_sum(x, 0)), name="out")
-
-
 def switch_case(tf, v1):
     x = x_of(tf, v1)
     tf.identity(tf.switch_case(tf.cast(x[0, 0], tf.int32), [lambda: x, lambda: x * 2], name="choose"), name="out")
@@ -67,7 +62,6 @@ def two_at_once(tf, v1):
 
 
 REFUSED = [
-    (writes, "run for their effect", ["AssignAdd"]),
     (switch_case, "which branch is taken depends on values", ["choose"]),
     (
         branches_of_two_shapes,
