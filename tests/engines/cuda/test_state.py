@@ -20,7 +20,6 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.state import ALIGNED, StateMemory
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.runtime.executables import executable_for, plan_for
-from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError, LoadError
 from msplit.measure.initial import initial_state
 from msplit.schedule.plan.check import check
@@ -46,10 +45,11 @@ def read(tf, variable):
 
 
 def started(flat):
-    session, state = (
-        TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, ieee=True)),
-        initial_state(flat),
-    )
+    """A session, and the values that variables begin with. TensorFlow's optimizer stays out: it reads variables in front of writes that
+    control edges put before (seen in 2.21, in the test of two variables below).
+    """
+    config, state = session_config(1, cpu_only=True, optimized=False), initial_state(flat)
+    session = SessionExecutable(flat.model, unplaced(flat), config, ieee=True, facts={})
     session.load_state(state)
     return session, state
 
@@ -73,7 +73,7 @@ def assert_trains_as_tensorflow(build, outputs, steps=3):
                 np.testing.assert_allclose(got[name], value, rtol=1e-6, err_msg=f"{name} at step {step}")
     for one in running:
         for name, value in one.save_state().items():
-            np.testing.assert_allclose(value, session.save_state()[name], rtol=1e-6, err_msg=name)
+            np.testing.assert_allclose(value, session.save_state()[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("resource", [False, True])
@@ -149,7 +149,8 @@ def branches(tf, v1):
         with v1.variable_scope(f"branch_{branch}"):
             weights = v1.get_variable("w", initializer=tf.constant(np.eye(3, dtype=np.float32)), use_resource=True)
             bias = v1.get_variable("b", initializer=tf.constant(X), use_resource=True)
-            hidden = tf.matmul(tf.reshape(x, [1, 3]), weights) + tf.reshape(bias, [1, 3])
+            hidden = tf.nn.tanh(tf.matmul(tf.reshape(x, [1, 3]), weights) + tf.reshape(bias, [1, 3]))
+            hidden = tf.matmul(hidden, v1.get_variable("v", initializer=tf.constant(2 * np.eye(3, dtype=np.float32))))
             losses.append(tf.reduce_sum(tf.square(tf.nn.relu(hidden) - branch)))
     loss = tf.add_n(losses, name="loss")
     v1.train.MomentumOptimizer(0.01, 0.9).minimize(loss, name="train_op")
@@ -279,13 +280,13 @@ def in_a_loop(tf, v1):
             with tf.control_dependencies([a.assign_add(x, read_value=False, name="add")]):
                 return i + 1
 
-        with tf.control_dependencies([tf.while_loop(lambda i: i < 3, turn, [0], name="turns")]):
+        with tf.control_dependencies(tf.nest.flatten(tf.while_loop(lambda i: i < 3, turn, [0], name="turns"))):
             tf.identity(a.read_value(), name="out")
     finally:
         v1.disable_control_flow_v2()
 
 
-@pytest.mark.parametrize(("build", "named"), [(queue, "push"), (in_a_loop, "AssignAddVariableOp")])
+@pytest.mark.parametrize(("build", "named"), [(queue, "push"), (in_a_loop, "turns")])
 def test_effects_that_the_engine_does_not_have_are_refused_by_name(build, named):
     from msplit.engines.cuda.coverage import cover
 

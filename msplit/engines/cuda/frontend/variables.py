@@ -112,7 +112,8 @@ class Variables:
             self._refers[node, 0] = self.nodes[node]
             return True
         inputs = graph.inputs(node)
-        if (op == "RefIdentity" or (op == "Identity" and attrs.get("T") == "resource")) and inputs[0] in self._refers:
+        # An Identity of a reference shares the variable's memory: who reads it sees what the variable is by then.
+        if op in ("Identity", "RefIdentity") and inputs[0] in self._refers:
             self._refers[node, 0] = self._refers[inputs[0]]
             return True
         if not (slots := written(op)):

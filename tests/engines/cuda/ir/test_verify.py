@@ -12,7 +12,7 @@ from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.verify import IllegalGraph, Stage
 from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.pipeline import PIPELINE, Pass, run_passes
-from tests.engines.cuda.cases import CPU, flat_of
+from tests.engines.cuda.cases import CPU, flat_of, graph_of
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 
 
@@ -25,6 +25,23 @@ def optimized():
     square = g.node("Square", [product], T=FLOAT)
     g.node("Mul", [square, product], T=FLOAT)
     return optimize(flat_of(g.graph_def), {"x": np.ones((3, 4), np.float32)}, CPU)
+
+
+@pytest.fixture(scope="module")
+def training():
+    """A variable that is read, and then written."""
+
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [3, 4], name="x")
+        v = v1.get_variable("v", [3, 4], use_resource=True)
+        square = tf.square(v.read_value())
+        with tf.control_dependencies([square]):
+            write = v.assign_add(x, read_value=False)
+        with tf.control_dependencies([write]):
+            tf.multiply(v.read_value(), square, name="out")
+
+    state = {"v": np.ones((3, 4), np.float32)}
+    return optimize(graph_of(build, outputs=["out"]), {"x": np.ones((3, 4), np.float32)}, CPU, state=state)
 
 
 def op(graph, name):
@@ -114,6 +131,36 @@ def mistakes_the_shape_of_a_constant(graph):
     graph.shapes[op(graph, "MatMul").inputs[1]] = (4, 5)
 
 
+def writes_what_is_no_variable(graph):
+    op(graph, "AssignAdd").inputs[0] = graph.feeds["x"]
+
+
+def overwrites_a_value_twice(graph):
+    write = op(graph, "AssignAdd")
+    graph.add("AssignAdd", write, dict(write.attrs), list(write.inputs), (3, 4))
+
+
+def leaves_a_variable_elsewhere(graph):
+    graph.final["v"] = (op(graph, "Square").node, 0)
+
+
+def writes_a_variable_from_nowhere(graph):
+    graph.final["w"] = graph.final["v"]
+
+
+def overwrites_before_it_is_read(graph):
+    write = op(graph, "AssignAdd")
+    graph.ops = {write.node: write, **{key: one for key, one in graph.ops.items() if one is not write}}
+
+
+OF_TRAINING = {
+    writes_what_is_no_variable: "is no variable that it could write",
+    overwrites_a_value_twice: "overwrites .* a second time",
+    leaves_a_variable_elsewhere: "which does not stay in its memory",
+    writes_a_variable_from_nowhere: "is written and has no value before",
+    overwrites_before_it_is_read: "overwrites what Square .* reads behind it",
+}
+
 MUTANTS = {
     stands_elsewhere: "stands under",
     numbers_taken_twice: "which is not taken",
@@ -157,7 +204,17 @@ def test_a_wrong_pass_is_caught_and_named(change, optimized, monkeypatch):
         planted(optimized, change)
 
 
-def test_every_rule_has_a_mutant(optimized, monkeypatch):
+@pytest.mark.tf
+@pytest.mark.parametrize("change", OF_TRAINING, ids=lambda change: change.__name__)
+def test_a_wrong_pass_over_a_training_graph_is_caught_and_named(change, training, monkeypatch):
+    monkeypatch.setattr(verify, "fingerprint", lambda graph: ())
+    monkeypatch.setattr(pipeline, "fingerprint", lambda graph: ())
+    with pytest.raises(IllegalGraph, match=f"after the pass {change.__name__}: .*{OF_TRAINING[change]}"):
+        planted(training, change)
+
+
+@pytest.mark.tf
+def test_every_rule_has_a_mutant(optimized, training, monkeypatch):
     """Without the rule some mutant lives."""
     monkeypatch.setattr(verify, "fingerprint", lambda graph: ())
     monkeypatch.setattr(pipeline, "fingerprint", lambda graph: ())
@@ -165,9 +222,9 @@ def test_every_rule_has_a_mutant(optimized, monkeypatch):
         with monkeypatch.context() as without:
             without.setattr(verify, "RULES", tuple(one for one in verify.RULES if one is not rule))
             survivors = 0
-            for change in MUTANTS:
+            for change in (*MUTANTS, *OF_TRAINING):
                 with contextlib.suppress(IllegalGraph):
-                    planted(optimized, change)
+                    planted(training if change in OF_TRAINING else optimized, change)
                     survivors += 1
         assert survivors, rule.__name__
 
