@@ -148,16 +148,11 @@ def _optional_value(values: Values, op: Op) -> list[Result]:
     return [element for element in found if element is not None]
 
 
-def _has_value(values: Values, op: Op) -> list[Result]:
-    return [values.constant(np.asarray(bool(values.list(op.inputs[0]).elements)))]
-
-
 LISTS: Mapping[str, Lowered] = {
     **ARRAYS,
     "EmptyTensorList": _empty,
     "OptionalFromValue": _optional,
     "OptionalGetValue": _optional_value,
-    "OptionalHasValue": _has_value,
     "OptionalNone": _optional,
     "TensorListConcat": _concat,
     "TensorListConcatV2": _concat,

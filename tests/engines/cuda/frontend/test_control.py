@@ -205,7 +205,14 @@ def test_every_op_of_lists():
         popped = raw.TensorListPopBack(input_handle=fresh, element_shape=[-1, 2], element_dtype=tf.float32)
         short = raw.TensorListResize(input_handle=raw.TensorListFromTensor(tensor=x, element_shape=shape), size=1)
         one = raw.TensorListGetItem(input_handle=short, index=0, element_shape=shape, element_dtype=tf.float32)
-        return length, stacked, picked, joined.tensor, joined.lengths, popped.tensor, one
+        scattered = {"tensor": x, "indices": [2, 0, 1], "element_shape": shape}
+        rows = raw.TensorListScatter(**scattered)
+        more = raw.TensorListScatterV2(**scattered, num_elements=5)
+        more = raw.TensorListScatterIntoExistingList(input_handle=more, tensor=x * 2.0, indices=[4, 0, 1])
+        lists = [
+            raw.TensorListStack(input_handle=one, element_shape=shape, element_dtype=tf.float32) for one in (rows, more)
+        ]
+        return length, stacked, picked, joined.tensor, joined.lengths, popped.tensor, one, *lists
 
     check(function, spec([3, 2]))
 
