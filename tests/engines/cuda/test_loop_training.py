@@ -56,8 +56,8 @@ def check_three_steps(flat, state):
     ours.close()
     theirs.close()
     assert max(apart(found, expected).values()) < 1e-4
-    assert min(apart(found, state).values()) > 1e-3
-    assert set(found) == set(state)
+    still = {name for name, moved in apart(found, state).items() if moved < 1e-3}
+    assert still <= {name for name in state if "learning_rate" in name}
 
 
 def recurrent_net(kind, optimizer):
@@ -98,6 +98,36 @@ def test_training_a_recurrent_net(kind, optimizer, resource, v2):
     flat, state = trained(recurrent_net(kind, optimizer), ["loss", "train_op"], resource=resource, v2=v2)
     assert ("StackPopV2" in flat.graph.ops) == (kind == "dynamic" and not v2)
     assert bool({"While", "StatelessWhile"} & set(flat.graph.ops)) == v2
+    check_three_steps(flat, state)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_training_a_recurrent_layer_of_keras(optimizer, tmp_path):
+    """The step of an exported model: its loop reads weights by handles, and its optimizer assigns what it has computed by itself."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(1)
+    x = keras.Input((4, 3))
+    model = keras.Model(x, keras.layers.Dense(1)(keras.layers.LSTM(4)(x)))
+    chosen = getattr(keras.optimizers, optimizer)(0.05)
+    chosen.build(model.trainable_variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - 1.0))
+        variables = model.trainable_variables
+        chosen.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.track(chosen)
+    archive.add_endpoint("serve", step, input_signature=[tf.TensorSpec([2, 4, 3], tf.float32, name="x")])
+    archive.write_out(tmp_path / "model", verbose=False)
+    flat = flatten(read(tmp_path / "model"))
+    state = ENGINE.build(job(flat, {"x": np.zeros((2, 4, 3), np.float32)})).save_state()
+    assert len(state) > 5
     check_three_steps(flat, state)
 
 
