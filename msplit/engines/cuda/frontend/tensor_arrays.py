@@ -8,7 +8,7 @@ A stack is known by its handle: what a turn pushes, the turn of the gradient's l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -69,34 +69,33 @@ def _read_by(values: Values, op: Op) -> TensorList:
     return _held(values, values.list(op.inputs[0]), op.inputs[-1])
 
 
-def _written(values: Values, op: Op, elements: Mapping[int, Key]) -> Made:
+def _written(values: Values, op: Op, places: Sequence[int], elements: Sequence[Key]) -> Made:
     """An array with some elements written; a gradient's array adds what is written twice."""
-    held = long_enough(_read_by(values, op), max(elements, default=-1) + 1)  # one of a dynamic size grows
-    sums = dict(elements)
-    for place, element in elements.items():
+    held = long_enough(_read_by(values, op), max(places, default=-1) + 1)  # one of a dynamic size grows
+    for place, element in zip(places, elements, strict=True):
         before = held.elements[place] if 0 <= place < len(held.elements) else None
         if held.gradient is not None and before is not None:
             added = values.new("AddV2", op, {}, [before, element])
             yield added
-            sums[place] = added.node, 0
-    held = with_elements(held, sums)
+            element = added.node, 0
+        held = with_elements(held, {place: element})
     values.put(op.inputs[0], held)
     return [held]
 
 
 def _write(values: Values, op: Op) -> Made:
     place = number(values, op, 1, "the place in the array")
-    return (yield from _written(values, op, {place: op.inputs[2]}))
+    return (yield from _written(values, op, [place], [op.inputs[2]]))
 
 
 def _scatter(values: Values, op: Op) -> Made:
     rows = yield from rows_of(values, op, 2)
-    return (yield from _written(values, op, dict(zip(places_of(values, op, 1), rows, strict=True))))
+    return (yield from _written(values, op, places_of(values, op, 1), rows))
 
 
 def _split(values: Values, op: Op) -> Made:
     parts = yield from pieces_of(values, op, 1, 2)
-    return (yield from _written(values, op, dict(enumerate(parts))))
+    return (yield from _written(values, op, range(len(parts)), parts))
 
 
 def _read(values: Values, op: Op) -> list[Result]:
