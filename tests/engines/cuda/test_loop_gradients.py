@@ -86,7 +86,7 @@ def test_gradients_of_conds_around_and_inside_of_frames():
 def test_gradients_of_arrays_add_what_is_written_twice():
     def build(tf, x, y, flag):
         rows = tf.TensorArray(tf.float32, 2, clear_after_read=False).unstack(x)
-        made, unread = tf.TensorArray(tf.float32, 3), tf.TensorArray(tf.float32, 3, infer_shape=False)
+        made, unread = tf.TensorArray(tf.float32, 3, infer_shape=False), tf.TensorArray(tf.float32, 3)
 
         def turn(i, made, unread, h):
             h = tf.cond(tf.reduce_sum(h) > 0.0, lambda: h * rows.read(0), lambda: h - rows.read(1))
@@ -95,7 +95,9 @@ def test_gradients_of_arrays_add_what_is_written_twice():
         _, made, _, _ = tf.while_loop(lambda i, *_: i < 3, turn, (0, made, unread, y[0]))
         chain = tf.TensorArray(tf.float32, 4, clear_after_read=False).write(0, x)
         chain = turns(tf, 3, lambda i, a: a.write(i + 1, tf.tanh(a.read(i) * y) + a.read(0)), chain)
-        return *tf.gradients(made.stack(), [x, y]), *tf.gradients(chain.gather([1, 3, 1]) * chain.read(2), [x, y])
+        return *tf.gradients(made.gather([0, 2]), [x, y]), *tf.gradients(
+            chain.gather([1, 3, 1]) * chain.read(2), [x, y]
+        )
 
     assert "TensorArrayGradV3" in check_frames(build).graph.ops
 
@@ -105,7 +107,8 @@ def test_gradients_of_arrays_of_parts_of_several_lengths():
         rows = tf.TensorArray(tf.float32, 2, infer_shape=False).split(tf.concat([x, x], 0), [1, 3])
         made = tf.TensorArray(tf.float32, 0, dynamic_size=True, infer_shape=False)
         made = turns(tf, 2, lambda i, a: a.write(i, tf.concat([rows.read(i)] * 2, 0) * y[0]), made).concat()
-        return tf.gradients(made * made, [x, y])
+        last = tf.TensorArray(tf.float32, 2, infer_shape=False).split(tf.concat([x, x], 0), [1, 3]).read(1)
+        return *tf.gradients(made * made, [x, y]), *tf.gradients(last * last, [x])
 
     check_frames(build)
 
