@@ -71,7 +71,7 @@ class Trained(Builder):
     def embedding(self, ids: Any, rows: int, width: int, scope: str) -> Any:
         """See `Builder`: only the rows that are looked up have a gradient."""
         with self.scope(scope):
-            table = self.variable("table", (rows, width), lambda key: Recipe(key, self.seed, -(3**0.5), 3**0.5))
+            table = self.variable("table", (rows, width), lambda key: Recipe(key, self.seed, -0.1, 0.1))
             return self.tf.nn.embedding_lookup(table, ids, name="lookup")
 
     def finish(self, name: str, outputs: Sequence[Any]) -> Sample:
@@ -136,6 +136,10 @@ class Training:
         """Inputs, and labels that can be learned from them: always the same function of the inputs."""
         *inputs, label = self.inputs
         values = make_inputs(Sample(self.name, None, tuple(inputs), ()), batch, seed)
+        for spec in inputs:
+            if spec.high is not None:  # few ids are seen often and most of them seldom, as with users and items
+                often = (values[spec.name] / spec.high) ** 4
+                values[spec.name] = (often * spec.high).astype(spec.dtype)
         score = np.zeros((batch, self._teacher[0].shape[-1]))
         for spec, weights in zip(inputs, self._teacher, strict=True):
             value = values[spec.name]
@@ -239,7 +243,7 @@ def inception_v3(
     Args:
         modules: Which of its kinds of modules: tests take few.
         divisor: Filters are so many times fewer.
-        stem: Whether all that comes before them is there; otherwise one convolution and a pool.
+        stem: Whether all that comes before them is there; otherwise one convolution.
     """
     tf = b.tf
     x = b.input("image", (image, image, 3))
@@ -265,8 +269,7 @@ def inception_v3(
         x = convolution(x, 32, 3, 3, 2, "VALID")
         if stem:
             x = convolution(convolution(x, 32, 3, 3, 1, "VALID"), 64, 3, 3, 1)
-        x = tf.nn.max_pool2d(x, 3, 2, "VALID")
-        if stem:
+            x = tf.nn.max_pool2d(x, 3, 2, "VALID")
             x = tf.nn.max_pool2d(convolution(convolution(x, 80, 1, 1, 1), 192, 3, 3, 1, "VALID"), 3, 2, "VALID")
     for kind in modules:
         for number, parts in enumerate(_MODULES[kind]):
@@ -305,7 +308,7 @@ MODELS: dict[str, Model] = {
         small={"towers": 4, "rows": 30, "width": 8, "units": (8, 4)},
     ),
     "deepfm": Model(
-        deepfm, 128, "Adam", 1e-3, "recsys", "deepfm", (1024,),
+        deepfm, 128, "Adam", 3e-3, "recsys", "deepfm", (1024,),
         small={"categorical": 3, "numeric": 2, "rows": 20, "width": 4, "units": (8, 4)},
     ),
     "lstm": Model(
@@ -314,7 +317,7 @@ MODELS: dict[str, Model] = {
     ),
     "inception_v3": Model(
         inception_v3, 16, "RMSProp", 1e-3, "vision", "inception_v3",
-        small={"image": 11, "classes": 5, "modules": "a", "divisor": 16, "stem": False},
+        small={"image": 9, "classes": 5, "modules": "a", "divisor": 12, "stem": False},
     ),
     "columns": Model(
         columns, 256, "Adagrad", 0.02, "recsys", "feature_columns",
