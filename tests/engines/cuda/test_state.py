@@ -20,6 +20,9 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.state import ALIGNED, StateMemory
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.runtime.executables import executable_for, plan_for
+from msplit.engines.tensorflow.placed import unplaced
+from msplit.engines.tensorflow.runtime import session_config
+from msplit.engines.tensorflow.session import SessionExecutable
 from msplit.errors import EngineError, LoadError
 from msplit.measure.initial import initial_state
 from msplit.schedule.plan.check import check
