@@ -8,8 +8,8 @@ _NAMES = {"AssignVariableOp": "Assign", "AssignAddVariableOp": "AssignAdd", "Ass
 
 
 def written(op: str) -> tuple[int, ...]:
-    """Input slots of the variables that an op changes; none for an op that is not known to change any."""
-    return traits(op).writes
+    """Input slots of the variables that an op, or an op on values, changes; none for one that is not known to change any."""
+    return traits(op).writes or traits(f"Resource{op}").writes
 
 
 def on_values(op: str) -> str:
@@ -23,8 +23,8 @@ def on_values(op: str) -> str:
 
 def own_outputs(op: str) -> int:
     """From which output of the op on values on those of the op itself begin: an op on references gives the reference first."""
-    return 0 if on_values(op) == op and op not in _RESOURCE_ONLY else len(written(op))
+    return 0 if on_values(op) == op and op not in _NO_REFERENCE else len(written(op))
 
 
-_RESOURCE_ONLY = frozenset({"RngReadAndSkip", "RngSkip"})
-"""Ops on resources whose names do not tell."""
+_NO_REFERENCE = frozenset({"CountUpTo", "RngReadAndSkip", "RngSkip"})
+"""Ops whose names do not tell that they give no reference."""

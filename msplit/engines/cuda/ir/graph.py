@@ -339,7 +339,8 @@ class OpGraph:
                 raise ValueError("internal error: a pass made a cycle")
             reader, writer = (self.ops[number] for number in found)
             lies_in = self.aliases()
-            key = next(key for key in reader.inputs if not set(lies_in(key)).isdisjoint(writer.inputs))
+            overwritten = {value for slot in mutated(writer) for value in lies_in(writer.inputs[slot])}
+            key = next(key for key in reader.inputs if not overwritten.isdisjoint(lies_in(key)))
             copy = self.set_aside(key, writer)
             reader.inputs = [copy if one == key else one for one in reader.inputs]
             ordered = self._ordered(self.hazards())
