@@ -10,8 +10,9 @@ from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, functions_of, names_all, taken
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.flatten.flat import FlatGraph
+from msplit.flatten.reachable import has_effect
 from msplit.opset.state import written
-from msplit.opset.traits import CONDS
+from msplit.opset.traits import CONDS, DRAWS, FREE_OF_EFFECTS
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Within:
     def writes(self) -> list[str]:
         """Nodes that write variables."""
         return [name for op, names in self.names.items() if written(op) for name in names]
+
+    def acts(self) -> bool:
+        """Whether it may do anything beside giving values. What only looks and fails does not."""
+        return not self.names or any(
+            has_effect(op) and op not in FREE_OF_EFFECTS | DRAWS | FUNCTIONAL for op in self.names
+        )
 
 
 NOTHING = Within()

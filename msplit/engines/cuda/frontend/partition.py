@@ -238,7 +238,8 @@ def unknown_effects(flat: FlatGraph, partition: Partition) -> list[str]:
     """
     needed = {*partition.device, *partition.host, *partition.post_nodes}
     names, inputs = flat.graph.names, flat.graph.inputs
-    found = [names[node] for node in partition.effects.stateful if node not in needed]
+    acts = (node for node in partition.effects.stateful if partition.inside.of(node).acts())
+    found = [names[node] for node in acts if node not in needed]
     found += [names[node] for node in partition.effects.writes if node not in partition.device or not inputs(node)]
     return found + [name for node in partition.device for name in partition.inside.of(node).writes()]
 
