@@ -34,6 +34,7 @@ def prepare(
     variant: str | None = None,
     progress: Progress | None = None,
     improve: bool = False,
+    state: Arrays | None = None,
 ) -> Runner:
     """Makes a model ready to run, and verifies it once, with the request that `bench` took.
 
@@ -50,6 +51,7 @@ def prepare(
         progress: Told what is being done and how much of it is done.
         improve: Be ready as soon as with ``effort="fast"``, whatever the request's, and prepare in full meanwhile, in a thread: what
             that makes is verified, against the first one, too, and takes over between two steps if it is faster (`Runner.improved`).
+        state: Of a graph that trains, the values that its variables begin with, in place of the model's own.
 
     Raises:
         EngineError: The engine can not run the model, or its outputs are not those of the reference.
@@ -67,7 +69,7 @@ def prepare(
         )
     if not improve:
         with hurrying() if request.is_fast else one_at_a_time():
-            ready = make_ready(flat, request, variant, progress)
+            ready = make_ready(flat, request, variant, progress, state=state)
             CUDA.forget(ready.setup.job.flat)  # weights of other kernels, and in another precision
             return ready.runner
     with hurrying():
@@ -111,12 +113,14 @@ def make_ready(
     request: BenchRequest,
     variant: str | None = None,
     progress: Progress | None = None,
+    *,
+    state: Arrays | None = None,
 ) -> Ready:
     """See `prepare`, which does so. Here the request may ask for tuning: then what that finds runs. What was compiled is kept."""
     asked = replace(request, compare_tensorflow=False, save_reference=None, timelines=False)
     with timing() as phases:
         # Only what is chosen gets kernels that are timed and compiled. A plan was made for such kernels, and tuning times them.
-        setup = set_up(opened(flat), asked, sketch=request.plan is None and request.tune is None)
+        setup = set_up(opened(flat), asked, sketch=request.plan is None and request.tune is None, state=state)
         made = compiled(setup, progress)
         sketched = _chosen(setup, made, variant or made.tuned_label or None)
         # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.

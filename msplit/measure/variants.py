@@ -26,12 +26,14 @@ from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
 from msplit.measure.ablation import Ablation, list_steps, plural
+from msplit.measure.initial import initial_state
 from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest
 from msplit.measure.stream_ids import StreamIds, assignments_for
 from msplit.measure.verified import Variant
 from msplit.opset import schema
+from msplit.opset.state import written
 from msplit.opset.traits import DRAWN_ON_DEVICE
 from msplit.progress import phase
 from msplit.schedule.plan import planfile
@@ -83,12 +85,14 @@ class Setup:
     unverified: tuple[str, ...]
 
 
-def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False) -> Setup:
+def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, state: Arrays | None = None) -> Setup:
     """Chooses engine and streams, lists what is asked for, and makes inputs and reference outputs. TensorFlow runs the model once for
     these; the cuda engine compiles nothing: see `compilation`.
 
     Of a `sketch`, what is listed will be compiled as far as to tell it apart and to simulate it: no kernel is timed, and none is compiled
     of fused ops. `as_it_runs` makes one of its variants whole.
+
+    `state` are the values that variables of a training graph begin with; where it is not given, its initializers are run.
 
     Raises:
         EngineError: The engine can not run the model; the message names what and the way out.
@@ -128,6 +132,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False) -> S
         ieee=request.ieee,
         op_libraries=request.op_libraries,
         costs=costs,
+        state=_state(flat, request) if state is None else state,
     )
     if engine is TENSORFLOW:
         variants = _tensorflow_variants(job, assignments)
@@ -153,6 +158,13 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False) -> S
         plan_notes=tuple(plan_notes),
         unverified=(*unverified, *own_data(flat)),
     )
+
+
+def _state(flat: FlatGraph, request: BenchRequest) -> Arrays:
+    """What variables begin with, where steps change them."""
+    if not any(map(written, flat.graph.ops)):
+        return {}
+    return initial_state(flat, op_libraries=request.op_libraries)
 
 
 def _sized(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, Reference | None, list[str]]:

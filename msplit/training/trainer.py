@@ -171,7 +171,7 @@ class Trainer(Shown):
         state = self._host_state()
         shapes = {name: tuple(value.shape) for name, value in feeds.items()}
         request = replace(self._request, batch=None, shapes=shapes, compare_tensorflow=False)
-        self.runner = runner = prepare(self.flat, request, progress=self._progress)
+        self.runner = runner = prepare(self.flat, request, progress=self._progress, state=state)
         if not isinstance(runner.executable, HasState):
             self.close()
             raise EngineError(f"the {runner.engine} engine can not train this model here", fix="see `msplit doctor`")

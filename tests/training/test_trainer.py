@@ -303,3 +303,20 @@ def test_a_saved_model_of_tensorflow_2_trains_and_its_objects_are_restored(tmp_p
     with msplit.Trainer(flat, fetches=["loss"], request=ON_TENSORFLOW) as trainer:
         trainer.restore(path)
         assert losses(trainer.run([{"x": x}])) == [float(one.train(x)["loss"])]
+
+
+def test_the_cuda_engine_trains_as_tensorflow_does_and_resumes_bit_equal(model: Path, tmp_path: Path) -> None:
+    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), ieee=True, effort="fast")
+    with (
+        msplit.Trainer(model, "train_op", ["loss"], request) as trainer,
+        msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as other,
+    ):
+        got, expected = losses(trainer.run(batches(6))), losses(other.run(batches(6)))
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+        path = trainer.save(tmp_path / "model")
+        after, state = losses(trainer.run(batches(3))), trainer.variables
+        trainer.restore(path)
+        assert losses(trainer.run(batches(3))) == after
+        assert same(trainer.variables, state)
+        other.restore(path)
+        np.testing.assert_allclose(losses(other.run(batches(3))), after, rtol=1e-5)
