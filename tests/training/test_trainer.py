@@ -320,3 +320,12 @@ def test_the_cuda_engine_trains_as_tensorflow_does_and_resumes_bit_equal(model: 
         assert same(trainer.variables, state)
         other.restore(path)
         np.testing.assert_allclose(losses(other.run(batches(3))), after, rtol=1e-5)
+
+
+def test_the_example_of_deeprec_trains_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    monkeypatch.syspath_prepend(str(SAMPLES.parent / "docs" / "examples"))
+    found = importlib.import_module("deeprec_training").run(150, "cpu")
+    for name, wanted in (("weight_0", 3.0), ("weight_1", -2.0), ("bias", 0.5)):
+        assert abs(float(found[name]) - wanted) < 0.2
