@@ -52,6 +52,7 @@ def test_these_names_are_public_and_no_others() -> None:
             "CompiledFunction",
             "Runner",
             "Settings",
+            "Trainer",
             "CheckSettings",
             "MsplitError",
         ),

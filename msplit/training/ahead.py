@@ -22,7 +22,7 @@ _LAST_WORD = 5.0
 def ahead(items: Iterator[Item], depth: int = DEPTH) -> Generator[Item, None, None]:
     """The same items in the same order, made by a thread, up to `depth` of them before they are asked for.
 
-    Close it (`contextlib.closing`) to end the thread early. What the items raise is raised here, in its place among them.
+    Close it to end the thread early. What the items raise is raised here, in its place among them.
     """
     ready: queue.Queue[tuple[str, Item | BaseException | None]] = queue.Queue(depth)
     unwanted = threading.Event()
