@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -150,6 +150,87 @@ def compare(
                 _compare_one(name, np.asarray(got[name]), np.asarray(expected[name]), ieee, tolerance, coarsest)
             )
     return Comparison(tuple(results))
+
+
+def compare_state(got: Arrays, expected: Arrays, tolerances: Mapping[str, float]) -> Comparison:
+    """Holds variables against what they should be after the same steps, by name; what is only in one of the two is passed over.
+
+    A variable passes where its distance from what is expected, ``sqrt(mean((got - expected) ** 2))``, is at most its tolerance times
+    the expected values' root mean square. Single elements may be further away: a ReLU whose input rounds to the other side of zero
+    changes what a whole row of a weight learns from one example. NaN and infinities must be where they are expected, and what is no
+    floating-point number must be equal.
+
+    Args:
+        tolerances: By variable; see `state_tolerances`.
+    """
+    results = []
+    for name in expected:
+        if name not in got:
+            continue
+        one = _compare_one(
+            name, np.asarray(got[name]), np.asarray(expected[name]), True, tolerances.get(name, 0.0), 0.0
+        )
+        if not one.exact and not one.note and np.isfinite(one.needed):
+            away = _distance(np.asarray(got[name]), np.asarray(expected[name]))
+            one = replace(one, needed=away, passed=away <= one.tolerance)
+        results.append(one)
+    return Comparison(tuple(results))
+
+
+_STATE = {True: (1e-4, 2.0**-15), False: (2e-1, 2.0**-8)}
+"""By whether products are IEEE: the tolerance of variables, and how far the values to begin with are moved, relative to each, to learn how
+far rounding carries. The latter are some ten times what rounding does to an activation."""
+
+_ROUNDING = 3.0
+"""How many times what moved values did to a variable its distance may be."""
+
+
+def state_tolerances(
+    state: Arrays, stepped: Callable[[Arrays], Arrays], *, ieee: bool, tolerance: float | None = None
+) -> dict[str, float]:
+    """How far each variable may be from another computation of the same steps, relative to its root mean square.
+
+    That is a tolerance of the type, or three times what the steps themselves make of values to begin with that are moved by little more
+    than rounding, whichever is more. Adam, for one, moves a weight whose gradient is zero but for rounding by a whole learning rate.
+    Where the same steps give something else when they are repeated, as with dropout, only the former is known.
+
+    Args:
+        state: The variables before the steps.
+        stepped: Gives the variables after the steps, from those before them.
+        ieee: Whether products are made in IEEE float32, not in TF32.
+        tolerance: In place of the type's own.
+    """
+    usual, amplitude = _STATE[ieee]
+    least = usual if tolerance is None else tolerance
+    generator = np.random.default_rng(0)
+
+    def moved(value: NDArray[Any]) -> NDArray[Any]:
+        if tolerance_of(value.dtype.name, ieee=True) == 0.0:
+            return value
+        noise = generator.uniform(-amplitude, amplitude, value.shape)
+        return np.asarray(value * (1 + noise).astype(value.dtype))
+
+    expected = {name: np.asarray(value) for name, value in stepped(state).items()}
+    inexact = [name for name, value in expected.items() if tolerance_of(value.dtype.name, ieee=True)]
+
+    def away(other: Arrays) -> dict[str, float]:
+        return {name: _distance(np.asarray(other[name]), expected[name]) for name in inexact}
+
+    repeated = max(away(stepped(state)).values(), default=0.0) <= least
+    carried = away(stepped({name: moved(np.asarray(value)) for name, value in state.items()})) if repeated else {}
+    return {name: max(least, _ROUNDING * carried.get(name, 0.0)) for name in inexact}
+
+
+def _distance(got: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Root mean square of what two arrays differ by, over that of what is expected; of elements that are finite in both."""
+    wide: Any = np.complex128 if expected.dtype.kind == "c" else np.float64
+    a, b = got.astype(wide), expected.astype(wide)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not finite.any():
+        return 0.0
+    a, b = a[finite], b[finite]
+    scale = max(float(np.sqrt(np.mean(np.abs(b) ** 2))), _SMALLEST_SCALE)
+    return float(np.sqrt(np.mean(np.abs(a - b) ** 2))) / scale
 
 
 def _compare_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from msplit.engines.base import Arrays, Engine, Executable, HasState, Job, Timeline
@@ -12,7 +13,7 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import EngineError
 from msplit.inputs.reference import Reference
 from msplit.measure.results import Check, Settings
-from msplit.measure.verification import Comparison, compare, computed_in
+from msplit.measure.verification import Comparison, compare, compare_state, computed_in, state_tolerances
 from msplit.progress import Progress, phase
 
 
@@ -261,21 +262,36 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
         if one in outcomes:
             check = Check(partner.variant.label, _precision(ieee), settings.verify_inputs, outcomes[one])
             one.checks.append(check)
-    if state:
-        _verify_state(pairs, settings)
+    if state and settings.verify_inputs:
+        with phase("verifying variables"):
+            _verify_state(pairs, state, how)
 
 
-def _verify_state(pairs: Sequence[tuple[Running, Running, bool]], settings: Settings) -> None:
-    """Compares what training made of the variables."""
+def _verify_state(pairs: Sequence[tuple[Running, Running, bool]], state: Arrays, how: Verification) -> None:
+    """Compares what one step makes of the variables: after more of them, what rounding did to one is what the next learns from."""
+    feeds = how.fresh(how.settings.seed + 1)
+    made: dict[Running, Arrays] = {}
+    tolerances: dict[tuple[Running, bool], dict[str, float]] = {}
+
+    def after(one: Running, before: Arrays) -> Arrays:
+        assert isinstance(one.running, HasState)
+        one.running.load_state(before)
+        one.running.step(feeds)
+        return one.running.save_state()
+
     for one, partner, ieee in pairs:
-        if isinstance(one.running, HasState) and isinstance(partner.running, HasState):
-            got, expected = one.running.save_state(), partner.running.save_state()
-            shared = {name: value for name, value in got.items() if name in expected}
-            wanted = {name: expected[name] for name in shared}
-            comparison = compare(shared, wanted, ieee=ieee, tolerance=settings.tolerance)
-            if not comparison.passed:
-                name = f"variables of {partner.variant.label}"
-                one.checks.append(Check(name, _precision(ieee), settings.verify_inputs, comparison))
+        if not (isinstance(one.running, HasState) and isinstance(partner.running, HasState)):
+            continue
+        for each in (one, partner):
+            if each not in made:
+                made[each] = after(each, state)
+        if (partner, ieee) not in tolerances:
+            tolerances[partner, ieee] = state_tolerances(
+                state, partial(after, partner), ieee=ieee, tolerance=how.settings.tolerance
+            )
+        comparison = compare_state(made[one], made[partner], tolerances[partner, ieee])
+        if not comparison.passed:
+            one.checks.append(Check(f"variables of {partner.variant.label}", _precision(ieee), 1, comparison))
 
 
 def _precision(ieee: bool) -> str:

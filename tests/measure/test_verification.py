@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from msplit.inputs.make import make_inputs
-from msplit.measure.verification import compare, computed_in
+from msplit.measure.verification import compare, compare_state, computed_in, state_tolerances
 from tests.inputs.graphs import flat_of
 
 
@@ -183,3 +183,51 @@ def test_a_loop_and_layers_of_keras_in_mixed_precision(tmp_path):
     found = compare(run(flat, feeds), reference(flat, feeds), computed=computed_in(flat))
     assert found.passed, found.describe()
     assert found.needed > 2e-4  # float32's own tolerance would not do
+
+
+def variables(**values):
+    return {name: np.asarray(value, np.float32) for name, value in values.items()}
+
+
+def test_variables_are_held_by_their_root_mean_square():
+    expected = variables(w=np.ones(10_000))
+    one_off, all_off = np.ones(10_000), np.full(10_000, 1.001)
+    one_off[3] = 1.005
+    assert compare_state(variables(w=one_off), expected, {"w": 1e-4}).passed
+    found = compare_state(variables(w=all_off), expected, {"w": 1e-4})
+    assert not found.passed
+    assert found.needed == pytest.approx(1e-3, rel=1e-3)
+    assert "w[" in found.describe()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_variable_with_a_nan_elsewhere_never_passes(wrong):
+    expected = variables(w=np.ones(10_000))
+    got = np.ones(10_000)
+    got[3] = wrong
+    assert not compare_state(variables(w=got), expected, {"w": 1e9}).passed
+    assert compare_state(variables(w=got), variables(w=got), {"w": 1e-4}).passed
+
+
+def test_counters_must_be_equal_and_shapes_too():
+    assert not compare_state({"step": np.array(2)}, {"step": np.array(1)}, {"step": 9.0}).passed
+    assert not compare_state(variables(w=[1, 2]), variables(w=[[1, 2]]), {"w": 9.0}).passed
+    assert compare_state(variables(w=[1]), variables(other=[2]), {}).passed
+
+
+def relu_step(state):
+    """A step whose gradient is a sum over units that a rectifier lets through; the first unit lies on its edge."""
+    return {"w": (state["w"] - 0.5 * (state["w"] > np.float32(1))).astype(np.float32)}
+
+
+def test_what_rounding_does_to_a_step_is_allowed_and_no_more():
+    smooth = state_tolerances(variables(w=[1.5, 2.0]), relu_step, ieee=True)
+    assert smooth["w"] <= 3 * 2.0**-15 * 2
+    edge = state_tolerances(variables(w=[1.0, 1.0, 1.0, 1.0]), relu_step, ieee=True)
+    assert edge["w"] > 0.5  # half of the units learn or do not
+
+
+def test_steps_that_can_not_be_repeated_are_held_to_the_plain_tolerance():
+    generator = np.random.default_rng(0)
+    found = state_tolerances(variables(w=np.ones(9)), lambda s: {"w": s["w"] * generator.uniform(0, 1, 9)}, ieee=True)
+    assert found == {"w": 1e-4}
