@@ -29,6 +29,7 @@ from msplit.measure.execution import Ready, make_ready
 from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.runner import Runner
 from msplit.measure.verification import computed_in
+from msplit.opset.state import written
 from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.shapes.inputs import stated_shapes
 
@@ -141,6 +142,7 @@ def make(
         EngineError: See `build`.
     """
     _check_batches(flat, request, batches)
+    _refuse_to_train(flat)
     request = replace(request or BenchRequest(), engine="cuda")
     request, said = as_recorded(flat, request)
     wanted: list[int | None] = [*sorted(set(batches))] or [request.batch]
@@ -192,6 +194,18 @@ def _check_batches(flat: FlatGraph, request: BenchRequest | None, batches: Seque
             raise MsplitError("the model's inputs have the same shapes at every batch", fix="build it without --batch")
         if request is not None and request.reference is not None:
             raise MsplitError("a reference is for one batch", fix="build one batch with it")
+
+
+def _refuse_to_train(flat: FlatGraph) -> None:
+    """Refuses steps that change variables: a build has constants, and each arena of a pool would have variables of its own."""
+    found = [name for name, op in zip(flat.graph.names, flat.graph.ops, strict=True) if written(op)]
+    if found:
+        more = f" and {len(found) - 1} more" if found[1:] else ""
+        raise EngineError(
+            f"a step of the model changes variables (in {found[0]}{more}): it can be trained, but not be built or shared by requests",
+            where=str(flat.model.path),
+            fix="name the tensors that requests want with --outputs; `msplit train` and msplit.Trainer train it",
+        )
 
 
 def _reference(ready: Ready) -> Reference:

@@ -58,6 +58,12 @@ def counted_sparse_segment(node: Node) -> Outputs:
     return ((node.scalar(3), *node.ranked(0)[1:]),)
 
 
+@shape_function("SparseSegmentSumGradV2", "SparseSegmentMeanGradV2", "SparseSegmentSqrtNGradV2")
+def unique_rows(node: Node) -> Outputs:
+    """The gradient of the rows that are used, and which these are."""
+    return ((None, *node.ranked(0)[1:]), (None,))
+
+
 @shape_function(
     "SegmentSumV2", "SegmentMaxV2", "SegmentMinV2", "SegmentProdV2",
     "UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd",

@@ -21,7 +21,10 @@ from msplit.shapes.registry import Node, Outputs, broadcast, join, merge, rank, 
     "ResourceApplyRMSProp", "ResourceApplyFtrl", "ResourceApplyFtrlV2", "ResourceApplyAdamWithAmsgrad", "ResourceApplyAdaMax",
     "ResourceApplyCenteredRMSProp", "ResourceSparseApplyAdagrad", "ResourceSparseApplyAdagradV2", "ResourceSparseApplyMomentum",
     "ResourceSparseApplyKerasMomentum", "ResourceSparseApplyFtrl", "ResourceSparseApplyFtrlV2", "ResourceSparseApplyRMSProp",
-    "ResourceSparseApplyAdadelta",
+    "ResourceSparseApplyAdadelta", "ResourceApplyAdagradDA", "ResourceApplyAddSign", "ResourceApplyPowerSign",
+    "ResourceApplyProximalAdagrad", "ResourceApplyProximalGradientDescent", "ResourceSparseApplyAdagradDA",
+    "ResourceSparseApplyCenteredRMSProp", "ResourceSparseApplyProximalAdagrad", "ResourceSparseApplyProximalGradientDescent",
+    "ResourceScatterNdMax", "ResourceScatterNdMin", "RngSkip",
 )  # fmt: skip
 def nothing(node: Node) -> Outputs:
     """No output."""
@@ -48,6 +51,8 @@ def scalar(node: Node) -> Outputs:
     "ApplyAdadelta", "ApplyRMSProp", "ApplyFtrl", "ApplyFtrlV2", "ApplyProximalAdagrad", "ApplyProximalGradientDescent",
     "ApplyAdaMax", "ApplyCenteredRMSProp", "SparseApplyAdagrad", "SparseApplyAdagradV2", "SparseApplyMomentum",
     "SparseApplyFtrl", "SparseApplyFtrlV2", "SparseApplyRMSProp", "SparseApplyAdadelta", "CountUpTo", "StridedSliceAssign",
+    "ApplyAdagradDA", "ApplyAddSign", "ApplyPowerSign", "ScatterNdMax", "ScatterNdMin", "SparseApplyAdagradDA",
+    "SparseApplyCenteredRMSProp", "SparseApplyProximalAdagrad", "SparseApplyProximalGradientDescent",
 )  # fmt: skip
 def update(node: Node) -> Outputs:
     """The variable that is updated."""
@@ -131,6 +136,7 @@ shape_function("UnravelIndex")(lambda node: ((*node.ranked(1), *node.ranked(0)),
 shape_function("TensorArrayV3", "TensorArrayGradV3")(lambda node: ((2,), ()))
 shape_function("StatelessRandomGetKeyCounter")(lambda node: ((1,), (2,)))
 shape_function("StatelessRandomGetKeyCounterAlg")(lambda node: ((1,), (2,), ()))
+shape_function("RngReadAndSkip")(lambda node: ((3,),))
 shape_function("StringSplit", "StringSplitV2")(lambda node: ((None, 2), (None,), (2,)))
 shape_function("DecodeImage")(lambda node: (None,))
 shape_function("DecodeGif")(lambda node: ((None,) * 4,))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 import msplit
 from msplit.engines.cuda import engine
+from msplit.errors import EngineError
 from msplit.formats import build as files
 from msplit.measure import build as builds
 from msplit.measure.opening import load
@@ -307,3 +309,13 @@ def test_whatever_a_build_says_one_message_comes(
         pass
     finally:
         shutil.rmtree(folder.parent)
+
+
+@pytest.mark.parametrize(
+    "made", [lambda flat, path: msplit.build(flat, path, REQUEST), lambda flat, path: msplit.pool(flat, REQUEST)]
+)
+def test_a_step_that_trains_is_neither_built_nor_shared(made: Callable[..., Any], tmp_path: Path) -> None:
+    flat = msplit.load(SAMPLES / "training_resource.meta")
+    with pytest.raises(EngineError, match=r"changes variables \(in .* and \d+ more\).*not be built or shared"):
+        made(flat, tmp_path / "build")
+    assert not any(tmp_path.iterdir())

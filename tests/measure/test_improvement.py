@@ -475,13 +475,13 @@ def test_a_compiled_function_is_improved_and_its_folder_goes_last(monkeypatch):
     from msplit.measure import function
 
     folders = []
-    make = function._export
+    make = function.export
 
-    def watched(*arguments):
+    def watched(*arguments, **options):
         folders.append(arguments[-1])
-        return make(*arguments)
+        return make(*arguments, **options)
 
-    monkeypatch.setattr(function, "_export", watched)
+    monkeypatch.setattr(function, "export", watched)
     weight = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     request = api.BenchRequest(engine="cuda", device="cpu")
     x = np.ones((2, 3), np.float32)

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from msplit.inputs.make import make_inputs
-from msplit.measure.verification import compare, compare_state, computed_in, state_tolerances
+from msplit.measure.verification import best_of, compare, compare_state, computed_in, state_tolerances
 from tests.inputs.graphs import flat_of
 
 
@@ -231,3 +231,19 @@ def test_steps_that_can_not_be_repeated_are_held_to_the_plain_tolerance():
     generator = np.random.default_rng(0)
     found = state_tolerances(variables(w=np.ones(9)), lambda s: {"w": s["w"] * generator.uniform(0, 1, 9)}, ieee=True)
     assert found == {"w": 1e-4}
+
+
+def away(*distances):
+    """What inputs say of a variable that is so far away on each."""
+    expected = variables(w=np.ones(100))
+    return best_of([compare_state(variables(w=np.full(100, 1 + d)), expected, {"w": 1e-4}) for d in distances])
+
+
+def test_a_variable_passes_that_is_close_on_one_input_and_never_far():
+    assert away(0, 0).passed
+    assert away(0.01, 0).passed  # a rectifier let another example through
+    assert not away(0.01, 0.01).passed  # on every input: it is wrong
+    assert not away(0, 0.2).passed  # more than an example can do
+    assert not away(0, np.nan).passed
+    exact = best_of([compare_state({"n": np.array(n)}, {"n": np.array(1)}, {}) for n in (1, 2)])
+    assert not exact.passed

@@ -34,7 +34,7 @@ class Within:
     def acts(self) -> bool:
         """Whether it may do anything beside giving values. What only looks and fails does not."""
         return not self.names or any(
-            has_effect(op) and op not in FREE_OF_EFFECTS | DRAWS | FUNCTIONAL for op in self.names
+            written(op) or (has_effect(op) and op not in FREE_OF_EFFECTS | DRAWS | FUNCTIONAL) for op in self.names
         )
 
 

@@ -50,17 +50,20 @@ def effects_of(flat: FlatGraph) -> Effects:
 
 
 def _ancestors(graph: Graph, roots: Iterable[int], flat: FlatGraph) -> tuple[int, ...]:
-    """Nodes and all that they need, by data and control; the walk stops at inputs."""
+    """Nodes and all that they need, by data and control, in later turns of a loop, too; the walk stops at inputs."""
     seen = np.zeros(len(graph), dtype=bool)
     fed = {tensor.node for tensor in flat.inputs}
     stack = list(roots)
     seen[stack] = True
     start, src = graph.in_start.tolist(), graph.edges.src
+    turned: dict[int, list[int]] = {}
+    for producer, merge in zip(flat.back_edges.src.tolist(), flat.back_edges.dst.tolist(), strict=True):
+        turned.setdefault(merge, []).append(producer)
     while stack:
         node = stack.pop()
         if node in fed:
             continue
-        for producer in src[start[node] : start[node + 1]].tolist():
+        for producer in [*src[start[node] : start[node + 1]].tolist(), *turned.get(node, ())]:
             if not seen[producer]:
                 seen[producer] = True
                 stack.append(producer)
