@@ -7,15 +7,12 @@ to be launched than to run.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
-from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
-from msplit.engines.cuda.passes.pattern import value_key
+from msplit.engines.cuda.passes.merge_updates import LARGEST, Update, merge
 from msplit.opset.traits import SPARSE_SEGMENTS
-
-LARGEST = 1 << 20
-"""Elements of a gradient whose update is joined with others."""
 
 ROWS, DISTINCT = "_ApplyRows", "_UniquePadded"
 
@@ -89,87 +86,30 @@ def _become_rows(op: Op, inputs: list[Key]) -> None:
 
 
 def merge_row_updates(graph: OpGraph) -> bool:
-    """Joins updates of rows of one kind, with the same numbers, whose results nobody reads before the step is over."""
-    read = {key[0] for op in graph.ops.values() for key in op.inputs}
-    kinds: dict[Hashable, list[Op]] = {}
-    for number, op in graph.ops.items():
-        kind = _kind(graph, op) if number not in read else None
-        if kind is not None:
-            kinds.setdefault(kind, []).append(op)
-    changed = False
-    for alike in kinds.values():
-        for members in _side_by_side(graph, alike) if len(alike) > 1 else ():
-            if len(members) > 1:
-                _merge(graph, members)
-                graph.sort()
-                changed = True
-    return changed
+    """Joins updates of rows of one kind: see `merge_updates.merge`."""
+    return merge(graph, ROWS, _of_rows)
 
 
-def _parts(op: Op) -> tuple[list[Key], list[Key], list[Key]]:
-    """Variables and numbers of an update of rows of one variable, and what it is updated by."""
-    if op.op == ROWS:
-        count, own = ROW_OPTIMIZERS[op.attrs["op"]].variables, 3 if op.attrs.get("combiner") else 2
-        return op.inputs[:count], op.inputs[count:-own], op.inputs[-own:]
-    variables, numbers, rows, ids = ROW_OPTIMIZERS[op.op].parts(op.inputs)
-    return list(variables), numbers, [rows, ids]
-
-
-def _kind(graph: OpGraph, op: Op) -> Hashable:
-    """Equal for updates that are the same but for their variables, gradients and ids; None for what is no such update."""
-    if op.op not in ROW_OPTIMIZERS and (op.op != ROWS or op.attrs["count"] > 1):
+def _of_rows(graph: OpGraph, op: Op) -> Update | None:
+    if op.op == ROWS and op.attrs["count"] == 1:
+        name, own = op.attrs["op"], 3 if op.attrs.get("combiner") else 2
+        count = ROW_OPTIMIZERS[name].variables
+        given = op.inputs[-own:]
+        variables: Sequence[Key] = op.inputs[:count]
+        numbers = op.inputs[count:-own]
+    elif op.op in ROW_OPTIMIZERS:
+        name = op.op
+        variables, numbers, *given = ROW_OPTIMIZERS[name].parts(op.inputs)
+    else:
         return None
-    variables, numbers, given = _parts(op)
     rows, table, ids = (graph.shape(key) for key in (given[0], variables[0], given[1]))
     if rows is None or table is None or ids is None or len(ids) != 1 or rows[1:] != table[1:]:
         return None
     if (len(given) == 2 and rows[:1] != ids) or math.prod((*ids, *table[1:])) > LARGEST:
         return None
     types = tuple(_type(graph, key) for key in (variables[0], *given))
-    shared = tuple(value_key(graph.constants[key]) if key in graph.constants else key for key in numbers)
-    return op.op, attrs_key(op.attrs), types, shared
+    return Update(op, name, variables, numbers, given, {"summed": False, **op.attrs}, types)
 
 
 def _type(graph: OpGraph, key: Key) -> str | None:
     return graph.constants[key].dtype.name if key in graph.constants else graph.dtypes.get(key)
-
-
-def _side_by_side(graph: OpGraph, alike: Sequence[Op]) -> list[list[Op]]:
-    """Splits ops so that those of a part can be one: no op outside comes behind one of them and before another.
-
-    Nobody reads what they make, but they may read what is overwritten behind them.
-    """
-    inside = {op.node for op in alike}
-    hazards = graph.hazards()
-    behind = dict.fromkeys(graph.ops, 0)  # on the longest way to an op, how often it leaves the ops inside
-    for number, op in graph.ops.items():
-        for before in (*(key[0] for key in op.inputs), *hazards.get(number, ())):
-            if before in behind:
-                behind[number] = max(behind[number], behind[before] + (before in inside and number not in inside))
-    parts: dict[int, list[Op]] = {}
-    for op in alike:
-        parts.setdefault(behind[op.node], []).append(op)
-    return list(parts.values())
-
-
-def _merge(graph: OpGraph, members: Sequence[Op]) -> None:
-    first, parts = members[0], [_parts(op) for op in members]
-    state = [key for slot in zip(*(variables for variables, _, _ in parts), strict=True) for key in slot]
-    given = [key for keys in zip(*(given for _, _, given in parts), strict=True) for key in keys]
-    name = first.attrs.get("op", first.op)
-    attrs = {"summed": False, **first.attrs, "op": name, "count": len(members), "_mutates": tuple(range(len(state)))}
-    number = graph.fresh()
-    names: dict[Key, Key] = {}
-    for place, op in enumerate(members):
-        for slot in range(ROW_OPTIMIZERS[name].variables):
-            old, new = (op.node, slot), (number, slot * len(members) + place)
-            names[old] = new
-            graph.shapes[new] = graph.shapes.pop(old)
-            if old in graph.dtypes:
-                graph.dtypes[new] = graph.dtypes.pop(old)
-        del graph.ops[op.node]
-    source_nodes = list(dict.fromkeys(node for op in members for node in op.source_nodes))
-    inputs = [*state, *parts[0][1], *given]
-    graph.ops[number] = Op(number, first.name, ROWS, attrs, inputs, source_nodes, len(members))
-    graph.rename(names)
-    graph.merges.append(Merge(name, len(members), 0, launches=True))
