@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -80,6 +81,17 @@ def test_larger_kernels_train_alike(mode):
 def test_a_hundred_steps_stay_with_tensorflow(name, optimizer, kind, mode):
     flat, training = graph(name, optimizer, kind)
     assert_trains_as_tensorflow(flat, training, 4, mode, 100, HUNDRED)
+
+
+def test_feature_columns_are_looked_up_and_updated_together():
+    """One kernel each, however many there are."""
+    flat, training = graph("columns", "Adagrad")
+    assert_trains_as_tensorflow(flat, training, 2, KernelMode.GROUPED, 3, STEP)
+    steps = ENGINE.compile(job_of(flat, training, 2, KernelMode.GROUPED)).program.steps
+    ops = Counter(step.op.op for step in steps)
+    assert (ops["_Bucketize"], ops["_Columns"], ops["_ApplyRows"]) == (1, 1, 1)
+    assert not {"Bucketize", "GatherV2", "ResourceGather", "UnsortedSegmentSum"} & set(ops)
+    assert not [op for op in ops if "Unique" in op or "SparseSegment" in op]
 
 
 def test_values_after_a_build_are_those_to_begin_with():

@@ -124,6 +124,14 @@ def _fit(variables: Sequence[Tensor], rows: Tensor, indices: Tensor, *segments: 
     )
 
 
+def _contiguous(rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Rows as the kernel reads them. Parts of one gradient, as the columns of a concatenation have them, are copied at once."""
+    if len({one.shape for one in rows}) == 1 and sum(not one.is_contiguous() for one in rows) > 1:
+        together: Sequence[Tensor] = torch.stack(list(rows)).unbind(0)
+        return together
+    return [one.contiguous() for one in rows]
+
+
 def update_rows(
     op: str,
     attrs: Mapping[str, Any],
@@ -143,10 +151,11 @@ def update_rows(
         given: What each trained variable is updated by. Of segments the attribute `combiner` says what was made of their rows.
         summed: Rows for one row are summed up, which then takes one step; otherwise it takes one after the other.
     """
+    rows_of = _contiguous([rows for rows, *_ in given])
     tables = [
-        (variables, *(one.contiguous() for one in each))
-        for variables, each in zip(zip(*state, strict=True), given, strict=True)
-        if each[0].numel() and each[1].numel() and variables[0].numel()
+        (variables, rows, *(one.contiguous() for one in each))
+        for variables, rows, (_, *each) in zip(zip(*state, strict=True), rows_of, given, strict=True)
+        if rows.numel() and each[0].numel() and variables[0].numel()
     ]
     longest = max((indices.numel() for _, _, indices, *_ in tables), default=0)
     if not longest:

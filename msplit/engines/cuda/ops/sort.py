@@ -82,10 +82,15 @@ def bucketize(node: Node, x: Tensor) -> Tensor:
 
 @lowering("_Bucketize", own=True)
 def search_boundaries(node: Node, x: Tensor, boundaries: Tensor) -> Tensor:
-    """Bucketize with its boundaries on the device already: the pass `keep_boundaries` makes it."""
-    return torch.bucketize(
-        x.to(_compared_in(x)).contiguous(), boundaries.to(_compared_in(x)), right=True, out_int32=True
+    """Bucketize with its boundaries on the device already: the pass `keep_boundaries` makes it.
+
+    Boundaries with more than one axis are rows for the first axes of `x`.
+    """
+    dtype, rows = _compared_in(x), boundaries.shape[:-1]
+    found = torch.searchsorted(
+        boundaries.to(dtype), x.to(dtype).reshape(*rows, -1).contiguous(), right=True, out_int32=True
     )
+    return found.reshape(x.shape)
 
 
 def _compared_in(x: Tensor) -> torch.dtype:

@@ -172,10 +172,10 @@ PIPELINE = (
     Pass("count_nodes_once", _pure(_count_nodes_once)),
     Pass("sum_in_updates", _pure(sum_in_updates)),
     Pass("fuse_lookups", _pure(fuse_lookups), option="group", phase=_GROUPING),
+    Pass("keep_boundaries", _pure(_keep_boundaries)),  # lookups are proved and fused by the attribute
     Pass("batch_branches", _pure(batch_branches), option="group", phase=_GROUPING),
     Pass("merge_row_updates", _pure(merge_row_updates), option="group", phase=_GROUPING),
     Pass("merge_updates", _pure(merge_updates), option="group", phase=_GROUPING),
-    Pass("keep_boundaries", _pure(_keep_boundaries)),  # lookups are proved and fused by the attribute
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),
 )

@@ -4,8 +4,12 @@ import functools
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.ops.sort import search_boundaries
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 
@@ -221,3 +225,13 @@ def test_a_histogram_counts_what_lies_outside_in_its_outer_bins(dtype, out_type)
     edges = np.array([0, 1, 2, 3, 4, 5], dtype)
     check("HistogramFixedWidth", [edges, np.array([0, 5], dtype), _i(5)], {"dtype": out_type})
     check("HistogramFixedWidth", [edges[:0], np.array([0, 5], dtype), _i(5)], {"dtype": out_type})
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 6), st.sampled_from(["int32", "float32", "float64"]))
+def test_rows_of_boundaries_are_each_for_their_own_values(rows, count, boundaries, dtype):
+    generator = np.random.default_rng(rows * 100 + count * 10 + boundaries)
+    edges = np.sort(generator.integers(-5, 5, (rows, boundaries)), axis=1).astype(np.float32)
+    x = generator.integers(-6, 6, (rows, count, 2)).astype(dtype)
+    found = search_boundaries(None, torch.from_numpy(x), torch.from_numpy(edges)).numpy()
+    expected = [np.searchsorted(row, one, side="right") for row, one in zip(edges, x, strict=True)]
+    np.testing.assert_array_equal(found, expected)

@@ -226,14 +226,16 @@ class _Parts:
 
     def _lookup(self, op: Op, stage: int, shape: tuple[int, ...]) -> _Part | None:
         graph = self._graph
-        table = graph.constants.get(op.inputs[0])
-        ids = graph.shapes.get(op.inputs[1])
-        if table is None or ids is None or table.ndim < 1:
+        key = op.inputs[0]
+        # A variable is looked up in as it is when the step begins: what is written during it is there too late for the others.
+        held = key in graph.constants or graph.variable(key) is not None
+        table, dtype, ids = graph.shape(key) if held else None, self._dtype(key), graph.shapes.get(op.inputs[1])
+        if not table or dtype not in FLOATS or ids is None:
             return None
-        if not takes_rows(op, graph.constants.get) or table.dtype.name not in FLOATS or not 0 < len(table) < _MOST_ROWS:
+        if not takes_rows(op, graph.constants.get) or not 0 < table[0] < _MOST_ROWS:
             return None
-        rows, width = math.prod(ids), math.prod(table.shape[1:])
-        part = _Part(stage, shape, table.dtype.name, [], [op.inputs[1], op.inputs[0]], {op.node}, list(op.source_nodes))
+        rows, width = math.prod(ids), math.prod(table[1:])
+        part = _Part(stage, shape, dtype, [], [op.inputs[1], key], {op.node}, list(op.source_nodes))
         found = self._in_front(part, rows, width, per_row=1)
         return None if found is None else replace(found, plain=(rows, width))
 

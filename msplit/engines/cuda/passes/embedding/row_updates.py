@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
 from msplit.engines.cuda.passes.merge_updates import LARGEST, Update, merge
@@ -22,7 +24,8 @@ _COMBINERS = {f"{op}Grad": op.removeprefix("SparseSegment").lower() for op in SP
 
 def sum_in_updates(graph: OpGraph) -> bool:
     """Lets updates by the sums of rows of distinct ids take the rows and the ids as they are. Whether there was one."""
-    changed = _keep_distinct(graph)
+    changed = _sum_single_rows(graph)
+    changed |= _keep_distinct(graph)
     for op in graph.ops.values():
         if op.op not in ROW_OPTIMIZERS:
             continue
@@ -37,6 +40,21 @@ def sum_in_updates(graph: OpGraph) -> bool:
         op.source_nodes = list(dict.fromkeys([*op.source_nodes, *made.source_nodes, *unique.source_nodes]))
         _become_rows(op, [*variables, *numbers, rows, ids])
         _take_segments(graph, op)
+        changed = True
+    return changed
+
+
+def _sum_single_rows(graph: OpGraph) -> bool:
+    """Gradients of segments of one row each are sums of the segments' own, however the rows were put together."""
+    changed = False
+    for op in graph.ops.values():
+        segments = graph.constants.get(op.inputs[2]) if op.op in _COMBINERS else None
+        given = graph.shape(op.inputs[0])
+        if segments is None or given is None or not np.array_equal(segments, np.arange(given[0])):
+            continue
+        grad, places, _, count = op.inputs
+        attrs = {"T": op.attrs["T"], "Tindices": op.attrs.get("Tidx", "int32"), "Tnumsegments": "int32"}
+        op.op, op.inputs, op.attrs = "UnsortedSegmentSum", [grad, places, count], attrs
         changed = True
     return changed
 

@@ -230,6 +230,7 @@ BATCH_RULES: dict[str, BatchRule] = {
     **dict.fromkeys(sorted(ops_with("reduction")), BatchRule(reduction, 1.0)),
     **dict.fromkeys(sorted(RESHAPES), BatchRule(reshape, 0.0)),
     "Transpose": BatchRule(transpose, 0.0),
+    "_Bucketize": BatchRule(stacked, 1.0),
     "Split": BatchRule(split, 0.0),
     "SplitV": BatchRule(split_v, 0.0),
     "Unpack": BatchRule(pack, 0.0),
