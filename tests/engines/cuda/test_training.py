@@ -94,6 +94,16 @@ def test_feature_columns_are_looked_up_and_updated_together():
     assert not [op for op in ops if "Unique" in op or "SparseSegment" in op]
 
 
+def test_tables_that_adam_updates_whole_are_updated_together():
+    """TensorFlow's Adam makes five ops of a table's update, and here are two tables for each field."""
+    flat, training = graph("deepfm", "Adam")
+    assert_trains_as_tensorflow(flat, training, 2, KernelMode.GROUPED, 3, STEP)
+    steps = ENGINE.compile(job_of(flat, training, 2, KernelMode.GROUPED)).program.steps
+    ops = Counter(step.op.op for step in steps)
+    assert (ops["_AssignAll"], ops["_ApplyRows"], ops["_StackedSegmentSum"]) == (2, 1, 2)
+    assert not {"ScatterAdd", "AssignSub", "UnsortedSegmentSum"} & set(ops)
+
+
 def test_values_after_a_build_are_those_to_begin_with():
     flat, training = graph("deepfm", "Momentum")
     executable = ENGINE.build(job_of(flat, training, 2))

@@ -26,6 +26,18 @@ def segment_sum(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray
     return sum_rows(data, ids, _count(ids, num_segments))
 
 
+@lowering("_StackedSegmentSum", own=True, static=(2,))
+def stacked_segment_sum(node: Node, data: Tensor, ids: Tensor, num_segments: np.ndarray) -> Tensor:
+    """UnsortedSegmentSum of several members, which are the first axis of `data` and of `ids`, a matrix."""
+    count = integer(num_segments)
+    valid = (ids >= 0) & (ids < count)
+    begins = torch.arange(0, len(ids) * count, max(count, 1), device=ids.device)
+    places = ids.where(valid, 0) + begins.unsqueeze(1)
+    rows = data.where(valid.reshape(*ids.shape, *(1 for _ in data.shape[2:])), 0)
+    result = data.new_zeros((len(ids) * count, *data.shape[2:]))
+    return result.index_add_(0, places.reshape(-1), rows.flatten(0, 1)).unflatten(0, (len(ids), count))
+
+
 @lowering("SegmentMean", dynamic=True)
 def segment_mean(node: Node, data: Tensor, ids: Tensor) -> Tensor:
     """Mean of every segment's rows; the ids rise. An empty segment gives 0."""

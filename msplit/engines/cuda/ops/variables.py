@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,6 +33,25 @@ def assign_sub(node: Node, variable: Tensor, value: Tensor) -> Tensor:
     """Subtracts from the variable."""
     _numbers(variable).sub_(_numbers(_operand(node, variable, value)))
     return variable
+
+
+_TOGETHER: dict[str, Callable[[list[Tensor], list[Tensor]], object]] = {
+    "Assign": torch._foreach_copy_,
+    "AssignAdd": torch._foreach_add_,
+    "AssignSub": torch._foreach_sub_,
+}
+"""PyTorch launches one kernel for dozens of tensors."""
+
+
+@lowering("_AssignAll", own=True)
+def assign_all(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Does with many variables what the op that the attribute `op` names does with one: first `count` variables, then as many values."""
+    count = node.attrs["count"]
+    variables, values = inputs[:count], inputs[count:]
+    for pair in zip(variables, values, strict=True):
+        fit(node, *pair)
+    _TOGETHER[node.attrs["op"]](list(variables), apart(values, variables))
+    return variables
 
 
 @lowering("CountUpTo", mutates=(0,))

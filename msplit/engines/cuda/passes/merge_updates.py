@@ -13,12 +13,14 @@ from typing import Any
 
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
-from msplit.engines.cuda.passes.pattern import value_key
+from msplit.engines.cuda.passes.pattern import FLOATS, value_key
 
 LARGEST = 1 << 20
 """Elements of a variable whose update is joined with others. Adam moves 28 MB for so many, which takes an H200 three launches' time."""
 
-FLAT = "_ApplyFlat"
+FLAT, ASSIGNS = "_ApplyFlat", "_AssignAll"
+
+_ASSIGNS = frozenset({"Assign", "AssignAdd", "AssignSub"})
 
 
 @dataclass(frozen=True)
@@ -59,43 +61,64 @@ def _whole(graph: OpGraph, op: Op) -> Update | None:
     return Update(op, op.op, variables, numbers, [gradient], op.attrs)
 
 
-def merge(graph: OpGraph, joined: str, update_of: Callable[[OpGraph, Op], Update | None]) -> bool:
-    """Joins updates of one kind, with the same numbers, whose results nobody reads before the step is over.
+def merge_assigns(graph: OpGraph) -> bool:
+    """Joins what gives variables values, or adds or subtracts them, as optimizers do that are made of such ops."""
+    return merge(graph, ASSIGNS, _assigned, read=True)
+
+
+def _assigned(graph: OpGraph, op: Op) -> Update | None:
+    if op.op not in _ASSIGNS:
+        return None
+    variable, value = op.inputs
+    shape, dtype = graph.shape(variable), graph.dtypes.get(variable)
+    if shape is None or shape != graph.shape(value) or math.prod(shape) > LARGEST or dtype not in FLOATS:
+        return None
+    return Update(op, op.op, [variable], [], [value], {}, dtype)
+
+
+def merge(
+    graph: OpGraph, joined: str, update_of: Callable[[OpGraph, Op], Update | None], *, read: bool = False
+) -> bool:
+    """Joins updates of one kind, with the same numbers.
 
     Args:
         joined: What they become: an op whose inputs are all first variables, all second ones, …, the numbers, and all that is given.
+        read: Whether those are joined, too, whose results are read before the step is over: readers then wait for all of them.
     """
-    read = {key[0] for op in graph.ops.values() for key in op.inputs}
-    kinds: dict[Hashable, list[Update]] = {}
+    readers = graph.consumers()
+    kinds: dict[Hashable, list[int]] = {}
     for number, op in graph.ops.items():
-        found = update_of(graph, op) if number not in read else None
-        if found is not None:
-            kinds.setdefault(found.kind(graph), []).append(found)
+        found = update_of(graph, op)
+        if found is not None and (read or not any((number, port) in readers for port in range(len(found.variables)))):
+            kinds.setdefault(found.kind(graph), []).append(number)
     changed = False
     for alike in kinds.values():
         for members in _side_by_side(graph, alike) if len(alike) > 1 else ():
             if len(members) > 1:
-                _merge(graph, members, joined)
+                updates = [update_of(graph, graph.ops[number]) for number in members]
+                _merge(graph, [update for update in updates if update is not None], joined)
                 graph.sort()
                 changed = True
     return changed
 
 
-def _side_by_side(graph: OpGraph, alike: Sequence[Update]) -> list[list[Update]]:
-    """Splits updates so that those of a part can be one: no op outside comes behind one of them and before another.
-
-    Nobody reads what they make, but they may read what is overwritten behind them.
+def _side_by_side(graph: OpGraph, alike: Sequence[int]) -> list[list[int]]:
+    """Splits ops so that those of a part can be one: none reads what another makes, and no op outside comes behind one of them and before
+    another. They may read what another overwrites behind them.
     """
-    inside = {update.op.node for update in alike}
+    inside = set(alike)
     hazards = graph.hazards()
-    behind = dict.fromkeys(graph.ops, 0)  # on the longest way to an op, how often it leaves the ops inside
+    behind = dict.fromkeys(graph.ops, 0)  # on the longest way to an op, how often it comes from the ops inside
     for number, op in graph.ops.items():
-        for before in (*(key[0] for key in op.inputs), *hazards.get(number, ())):
+        for before, _ in op.inputs:
+            if before in behind:
+                behind[number] = max(behind[number], behind[before] + (before in inside))
+        for before in hazards.get(number, ()):
             if before in behind:
                 behind[number] = max(behind[number], behind[before] + (before in inside and number not in inside))
-    parts: dict[int, list[Update]] = {}
-    for update in alike:
-        parts.setdefault(behind[update.op.node], []).append(update)
+    parts: dict[int, list[int]] = {}
+    for number in alike:
+        parts.setdefault(behind[number], []).append(number)
     return list(parts.values())
 
 

@@ -32,7 +32,7 @@ from msplit.engines.cuda.passes.fuse_epilogue import fuse_epilogue
 from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
 from msplit.engines.cuda.passes.match_rows import fuse_layer_norm, fuse_softmax
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, merge_siblings
-from msplit.engines.cuda.passes.merge_updates import merge_updates
+from msplit.engines.cuda.passes.merge_updates import merge_assigns, merge_updates
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.reassociate_bias import reassociate_bias
 from msplit.engines.cuda.passes.specialize import specialize
@@ -176,6 +176,7 @@ PIPELINE = (
     Pass("batch_branches", _pure(batch_branches), option="group", phase=_GROUPING),
     Pass("merge_row_updates", _pure(merge_row_updates), option="group", phase=_GROUPING),
     Pass("merge_updates", _pure(merge_updates), option="group", phase=_GROUPING),
+    Pass("merge_assigns", _pure(merge_assigns), option="group", phase=_GROUPING),
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),
 )

@@ -1,7 +1,12 @@
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ops.segment import segment_sum, stacked_segment_sum
 from tests.campaign import sampled
 
 from .harness import FLOATS, check, run_lowering, values
@@ -74,3 +79,17 @@ def test_rows_by_segment(op, dtype, index):
     none = [data, np.array([], index), np.array([], "int32")]
     check(op, none)
     check(f"{op}WithNumSegments", [*none, np.int64(3)])
+
+
+@given(st.data())
+def test_segments_of_several_members_are_each_members_own(data):
+    members, count, rows = (data.draw(st.integers(1, 4)) for _ in range(3))
+    width = data.draw(st.sampled_from([(), (2,), (2, 3)]))
+    ids = data.draw(arrays(np.int32, (members, rows), elements=st.integers(-2, count + 1)))
+    values = data.draw(arrays(np.float32, (members, rows, *width), elements=st.integers(-9, 9)))
+    values[ids < 0] = np.nan  # what is passed over leaves nothing
+    one, all_of = (Node("x", op, {"T": "float32"}) for op in ("UnsortedSegmentSum", "_StackedSegmentSum"))
+    got = stacked_segment_sum(all_of, torch.from_numpy(values), torch.from_numpy(ids), np.int32(count))
+    for member in range(members):
+        wanted = segment_sum(one, torch.from_numpy(values[member]), torch.from_numpy(ids[member]), np.int32(count))
+        np.testing.assert_array_equal(got[member], wanted)

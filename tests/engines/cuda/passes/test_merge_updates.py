@@ -9,7 +9,7 @@ from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.verify import Stage, verify
 from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
 from msplit.engines.cuda.passes import merge_updates as passing
-from msplit.engines.cuda.passes.merge_updates import merge_updates
+from msplit.engines.cuda.passes.merge_updates import merge_assigns, merge_updates
 from msplit.engines.cuda.passes.pipeline import tidy
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
@@ -32,6 +32,7 @@ class Making:
         self.graph.state[name] = self.graph.final[name] = key
         self.graph.initial = {**self.graph.initial, name: np.asarray(value, np.float32)}
         self.graph.shapes[key] = np.shape(value)
+        self.graph.dtypes[key] = "float32"
         return key
 
     def constant(self, value):
@@ -52,6 +53,12 @@ class Making:
         for port, name in enumerate(names):
             self.graph.final[name] = number, port
             self.graph.shapes[number, port] = self.graph.initial[name].shape
+
+    def assign(self, op, name, value):
+        """A variable that is given a value, or changed by it, and is that afterwards."""
+        key = self.op(op, self.graph.final[name], value)
+        self.graph.dtypes[key] = "float32"
+        self.graph.final[name] = key
 
     def finish(self):
         self.graph.final = {name: key for name, key in self.graph.final.items() if key != self.graph.state[name]}
@@ -77,6 +84,7 @@ def merged(graph):
     """A copy after the pass, verified, that leaves the variables that the graph itself leaves."""
     found = graph.copy()
     changed = merge_updates(found)
+    changed |= merge_assigns(found)
     tidy(found)
     verify(found, Stage.SPECIALIZED, NODES, after="merge_updates")
     assert changed == (ops(found) != ops(graph))
@@ -131,6 +139,22 @@ def test_what_differs_or_is_read_or_large_stays_apart(what, monkeypatch):
     assert "_ApplyFlat" not in ops(merged(making.finish()))
 
 
+def test_what_is_assigned_and_read_is_joined_where_no_member_needs_another():
+    making = Making()
+    for name in "abc":
+        making.variable(name, np.ones(3))
+    for name, value in (("a", 2.0), ("b", 3.0)):
+        making.assign("AssignSub", name, making.constant(np.full(3, value)))
+    making.assign("AssignSub", "c", making.graph.final["a"])
+    found = merged(making.finish())
+    assert ops(found) == ["AssignSub", "_AssignAll"]
+    assert {name: value.tolist() for name, value in state_after(found, 1).items()} == {
+        "a": [-1.0] * 3,
+        "b": [-2.0] * 3,
+        "c": [2.0] * 3,
+    }
+
+
 def test_constants_of_one_value_are_one_number():
     making = Making()
     for name in "ab":
@@ -178,11 +202,15 @@ def test_any_updates(data):
     rates = [making.constant(value) for value in (0.5, 0.5, 0.25)]
     vectors = [making.variable(f"v{place}", np.arange(3) - place) for place in range(4)]
     for _ in range(draw(st.integers(2, 9))):
-        chosen = draw(st.sampled_from(["update", "update", "Mul", "AddV2"]))
+        chosen = draw(st.sampled_from(["update", "update", "Assign", "AssignSub", "AssignSub", "Mul", "AddV2"]))
         pair = [draw(st.sampled_from(vectors)) for _ in range(2)]
         if chosen == "update":
             name = f"v{draw(st.integers(0, 3))}"
             making.update("ApplyGradientDescent", [name], [draw(st.sampled_from(rates))], pair[0])
+            vectors.append(making.graph.final[name])
+        elif chosen.startswith("Assign"):
+            name = f"v{draw(st.integers(0, 3))}"
+            making.assign(chosen, name, pair[0])
             vectors.append(making.graph.final[name])
         else:
             vectors.append(making.op(chosen, *pair))

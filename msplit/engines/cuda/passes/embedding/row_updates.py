@@ -105,7 +105,7 @@ def _become_rows(op: Op, inputs: list[Key]) -> None:
 
 def merge_row_updates(graph: OpGraph) -> bool:
     """Joins updates of rows of one kind: see `merge_updates.merge`."""
-    return merge(graph, ROWS, _of_rows)
+    return merge(graph, ROWS, _of_rows, read=True)
 
 
 def _of_rows(graph: OpGraph, op: Op) -> Update | None:

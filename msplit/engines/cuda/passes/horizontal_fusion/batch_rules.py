@@ -190,6 +190,13 @@ def _weighted_product(m: Batch, steps: tuple[str, ...]) -> list[Key] | None:
     return m.outputs("_GroupedMatMul", attrs, [m.input(0, 2), *stacks])
 
 
+def segment_sum(m: Batch) -> list[Key] | None:
+    """Sums of rows by a vector of ids, each member's in rows of its own."""
+    if len(m.shape(1)) != 1 or not int(m.static(2)):
+        return None
+    return m.outputs("_StackedSegmentSum", {"T": m.type_of(0)}, [m.stacked(0), m.stacked(1), m.constant(m.static(2))])
+
+
 def lookup(m: Batch) -> list[Key] | None:
     """Rows of tables: one lookup in all tables below each other."""
     if m.op.attrs.get("batch_dims", 0) or (m.slots > 2 and int(m.static(2).reshape(())) != 0):
@@ -231,6 +238,7 @@ BATCH_RULES: dict[str, BatchRule] = {
     **dict.fromkeys(sorted(RESHAPES), BatchRule(reshape, 0.0)),
     "Transpose": BatchRule(transpose, 0.0),
     "_Bucketize": BatchRule(stacked, 1.0),
+    "UnsortedSegmentSum": BatchRule(segment_sum, 1.0),
     "Split": BatchRule(split, 0.0),
     "SplitV": BatchRule(split_v, 0.0),
     "Unpack": BatchRule(pack, 0.0),
