@@ -193,12 +193,16 @@ class HasTimeline(Protocol):
         """
 
 
+STEPS = "(steps before this one)"
+"""An input of the cuda engine, an int64 scalar, that random ops with a state draw by; no input of a model has such a name."""
+
+
 @runtime_checkable
 class HasState(Protocol):
     """An executable whose steps may change variables."""
 
     def save_state(self) -> Arrays:
-        """The values of its variables, by name; see `variables.variable_names`."""
+        """The values of its variables, by name (see `variables.variable_names`), and under `STEPS` what its random ops count."""
 
     def load_state(self, state: Arrays) -> None:
         """Gives variables values. What is none of its own is passed over."""

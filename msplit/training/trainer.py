@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from msplit import formats
 from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import Feeds, HasState
+from msplit.engines.base import STEPS, Feeds, HasState
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
@@ -175,7 +175,7 @@ class Trainer(Shown):
         if not isinstance(runner.executable, HasState):
             self.close()
             raise EngineError(f"the {runner.engine} engine can not train this model here", fix="see `msplit doctor`")
-        runner.executable.load_state(state)
+        self._put(state)
         return runner
 
     def each(self, dataset: Any, steps: int | None = None, *, fetch_every: int = 1) -> Iterator[Fetched]:
@@ -217,7 +217,7 @@ class Trainer(Shown):
         state = dict(self._host_state())
         if self.runner is not None:
             state |= self._executable().save_state()
-        return {name: np.array(value) for name, value in state.items()}
+        return {name: np.array(value) for name, value in state.items() if name != STEPS}
 
     def load(self, values: Arrays) -> None:
         """Gives variables values, by the names that `variables` has. Those that are not named keep theirs.
@@ -250,7 +250,8 @@ class Trainer(Shown):
         if self.runner is not None:
             executable = self._executable()
             known = executable.save_state()
-            executable.load_state({name: value for name, value in state.items() if name in known})
+            given = {**state, STEPS: np.array(self.steps, np.int64)}
+            executable.load_state({name: value for name, value in given.items() if name in known})
 
     def _executable(self) -> HasState:
         assert self.runner is not None
@@ -304,8 +305,8 @@ class Trainer(Shown):
         """
         found = checkpoint.read(self.flat.model, self._names, self._needed, checkpoint.latest(Path(path)))
         without = [name for name in self._needed if name not in found.state]
-        self._put({**(self._host_state() if without else self._state or {}), **found.state})
         self.steps = found.steps or 0
+        self._put({**(self._host_state() if without else self._state or {}), **found.state})
         return found.note
 
     # --- The end

@@ -13,7 +13,7 @@ ON_TENSORFLOW = BenchRequest(engine="tensorflow", streams=(1,))
 ROWS = 96
 
 
-def regression(path: Path, rate: float = 0.05) -> Path:
+def regression(path: Path, rate: float = 0.05, dropout: float = 0.0) -> Path:
     """A .meta of TensorFlow 1: a linear model of four inputs, its weights in two partitions, with Adam and a global step."""
     import tensorflow as tf
 
@@ -27,7 +27,8 @@ def regression(path: Path, rate: float = 0.05) -> Path:
         bias = v1.get_variable("bias", (), initializer=v1.zeros_initializer(), use_resource=False)
         v1.get_variable("unused", (3,), initializer=v1.ones_initializer())
         v1.get_variable("counts", (), tf.int64, v1.zeros_initializer(), collections=[v1.GraphKeys.LOCAL_VARIABLES])
-        found = tf.squeeze(tf.matmul(x, tf.convert_to_tensor(weights)), 1) + bias
+        kept = tf.nn.dropout(x, rate=dropout, seed=5) if dropout else x
+        found = tf.squeeze(tf.matmul(kept, tf.convert_to_tensor(weights)), 1) + bias
         loss = tf.reduce_mean(tf.math.squared_difference(found, label), name="loss")
         step = v1.train.get_or_create_global_step()
         v1.train.AdamOptimizer(rate).minimize(loss, global_step=step, name="train_op")

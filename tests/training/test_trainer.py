@@ -322,6 +322,24 @@ def test_the_cuda_engine_trains_as_tensorflow_does_and_resumes_bit_equal(model: 
         np.testing.assert_allclose(losses(other.run(batches(3))), after, rtol=1e-5)
 
 
+def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """What random ops count is no variable of the graph. It goes on in a new process, too, and in one that is at another step."""
+    model = regression(tmp_path / "model.meta", dropout=0.5)
+    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), ieee=True, effort="fast")
+    with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
+        trainer.run(batches(2))
+        path = trainer.save(tmp_path / "model")
+        after, state = losses(trainer.run(batches(3))), trainer.variables
+        trainer.restore(path)
+        assert losses(trainer.run(batches(3))) == after
+    with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
+        trainer.restore(path)
+        assert losses(trainer.run(batches(3))) == after
+        assert same(trainer.variables, state)
+        trainer.load(state)
+        assert losses(trainer.run(batches(3))) != after
+
+
 def test_the_example_of_deeprec_trains_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from msplit.engines.base import Arrays, Job
+from msplit.engines.base import STEPS, Arrays, Job
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device import Device
@@ -25,7 +25,7 @@ from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import partition_graph, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
-from msplit.engines.cuda.ir.graph import STEPS, Key
+from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.verify import Stage
 from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.core.graph import TensorValue
+from msplit.engines.base import STEPS
 from msplit.engines.cuda.frontend import partition
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.frontend.variables import Variables, effects_of, keep_overwritten
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain, reachable
-from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ops.shape import check_numerics, identity, identity_n

@@ -18,10 +18,6 @@ from msplit.opset.traits import ops_with
 Key = tuple[int, int]
 """A value: (op, output port)."""
 
-STEPS = "(steps before this one)"
-"""The input, an int64 scalar, that random ops with a state draw by; no input of the model has such a name."""
-
-
 _ALIASES = (
     ops_with("view") | ops_with("hands on data") | ops_with("identity") | ops_with("unchanged by shape") | {"AddN"}
 )

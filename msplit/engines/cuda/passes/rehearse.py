@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from msplit.engines.base import STEPS
 from msplit.engines.cuda.frontend.functionalize_while import Raised
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.frontend.unroll import TooMany
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, StandIn
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Feeds
+from msplit.engines.base import STEPS, Feeds
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.ir.graph import STEPS
 from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.errors import DeviceLost
 

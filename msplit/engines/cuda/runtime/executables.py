@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
-from msplit.engines.base import Arrays, Executable, Job
+from msplit.engines.base import STEPS, Arrays, Executable, Job
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.dtypes import to_torch
-from msplit.engines.cuda.ir.graph import STEPS, OpGraph
+from msplit.engines.cuda.ir.graph import OpGraph
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.verify import Stage
 from msplit.engines.cuda.options import EngineOptions

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import (
+    STEPS,
     Arrays,
     Executable,
     Feeds,
@@ -28,7 +29,7 @@ from msplit.engines.base import (
 )
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
-from msplit.engines.cuda.ir.graph import STEPS, Key
+from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor

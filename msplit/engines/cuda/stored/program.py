@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.core.dag import Dag
-from msplit.engines.base import Arrays
+from msplit.engines.base import STEPS, Arrays
 from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE
 from msplit.engines.cuda.ir.dtypes import to_numpy
-from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import LoweringCall
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.program import KernelCall, Program
