@@ -292,7 +292,14 @@ def in_a_loop(tf, v1):
         (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
 
 
-@pytest.mark.parametrize(("build", "named"), [(queue, "push"), (in_a_loop, "turns")])
+def of_strings(tf, v1):
+    word = v1.get_variable("word", initializer=tf.constant(["a"]), use_resource=True)
+    x = v1.placeholder(tf.float32, [3], name="x")
+    with tf.control_dependencies([word.assign(["b"], name="named", read_value=False)]):
+        tf.identity(x, name="out")
+
+
+@pytest.mark.parametrize(("build", "named"), [(queue, "push"), (in_a_loop, "turns"), (of_strings, "named")])
 def test_effects_that_the_engine_does_not_have_are_refused_by_name(build, named):
     from msplit.engines.cuda.coverage import cover
 

@@ -234,13 +234,17 @@ def _dtype(flat: FlatGraph, key: Key) -> str | None:
 def unknown_effects(flat: FlatGraph, partition: Partition) -> list[str]:
     """Nodes that are run for an effect that the engine does not have.
 
-    Nobody knows the effect, or they write variables inside of loops, conds and calls, or on the host.
+    Nobody knows the effect, or they write variables inside of loops, conds and calls, or on the host, or variables of strings.
     """
     needed = {*partition.device, *partition.host, *partition.post_nodes}
     names, inputs = flat.graph.names, flat.graph.inputs
     acts = (node for node in partition.effects.stateful if partition.inside.of(node).acts())
     found = [names[node] for node in acts if node not in needed]
-    found += [names[node] for node in partition.effects.writes if node not in partition.device or not inputs(node)]
+    attrs = flat.graph.attrs
+    for node in partition.effects.writes:
+        held = {attrs[node].get(name) for name in ("T", "dtype")}.isdisjoint(_NO_TENSOR)
+        if node not in partition.device or not inputs(node) or not held:
+            found.append(names[node])
     return found + [name for node in partition.device for name in partition.inside.of(node).writes()]
 
 
