@@ -288,7 +288,7 @@ def _verify_state(pairs: Sequence[tuple[Running, Running, bool]], state: Arrays,
     for index, comparisons in found.items():
         one, partner, ieee = pairs[index]
         together = best_of(comparisons)
-        if not together.passed:
+        if together.outputs:
             name = f"variables of {partner.variant.label}"
             one.checks.append(Check(name, _precision(ieee), len(comparisons), together))
 
