@@ -23,6 +23,8 @@ STEP, HUNDRED = 1e-4, 1e-3
 """How far a variable may be from TensorFlow's after one step and after a hundred, in terms of its root mean square."""
 
 
+LAST_BIT = 1e-7
+
 QUICK = [
     ("mmoe", "Adam", "resource"),
     ("deepfm", "Adagrad", "ref"),
@@ -40,10 +42,14 @@ def job_of(flat, training, streams=1, mode=KernelMode.PLAIN, seed=0):
     return Job(flat, ids, streams, training.feeds(BATCH), ieee=True, options=options, state=training.state())
 
 
-def trained(engine, job, training, steps):
-    """Losses of some steps on fresh data, and the variables afterwards."""
-    executable = engine.build(job)
-    executable.load_state(training.state())
+def trained(engine, job, training, steps, moved=0.0):
+    """Losses of some steps on fresh data, and the variables afterwards. Those to begin with can be moved, relative to each."""
+    executable, generator = engine.build(job), np.random.default_rng(1)
+    begun = {name: np.array(value) for name, value in training.state().items()}
+    for name, value in begun.items():
+        if value.dtype == np.float32:
+            begun[name] = (value * (1 + moved * generator.uniform(-1, 1, value.shape))).astype(np.float32)
+    executable.load_state(begun)
     losses, state = run(executable, training, range(steps)), executable.save_state()
     executable.close()
     return losses, state
@@ -56,6 +62,12 @@ def assert_trains_as_tensorflow(flat, training, streams, mode, steps, within):
     losses, state = trained(ENGINE, job_of(flat, training, streams, mode), training, steps)
     np.testing.assert_allclose(losses, expected_losses, rtol=10 * within)
     wrong = {name: away for name, away in apart(state, expected).items() if away > within}
+    if wrong and within == HUNDRED:
+        # A ReLU on the other side of zero, and Inception with Ftrl goes another way: so does TensorFlow itself, from values that are moved
+        # by the last bit (0.047 was seen, and 0.01 of ours).
+        job = replace(job_of(flat, training), ids=np.zeros(len(flat), np.int32))
+        within = max(apart(trained(TENSORFLOW, job, training, steps, LAST_BIT)[1], expected).values())
+        wrong = {name: away for name, away in wrong.items() if away > within}
     assert not wrong
 
 
