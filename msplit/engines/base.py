@@ -209,6 +209,14 @@ class HasState(Protocol):
 
 
 @runtime_checkable
+class JoinsOthers(Protocol):
+    """An executable whose steps may be those of several processes: see `EngineOptions.shards`."""
+
+    def join(self) -> None:
+        """From now on steps are those of all processes of PyTorch's default group, which all call this. Variables are the first one's."""
+
+
+@runtime_checkable
 class HasBuffers(Protocol):
     """An executable whose inputs can be written where it reads them."""
 

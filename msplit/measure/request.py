@@ -11,6 +11,7 @@ from msplit.cost import DEFAULT_GPU
 from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
 from msplit.decide.basis import ON_COSTS, RECORDED, Given, settle
+from msplit.engines.cuda.options import Shards
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.results import Settings
@@ -54,6 +55,7 @@ class BenchRequest:
         settings: How to measure.
         tune: Search for the fastest plan first, for up to the largest number of `streams`; cuda engine only.
         plan: A plan file to run, too: one that `save_plan` wrote runs in its own order; cuda engine only.
+        shards: Of a graph that trains on several GPUs: what this process is fed of the batch; see `msplit.Trainer`.
         timelines: Also time the parts of one step of every variant.
         command: The command line, for the record.
     """
@@ -83,6 +85,7 @@ class BenchRequest:
     settings: Settings = field(default_factory=Settings)
     tune: TuneSettings | None = None
     plan: Path | None = None
+    shards: Shards | None = None
     timelines: bool = False
     command: Sequence[str] = ()
 

@@ -284,7 +284,11 @@ def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], req
 def cuda_options(request: BenchRequest) -> EngineOptions:
     """What the cuda engine is told of a request, larger kernels left out."""
     return EngineOptions(
-        device=request.device, layout=request.layout, capture=request.capture, measure=not request.is_fast
+        device=request.device,
+        layout=request.layout,
+        capture=request.capture,
+        measure=not request.is_fast,
+        shards=request.shards,
     )
 
 

@@ -36,7 +36,8 @@ arithmetic (binary): Of two numbers: the result is rounded where they are floati
 rounds smoothly: Computed element by element beside curves and arithmetic: a last bit more or less stays one.
 stacks: Computed for several branches at once, element by element.
 commutative: The order of its operands says nothing.
-add (arithmetic, commutative): Adds two numbers.
+add (arithmetic, commutative, linear): Adds two numbers.
+linear: Of means, its result is the mean of its results.
 multiply: Scales by a factor or its reciprocal.
 divide (multiply): Divides two numbers of one type.
 integer division: Undefined for a divisor of 0.
@@ -81,7 +82,7 @@ runs alone: Not done for several branches at once.
 single cell: One step of a recurrent cell.
 
 # Movement
-view (passes values): Launches nothing: its result lies where its input does. Stock TensorFlow copies.
+view (passes values, linear): Launches nothing: its result lies where its input does. Stock TensorFlow copies.
 reshape (view, unchanged by shape, keeps coordinates, hands on data, free): Gives its input's elements in the same order, with another
   shape. Behind a transposition it has to copy.
 repeat (unchanged by shape, picks values, passes values): Repeats its input.
@@ -98,7 +99,7 @@ mask test: Makes the mask of what counts.
 unique (dynamic): Of a vector.
 
 # What hands on
-identity (free): Gives what it takes: who reads it reads what it reads.
+identity (free, linear): Gives what it takes: who reads it reads what it reads.
 hands on (identity): Hands its input on.
 hands on parameters: Stands between a parameter and its use.
 hands on tables: Stands between a table's content and what fills it.
@@ -319,7 +320,7 @@ LeakyRelu: curve, activation
 Lgamma Spence: same shape, stacks, per element
 Log Log1p: curve, keeps one value
 LogicalNot: unary, exact, masks elementwise, hands on a condition, keeps one value
-Neg: unary, exact, masks elementwise, gelu part, row part, keeps one value
+Neg: linear, unary, exact, masks elementwise, gelu part, row part, keeps one value
 OnesLike ZerosLike: unary, exact, masks elementwise, makes
 Relu: exact, activation, passes values
 Relu6: exact, exact when widened, activation
@@ -350,7 +351,7 @@ NotEqual: comparison, commutative, mask test
 Pow: arithmetic, gelu part, keeps two values, flops 6
 RealDiv: arithmetic, divide, gelu part, row part, keeps two values, neutral 1
 SquaredDifference: arithmetic, commutative, row part, flops 2
-Sub: arithmetic, one type, masks elementwise, wraps, gelu part, row part, keeps two values, ragged, neutral 0
+Sub: linear, arithmetic, one type, masks elementwise, wraps, gelu part, row part, keeps two values, ragged, neutral 0
 TruncateDiv TruncateMod: broadcasts, integer division, exact when widened
 Xlog1py: broadcasts, rounds smoothly
 
@@ -390,7 +391,7 @@ IRFFT RFFT: per vector
 # Reductions, segments, scans
 UnsortedSegmentProd: wraps, reduces
 AccumulateNV2: wraps, reduces, per element
-AddN: rounds smoothly, commutative, wraps, join, reduces, per element
+AddN: linear, rounds smoothly, commutative, wraps, join, reduces, per element
 All Any: exact, reduction, row kernel
 ArgMax ArgMin: ordered, reduces
 TopK TopKV2: ordered, reduces, per vector
@@ -400,14 +401,14 @@ Bincount: ragged, reduces
 Cumprod Cumsum: same shape, wraps, flops 2
 CumulativeLogsumexp: same shape
 Max: exact, ordered, row start, softmax part, needs elements
-Mean: row start, combines, needs elements
+Mean: linear, row start, combines, needs elements
 Min: exact, ordered, reduction, row kernel, needs elements
 Prod: wraps, not negative, reduction
 SegmentMax SegmentMin: dynamic, exact when widened, reduces, segments 1
 SegmentMean: dynamic, dense segment, segments 1
 SegmentProd: wraps, dense segment, segments 1
 SegmentSum: dynamic, wraps, dense segment, segments 1
-Sum: wraps, row reduction, combines, softmax part, not negative
+Sum: linear, wraps, row reduction, combines, softmax part, not negative
 UnsortedSegmentMax UnsortedSegmentMin: ordered, reduces, ids 1, bound 2
 UnsortedSegmentSum: wraps, reduces, ids 1, bound 2
 
@@ -438,7 +439,7 @@ DepthToSpace ExtractImagePatches SpaceToDepth: moves, per item
 MatrixDiag MatrixDiagV2 MatrixDiagV3: moves, per vector
 BroadcastTo: view, repeat
 Bucketize: same shape, exact when widened, moves, per element
-Cast: same shape, stacks, masks elementwise, keeps coordinates, reads weights, keeps one value, moves
+Cast: linear, same shape, stacks, masks elementwise, keeps coordinates, reads weights, keeps one value, moves
 Concat: moves, axis 0
 ConcatV2: parts, not negative, axis -1
 MatrixSetDiag MatrixSetDiagV3 ReverseSequence Roll: same shape, moves

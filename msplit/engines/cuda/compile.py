@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from msplit.engines.base import STEPS, Arrays, Job
 from msplit.engines.cuda.autotune.choices import Family
@@ -25,20 +26,21 @@ from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import partition_graph, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
-from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
 from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.options import KernelMode
+from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, find_siblings
-from msplit.engines.cuda.passes.pipeline import Context, run_passes
+from msplit.engines.cuda.passes.pipeline import Context, run_passes, shapes_of
 from msplit.engines.cuda.passes.pointwise_fusion import inductor
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.specialize import list_choices, trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_stream_seconds
 from msplit.engines.cuda.runtime.host import HostPart
+from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.text import JsonValue
 from msplit.progress import phase
@@ -84,10 +86,17 @@ def _optimized(job: Job, device: Device) -> Optimized:
     """See `optimize`. It asks neither for a precision nor for what is measured, so that whatever is compiled of a graph shares it, and
     constants on the device that no kernel wants in another way."""
     groups = job.options.mode.groups
-    cache, key = device.compiled.setdefault(job.flat, {}), ("optimized", _shapes(job), groups)
+    shards = job.options.shards
+    cache, key = device.compiled.setdefault(job.flat, {}), ("optimized", _shapes(job), groups, shards)
     if key not in cache:
         cache[key] = optimize(
-            job.flat, job.feeds, device.place, op_libraries=job.op_libraries, group=groups, state=job.state
+            job.flat,
+            job.feeds,
+            device.place,
+            op_libraries=job.op_libraries,
+            group=groups,
+            state=job.state,
+            shards=shards,
         )
     found: Optimized = cache[key]
     return found
@@ -197,6 +206,7 @@ def optimize(
     simplify: bool = True,
     group: bool = False,
     state: Arrays | None = None,
+    shards: Shards | None = None,
 ) -> Optimized:
     """Imports a graph and runs the passes that every layout and mode has in common.
 
@@ -206,11 +216,12 @@ def optimize(
         simplify: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.
         state: See `Job`.
+        shards: See `EngineOptions`.
 
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
     """
-    whole = flat
+    whole, own = flat, feeds
     with phase("importing the graph"):
         raised = raise_control(flat)
         flat = raised.flat
@@ -231,6 +242,32 @@ def optimize(
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
     graph.unrolled = {node: raised.frames.get(node, ()) for node, op in graph.ops.items() if op.op in FUNCTIONAL}
-    context = Context(feeds, device, len(flat), raised.bodies, simplify=simplify, group=group)
+    context = Context(feeds, device, len(flat), raised.bodies, simplify=simplify, group=group, shards=shards)
+    if shards is not None and shards.is_open:
+        context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), host))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
     return Optimized(graph, {name: feeds[name] for name in graph.feeds}, context, host)
+
+
+def _half(feeds: Arrays, inputs: Sequence[str]) -> Arrays:
+    """The same with half of the rows; with twice as many, where there is no half."""
+    whole = any(len(feeds[name]) % 2 for name in inputs)
+
+    def resized(value: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([value, value]) if whole else value[: len(value) // 2]
+
+    return {name: resized(value) if name in inputs else value for name, value in feeds.items()}
+
+
+def _resized(
+    graph: OpGraph, context: Context, feeds: Arrays, host: HostPart | None
+) -> dict[Key, tuple[int, ...]] | None:
+    """Shapes that other feeds give, of what the host makes of them, too; None where the graph takes no other number of rows."""
+    if host is not None:
+        feeds, _ = host.run(feeds)
+    if STEPS in graph.feeds:
+        feeds = {**feeds, STEPS: np.zeros((), np.int64)}
+    try:
+        return shapes_of(graph, replace(context, feeds=feeds, shards=None))
+    except EngineError:
+        return None

@@ -82,6 +82,21 @@ class Torture:
 
 
 @dataclass(frozen=True)
+class Shards:
+    """How a batch is split over processes that train together, each on a GPU of its own: its rank's rows.
+
+    Attributes:
+        count: Of processes.
+        inputs: Those that each is fed rows of its own of. The others are the same everywhere.
+        is_open: Whether the graph leaves the size of the batch open, so that what depends on it can be found out.
+    """
+
+    count: int
+    inputs: tuple[str, ...]
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """How the cuda engine runs a job.
 
@@ -93,6 +108,7 @@ class EngineOptions:
             as TensorFlow has them.
         compile: Whether fused ops become compiled kernels, or one step that runs op by op; None: they do on a GPU.
         plan: The plan to run by, where it fits the program.
+        shards: Of a graph that trains on several GPUs.
     """
 
     device: str = "cuda"
@@ -103,6 +119,7 @@ class EngineOptions:
     compile: bool | None = None
     plan: StoredPlan | None = None
     torture: Torture | None = None
+    shards: Shards | None = None
 
     @property
     def on_gpu(self) -> bool:

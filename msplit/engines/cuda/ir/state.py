@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +120,11 @@ class StateMemory:
     def save(self) -> dict[str, NDArray[Any]]:
         """The values, in memory of their own."""
         return {name: to_numpy(tensor.detach().clone().cpu()) for name, tensor in self.tensors.items()}
+
+    def spread(self, from_first: Callable[[torch.Tensor], None]) -> None:
+        """Gives variables the values that the first of several processes has, by what does so with a tensor of bytes."""
+        for tensor in self.tensors.values():
+            from_first(tensor.view(-1).view(torch.uint8))
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage, fingerprint, verify
+from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.cse import eliminate_common_subexpressions
 from msplit.engines.cuda.passes.eliminate_identity import eliminate_identity
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
 from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
 from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique, fold_partition
 from msplit.engines.cuda.passes.embedding.row_updates import merge_row_updates, sum_in_updates
+from msplit.engines.cuda.passes.exchange import exchange
 from msplit.engines.cuda.passes.flatten_matmul import flatten_matmul
 from msplit.engines.cuda.passes.fold_affine import fold_affine
 from msplit.engines.cuda.passes.fold_padding import fold_dilation, fold_padding
@@ -58,6 +60,8 @@ class Context:
         measure: Whether kernels are chosen by timing them on a GPU, from that stage on.
         compile: Whether fused groups become kernels; otherwise each is one op that runs its members one by one.
         constants: Constants that are on the device already.
+        shards: How the batch is split over processes; None: it is not.
+        resized: Shapes with another size of the batch, where the graph leaves it open; see `shapes_of`.
     """
 
     feeds: Mapping[str, NDArray[Any]]
@@ -71,6 +75,8 @@ class Context:
     measure: bool = True
     compile: bool = False
     constants: Mapping[Key, torch.Tensor] | None = None
+    shards: Shards | None = None
+    resized: Mapping[Key, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,16 @@ def _fold_partition(graph: OpGraph, context: Context) -> bool:
         return False
     tidy(graph)
     return _specialize(graph, context)
+
+
+def _exchange(graph: OpGraph, context: Context) -> bool:
+    """Rows that come from others make what is behind them longer."""
+    if context.shards is None:
+        return False
+    if exchange(graph, context.shards, context.resized):
+        tidy(graph)
+        return _specialize(graph, context)
+    return True
 
 
 def _count_nodes_once(graph: OpGraph) -> bool:
@@ -156,6 +172,7 @@ PIPELINE = (
     Pass("pad_unique", _pure(pad_unique), Stage.IMPORTED),
     Pass("specialize", _specialize, option="", phase=_SPECIALIZING),
     Pass("fold_partition", _fold_partition, phase=_SPECIALIZING),
+    Pass("exchange", _exchange, option="", phase=_SPECIALIZING),
     Pass("eliminate_identity", _pure(eliminate_identity)),
     Pass("flatten_matmul", _pure(flatten_matmul)),  # products become matrices
     Pass("fold_dilation", _pure(fold_dilation)),
@@ -201,6 +218,14 @@ def run_passes(graph: OpGraph, context: Context, *stages: Stage, pipeline: tuple
                     tidy(graph)
                 if checks:
                     verify(graph, one.stage, context.nodes, after=one.name, unchanged=None if changed else before)
+
+
+def shapes_of(graph: OpGraph, context: Context) -> dict[Key, tuple[int, ...]]:
+    """Shapes of all values with the feeds of a context, by the keys that they have before `exchange`. The graph is not changed."""
+    copy = graph.copy()
+    last = next(number for number, one in enumerate(PIPELINE) if one.name == "exchange")
+    run_passes(copy, context, Stage.IMPORTED, Stage.SPECIALIZED, pipeline=PIPELINE[:last])
+    return copy.shapes
 
 
 def tidy(graph: OpGraph) -> None:

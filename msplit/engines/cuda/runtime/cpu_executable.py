@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import Feeds, Timeline, is_array, refuse_fed
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.ranks import Group, ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.state import StateMemory
@@ -31,6 +33,8 @@ class SimulatedExecutable:
         self._facts, self._seed = dict(facts), seed
         self._feeds: Feeds = {}
         self.state = StateMemory(program.state, torch.device("cpu"))
+        self._ranks = Device.of(torch.device("cpu")).owned(Ranks)
+        self._group: Group | None = None
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """One step."""
@@ -48,7 +52,7 @@ class SimulatedExecutable:
         self._seed += 1
         values = {key: _own(name, feeds[name]) for name, key in self.program.feeds.items()}
         values |= self.state.values()
-        with torch.no_grad():
+        with torch.no_grad(), self._ranks.talking(self._group):
             simulate(self.program, self.stream_program, values, self._seed, tap)
         return self.program.results(values)
 
@@ -66,6 +70,11 @@ class SimulatedExecutable:
             self._run(self._feeds, tap)
         clock = "the host's, of streams simulated on the CPU, one kernel at a time: these times say nothing about a GPU"
         return timeline(self.program, self.stream_program, tap.times_us(), clock)
+
+    def join(self) -> None:
+        """See `engines.base.JoinsOthers`."""
+        self._group = self._ranks.group or ProcessGroup()
+        self.state.spread(self._group.spread)
 
     def save_state(self) -> dict[str, NDArray[Any]]:
         """The values of variables."""

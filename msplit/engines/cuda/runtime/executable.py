@@ -20,6 +20,7 @@ from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.device.pools import check, holding, runtime
+from msplit.engines.cuda.device.ranks import Group, ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
@@ -157,6 +158,8 @@ class CudaExecutable:
         self._graphs: dict[bool, GraphExec] = {}
         self._counters: list[torch.Tensor] = []
         self._results: dict[bool, dict[str, torch.Tensor]] = {}
+        self._ranks = device.owned(Ranks)
+        self._group: Group | None = None
         self._capture = capture
         self._timing_only = timing_only
         self._root = torch.zeros(1, dtype=torch.int32, device=device.place)
@@ -177,15 +180,29 @@ class CudaExecutable:
         synchronize(self.device.place)
         before = torch.cuda.memory_reserved(self.device.place)
         if self._capture:
-            if self.stream_program.instructions and not self._lent:  # CUDA refuses to run a graph of nothing
-                self._capture_graph(copies=False)
-            if not self._timing_only:
-                self._capture_graph(copies=True)
-                self._outputs.aim()
-                synchronize(self.device.place)
-                self._outputs.settle()
-                self._seen, self._looks = self._outputs.seen, 0
+            self._capture_graphs()
         self._facts["pool_bytes"] = torch.cuda.memory_reserved(self.device.place) - before
+
+    def _capture_graphs(self) -> None:
+        if self.stream_program.instructions and not self._lent:  # CUDA refuses to run a graph of nothing
+            self._capture_graph(copies=False)
+        if not self._timing_only:
+            self._capture_graph(copies=True)
+            self._outputs.aim()
+            synchronize(self.device.place)
+            self._outputs.settle()
+            self._seen, self._looks = self._outputs.seen, 0
+
+    def join(self) -> None:
+        """See `engines.base.JoinsOthers`. The graph is captured anew: what was prepared needed nobody else."""
+        self._group = self._ranks.group or ProcessGroup()
+        self.state.spread(self._group.spread)
+        with self._on_origin(), self.state.kept():
+            self._record()  # NCCL makes its connections outside of any capture
+        synchronize(self.device.place)
+        if self._capture:
+            self._free_graphs()
+            self._capture_graphs()
 
     @contextlib.contextmanager
     def _on_origin(self) -> Iterator[None]:
@@ -194,6 +211,7 @@ class CudaExecutable:
             precision(self.ieee),
             torch.cuda.device(self.device.place),
             torch.cuda.stream(self._origin),
+            self._ranks.talking(self._group),
         ):
             yield
 
@@ -428,15 +446,18 @@ class CudaExecutable:
         """Frees graphs and memory and gives the streams back."""
         if self._streams:
             synchronize(self.device.place)
-            for graph in self._graphs.values():
-                graph.reset()
-            self._graphs.clear()
-            self._results.clear()
-            self.device.semaphores.give_back(self._counters)
-            self._counters = []
+            self._free_graphs()
             if not self._lent:
                 self.device.streams.give_back(self._streams)
             self._streams = []
+
+    def _free_graphs(self) -> None:
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+        self._results.clear()
+        self.device.semaphores.give_back(self._counters)
+        self._counters = []
 
 
 def uncapturable(program: Program, step: int, problem: RuntimeError) -> EngineError:

@@ -23,6 +23,7 @@ from msplit.engines.base import (
     HasBuffers,
     HasState,
     HasTimeline,
+    JoinsOthers,
     StaysOnDevice,
     Timeline,
     is_array,
@@ -139,6 +140,11 @@ class Wrapped:
         """Goes on from what `save_state` of another one of the same model gave."""
         if isinstance(self.device, HasState):
             self.device.load_state(state)
+
+    def join(self) -> None:
+        """See `JoinsOthers`."""
+        assert isinstance(self.device, JoinsOthers)
+        self.device.join()
 
     def buffers(self) -> Arrays:
         """See `HasBuffers`."""

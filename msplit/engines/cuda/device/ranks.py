@@ -1,0 +1,76 @@
+"""What processes that train together say to each other: the sums of what they have, and all of their rows.
+
+Until a step is one of all of them, nothing is said: each does as if the others had its own rows. So what traces, times and verifies a
+model needs nobody else, and what comes of it is what the whole batch would give if it were made of these rows again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.device.device import Device
+
+
+class Group(Protocol):
+    """Those who train together. All say the same things in the same order."""
+
+    rank: int
+    """The number of this one, from 0."""
+
+    def add_up(self, flat: torch.Tensor) -> None:
+        """Puts the sum over all of them in the place of a tensor."""
+
+    def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
+        """Puts a tensor of each, by rank, into one with one more axis in front."""
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """Puts what the first of them has in the place of a tensor."""
+
+
+class ProcessGroup:
+    """The processes of PyTorch's default group: over NCCL where tensors are on GPUs."""
+
+    def __init__(self) -> None:
+        self.rank: int = torch.distributed.get_rank()
+
+    def add_up(self, flat: torch.Tensor) -> None:
+        """See `Group`."""
+        torch.distributed.all_reduce(flat)
+
+    def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
+        """See `Group`."""
+        torch.distributed.all_gather_into_tensor(every.view(-1), own.view(-1))
+
+    def spread(self, tensor: torch.Tensor) -> None:
+        """See `Group`."""
+        torch.distributed.broadcast(tensor, 0)
+
+
+class Ranks:
+    """Whom the steps that a thread issues on a device are said to."""
+
+    def __init__(self, device: Device) -> None:
+        del device
+        self._of_thread = threading.local()
+
+    @property
+    def group(self) -> Group | None:
+        """Nobody, unless this thread is in a block of `talking`."""
+        found: Group | None = getattr(self._of_thread, "group", None)
+        return found
+
+    @contextlib.contextmanager
+    def talking(self, group: Group | None) -> Iterator[None]:
+        """A block whose steps are those of all of a group; of this process alone, where there is none."""
+        before = self.group
+        self._of_thread.group = group
+        try:
+            yield
+        finally:
+            self._of_thread.group = before

@@ -1,0 +1,77 @@
+"""What processes that train together exchange in a step: see `passes.exchange`, which puts these ops in front of updates.
+
+Each op is one collective on one flat buffer, and hands a token to the next one: all processes have to say the same in the same order,
+whatever the order is in which each has what it says.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.ranks import Group, Ranks
+from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.node import Node
+
+_ALIGNED = 16
+"""Bytes: every value begins at a multiple of it in a flat buffer, since kernels read 16 bytes at a time."""
+
+
+@lowering("_AllReduce", own=True)
+def all_reduce(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The mean over all ranks of each of `count` values, which lie side by side. Behind them comes the token of the op before, if any."""
+    values = inputs[: node.attrs["count"]]
+    step = _ALIGNED // values[0].element_size()
+    sizes = [-(-max(value.numel(), 1) // step) * step for value in values]
+    flat = values[0].new_zeros(sum(sizes))
+    parts = [
+        part[: value.numel()].view(value.shape) for part, value in zip(torch.split(flat, sizes), values, strict=True)
+    ]
+    torch._foreach_copy_(parts, list(values))
+    group = _group(flat)
+    if group is not None:
+        group.add_up(flat)
+        flat.div_(node.attrs["ranks"])
+    return *parts, _token(flat)
+
+
+@lowering("_AllGather", own=True)
+def all_gather(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The rows of all ranks of each of `count` values, one rank's behind the other's. Behind the values comes the token of the op before.
+
+    Those that `scaled` says are divided by the number of ranks: rows of a gradient of a mean over fewer rows.
+    """
+    ranks, values = node.attrs["ranks"], inputs[: node.attrs["count"]]
+    raw = [value.contiguous().view(-1).view(torch.uint8) for value in values]
+    sizes = [-(-max(one.numel(), 1) // _ALIGNED) * _ALIGNED for one in raw]
+    own = raw[0].new_zeros(sum(sizes))
+    torch._foreach_copy_([part[: one.numel()] for part, one in zip(torch.split(own, sizes), raw, strict=True)], raw)
+    group = _group(own)
+    if group is None:
+        every = own.repeat(ranks, 1)
+    else:
+        every = own.new_empty((ranks, own.numel()))
+        group.gather(every, own)
+    found = []
+    for part, one, value, scaled in zip(torch.split(every, sizes, 1), raw, values, node.attrs["scaled"], strict=True):
+        rows = part[:, : one.numel()].contiguous().view(-1).view(value.dtype)
+        rows = rows.view(ranks * value.shape[0], *value.shape[1:])
+        found.append(rows / ranks if scaled else rows)
+    return *found, _token(own)
+
+
+@lowering("_OwnSteps", own=True)
+def own_steps(node: Node, steps: Tensor) -> Tensor:
+    """A number of a step that no other rank has, so that each draws other random numbers for its rows."""
+    group = _group(steps)
+    return steps * node.attrs["ranks"] + (0 if group is None else group.rank)
+
+
+def _group(tensor: Tensor) -> Group | None:
+    """Who is talked to; nobody about shapes alone."""
+    return None if tensor.is_meta else Device.of(tensor.device).owned(Ranks).group
+
+
+def _token(like: Tensor) -> Tensor:
+    return like.new_zeros(1, dtype=torch.uint8)
