@@ -10,6 +10,7 @@
         ├── Busy                a pool has as many requests waiting as it may have
         ├── TimedOut            a request waited longer than it was to
         ├── Closed              a pool was closed before a request was answered
+        ├── RankLost            another of the processes that train together is gone
         └── DeviceLost          the GPU failed, and does nothing more for this process
 
 Anything else that escapes is a bug in msplit, and the command line says so.
@@ -114,6 +115,10 @@ class TimedOut(EngineError):
 
 class Closed(EngineError):
     """The pool was closed before the request was run."""
+
+
+class RankLost(EngineError):
+    """Another of the processes that train together is gone, or did not come."""
 
 
 class DeviceLost(EngineError):

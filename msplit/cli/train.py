@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +14,9 @@ from msplit.cli.pooling import Engine, engine_options
 from msplit.progress import telling
 
 if TYPE_CHECKING:
+    from msplit.measure.request import BenchRequest
     from msplit.training.data import Data
+    from msplit.training.hosts import Hosts
     from msplit.training.loop import TrainSettings
     from msplit.training.trainer import Trainer
 
@@ -53,6 +56,59 @@ class Length:
         from msplit.training.loop import TrainSettings
 
         return TrainSettings(self.steps, self.save, self.every, self.keep, self.resume, self.fetch_every)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Which GPUs of which hosts train together."""
+
+    gpus: tuple[str, ...] | None
+    nnodes: int | None
+    node_rank: int | None
+    master: str | None
+    hosts: Path | None
+    task: str | None
+
+    def of_hosts(self) -> Hosts:
+        """The hosts: of a file, of options, or of TF_CONFIG."""
+        from msplit.training import hosts
+
+        by_number = self.nnodes is not None or self.node_rank is not None or self.master is not None
+        if self.hosts is not None:
+            if by_number:
+                raise click.UsageError("--hosts says what --nnodes, --node-rank and --master do: leave these out.")
+            return hosts.of_file(self.hosts, self.task)
+        if self.task is not None:
+            raise click.UsageError("--task is one of those that --hosts names.")
+        if not by_number and os.environ.get("TF_CONFIG"):
+            return hosts.of_tf_config(os.environ["TF_CONFIG"])
+        return hosts.Hosts(self.nnodes or 1, self.node_rank or 0, self.master or "")
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether several processes are to train."""
+        return any(one is not None for one in (self.gpus, self.nnodes, self.node_rank, self.master, self.hosts))
+
+
+class Gpus(options.Parameter):
+    """A number of GPUs, or which ones."""
+
+    name = "n|a,b,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """``2`` is the first two; ``2,3`` are these."""
+        if isinstance(value, tuple):
+            return value
+        if value.isascii() and value.isdigit() and 0 < int(value) <= _MOST_GPUS:
+            visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+            return tuple(visible[: int(value)]) if len(visible) >= int(value) else tuple(map(str, range(int(value))))
+        found = tuple(one.strip() for one in value.split(","))
+        if len(found) < 2 or not all(found) or len(set(found)) < len(found):
+            self.fail(f"{value!r} is neither a number of GPUs nor a list of some", param, ctx)
+        return found
+
+
+_MOST_GPUS = 64
 
 
 @click.command()
@@ -95,45 +151,80 @@ class Length:
     type=click.IntRange(1),
     help="Show what every so manyth step gives.",
 )
+@click.option(
+    "--gpus", type=Gpus(), help="Train on so many GPUs of this host, or on these, each in a process of its own."
+)
+@click.option("--nnodes", type=click.IntRange(1), help="So many hosts train together, with as many GPUs each.")
+@click.option("--node-rank", type=click.IntRange(0), help="Which of them this is; 0 is the chief.")
+@click.option("--master", metavar="HOST:PORT", help="Where the chief listens, the same on all hosts.")
+@click.option(
+    "--hosts",
+    type=options.PATH,
+    metavar="FILE",
+    help="The hosts: a ClusterSpec as JSON, or what TF_CONFIG holds, which is read where no option names any.",
+)
+@click.option("--task", metavar="JOB:INDEX", help="Which of --hosts this is, such as worker:0.")
 @engine_options
 @options.format_option
-@options.together(step=Step, feeding=Feeding, length=Length)
+@options.together(step=Step, feeding=Feeding, length=Length, spread=Spread)
 def command(
-    model: Path, choice: options.Choice, step: Step, feeding: Feeding, length: Length, engine: Engine, style: str
+    model: Path,
+    choice: options.Choice,
+    step: Step,
+    feeding: Feeding,
+    length: Length,
+    spread: Spread,
+    engine: Engine,
+    style: str,
 ) -> int:
     """Train MODEL, a graph with gradients and updates, and write checkpoints as TensorFlow does.
 
     Ends with 1 where the loss or a variable is no finite number any more. Ctrl-C and SIGTERM end it after the step, with a checkpoint.
     This executes the model, and the function of --data.
     """
+    from msplit.errors import RankLost
     from msplit.report import train as report
+    from msplit.training import hosts, launch
     from msplit.training.loop import train
     from msplit.training.trainer import Trainer
+    from msplit.training.world import joined
 
     if length.resume and length.restore is not None:
         raise click.UsageError(
             "--resume goes on from a checkpoint, --restore begins with one: leave one of the two out."
         )
     settings = length.settings()
-    flat = choice.load(model)
-    with telling() as tell, Trainer(flat, step.target, step.fetch, engine.request(), progress=tell) as trainer:
-        data = _data(trainer, feeding, engine, endless=length.steps is not None)
-        if length.restore is not None:
-            trainer.restore(length.restore)
-            trainer.steps = 0
-        with interrupt.deferred() as stop:
-            found = train(trainer, data, settings, stop=stop, progress=tell)
-        told = report.Told.of(trainer, found)
-    options.show(style, "train", report.document(told), lambda: report.payload(told))
+    rank = hosts.rank_of(os.environ)
+    if rank is None and spread.is_asked_for:
+        return launch.launch(launch.own_command(), spread.of_hosts(), spread.gpus or ("0",))
+    try:
+        with joined(rank, on_gpu=engine.device == "cuda") as world, telling() as tell:
+            flat, request = choice.load(model), engine.request()
+            with Trainer(flat, step.target, step.fetch, request, progress=tell, world=world) as trainer:
+                data = _data(trainer, feeding, request, endless=length.steps is not None)
+                if length.restore is not None and world.rank == 0:  # the others begin with what it has
+                    trainer.restore(length.restore)
+                    trainer.steps = 0
+                with interrupt.deferred() as stop:
+                    found = train(trainer, data, settings, stop=stop, progress=tell)
+                told = report.Told.of(trainer, found)
+    except RankLost:
+        if rank is not None and rank.local:  # the first one of a host tells it
+            return 2
+        raise
+    if world.rank == 0:
+        options.show(style, "train", report.document(told), lambda: report.payload(told))
     return 1 if found.stopped and not found.interrupted else 0
 
 
-def _data(trainer: Trainer, feeding: Feeding, engine: Engine, *, endless: bool) -> Data:
-    """The data, for the inputs that are not given a value with --input."""
+def _data(trainer: Trainer, feeding: Feeding, request: BenchRequest, *, endless: bool) -> Data:
+    """The data, for the inputs that are not given a value with --input: of each batch the rows of this process."""
     from msplit.training.data import Batching, constant, open_data
+    from msplit.training.shards import part, whole
 
-    request = engine.request()
-    fixed = constant(trainer.specs, request.inputs)
+    specs = whole(trainer.specs, trainer.shards)
+    fixed = constant(specs, request.inputs)
     epochs = feeding.epochs if feeding.epochs is not None or endless else 1
     how = Batching(feeding.batch, epochs, feeding.shuffle, request.seed)
-    return open_data(feeding.data, trainer.specs, how, shapes=request.shapes, fixed=fixed)
+    data = open_data(feeding.data, specs, how, shapes=request.shapes, fixed=fixed)
+    return part(data, trainer.shards, trainer.world.rank)

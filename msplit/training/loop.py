@@ -112,8 +112,16 @@ def train(
         MsplitError: The data do not fit the model, or the checkpoint is not one of this training.
         WriteError: A checkpoint can not be written, or there are some that would be written over. The last whole one stays.
     """
-    position, saved = _begin(trainer, data, settings)
+    position, saved = _begin_alike(trainer, data, settings)
     return _Training(trainer, data, settings, progress or silent, position, saved).run(stop)
+
+
+def _begin_alike(trainer: Trainer, data: Data, settings: TrainSettings) -> tuple[int, Path | None]:
+    """The same on all who train together. The folder is the first one's, which others need not see: its variables become theirs."""
+    world = trainer.world
+    position, saved = _begin(trainer, data, settings) if world.rank == 0 else (0, None)
+    position, trainer.steps, last = world.share((position, trainer.steps, None if saved is None else str(saved)))
+    return position, None if last is None else Path(last)
 
 
 def _begin(trainer: Trainer, data: Data, settings: TrainSettings) -> tuple[int, Path | None]:
@@ -174,7 +182,7 @@ class _Training:
         reason, interrupted = "", False
         with closing(ahead(islice(self.data.start(self.position), left))) as batches:
             for feeds in batches:
-                if interrupted := stop():
+                if interrupted := trainer.world.agree(stop()):
                     break
                 if trainer.runner is None:
                     self._prepare(feeds)
@@ -201,7 +209,7 @@ class _Training:
 
     def _prepare(self, feeds: Mapping[str, Any]) -> None:
         self.tell("preparing", 0.0)
-        self.rows = rows_of(feeds, self.trainer.specs)
+        self.rows = rows_of(feeds, self.trainer.specs) * self.trainer.world.size
         self.trainer.prepare(feeds)
         if self.settings.save is not None:
             self.spoiled_before = frozenset(_spoiled(self.trainer.variables))
@@ -218,9 +226,10 @@ class _Training:
             return f"variable {spoiled[0]!r} is not finite after step {trainer.steps}"
         note = json.dumps({"batches": self.position, "data": dict(self.data.described)}, sort_keys=True)
         # One of this step that is there was not listed any more when it was written, or is not listed now.
-        self.saved = trainer.save(
-            self.settings.save / NAME, keep=self.settings.keep, force=True, note=note, state=state
-        )
+        if trainer.world.rank == 0:
+            self.saved = trainer.save(
+                self.settings.save / NAME, keep=self.settings.keep, force=True, note=note, state=state
+            )
         self.saved_at = trainer.steps
         return ""
 

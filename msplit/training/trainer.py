@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from msplit import formats
 from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import STEPS, Feeds, HasState
+from msplit.engines.base import STEPS, Feeds, HasState, JoinsOthers
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
@@ -31,6 +31,8 @@ from msplit.progress import Progress
 from msplit.training import checkpoint
 from msplit.training.ahead import ahead
 from msplit.training.batches import batches_of, fitting
+from msplit.training.shards import shards_of
+from msplit.training.world import ALONE, World
 
 STREAMS = 8
 """The largest number where nobody says one."""
@@ -100,12 +102,14 @@ class Trainer(Shown):
         request: As for `prepare`: engine, device, streams, rules, precision. Batch and shapes are those of the first step's inputs.
         state: Values of variables in place of those that they begin with; see `load`.
         progress: Told what is being done and how much of it is done.
+        world: Those who train together, of whom each makes a trainer and feeds it rows of its own; see `world.joined`.
 
     Attributes:
         flat: The graph of a step.
         steps: Steps that were run, those before the restored checkpoint included.
         specs: What is known of the inputs that a step takes, by name.
         fetches: Names of what it gives.
+        shards: How a batch is split over them; None where this process trains alone.
         runner: What runs it, with its label, notes and checks; None before the first step.
 
     Raises:
@@ -122,6 +126,7 @@ class Trainer(Shown):
         *,
         state: Arrays | None = None,
         progress: Progress | None = None,
+        world: World = ALONE,
     ) -> None:
         self.flat = to_train(model, target, fetches)
         self.steps = 0
@@ -129,6 +134,7 @@ class Trainer(Shown):
         self.fetches = tuple(tensor.name for tensor in self.flat.outputs)
         self._request = request or BenchRequest(streams=(STREAMS,))
         self.specs = {spec.name: spec for spec in input_specs(self.flat, 1, {})[0]}
+        self.world, self.shards = world, shards_of(self.specs, world.size)
         self._progress = progress
         self._needed, others = variables_of(self.flat)
         saved = formats.saved_as(self.flat.model, others)
@@ -170,12 +176,22 @@ class Trainer(Shown):
         fitting(feeds, self.specs, str(self.flat.model.path))
         state = self._host_state()
         shapes = {name: tuple(value.shape) for name, value in feeds.items()}
-        request = replace(self._request, batch=None, shapes=shapes, compare_tensorflow=False)
+        wanted = [f"{name} {list(shape)}" for name, shape in shapes.items()]
+        if (first := self.world.share(wanted)) != wanted:
+            said = f"rank {self.world.rank} is fed {', '.join(wanted)}, and the first one {', '.join(first)}"
+            raise EngineError(said, fix="feed each as many rows")
+        request = replace(self._request, batch=None, shapes=shapes, compare_tensorflow=False, shards=self.shards)
         self.runner = runner = prepare(self.flat, request, progress=self._progress, state=state)
         if not isinstance(runner.executable, HasState):
             self.close()
             raise EngineError(f"the {runner.engine} engine can not train this model here", fix="see `msplit doctor`")
         self._put(state)
+        if self.shards is not None:
+            if not isinstance(runner.executable, JoinsOthers):
+                self.close()
+                fix = "use --engine cuda, with --device cpu where there is no GPU"
+                raise EngineError(f"the {runner.engine} engine trains in one process", fix=fix)
+            runner.executable.join()
         return runner
 
     def each(self, dataset: Any, steps: int | None = None, *, fetch_every: int = 1) -> Iterator[Fetched]:

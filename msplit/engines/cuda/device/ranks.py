@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from msplit.errors import RankLost
+
 if TYPE_CHECKING:
     from msplit.engines.cuda.device.device import Device
 
@@ -41,15 +43,28 @@ class ProcessGroup:
 
     def add_up(self, flat: torch.Tensor) -> None:
         """See `Group`."""
-        torch.distributed.all_reduce(flat)
+        with _told():
+            torch.distributed.all_reduce(flat)
 
     def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
         """See `Group`."""
-        torch.distributed.all_gather_into_tensor(every.view(-1), own.view(-1))
+        with _told():
+            torch.distributed.all_gather_into_tensor(every.view(-1), own.view(-1))
 
     def spread(self, tensor: torch.Tensor) -> None:
         """See `Group`."""
-        torch.distributed.broadcast(tensor, 0)
+        with _told():
+            torch.distributed.broadcast(tensor, 0)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.AcceleratorError):  # what can not be captured is told by who captures
+            raise
+        raise RankLost(f"another process does not answer: {str(error).partition(chr(10))[0]}") from error
 
 
 class Ranks:

@@ -1,0 +1,194 @@
+"""Which processes train together: what torchrun, TensorFlow's TF_CONFIG, a ClusterSpec or options say of hosts and ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msplit.errors import MsplitError
+from msplit.formats.special import read_bytes
+
+_MOST = 1 << 20
+_TRAINS = ("chief", "master", "worker")
+"""Jobs whose tasks train, in the order of their ranks. A ``ps`` or an ``evaluator`` has no part in it."""
+
+CHILD = "MSPLIT_TRAINS_WITH_OTHERS"
+"""Environment variable of processes that `msplit train --gpus` has started."""
+
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
+_FORM = '{"chief": ["host0:2222"], "worker": ["host1:2222", "host2:2222"]}'
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of the processes that train together.
+
+    Attributes:
+        number: From 0 on; 0 is the chief, which writes checkpoints.
+        size: How many there are.
+        local: Which one of its host, and so which of its GPUs is its own.
+        host: Where the chief listens.
+        port: And at which port.
+        is_served: Whether something else listens there, as torchrun does.
+        is_child: Whether `msplit train --gpus` has started it, and ends with it.
+    """
+
+    number: int
+    size: int
+    local: int
+    host: str
+    port: int
+    is_served: bool = False
+    is_child: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """The variables that say so to a process that is started as this one: torchrun's, and `CHILD`."""
+        return {
+            "RANK": str(self.number),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(self.port),
+            CHILD: "1",
+        }
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts that train together, each with as many processes.
+
+    Attributes:
+        count: How many there are.
+        index: Which of them this is; that of the chief is 0.
+        master: Address at which the chief's first process listens, ``host:port``; "" where there is one host, and any port will do.
+    """
+
+    count: int = 1
+    index: int = 0
+    master: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise MsplitError(
+                f"host {self.index} is none of {self.count}", fix=f"--node-rank is from 0 to {self.count - 1}"
+            )
+        if self.count > 1 and not self.master:
+            raise MsplitError("several hosts have to know the first one", fix="--master HOST:PORT, the same on all")
+        if self.master:
+            address(self.master)
+
+
+def rank_of(environment: Mapping[str, str]) -> Rank | None:
+    """The rank that torchrun, or `msplit train --gpus`, has started this process as; None where it runs alone.
+
+    Raises:
+        MsplitError: A variable is missing or no number.
+    """
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return None
+
+    def number(name: str, least: int, most: int) -> int:
+        text = environment.get(name, "")
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            said = f"is {text!r}, no number from {least} to {most}" if text else "is not set"
+            raise MsplitError(
+                said, where=f"environment variable {name}", fix="start it with torchrun, or with msplit train --gpus N"
+            )
+        return int(text)
+
+    size = number("WORLD_SIZE", 1, 1 << 16)
+    rank = number("RANK", 0, size - 1)
+    local = number("LOCAL_RANK", 0, rank) if "LOCAL_RANK" in environment else 0
+    host, port = environment.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, 65535)
+    if not host:
+        raise MsplitError("is not set", where="environment variable MASTER_ADDR", fix="set it to the host of rank 0")
+    return Rank(
+        rank, size, local, host, port, environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True", CHILD in environment
+    )
+
+
+def of_file(path: Path, task: str | None) -> Hosts:
+    """The hosts of a ClusterSpec in a JSON file: jobs with their addresses, or what TF_CONFIG holds.
+
+    Args:
+        task: Which of them this is, as in ``worker:1``; None: what the file says.
+
+    Raises:
+        MsplitError: It can not be read, or is none.
+    """
+    try:
+        text = read_bytes(path, _MOST).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise MsplitError(f"the cluster can not be read: {error}", where=str(path)) from None
+    return _of_text(text, str(path), task)
+
+
+def of_tf_config(text: str) -> Hosts:
+    """The hosts that the environment variable TF_CONFIG names, and which of them this is.
+
+    Raises:
+        MsplitError: It is no such text.
+    """
+    return _of_text(text, "environment variable TF_CONFIG", None)
+
+
+def _of_text(text: str, where: str, task: str | None) -> Hosts:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MsplitError(f"is no JSON: {error}", where=where, fix=f"give {_FORM}") from None
+    if not isinstance(found, dict):
+        raise MsplitError("holds no jobs", where=where, fix=f"give {_FORM}")
+    cluster = found.get("cluster", found)
+    hosts = [(job, index, one) for job in _TRAINS for index, one in _tasks(cluster, job, where)]
+    if not hosts:
+        raise MsplitError("names no chief and no worker", where=where, fix=f"give {_FORM}")
+    at = _task(found, task, where)
+    for place, (job, index, _) in enumerate(hosts):
+        if (job, index) == at:
+            return Hosts(len(hosts), place, hosts[0][2])
+    listed = ", ".join(f"{job}:{index}" for job, index, _ in hosts[:8])
+    raise MsplitError(f"task {at[0]}:{at[1]} trains nothing here", where=where, fix=f"--task with one of: {listed}")
+
+
+def _tasks(cluster: Any, job: str, where: str) -> Sequence[tuple[int, str]]:
+    """Number and address of each task of a job: a list, or a mapping from number to address."""
+    named = cluster.get(job, []) if isinstance(cluster, dict) else None
+    if isinstance(named, dict) and all(str(key).isdecimal() for key in named):
+        every = sorted((int(key), value) for key, value in named.items())
+    elif isinstance(named, list):
+        every = list(enumerate(named))
+    else:
+        raise MsplitError(f"the job {job} is no list of addresses", where=where, fix=f"give {_FORM}")
+    for index, one in every:
+        if not isinstance(one, str) or not _ADDRESS.fullmatch(one):
+            raise MsplitError(f"task {job}:{index} has no address but {one!r}", where=where, fix="give host:port")
+    return every
+
+
+def _task(found: Mapping[str, Any], task: str | None, where: str) -> tuple[str, int]:
+    if task is not None:
+        job, _, index = task.partition(":")
+        if index.isascii() and index.isdigit():
+            return job, int(index)
+        raise MsplitError(f"{task!r} is no task", where="--task", fix="give one such as worker:0")
+    said = found.get("task") if "cluster" in found else None
+    if not isinstance(said, dict) or not str(said.get("index", "")).isdecimal():
+        raise MsplitError("does not say which task this is", where=where, fix="--task worker:0")
+    return str(said.get("type")), int(said["index"])
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port``.
+
+    Raises:
+        MsplitError: It is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not _ADDRESS.fullmatch(text) or not 0 < int(port) < 65536:
+        raise MsplitError(f"{text!r} is no address", fix="give host:port, such as host0:2222")
+    return host.strip("[]"), int(port)
