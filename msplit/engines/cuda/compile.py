@@ -30,6 +30,7 @@ from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
 from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, find_siblings
@@ -243,7 +244,7 @@ def optimize(
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
     graph.unrolled = {node: raised.frames.get(node, ()) for node, op in graph.ops.items() if op.op in FUNCTIONAL}
     context = Context(feeds, device, len(flat), raised.bodies, simplify=simplify, group=group, shards=shards)
-    if shards is not None and shards.is_open:
+    if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), host))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
     return Optimized(graph, {name: feeds[name] for name in graph.feeds}, context, host)
@@ -262,12 +263,23 @@ def _half(feeds: Arrays, inputs: Sequence[str]) -> Arrays:
 def _resized(
     graph: OpGraph, context: Context, feeds: Arrays, host: HostPart | None
 ) -> dict[Key, tuple[int, ...]] | None:
-    """Shapes that other feeds give, of what the host makes of them, too; None where the graph takes no other number of rows."""
+    """Shapes that other feeds give, of what the host makes of them, too; None where the graph takes no other number of rows.
+
+    Raises:
+        EngineError: A variable takes them, so that it would be another one for each process.
+    """
     if host is not None:
         feeds, _ = host.run(feeds)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     try:
         return shapes_of(graph, replace(context, feeds=feeds, shards=None))
-    except EngineError:
+    except EngineError as error:
+        if KEEPS_SHAPE in error.what:
+            fix = "train on one GPU, or leave that update out: --target"
+            raise EngineError(
+                "a variable takes rows of the batch, and several processes have others of them each",
+                where=error.where,
+                fix=fix,
+            ) from None
         return None

@@ -88,7 +88,7 @@ class Shards:
     Attributes:
         count: Of processes.
         inputs: Those that each is fed rows of its own of. The others are the same everywhere.
-        is_open: Whether the graph leaves the size of the batch open, so that what depends on it can be found out.
+        is_open: Whether the graph leaves the size of the batch open; otherwise it has as many rows as each is fed.
     """
 
     count: int

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks import training_models
 from msplit.engines.base import Job
+from msplit.engines.cuda import compile
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode, Shards
-from tests.engines.cuda.cases import options_of, scattered
+from msplit.engines.cuda.passes import exchange
+from msplit.errors import EngineError
+from tests.campaign import CAMPAIGN, campaign
+from tests.engines.cuda.cases import flat_of, options_of, scattered
 from tests.engines.cuda.together import together
 from tests.training_graphs import apart, loaded
 
 pytestmark = pytest.mark.tf
 
-BATCH, STREAMS, WITHIN = 8, 3, 1e-5
+BATCH, WIDTH, IDS, STREAMS, WITHIN = 8, 3, 7, 3, 1e-5
+STEPS = 100 if CAMPAIGN else 4
 
-
-@functools.cache
-def graph(name, optimizer, kind="resource", batch=None):
-    meta, training = training_models.build(name, optimizer, resource=kind == "resource", batch=batch, small=True)
-    return loaded(meta.SerializeToString(deterministic=True)), training
+SPLIT = ("x", "label", "weight", "ids")
 
 
 def job_of(flat, feeds, state, mode=KernelMode.PLAIN):
@@ -37,25 +39,197 @@ def alone(flat, batches, state, mode=KernelMode.PLAIN):
     return [executable.step(feeds) for feeds in batches], executable.save_state()
 
 
-def assert_same(flat, batches, state, shards, *, mode=KernelMode.PLAIN, fetched=("loss",), within=WITHIN):
+def assert_same(flat, batches, state, shards, *, mode=KernelMode.PLAIN, within=WITHIN):
+    """Losses and variables are those of one, and variables the same on all to the last bit."""
     expected, after = alone(flat, batches, state, mode)
     every, variables = together(lambda feeds: job_of(flat, feeds, state, mode), batches, shards, state)
     for outputs, own in zip(every, variables, strict=True):
-        for name in fetched:
-            np.testing.assert_allclose([one[name] for one in outputs], [one[name] for one in expected], rtol=within)
+        np.testing.assert_allclose([one["loss"] for one in outputs], [one["loss"] for one in expected], rtol=within)
         assert {name: value.tobytes() for name, value in own.items()} == {
             name: value.tobytes() for name, value in variables[0].items()
         }
-        wrong = {name: away for name, away in apart(own, after).items() if away > within}
-        assert not wrong
+    wrong = {name: away for name, away in apart(variables[0], after).items() if away > within}
+    assert not wrong
+    changed = apart({name: state[name] for name in after}, after)
+    assert changed["weights"] > 100 * within
+
+
+def losses(v1, tf, x, label, seen):
+    """A loss of a table's rows and of dense weights."""
+    table = v1.get_variable("table", [IDS, WIDTH], use_resource=True)
+    weights = v1.get_variable("weights", [WIDTH, 2], use_resource=True)
+    bias = v1.get_variable("bias", [2], use_resource=True)
+    found = (tf.nn.embedding_lookup(table, seen) + x) @ weights + bias
+    return tf.math.squared_difference(tf.reduce_sum(found, 1), label)
+
+
+def plain(tf, v1, rows, weight):
+    return tf.reduce_mean(rows)
+
+
+def weighted(tf, v1, rows, weight):
+    """Divided by a number that no part of the batch knows."""
+    return tf.reduce_sum(rows * weight) / tf.reduce_sum(weight)
+
+
+def normalized(tf, v1, rows, weight):
+    """A batch normalization that is written out: of the whole batch."""
+    mean, variance = tf.nn.moments(rows, [0])
+    gamma = v1.get_variable("gamma", [], initializer=v1.ones_initializer(), use_resource=True)
+    moving = v1.get_variable("moving", [], initializer=v1.zeros_initializer(), trainable=False, use_resource=True)
+    v1.add_to_collection("updates", moving.assign_sub((moving - mean) * 0.1))
+    return tf.reduce_mean(tf.square((rows - mean) * tf.math.rsqrt(variance + 1e-3) * gamma - weight))
+
+
+LOSSES = {"plain": plain, "weighted": weighted, "normalized": normalized}
+OPTIMIZERS = {
+    "sgd": lambda train: train.GradientDescentOptimizer(0.1),
+    "momentum": lambda train: train.MomentumOptimizer(0.1, 0.9),
+    "adam": lambda train: train.AdamOptimizer(0.1),
+    "adagrad": lambda train: train.AdagradOptimizer(0.1),
+    "rmsprop": lambda train: train.RMSPropOptimizer(0.1, momentum=0.5),
+    "ftrl": lambda train: train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
+}
+
+
+@functools.cache
+def graph(loss="plain", optimizer="sgd", clip=False, rows=None):
+    """The flat graph of a train step, and values of its variables before the first one."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as made:
+        v1.set_random_seed(1)
+        x, label, weight = (v1.placeholder(tf.float32, shape, name) for shape, name in fed(rows))
+        seen = v1.placeholder(tf.int64, [rows], "ids")
+        total = tf.identity(LOSSES[loss](tf, v1, losses(v1, tf, x, label, seen), weight), "loss")
+        trainer = OPTIMIZERS[optimizer](v1.train)
+        gradients, variables = zip(*trainer.compute_gradients(total), strict=True)
+        if clip:
+            gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+        with tf.control_dependencies(v1.get_collection("updates")):
+            step = trainer.apply_gradients(zip(gradients, variables, strict=True), v1.train.get_or_create_global_step())
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            state = {one.op.name: session.run(one) for one in v1.global_variables()}
+    return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
+
+
+def fed(rows):
+    return (([rows, WIDTH], "x"), ([rows], "label"), ([rows], "weight"))
+
+
+def batches(steps=STEPS, rows=BATCH):
+    random = np.random.default_rng(0)
+    return [
+        {
+            "x": random.normal(size=(rows, WIDTH)).astype(np.float32),
+            "label": random.normal(size=rows).astype(np.float32),
+            "weight": random.uniform(size=rows).astype(np.float32),
+            "ids": random.integers(0, IDS, rows),  # many of them come several times, on one and on both
+        }
+        for _ in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_dense_and_sparse_gradients_of_every_optimizer(optimizer):
+    flat, state = graph("plain", optimizer)
+    assert_same(flat, batches(), state, Shards(2, SPLIT), mode=KernelMode.FUSED_AND_GROUPED)
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [("mmoe", "Adam"), ("deepfm", "Adagrad"), ("deepfm", "Adam"), ("lstm", "Momentum"), ("deepfm", "GradientDescent")],
+    ("loss", "clip"), [("plain", True), ("weighted", False), ("weighted", True), ("normalized", False)]
 )
-@pytest.mark.parametrize("mode", [KernelMode.PLAIN, KernelMode.FUSED_AND_GROUPED])
-def test_models(name, optimizer, mode):
-    flat, training = graph(name, optimizer)
-    batches = [training.feeds(BATCH, step) for step in range(3)]
-    assert_same(flat, batches, training.state(), Shards(2, tuple(batches[0])), mode=mode)
+def test_what_is_not_linear_is_that_of_the_whole_batch(loss, clip):
+    flat, state = graph(loss, "momentum", clip)
+    assert_same(flat, batches(), state, Shards(4, SPLIT))
+
+
+def collectives(flat, feeds, state, shards):
+    options = replace(options_of("cpu"), shards=shards)
+    program = ENGINE.compile(replace(job_of(flat, feeds, state), options=options)).program
+    return [step.op.op for step in program.steps if step.op.op in ("_AllReduce", "_AllGather")]
+
+
+def test_all_dense_gradients_and_the_loss_are_one_message_and_rows_another():
+    flat, state = graph("plain", "momentum")
+    feeds = batches(1)[0]
+    assert sorted(collectives(flat, feeds, state, Shards(2, SPLIT))) == ["_AllGather", "_AllReduce"]
+    assert collectives(flat, feeds, state, None) == []
+    flat, state = graph(
+        "weighted", "momentum", clip=True
+    )  # sums of weights, gradients; rows for the norm, clipped ones
+    assert sorted(collectives(flat, feeds, state, Shards(2, SPLIT))) == [*["_AllGather"] * 3, *["_AllReduce"] * 2]
+
+
+def test_large_gradients_do_not_wait_for_each_other(monkeypatch):
+    monkeypatch.setattr(exchange, "BUCKET", 1)
+    flat, state = graph("plain", "adam", clip=True)
+    assert collectives(flat, batches(1)[0], state, Shards(2, SPLIT)).count("_AllReduce") == 3
+    assert_same(flat, batches(), state, Shards(2, SPLIT), mode=KernelMode.GROUPED)
+
+
+@pytest.mark.parametrize("found_out", [True, False])
+def test_a_graph_of_a_fixed_batch(found_out, monkeypatch):
+    """Where it can not be found out what has rows, what updates take is averaged."""
+    if not found_out:
+        monkeypatch.setattr(compile, "_resized", lambda *_: None)
+    flat, state = graph("plain", "adam")
+    small, _ = graph("plain", "adam", rows=BATCH // 2)
+    expected, after = alone(flat, batches(), state)
+    every, variables = together(
+        lambda feeds: job_of(small, feeds, state), batches(), Shards(2, SPLIT, is_open=False), state
+    )
+    np.testing.assert_allclose([one["loss"] for one in every[1]], [one["loss"] for one in expected], rtol=WITHIN)
+    assert not [name for name, away in apart(variables[1], after).items() if away > WITHIN]
+
+
+def test_each_draws_random_numbers_of_its_own_for_its_rows():
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as made:
+        x = v1.placeholder(tf.float32, [None, 64], "x")
+        weights = v1.get_variable("weights", [64], initializer=v1.zeros_initializer(), use_resource=True)
+        kept = tf.identity(tf.nn.dropout(x, rate=0.5, seed=3), "kept")
+        tf.identity(tf.random.uniform([], seed=5), "alike")  # one number for all rows
+        loss = tf.reduce_mean(kept * weights, name="loss")
+        step = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    flat = flat_of(made.as_graph_def(), outputs=["loss", "kept", "alike", step.name])
+    state, fed = {"weights": np.zeros(64, np.float32)}, [{"x": np.ones((4, 64), np.float32)}] * 2
+    (first, second), variables = together(lambda feeds: job_of(flat, feeds, state), fed, Shards(2, ("x",)), state)
+    assert first[0]["alike"] == second[0]["alike"] != first[1]["alike"]
+    masks = [one["kept"].tobytes() for one in (*first, *second)]
+    assert len(set(masks)) == len(masks)
+    np.testing.assert_array_equal(variables[0]["weights"], variables[1]["weights"])
+
+
+def test_a_variable_that_takes_rows_is_refused():
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as made:
+        x = v1.placeholder(tf.float32, [None], "x")
+        state = v1.get_variable("state", initializer=np.zeros(2, np.float32), use_resource=False, validate_shape=False)
+        tf.reduce_mean(x, name="loss")
+        step = v1.assign(state, x, validate_shape=False, name="carried")
+    flat, values = flat_of(made.as_graph_def(), outputs=["loss", step.op.name]), {"state": np.zeros(2, np.float32)}
+    with pytest.raises(EngineError, match=r"node carried: a variable takes rows of the batch"):
+        collectives(flat, {"x": np.ones(2, np.float32)}, values, Shards(2, ("x",)))
+
+
+@campaign
+@pytest.mark.parametrize("mode", KernelMode)
+@pytest.mark.parametrize("optimizer", training_models.OPTIMIZERS)
+@pytest.mark.parametrize("name", ["mmoe", "deepfm", "towers", "columns"])
+def test_models_of_the_benchmark(name, optimizer, mode):
+    meta, training = training_models.build(name, optimizer, resource=True, batch=None, small=True)
+    flat = loaded(meta.SerializeToString(deterministic=True))
+    fed = [training.feeds(BATCH, step) for step in range(3)]
+    expected, after = alone(flat, fed, training.state(), mode)
+    every, variables = together(
+        lambda feeds: job_of(flat, feeds, training.state(), mode), fed, Shards(2, tuple(fed[0])), training.state()
+    )
+    np.testing.assert_allclose([one["loss"] for one in every[0]], [one["loss"] for one in expected], rtol=WITHIN)
+    assert not [name for name, away in apart(variables[1], after).items() if away > 10 * WITHIN]

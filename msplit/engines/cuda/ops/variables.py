@@ -11,6 +11,9 @@ from msplit.engines.cuda.ir.dtypes import as_words
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 
+KEEPS_SHAPE = "a variable keeps its shape"
+"""What is said where one does not."""
+
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 """Types that PyTorch does not add; signed ones of the same width have the same sums."""
 
@@ -70,9 +73,7 @@ def fit(node: Node, variable: Tensor, *others: Tensor) -> None:
     for other in others:
         if other.shape != variable.shape:
             shapes = f"{tuple(variable.shape)} and is given {tuple(other.shape)}"
-            raise Unsupported(
-                f"{node.name}: a variable keeps its shape while the graph runs, and this one has {shapes}"
-            )
+            raise Unsupported(f"{node.name}: {KEEPS_SHAPE} while the graph runs, and this one has {shapes}")
 
 
 def apart(values: Sequence[Tensor], variables: Sequence[Tensor]) -> list[Tensor]:

@@ -75,6 +75,7 @@ class _Walk:
     waves: dict[Key, int] = field(default_factory=dict)
     longer: set[Key] = field(default_factory=set)  # made of gathered rows: the same, whatever the size of the batch
     again: frozenset[int] = frozenset()  # ops that find the distinct ids of all processes, and sum up their rows
+    slices: frozenset[Key] = frozenset()  # rows of sparse gradients
     said: dict[tuple[Key, bool], Said] = field(default_factory=dict)  # by value, and whether its rows are gathered
     reads: dict[tuple[int, int], tuple[Key, bool]] = field(default_factory=dict)  # by op and slot what it reads instead
     place: int = 0
@@ -135,6 +136,13 @@ class _Walk:
 
     def _compute(self, op: Op) -> None:
         kinds = [self.kind(key) for key in op.inputs]
+        if kinds == [Kind.LOCAL] and op.inputs[0] in self.slices and op.op not in _LINEAR:  # as for their norm
+            self.say(op, 0, gathered=True, scaled=True)
+            return
+        for slot, key in enumerate(op.inputs):
+            if kinds[slot] is Kind.PART and (key, False) in self.said:  # its mean is there already
+                self.say(op, slot)
+                kinds[slot] = Kind.SAME
         parts = [slot for slot, kind in enumerate(kinds) if kind is Kind.PART]
         if Kind.LOCAL not in kinds:
             if not parts:
@@ -206,7 +214,8 @@ def exchange(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple[int, ..
     Raises:
         EngineError: A variable would not be the same everywhere.
     """
-    walk = _Walk(graph, shards, resized, again=_sum_again(graph, shards))
+    again = _sum_again(graph, shards)
+    walk = _Walk(graph, shards, resized, again=again, slices=_slices(graph, again))
     for name, key in graph.feeds.items():
         # What the host makes of inputs is local unless it is known to have a fixed size.
         if name in shards.inputs or (name.endswith("(host)") and (resized is None or walk.resizes(key))):
@@ -259,6 +268,22 @@ def _sum_again(graph: OpGraph, shards: Shards) -> frozenset[int]:
     graph.ops |= added
     graph.sort()
     return frozenset(added)
+
+
+def _slices(graph: OpGraph, again: frozenset[int]) -> frozenset[Key]:
+    """The rows of sparse gradients, back to where they come from. Those of one process are as many times larger as the batch is."""
+    waiting = [op.inputs[ROW_OPTIMIZERS[op.op].gradient] for op in graph.ops.values() if op.op in ROW_OPTIMIZERS]
+    waiting += [graph.ops[graph.ops[number].inputs[0][0]].inputs[0] for number in again if graph.ops[number].op == _SUM]
+    found: set[Key] = set()
+    while waiting:
+        key = waiting.pop()
+        made = graph.ops.get(key[0])
+        if key in found or made is None:
+            continue
+        found.add(key)
+        if made.op in _LINEAR or made.op in _MULTIPLY:
+            waiting += [one for one in made.inputs if graph.shape(one) != ()]
+    return frozenset(found)
 
 
 def _sums(op: Op, places: Key) -> bool:
