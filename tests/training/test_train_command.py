@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +15,10 @@ import pytest
 from msplit.formats.bundle import Checkpoint
 from msplit.training import checkpoint, loop
 from tests.campaign import CAMPAIGN
-from tests.cli.runner import ROOT, fine, msplit
+from tests.cli.runner import fine, msplit
 from tests.report.test_schemas import validate
 from tests.training.models import arrays, regression
+from tests.training.zygote import Zygote
 
 pytestmark = pytest.mark.tf
 
@@ -169,54 +166,6 @@ def test_a_signal_ends_it_after_the_step_with_a_checkpoint(
 
 # --- Kills
 
-ZYGOTE = """
-import json, os, sys
-import tensorflow
-from msplit.cli import main
-print("ready", flush=True)
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        sys.stdout = open(os.devnull, "w")
-        os._exit(main.run(json.loads(line)))
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-class Zygote:
-    """A process that has loaded TensorFlow, and is a command a moment after it is asked to be one."""
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", ZYGOTE]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-        )
-        assert self.line() == "ready"
-
-    def line(self) -> str:
-        out: IO[str] = self.process.stdout  # type: ignore[assignment]
-        return out.readline().strip()
-
-    def start(self, arguments: tuple[object, ...]) -> int:
-        given: IO[str] = self.process.stdin  # type: ignore[assignment]
-        given.write(json.dumps([*map(str, arguments)]) + "\n")
-        given.flush()
-        return int(self.line())
-
-    def run(self, arguments: tuple[object, ...]) -> int:
-        self.start(arguments)
-        return int(self.line())
-
-
-@pytest.fixture
-def zygote() -> Iterator[Zygote]:
-    found = Zygote()
-    yield found
-    found.process.kill()
-    found.process.wait()
-
 
 @pytest.mark.timeout(1200 if CAMPAIGN else 120)
 def test_killed_at_any_time_it_goes_on_bit_equal(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
@@ -231,7 +180,7 @@ def test_killed_at_any_time_it_goes_on_bit_equal(zygote: Zygote, folder: Path, t
             time.sleep(0.002)
         time.sleep(lot.random() * 0.2)
         os.kill(child, signal.SIGKILL)
-        assert int(zygote.line()) == -signal.SIGKILL
+        assert zygote.wait(child) == -signal.SIGKILL
         found = _last(kept)
         assert found is not None
         assert found > steps  # it went on
