@@ -28,6 +28,7 @@ class Told:
     engine: str
     notes: Sequence[str]
     trained: Trained
+    processes: int = 1
 
     @staticmethod
     def of(trainer: Trainer, trained: Trained) -> Told:
@@ -41,6 +42,7 @@ class Told:
             "" if runner is None else runner.engine,
             () if runner is None else runner.notes,
             trained,
+            trainer.world.size,
         )
 
 
@@ -52,6 +54,7 @@ def document(told: Told) -> Document:
         ("model", told.model),
         *([("target", ", ".join(told.targets))] if told.targets else []),
         *([("runs", told.runs)] if told.runs else []),
+        *([("processes", f"{told.processes}, each with its rows of a batch")] if told.processes > 1 else []),
         ("steps", f"{done:,}" + (f", {found.before:,} before" if found.before else "")),
     ]
     if rate is not None:
@@ -86,6 +89,7 @@ def payload(told: Told) -> dict[str, Any]:
         "fetches": list(told.fetches),
         "runs": told.runs,
         "engine": told.engine,
+        "processes": told.processes,
         "notes": list(told.notes),
         "steps_before": found.before,
         "steps": found.steps,

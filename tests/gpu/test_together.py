@@ -1,0 +1,48 @@
+"""Training on several GPUs: NCCL in the captured graph gives what threads on the CPU do, and the same on each GPU to the last bit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from msplit.engines.base import Job
+from msplit.engines.cuda.options import Shards
+from msplit.training.hosts import Hosts
+from msplit.training.launch import launch
+from tests.engines.cuda.cases import options_of, scattered
+from tests.engines.cuda.together import together
+from tests.training_graphs import BATCH, apart, stored
+
+pytestmark = pytest.mark.gpu
+
+STEPS = 5
+WITHIN = 1e-4
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize(("name", "optimizer"), [("mmoe", "Adam"), ("deepfm", "Adagrad")])
+def test_gpus_train_as_threads_on_the_cpu(size: int, name: str, optimizer: str, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs")
+    command = [sys.executable, "-m", "tests.gpu.together_worker", name, optimizer, str(tmp_path), str(STEPS)]
+    assert launch(command, Hosts(), [str(one) for one in range(size)]) == 0
+    flat, training = stored(name, optimizer, "resource")
+    batches = [training.feeds(BATCH * size, step) for step in range(STEPS)]
+
+    def job_of(feeds: dict[str, np.ndarray]) -> Job:
+        return Job(flat, scattered(flat, 4), 4, feeds, ieee=True, options=options_of("cpu"), state=training.state())
+
+    every, variables = together(job_of, batches, Shards(size, tuple(batches[0]), is_open=False), training.state())
+    found = [dict(np.load(tmp_path / f"rank{rank}.npz")) for rank in range(size)]
+    losses = [one.pop("(losses)") for one in found]
+    np.testing.assert_allclose(losses[0], [one["loss"] for one in every[0]], rtol=WITHIN)
+    assert not [key for key, away in apart(found[0], variables[0]).items() if away > WITHIN]
+    for one in found[1:]:
+        assert {key: value.tobytes() for key, value in one.items()} == {
+            key: value.tobytes() for key, value in found[0].items()
+        }

@@ -1,0 +1,47 @@
+"""One rank of `test_together`: python -m tests.gpu.together_worker MODEL OPTIMIZER FOLDER STEPS"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.options import KernelMode, Shards
+from msplit.training.hosts import rank_of
+from msplit.training.world import joined
+from tests.engines.cuda.cases import options_of, scattered
+from tests.engines.cuda.together import part
+from tests.training_graphs import BATCH, stored
+
+
+def main(name: str, optimizer: str, folder: str, steps: str) -> None:
+    flat, training = stored(name, optimizer, "resource")
+    rank = rank_of(os.environ)
+    assert rank is not None
+    with joined(rank, on_gpu=True) as world:
+        if world.size == 1:  # NCCL with itself: what is captured is the same
+            torch.distributed.init_process_group(
+                "nccl", init_method=f"tcp://127.0.0.1:{rank.port}", rank=0, world_size=1
+            )
+        batches = [training.feeds(BATCH * world.size, step) for step in range(int(steps))]
+        shards = Shards(world.size, tuple(batches[0]), is_open=False)
+        own = [part(feeds, shards, world.rank) for feeds in batches]
+        options = replace(options_of("cuda"), mode=KernelMode.FUSED_AND_GROUPED, shards=shards)
+        job = Job(flat, scattered(flat, 4), 4, own[0], ieee=True, options=options, state=training.state())
+        executable = ENGINE.build(job)
+        executable.load_state({key: value if world.rank == 0 else value * 0 for key, value in training.state().items()})
+        executable.join()
+        losses = [float(executable.step(feeds)["loss"]) for feeds in own]
+        state = executable.save_state()
+        executable.close()
+        np.savez(Path(folder) / f"rank{world.rank}.npz", **state, **{"(losses)": np.array(losses)})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
