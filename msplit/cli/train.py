@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import interrupt, options
+from msplit.cli import interrupt, options, output
 from msplit.cli.pooling import Engine, engine_options
 from msplit.progress import telling
 
@@ -198,7 +198,7 @@ def command(
     if rank is None and spread.is_asked_for:
         return launch.launch(launch.own_command(), spread.of_hosts(), spread.gpus or ("0",))
     try:
-        with joined(rank, on_gpu=engine.device == "cuda") as world, telling() as tell:
+        with joined(rank, on_gpu=engine.device == "cuda", tell=output.tell) as world, telling() as tell:
             flat, request = choice.load(model), engine.request()
             with Trainer(flat, step.target, step.fetch, request, progress=tell, world=world) as trainer:
                 data = _data(trainer, feeding, request, endless=length.steps is not None)

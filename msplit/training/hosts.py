@@ -102,7 +102,7 @@ def rank_of(environment: Mapping[str, str]) -> Rank | None:
 
     size = number("WORLD_SIZE", 1, 1 << 16)
     rank = number("RANK", 0, size - 1)
-    local = number("LOCAL_RANK", 0, rank) if "LOCAL_RANK" in environment else 0
+    local = number("LOCAL_RANK", 0, rank)
     host, port = environment.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, 65535)
     if not host:
         raise MsplitError("is not set", where="environment variable MASTER_ADDR", fix="set it to the host of rank 0")

@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from msplit import escape
 from msplit.errors import EngineError, MsplitError, RankLost
 from msplit.progress import importing
 from msplit.training.hosts import Rank
@@ -32,6 +30,7 @@ LONGEST = 1800.0
 SILENT = 20.0
 """Seconds after which one that does not show that it is alive is gone: it may be loading a library all the while."""
 
+_RESUME = "the last checkpoint is whole: go on with --resume"
 _PULSE = 1.0
 _REASON = 3.0
 """Seconds that a lost connection waits for who lost it to say why."""
@@ -114,11 +113,13 @@ def _lost(said: str) -> Iterator[None]:
 
 
 @contextmanager
-def joined(rank: Rank | None, *, on_gpu: bool) -> Iterator[World]:
+def joined(rank: Rank | None, *, on_gpu: bool, tell: Callable[[str], object]) -> Iterator[World]:
     """A block in which this process trains with others; alone, where it has no rank.
 
     Args:
         on_gpu: Whether each has a GPU, which is the only one that it sees then.
+        tell: Called from another thread, before it ends the process, with why: one of the others is gone, and what waits for it can not
+            be ended otherwise.
 
     Raises:
         EngineError: PyTorch is missing, or there is no GPU for this one.
@@ -135,22 +136,22 @@ def joined(rank: Rank | None, *, on_gpu: bool) -> Iterator[World]:
     if on_gpu and not torch.cuda.is_available():
         fix = "start as many processes as there are GPUs; --device cpu simulates them"
         raise EngineError(f"there is no GPU for rank {rank.number}", fix=fix)
-    world, watch = _meet(rank, on_gpu=on_gpu)
+    world, watch = _meet(rank, on_gpu, tell)
     try:
         yield world
         watch.leaves = True
         with _lost("another process did not come to its end"):
-            torch.distributed.barrier()
-    except RankLost as error:
+            torch.distributed.all_reduce(torch.zeros(1))  # on the host: all have come here
+        watch.end()
+        torch.distributed.destroy_process_group()
+    except RankLost as error:  # the group is left as it is: to end it could wait for who is gone
         reason = watch.wait() or error.what
-        raise RankLost(reason, fix="the last checkpoint is whole: go on with --resume") from None
+        raise RankLost(reason, fix=_RESUME) from None
     except BaseException as error:
         watch.tell(error)
         raise
     finally:
         watch.end()
-        with suppress(RuntimeError):
-            torch.distributed.destroy_process_group()
 
 
 def _choose_gpu(rank: Rank) -> None:
@@ -162,7 +163,7 @@ def _choose_gpu(rank: Rank) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = visible[rank.local] if visible else str(rank.local)
 
 
-def _meet(rank: Rank, *, on_gpu: bool) -> tuple[World, _Watch]:
+def _meet(rank: Rank, on_gpu: bool, tell: Callable[[str], object]) -> tuple[World, _Watch]:
     from torch import distributed
 
     where, first = f"{rank.host}:{rank.port}", rank.number == 0 and not rank.is_served
@@ -183,7 +184,7 @@ def _meet(rank: Rank, *, on_gpu: bool) -> tuple[World, _Watch]:
         raise RankLost(
             f"the first process does not answer: {said}", where=where, fix="start it, or mend --master"
         ) from None
-    watch = _Watch(rank, watched)
+    watch = _Watch(rank, watched, tell)
     try:
         _wait_for_all(rank, own, where)
         own.set_timeout(timedelta(seconds=LONGEST))
@@ -220,9 +221,9 @@ class _Watch:
         leaves: Whether this one is done, so that it is no loss if the first one has gone.
     """
 
-    def __init__(self, rank: Rank, store: Any) -> None:
+    def __init__(self, rank: Rank, store: Any, tell: Callable[[str], object]) -> None:
         self.reason, self.leaves = "", False
-        self._rank, self._store = rank, store
+        self._rank, self._store, self._tell = rank, store, tell
         self._over, self._known, self._waits = threading.Event(), threading.Event(), False
         self._parent = os.getppid()
         self._thread = threading.Thread(target=self._look, name="msplit-watch", daemon=True)
@@ -257,9 +258,7 @@ class _Watch:
         self._known.set()
         if not self._waits and not self._over.wait(_PULSE * 2) and not self._waits:
             if self._rank.local == 0:
-                text = f"error: {escape.line(self.reason)}\n  fix: the last checkpoint is whole: go on with --resume\n"
-                sys.stderr.write(text)
-                sys.stderr.flush()
+                self._tell(f"error: {RankLost(self.reason, fix=_RESUME)}")
             os._exit(2)
 
     def wait(self) -> str:

@@ -24,7 +24,7 @@ def main(name: str, optimizer: str, folder: str, steps: str) -> None:
     flat, training = stored(name, optimizer, "resource")
     rank = rank_of(os.environ)
     assert rank is not None
-    with joined(rank, on_gpu=True) as world:
+    with joined(rank, on_gpu=True, tell=print) as world:
         if world.size == 1:  # NCCL with itself: what is captured is the same
             torch.distributed.init_process_group(
                 "nccl", init_method=f"tcp://127.0.0.1:{rank.port}", rank=0, world_size=1

@@ -43,6 +43,7 @@ PLAIN = frozenset(
         "level", "level_width", "line", "lookups", "low", "max_antichain", "max_burst", "max_gain", "max_rounds", "measured",
         "memory_ratio", "merged_waits", "min_rounds", "minimal", "mismatches", "most", "needed", "new", "node_count", "nodes",
         "occupancy", "old", "omitted", "once_per_stream", "original", "outliers", "predicted_gain", "predicted_gain_over_one",
+        "processes",
         "ratio", "records", "registers", "resident", "rounds", "rows", "schema_version", "seed", "shape", "shapes", "share", "size",
         "sizes", "sms", "step", "steps", "steps_before",
         "stream", "streams", "summary", "tensors", "threads", "times", "tolerance", "total", "unassigned",

@@ -197,7 +197,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> int:
 def test_a_wrong_address_and_a_port_in_use(nobody: int) -> None:
     with (
         pytest.raises(RankLost, match=rf"127.0.0.1:{nobody}: the first process does not answer"),
-        world.joined(Rank(1, 2, 1, "127.0.0.1", nobody), on_gpu=False),
+        world.joined(Rank(1, 2, 1, "127.0.0.1", nobody), on_gpu=False, tell=print),
     ):
         pass
     with socket.socket() as one:
@@ -206,7 +206,7 @@ def test_a_wrong_address_and_a_port_in_use(nobody: int) -> None:
         port = one.getsockname()[1]
         with (
             pytest.raises(RankLost, match="can not listen"),
-            world.joined(Rank(0, 2, 0, "127.0.0.1", port), on_gpu=False),
+            world.joined(Rank(0, 2, 0, "127.0.0.1", port), on_gpu=False, tell=print),
         ):
             pass
 
@@ -215,7 +215,7 @@ def test_one_that_does_not_come_is_waited_for_no_longer_than_said(nobody: int, m
     monkeypatch.setattr(world, "_REASON", 0.1)
     with (
         pytest.raises(RankLost, match="1 of 2 processes came within 1 s"),
-        world.joined(Rank(0, 2, 0, "127.0.0.1", nobody), on_gpu=False),
+        world.joined(Rank(0, 2, 0, "127.0.0.1", nobody), on_gpu=False, tell=print),
     ):
         pass
 
@@ -224,7 +224,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with (
         pytest.raises(MsplitError, match="no GPU for rank 1: 1 can be seen"),
-        world.joined(Rank(1, 2, 1, "a", 1), on_gpu=True),
+        world.joined(Rank(1, 2, 1, "a", 1), on_gpu=True, tell=print),
     ):
         pass
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"

@@ -35,8 +35,8 @@ class Thread:
         assert len({(one.shape, one.dtype) for one in every}) == 1
         return every
 
-    def add_up(self, flat: torch.Tensor) -> None:
-        flat.copy_(torch.stack(self._all(flat)).sum(0))
+    def average(self, flat: torch.Tensor) -> None:
+        flat.copy_(torch.stack(self._all(flat)).mean(0))
 
     def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
         every.copy_(torch.stack(self._all(own)))

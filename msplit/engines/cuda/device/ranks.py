@@ -25,8 +25,8 @@ class Group(Protocol):
     rank: int
     """The number of this one, from 0."""
 
-    def add_up(self, flat: torch.Tensor) -> None:
-        """Puts the sum over all of them in the place of a tensor."""
+    def average(self, flat: torch.Tensor) -> None:
+        """Puts the mean over all of them in the place of a tensor."""
 
     def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
         """Puts a tensor of each, by rank, into one with one more axis in front."""
@@ -41,10 +41,14 @@ class ProcessGroup:
     def __init__(self) -> None:
         self.rank: int = torch.distributed.get_rank()
 
-    def add_up(self, flat: torch.Tensor) -> None:
+    def average(self, flat: torch.Tensor) -> None:
         """See `Group`."""
         with _told():
-            torch.distributed.all_reduce(flat)
+            if flat.is_cuda:
+                torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.AVG)
+            else:  # gloo has no mean
+                torch.distributed.all_reduce(flat)
+                flat.div_(torch.distributed.get_world_size())
 
     def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
         """See `Group`."""

@@ -323,9 +323,9 @@ def _insert(graph: OpGraph, walk: _Walk) -> dict[tuple[Key, bool], Key]:
     for bucket in _buckets(graph, walk.said.values()):
         number, first = graph.fresh(), bucket[0]
         near = graph.ops[first.key[0] if first.key[0] in graph.ops else readers[first.key, first.gathered]]
-        attrs: dict[str, Any] = {"count": len(bucket), "ranks": ranks}
+        attrs: dict[str, Any] = {"count": len(bucket)}
         if first.gathered:
-            attrs["scaled"] = tuple(one.scaled for one in bucket)
+            attrs |= {"ranks": ranks, "scaled": tuple(one.scaled for one in bucket)}
         name = "_AllGather" if first.gathered else "_AllReduce"
         graph.ops[number] = Op(
             number, near.name, name, attrs, [*(one.key for one in bucket), *token], near.source_nodes[:1]
@@ -337,7 +337,7 @@ def _insert(graph: OpGraph, walk: _Walk) -> dict[tuple[Key, bool], Key]:
             graph.dtypes[number, port] = _type(graph, one.key)
             made[one.key, one.gathered] = number, port
         token = [(number, len(bucket))]
-        graph.shapes[token[0]], graph.dtypes[token[0]] = (1,), "uint8"
+        graph.shapes[token[0]], graph.dtypes[token[0]] = (0,), "uint8"
     return made
 
 
