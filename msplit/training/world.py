@@ -32,7 +32,7 @@ SILENT = 20.0
 
 _RESUME = "the last checkpoint is whole: go on with --resume"
 _PULSE = 1.0
-_REASON = 3.0
+_REASON = 1.5
 """Seconds that a lost connection waits for who lost it to say why."""
 
 _PACE = 0.2

@@ -14,7 +14,8 @@ import pytest
 
 from msplit.training import checkpoint
 from msplit.training.launch import _free_port
-from tests.campaign import CAMPAIGN
+from tests.campaign import campaign
+from tests.report.test_schemas import validate
 from tests.training.models import arrays, regression
 from tests.training.zygote import Zygote
 
@@ -80,41 +81,48 @@ def wait_for(folder: Path, step: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_two_train_as_one_and_one_that_is_killed_ends_the_other(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
-    """A hundred steps in one process; the same in two, of which one is killed on the way and goes on from the last checkpoint."""
+    """A hundred steps in one process, and in two, of which one is killed afterwards; the last checkpoint goes on in one."""
     alone, kept = tmp_path / "alone", tmp_path / "kept"
-    (tmp_path / "first").mkdir()
-    (tmp_path / "second").mkdir()
     one = zygote.start(command(folder, "--steps", STEPS, "--save", alone), says=tmp_path / "alone.json")
-
-    killed = Together(zygote, tmp_path / "first")
-    killed.start(command(folder, "--steps", 10**6, "--save", kept, "--every", 10, "--keep", 1000))
-    wait_for(kept, 20)
-    os.kill(killed.children[1], signal.SIGKILL)
-    began = time.monotonic()
-    assert killed.codes() == [2, -signal.SIGKILL]
-    assert time.monotonic() - began < WITHIN
-    assert "error: " in killed.said(0)
-    assert "fix: the last checkpoint is whole: go on with --resume" in killed.said(0)
-    assert "Traceback" not in killed.said(0)
-
-    last = int(checkpoint.listed(kept).latest.name.rpartition("-")[2])  # type: ignore[union-attr]
-    steps = max(STEPS, last + 5)
-    again = Together(zygote, tmp_path / "second")
-    again.start(command(folder, "--steps", steps, "--save", kept, "--every", 10, "--keep", 1000, "--resume"))
-    assert again.codes() == [0, 0]
-    assert again.said(1) == ""
-    told = json.loads(again.said(0))
-    assert (told["steps_before"], told["steps"], told["batch"]) == (last, steps, 8)
-
+    both = Together(zygote, tmp_path)
+    both.start(command(folder, "--steps", 10**6, "--save", kept, "--every", 25, "--keep", 1000))
     assert zygote.wait(one) == 0
+    wait_for(kept, STEPS)
+    os.kill(both.children[1], signal.SIGKILL)
+    began = time.monotonic()
+    assert both.codes() == [2, -signal.SIGKILL]
+    assert time.monotonic() - began < WITHIN
+    assert "error: " in both.said(0)
+    assert "fix: the last checkpoint is whole: go on with --resume" in both.said(0)
+    assert "Traceback" not in both.said(0)
+
     expected, found = values(alone / f"model-{STEPS}"), values(kept / f"model-{STEPS}")
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
-    if last < STEPS:
-        at = json.loads((tmp_path / "alone.json").read_text())["fetched"][-1]["values"]["loss"]
-        loss = next(one["values"]["loss"] for one in told["fetched"] if one["step"] == STEPS)
-        np.testing.assert_allclose(loss, at, rtol=1e-4)
+
+    last = int(checkpoint.listed(kept).latest.name.rpartition("-")[2])  # type: ignore[union-attr]
+    again = zygote.start(command(folder, "--steps", last + 2, "--save", kept, "--resume"), says=tmp_path / "again.json")
+    assert zygote.wait(again) == 0
+    told = json.loads((tmp_path / "again.json").read_text())
+    assert (told["steps_before"], told["steps"], told["processes"]) == (last, last + 2, 1)
+
+
+@campaign
+@pytest.mark.timeout(120)
+def test_both_tell_the_same_loss_as_one(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
+    """What is fetched is of the whole batch, and only the first process tells it."""
+    one = zygote.start(command(folder, "--steps", 3, "--fetch-every", 1), says=tmp_path / "alone.json")
+    both = Together(zygote, tmp_path)
+    both.start(command(folder, "--steps", 3, "--fetch-every", 1))
+    assert [*both.codes(), zygote.wait(one)] == [0, 0, 0]
+    assert both.said(1) == ""
+    told, alone = json.loads(both.said(0)), json.loads((tmp_path / "alone.json").read_text())
+    validate("train", told)
+    assert (told["processes"], told["batch"], told["steps"]) == (2, 8, 3)
+    for mine, other in zip(told["fetched"], alone["fetched"], strict=True):
+        np.testing.assert_allclose(mine["values"]["loss"], other["values"]["loss"], rtol=1e-5)
+        assert mine["values"]["global_step"] == other["values"]["global_step"]
 
 
 @pytest.mark.timeout(120)
@@ -129,7 +137,7 @@ def test_an_error_of_one_is_what_the_other_tells(zygote: Zygote, folder: Path, t
     assert "fix: --batch 4" in both.said(0)
 
 
-@pytest.mark.skipif(not CAMPAIGN, reason="a campaign: MSPLIT_CAMPAIGN=1")
+@campaign
 @pytest.mark.timeout(300)
 def test_a_signal_to_one_ends_both_after_the_same_step(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
     both = Together(zygote, tmp_path)
