@@ -225,6 +225,17 @@ class HasBuffers(Protocol):
 
 
 @runtime_checkable
+class Begins(Protocol):
+    """An executable whose steps need not be waited for at once, so that one thread keeps several devices busy."""
+
+    def begin(self, feeds: Feeds) -> bool:
+        """Begins a step and does not wait for it. False where nothing was begun, since only `step` can run it."""
+
+    def end(self) -> dict[str, NDArray[Any]]:
+        """Waits for the step that was begun. Outputs by name."""
+
+
+@runtime_checkable
 class StaysOnDevice(Protocol):
     """An executable whose outputs need not leave the device."""
 

@@ -18,7 +18,7 @@ from msplit.engines.cuda.options import KernelMode
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.table_hits import Hits, hits
 from msplit.measure.ablation import AblationStep
-from msplit.measure.compilation import compiled
+from msplit.measure.compilation import chosen_variant, compiled
 from msplit.measure.diagnose import hints
 from msplit.measure.limits import Limits, limits
 from msplit.measure.measure import bench as measure
@@ -26,7 +26,7 @@ from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.results import BenchResult
 from msplit.measure.stream_ids import StreamIds
 from msplit.measure.tuning import Tuned, confirmed
-from msplit.measure.variants import cuda_options, set_up
+from msplit.measure.variants import cuda_options, on_all, set_up
 from msplit.measure.verified import Variant
 from msplit.progress import Progress, Sums, timing
 
@@ -110,6 +110,8 @@ def bench(
         setup = set_up(flat, request)
         made = compiled(setup, progress)
         request, variants, tuned = setup.request, made.variants, made.tuned
+        if request.shared:
+            variants = (*variants, on_all(chosen_variant(setup, made), request))
         result = measure(
             variants,
             fresh=setup.fresh,
@@ -149,7 +151,7 @@ def _limited(job: Job, variants: Sequence[Variant], tuned: Tuned | None) -> Limi
 
 def _captures_plain(job: Job) -> bool:
     """Whether a job runs as one graph, of kernels as they are."""
-    return job.options.capture and job.options.mode is KernelMode.PLAIN
+    return job.options.capture and job.options.mode is KernelMode.PLAIN and not job.options.devices
 
 
 def _traced(result: BenchResult, variants: Sequence[Variant], assignments: Sequence[StreamIds]) -> tuple[Traced, ...]:

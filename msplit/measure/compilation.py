@@ -11,12 +11,14 @@ from msplit.decide.basis import anew
 from msplit.decide.kernels import Chooser, ends_with_auto, with_kernels
 from msplit.engines.base import Engine, Job
 from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
+from msplit.errors import MsplitError
 from msplit.measure.ablation import Ablation, AblationStep, auto_step, compile_steps, plural, predicted
 from msplit.measure.distinct import distinct
 from msplit.measure.request import BenchRequest
 from msplit.measure.tuning import TUNED, Tuned, tune
-from msplit.measure.variants import Setup, cuda_options, one_stream
+from msplit.measure.variants import Setup, cuda_options, on_all, one_stream, plan_label
 from msplit.measure.verified import Variant
 from msplit.progress import Progress, phase
 from msplit.rules.auto import BEST, Auto
@@ -83,6 +85,32 @@ def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
         notes=tuple(notes),
         rows=settled.notes,
     )
+
+
+def chosen_variant(setup: Setup, made: Compiled, label: str | None = None) -> Variant:
+    """The variant to run: of this label; else what tuning found, the plan, or what should be the fastest by simulation.
+
+    Raises:
+        MsplitError: There is none of this label.
+    """
+    label = label or made.tuned_label or None
+    if label is not None:
+        label = made.labels.get(label, label)
+        for one in made.variants:
+            if label in (one.label, on_all(one, setup.request).label):
+                return one
+        labels = ", ".join(one.label for one in made.variants)
+        raise MsplitError(f"there is no variant {label!r}", fix=f"one of: {labels}")
+    if setup.engine is not CUDA:
+        return made.variants[0]
+    if setup.request.plan is not None:
+        planned = made.labels[plan_label(setup.request.plan)]
+        return next(one for one in made.variants if one.label == planned)
+    known = [step for step in made.steps if step.predicted_us is not None]
+    if not known:
+        return max(made.variants, key=lambda one: one.job.streams)
+    best = min(known, key=lambda step: step.predicted_us or 0.0).label
+    return next(one for one in made.variants if one.label == best)
 
 
 def _auto(setup: Setup, variants: Sequence[Variant], progress: Progress | None) -> Ablation:

@@ -14,12 +14,12 @@ from msplit.engines.base import Arrays, Executable, HasBuffers
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.compilation import Compiled, compiled
+from msplit.measure.compilation import Compiled, chosen_variant, compiled
 from msplit.measure.improvement import Inputs, hurrying, one_at_a_time, start_improving
 from msplit.measure.request import FAST, FULL, BenchRequest
 from msplit.measure.runner import Runner
 from msplit.measure.tuning import Tuned
-from msplit.measure.variants import Setup, as_it_runs, plan_label, set_up
+from msplit.measure.variants import Setup, as_it_runs, set_up
 from msplit.measure.verification import computed_in
 from msplit.measure.verified import Running, Variant, Verification, verified
 from msplit.progress import Progress, prepared, silent, timing
@@ -122,12 +122,13 @@ def make_ready(
         # Only what is chosen gets kernels that are timed and compiled. A plan was made for such kernels, and tuning times them.
         setup = set_up(opened(flat), asked, sketch=request.plan is None and request.tune is None, state=state)
         made = compiled(setup, progress)
-        sketched = _chosen(setup, made, variant or made.tuned_label or None)
+        sketched = chosen_variant(setup, made, variant)
         # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.
         one = next(one for one in made.variants if one.engine is sketched.engine and one.against is None)
         chosen = as_it_runs(sketched, request)
         how = Verification(setup.fresh, request.settings, setup.reference, progress or silent)
-        with verified([chosen] if sketched is one else [one, replace(chosen, against=one.label)], how) as running:
+        alone = chosen.label == one.label
+        with verified([chosen] if alone else [one, replace(chosen, against=one.label, over=())], how) as running:
             _refuse_wrong(running)
             ready = running.pop()  # what is still listed is closed
         prepared()
@@ -192,28 +193,3 @@ def _buffers(executable: Executable, feeds: Arrays) -> Arrays:
     """The executable's own where it has some."""
     own = executable.buffers() if isinstance(executable, HasBuffers) else {}
     return {name: own[name] if name in own else np.array(value) for name, value in feeds.items()}
-
-
-def _chosen(setup: Setup, made: Compiled, label: str | None) -> Variant:
-    """The variant to run.
-
-    Raises:
-        MsplitError: There is none of this label.
-    """
-    if label is not None:
-        label = made.labels.get(label, label)
-        for one in made.variants:
-            if one.label == label:
-                return one
-        labels = ", ".join(one.label for one in made.variants)
-        raise MsplitError(f"there is no variant {label!r}", fix=f"one of: {labels}")
-    if setup.engine is not CUDA:
-        return made.variants[0]
-    if setup.request.plan is not None:
-        planned = made.labels[plan_label(setup.request.plan)]
-        return next(one for one in made.variants if one.label == planned)
-    known = [step for step in made.steps if step.predicted_us is not None]
-    if not known:
-        return max(made.variants, key=lambda one: one.job.streams)
-    best = min(known, key=lambda step: step.predicted_us or 0.0).label
-    return next(one for one in made.variants if one.label == best)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda import engine as cuda
@@ -100,6 +101,11 @@ class Loaded:
 
 def load(path: str | os.PathLike[str], *, strict: bool = False) -> Loaded:
     """Reads a build, holds it against its hashes, and brings its weights and kernels to the device. See `open`."""
+    return load_on(path, (), strict=strict)[0]
+
+
+def load_on(path: str | os.PathLike[str], gpus: Sequence[int], *, strict: bool = False) -> tuple[Loaded, ...]:
+    """The same for each of several GPUs; none: the current one."""
     folder = Path(path)
     with phase("reading the build"):
         manifest = files.read(folder)
@@ -107,6 +113,19 @@ def load(path: str | os.PathLike[str], *, strict: bool = False) -> Loaded:
     device = "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
     if device == "cuda" and (why := cuda.ENGINE.unavailable()):
         raise EngineError(f"the build can not run here: {why}", where=str(folder), fix="see `msplit doctor`")
+    places = [f"{device}:{number}" for number in gpus] or [device]
+    if why := cuda.missing(places):
+        raise EngineError(why, where=str(folder), fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
+    with _whole_or_not(folder), phase("loading weights"):
+        memory = np.fromfile(folder / WEIGHTS, np.uint8)
+    steps = cuda.Steps()
+    return tuple(_bring(folder, manifest, memory, place, steps, strict=strict) for place in places)
+
+
+def _bring(
+    folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: str, steps: cuda.Steps, *, strict: bool
+) -> Loaded:
+    """Brings a build that was read to a device."""
     differs = _differences(manifest.made_for, cuda.made_for(device))
     serious = {name: text for name, text in differs.items() if name not in cuda.HARMLESS}
     if serious and strict:
@@ -121,8 +140,7 @@ def load(path: str | os.PathLike[str], *, strict: bool = False) -> Loaded:
     options = EngineOptions(device=device, capture=manifest.capture, measure=manifest.measured)
     with _whole_or_not(folder):
         with phase("loading weights"):
-            memory = np.fromfile(folder / WEIGHTS, np.uint8)
-            opened = cuda.Opened(memory, folder / KERNELS, options, ieee=manifest.ieee, fits=not serious)
+            opened = cuda.Opened(memory, folder / KERNELS, options, ieee=manifest.ieee, fits=not serious, steps=steps)
         restored, references = {}, dict[str, Reference]()
         for rung in manifest.rungs:
             with phase("loading kernels"):

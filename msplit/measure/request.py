@@ -45,6 +45,9 @@ class BenchRequest:
         fuse: Whether to show, on the cuda engine, what one kernel for each group of pointwise ops adds.
         group: Whether to show what batching alike branches adds to that.
         device: ``cuda``, or ``cpu`` to simulate the streams of the cuda engine.
+        devices: Numbers of the GPUs to use, as CUDA counts those that it sees; none: the current one. Of several, each runs a share of the
+            rows of every step that is prepared (rows have to be independent), and each runs whole steps of a pool. A bench measures the
+            first one alone, too. Cuda engine only.
         compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU.
         compare_xla: And with XLA, which compiles for seconds to minutes.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
@@ -76,6 +79,7 @@ class BenchRequest:
     fuse: bool = True
     group: bool = True
     device: str = "cuda"
+    devices: Sequence[int] = ()
     compare_tensorflow: bool = True
     compare_xla: bool = True
     reference: Path | None = None
@@ -95,10 +99,24 @@ class BenchRequest:
         if self.batch is not None:
             whole("the batch", self.batch)
         whole("the seed", self.seed, 0)
+        for number in self.devices:
+            whole("the number of a GPU", number, 0)
+        if len(set(self.devices)) < len(self.devices):
+            raise MsplitError(f"GPUs are {list(self.devices)}", fix="name each once")
         if self.effort not in EFFORTS:
             raise MsplitError(f"there is no effort {self.effort!r}", fix=f"one of: {', '.join(EFFORTS)}")
         if self.is_fast and self.tune is not None:
             raise MsplitError("to tune is to measure, and the effort is fast", fix="leave one of the two out")
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The devices as the cuda engine calls them; one at least."""
+        return tuple(f"{self.device}:{number}" for number in self.devices) or (self.device,)
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Likewise those that share the rows of a step; none where there is one."""
+        return self.places if len(self.places) > 1 else ()
 
     @property
     def is_fast(self) -> bool:

@@ -102,6 +102,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
 
     engine, why = choose_engine(request, flat)
     _refuse(request, engine, why)
+    refuse_devices(request, engine, why)
     stored = None if request.plan is None else planfile.load(request.plan)
     if request.save_reference is not None:
         check_places(flat, [request.save_reference], force=request.force)
@@ -134,6 +135,8 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
         costs=costs,
         state=_state(flat, request) if state is None else state,
     )
+    if request.shared:  # told before anything is compiled
+        cuda.shared_batch(replace(job, options=replace(cuda_options(request), devices=request.shared)))
     if engine is TENSORFLOW:
         variants = _tensorflow_variants(job, assignments)
     else:
@@ -200,6 +203,21 @@ def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
         )
 
 
+def refuse_devices(request: BenchRequest, engine: Engine, why: str) -> None:
+    """Raises where GPUs are asked for that are not there, or that the engine does not choose.
+
+    Raises:
+        EngineError: That.
+    """
+    if not request.devices:
+        return
+    if engine is not CUDA:
+        fix = "choose what TensorFlow sees with CUDA_VISIBLE_DEVICES; see `msplit doctor`"
+        raise EngineError(f"--gpus is for the cuda engine; {why}", fix=fix)
+    if lost := cuda.missing(request.places):
+        raise EngineError(lost, fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
+
+
 def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple[Engine, str]:
     """The engine to run on, and why. Where none is asked for, one that can run a graph, if it is given.
 
@@ -241,9 +259,19 @@ def _tensorflow_variants(job: Job, assignments: Sequence[StreamIds]) -> list[Var
 
 
 def as_it_runs(variant: Variant, request: BenchRequest) -> Variant:
-    """A variant of a sketch with kernels that are chosen and compiled."""
+    """A variant of a sketch with kernels that are chosen and compiled, on all GPUs that are asked for."""
     options = replace(variant.job.options, measure=not request.is_fast, compile=None)
-    return replace(variant, job=replace(variant.job, options=options))
+    whole = replace(variant, job=replace(variant.job, options=options))
+    return on_all(whole, request) if request.shared else whole
+
+
+def on_all(variant: Variant, request: BenchRequest) -> Variant:
+    """A variant of which all GPUs that are asked for share the rows."""
+    options = replace(variant.job.options, devices=request.shared)
+    label = f"{variant.label}, {len(request.shared)} {'GPUs' if options.on_gpu else 'simulated GPUs'}"
+    return replace(
+        variant, label=label, job=replace(variant.job, options=options), against=variant.label, over=(variant.label,)
+    )
 
 
 def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchRequest, sketch: bool) -> list[Variant]:
@@ -284,7 +312,7 @@ def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], req
 def cuda_options(request: BenchRequest) -> EngineOptions:
     """What the cuda engine is told of a request, larger kernels left out."""
     return EngineOptions(
-        device=request.device,
+        device=request.places[0],
         layout=request.layout,
         capture=request.capture,
         measure=not request.is_fast,

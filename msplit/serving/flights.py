@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import InvalidStateError, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -85,6 +85,7 @@ class Flight:
 
     Attributes:
         level: Of priority, of its arena.
+        gpu: Where that is.
         rows: Of its requests.
         rung: Of the step.
         requests: None: one, of the thread that looks after it alone.
@@ -93,6 +94,7 @@ class Flight:
 
     arena: Arena
     level: int
+    gpu: int
     rung: int
     rows: int
     requests: Sequence[Request] | None = None
@@ -105,6 +107,7 @@ class Flights:
     Args:
         arenas: With their levels of priority: an arena is for requests of its level, and for more urgent ones.
         threads: Each step keeps one of so many threads busy until it is over; with 0, somebody has to `poll`.
+        gpus: Of each arena, where it is; none: all are in one place. A step goes where most of what it may have is free.
 
     Attributes:
         flying: Steps that are looked after by whoever polls.
@@ -117,17 +120,24 @@ class Flights:
     """
 
     def __init__(
-        self, ports: Ports, arenas: Sequence[tuple[int, Arena]], settings: PoolSettings, threads: int = 0
+        self,
+        ports: Ports,
+        arenas: Sequence[tuple[int, Arena]],
+        settings: PoolSettings,
+        threads: int = 0,
+        gpus: Sequence[int] = (),
     ) -> None:
         self.ports = ports
-        self._free: list[list[Arena]] = [[] for _ in range(settings.priorities)]
-        for level, arena in arenas:
-            self._free[level].append(arena)
+        places = range(max(gpus, default=0) + 1)
+        self._free: list[list[list[Arena]]] = [[[] for _ in places] for _ in range(settings.priorities)]
+        for (level, arena), gpu in zip(arenas, gpus or [0] * len(arenas), strict=True):
+            self._free[level][gpu].append(arena)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="msplit-step") if threads else None
         self._lock, self._polling = threading.Lock(), threading.Lock()
         self.queue = Queue(settings.priorities, ports.batches, settings.max_delay_us / 1e6, settings.max_queue)
         self.flying: list[Flight] = []
         self.running = self.alone = 0
+        self._running_on = [0 for _ in places]
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
         self.looked = -NEVER
         self.closed = self.orphaned = False
@@ -156,7 +166,8 @@ class Flights:
 
     def put(self, request: Request) -> None:
         """Has a request wait. If there is an arena for it, its step is started, unless others are in flight and it has room for more: a
-        thread that goes on brings more sooner than it could start a step, and one that waits will start it.
+        thread that goes on brings more sooner than it could start a step, and one that waits will start it. A GPU with nothing to do
+        waits for nobody.
 
         Raises:
             Busy: As many wait as may.
@@ -164,7 +175,7 @@ class Flights:
         """
         with self._lock:
             self._refuse_closed()
-            if not self.queue.put(request) and self.running and self._threads is None:
+            if not self.queue.put(request) and all(self._running_on) and self._threads is None:
                 return
             flight, late = self._next(request.since)
         if flight is not None or late:
@@ -179,13 +190,26 @@ class Flights:
         """
         with self._lock:
             self._refuse_closed()
-            number = next((number for number in range(level, len(self._free)) if self._free[number]), None)
-            if number is None or self.queue.count:
+            if self.queue.count:
                 return None
-            self.running += 1
-            self.alone += 1
-            self._direct += 1
-            return Flight(self._free[number].pop(), number, self.ports.rung(rows), rows)
+            for number in range(level, len(self._free)):
+                gpu = self._freest(number)
+                if self._free[number][gpu]:
+                    self.alone += 1
+                    self._direct += 1
+                    return self._flight(number, gpu, rows)
+            return None
+
+    def _flight(self, level: int, gpu: int, rows: int, requests: Sequence[Request] | None = None) -> Flight:
+        """A step on an arena that is free. The lock is held."""
+        self.running += 1
+        self._running_on[gpu] += 1
+        return Flight(self._free[level][gpu].pop(), level, gpu, self.ports.rung(rows), rows, requests)
+
+    def _freest(self, level: int) -> int:
+        """The GPU with most free arenas of a level, so that all have as much to do. The lock is held."""
+        places = self._free[level]
+        return 0 if len(places) == 1 else max(range(len(places)), key=lambda gpu: len(places[gpu]))
 
     def _refuse_closed(self) -> None:
         if self.lost is not None:
@@ -210,11 +234,10 @@ class Flights:
         if not queue.count or queue.next_time > now:
             return None, ()
         late = queue.expired(now)
-        for level, free in enumerate(self._free):
-            if free and (found := queue.take(now, level, patient and self.running > 0)):
-                self.running += 1
-                rows = sum([request.rows for request in found])
-                return Flight(free.pop(), level, self.ports.rung(rows), rows, found), late
+        for level, places in enumerate(self._free):
+            gpu = self._freest(level)
+            if places[gpu] and (found := queue.take(now, level, patient and self._running_on[gpu] > 0)):
+                return self._flight(level, gpu, sum([request.rows for request in found]), found), late
         return None, late
 
     def _go_on(self, flight: Flight | None, late: Sequence[Request]) -> None:
@@ -362,9 +385,10 @@ class Flights:
             self._answered += count
         if rest:
             rows = rest[0].rows
-            return Flight(flight.arena, flight.level, self.ports.rung(rows), rows, rest[:1], rest[1:]), ()
-        self._free[flight.level].append(flight.arena)
+            return replace(flight, rung=self.ports.rung(rows), rows=rows, requests=rest[:1], rest=rest[1:]), ()
+        self._free[flight.level][flight.gpu].append(flight.arena)
         self.running -= 1
+        self._running_on[flight.gpu] -= 1
         return self._next(time.perf_counter()) if self.queue.count else (None, ())
 
     def refuse(self) -> None:

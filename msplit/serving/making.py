@@ -58,13 +58,13 @@ def pool(
 
 
 def _whole(recipe: Recipe, settings: PoolSettings, groups: int, tell: Progress, one_stream: bool = False) -> Pool:
-    """A pool of so many arenas. What the first one takes tells whether there is room for the others."""
+    """A pool of so many arenas on each GPU. What the first ones take tells whether there is room for the others."""
     _check_memory(recipe, settings, groups)
     arenas: list[Arena] = []
     try:
         before = recipe.reserved_bytes()
         checks = _more(recipe, settings, arenas, groups, tell, one_stream, upto=1)
-        if taken := recipe.reserved_bytes() - before:
+        if taken := (recipe.reserved_bytes() - before) // recipe.gpus:
             recipe = replace(recipe, arena_bytes=max(recipe.arena_bytes, taken))
         _check_memory(recipe, settings, groups, made=1)
         checks += _more(recipe, settings, arenas, groups, tell, one_stream)
@@ -111,11 +111,12 @@ def _more(
     one_stream: bool = False,
     upto: int | None = None,
 ) -> list[Check]:
-    """Makes further arenas out of so many in all, and verifies each. The later ones are for what is less urgent."""
+    """Makes further arenas out of so many on each GPU, one GPU after the other, and verifies each. The later ones are for what is less
+    urgent."""
     checks = list[Check]()
-    for number in range(len(arenas), groups if upto is None else upto):
-        tell("making arenas", number / groups)
-        arena = recipe.arena(_level(number, groups, settings), one_stream)
+    for number in range(len(arenas), (groups if upto is None else upto) * recipe.gpus):
+        tell("making arenas", number / (groups * recipe.gpus))
+        arena = recipe.arena(_level(number // recipe.gpus, groups, settings), one_stream, number % recipe.gpus)
         arenas.append(arena)
         checks += recipe.verify(arena)
     return checks
@@ -128,10 +129,11 @@ def _level(number: int, groups: int, settings: PoolSettings) -> int:
 
 def _pool(recipe: Recipe, settings: PoolSettings, arenas: Sequence[Arena], checks: Sequence[Check]) -> Pool:
     """A pool of arenas."""
-    groups = len(arenas)
+    groups = len(arenas) // recipe.gpus
+    bytes_of_each = recipe.weight_bytes + groups * recipe.arena_bytes
     return Pool(
         recipe.ports,
-        [(_level(number, groups, settings), arena) for number, arena in enumerate(arenas)],
+        [(_level(number // recipe.gpus, groups, settings), arena) for number, arena in enumerate(arenas)],
         replace(settings, groups=groups),
         About(
             recipe.label,
@@ -142,11 +144,13 @@ def _pool(recipe: Recipe, settings: PoolSettings, arenas: Sequence[Arena], check
                 **recipe.facts,
                 "weight_bytes": recipe.weight_bytes,
                 "arena_bytes": recipe.arena_bytes,
-                "bytes": recipe.weight_bytes + groups * recipe.arena_bytes,
+                "bytes": recipe.gpus * bytes_of_each,
+                **({"gpus": recipe.gpus} if recipe.gpus > 1 else {}),
             },
         ),
-        threads=(settings.host_threads or groups) if recipe.threads else 0,
+        threads=(settings.host_threads or len(arenas)) if recipe.threads else 0,
         owned=recipe.owned,
+        gpus=[number % recipe.gpus for number in range(len(arenas))],
     )
 
 
@@ -163,7 +167,7 @@ def _chosen(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
                 checks = _more(recipe, settings, arenas, groups, tell, one_stream)
                 trial = _pool(recipe, replace(settings, max_queue=0, max_delay_us=0.0), arenas, checks)
                 try:
-                    rate, high = _flood(trial, recipe.feeds, groups)
+                    rate, high = _flood(trial, recipe.feeds, groups * recipe.gpus)
                 finally:
                     trial.stop(finish=False)
                 bound = bound or _TAIL * high

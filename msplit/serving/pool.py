@@ -72,14 +72,15 @@ class Pool(Shown):
         *,
         threads: int = 0,
         owned: Sequence[Executable] = (),
+        gpus: Sequence[int] = (),
     ) -> None:
         """Arenas come with their levels of priority. With `threads`, each step keeps one of so many threads busy until it is over. What is
-        `owned` is closed when they are."""
+        `owned` is closed when they are. `gpus` says of each arena where it is, where there are several."""
         self.about, self.inputs, self.outputs, self.settings = about, ports.inputs, about.outputs, settings
         self.batches, self.joins, self.polls = ports.batches, ports.joins, not threads
         self._owned: list[Arena | Executable] = [*(arena for _, arena in arenas), *owned]
         self._ports = ports
-        self._flights = Flights(ports, arenas, settings, threads)
+        self._flights = Flights(ports, arenas, settings, threads, gpus)
         self._attendance = Attendance(self._flights, polls=self.polls)
         _OPEN.add(self)
         weakref.finalize(self, self._attendance.dismiss).atexit = False

@@ -18,10 +18,10 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
 from msplit.measure.build import Made, make, rows_of
 from msplit.measure.execution import make_ready
-from msplit.measure.opening import Loaded, load, verify_step, whole_reference
+from msplit.measure.opening import Loaded, load_on, verify_step, whole_reference
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Check
-from msplit.measure.variants import choose_engine
+from msplit.measure.variants import choose_engine, refuse_devices
 from msplit.progress import Progress, phase
 from msplit.serving.arenas import SimulatedArena, StepArena
 from msplit.serving.flights import Answer, Arena
@@ -42,21 +42,22 @@ class Recipe:
     """What arenas are made of.
 
     Attributes:
-        arena: Makes one, for a level of priority; with all of it on one stream, if that is asked for.
+        arena: Makes one, for a level of priority; with all of it on one stream, if that is asked for; on one of the GPUs.
         verify: Runs a step of each batch of an arena, and holds it against its reference.
         feeds: Inputs of a small step.
         threads: Whether each step keeps a thread busy.
-        weight_bytes: What they share, on the device.
+        gpus: How many there are.
+        weight_bytes: What they share, on each GPU.
         arena_bytes: What each takes, at least, as far as that is known before one is made.
-        free_bytes: What the device has besides; None: it is not known.
-        reserved_bytes: What the process holds on the device.
-        urgencies: Levels of priority that the device has; None: it is not known.
+        free_bytes: What the GPU has besides that has the least; None: it is not known.
+        reserved_bytes: What the process holds on all GPUs.
+        urgencies: Levels of priority that each GPU has; None: it is not known.
         streams: Of an arena, at most.
         owned: What all arenas run, to be closed when they are.
     """
 
     ports: Ports
-    arena: Callable[[int, bool], Arena]
+    arena: Callable[[int, bool, int], Arena]
     verify: Callable[[Arena], Sequence[Check]]
     feeds: Arrays
     label: str
@@ -64,6 +65,7 @@ class Recipe:
     notes: tuple[str, ...]
     facts: Mapping[str, Any]
     threads: bool
+    gpus: int = 1
     weight_bytes: int = 0
     arena_bytes: int = 0
     free_bytes: Callable[[], int | None] = lambda: None
@@ -83,19 +85,20 @@ def recipe_of(
         MsplitError: Requests are to share steps, and can not.
     """
     if not isinstance(model, FlatGraph) and is_build(model):
-        return _of_build(load(model), f"{os.fspath(model)} is a build for it", settings)
+        return _of_build(load_on(model, request.devices), f"{os.fspath(model)} is a build for it", settings)
     flat = opened(model)
     engine, why = choose_engine(request, flat)
+    refuse_devices(request, engine, why)
     rows, mixes = rows_of(flat, request)
     batches, notes = batches_of(flat, request, settings, rows, mixes)
     if engine.name != cuda.ENGINE.name:
         recipe = _of_session(flat, request, batches, (rows, mixes), progress)
     else:
-        made = make(flat, request, batches=batches, progress=progress)
+        made = make(flat, replace(request, devices=request.devices[:1]), batches=batches, progress=progress)
         if not batches:  # the request settles a shape that has no rows
             rungs = tuple(replace(one, batch=None) for one in made.manifest.rungs)
             made = replace(made, manifest=replace(made.manifest, rungs=rungs))
-        recipe = _of_build(_in_memory(made), why, settings)
+        recipe = _of_build(_in_memory(made, request.places), why, settings)
     return replace(recipe, notes=(*recipe.notes, *notes))
 
 
@@ -140,25 +143,28 @@ def _refuse_to_join(rows: Rows | None, settings: PoolSettings, mixes: str) -> No
         )
 
 
-def _in_memory(made: Made) -> Loaded:
-    """What was made, on its device, as `load` has what was kept."""
+def _in_memory(made: Made, places: Sequence[str]) -> tuple[Loaded, ...]:
+    """What was made, on each device, as `load_on` has what was kept."""
     manifest: Manifest = made.manifest
-    device = "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
-    options = EngineOptions(device=device, capture=manifest.capture, measure=manifest.measured)
     with phase("loading weights"):
-        pieces = [np.frombuffer(piece, np.uint8) for piece in made.weights.pieces()]
-        memory = np.concatenate(pieces) if pieces else np.zeros(0, np.uint8)
-        found = cuda.Opened(memory, None, options, ieee=manifest.ieee, fits=True)
-    references, restored = {}, {}
-    for rung in manifest.rungs:
-        one = made.packed[rung.program]
-        references[rung.program] = whole_reference(made.references[rung.program], rung, manifest.computed)
-        restored[rung.program] = found.restore(one.program, one.feeds, one.host)
-    return Loaded(manifest, references, (), found, restored)
+        memory = made.weights.memory()
+    steps, found = cuda.Steps(), []
+    for place in places:
+        options = EngineOptions(device=place, capture=manifest.capture, measure=manifest.measured)
+        fits = cuda.are_alike(places[0], place)
+        opened = cuda.Opened(memory, None, options, ieee=manifest.ieee, fits=fits, steps=steps)
+        references, restored = {}, {}
+        for rung in manifest.rungs:
+            one = made.packed[rung.program]
+            references[rung.program] = whole_reference(made.references[rung.program], rung, manifest.computed)
+            restored[rung.program] = opened.restore(one.program, one.feeds, one.host)
+        found.append(Loaded(manifest, references, (), opened, restored))
+    return tuple(found)
 
 
-def _of_build(loaded: Loaded, why: str, settings: PoolSettings) -> Recipe:
-    """Arenas of what is on its device already."""
+def _of_build(every: Sequence[Loaded], why: str, settings: PoolSettings) -> Recipe:
+    """Arenas of what is on each of the devices already."""
+    loaded = every[0]
     manifest, found = loaded.manifest, loaded.opened
     rungs = {rung.batch or 0: rung for rung in manifest.rungs}
     rows = manifest.rows if 0 not in rungs else None
@@ -168,18 +174,19 @@ def _of_build(loaded: Loaded, why: str, settings: PoolSettings) -> Recipe:
         raise MsplitError(f"max_batch is {settings.max_batch}, and {said}", fix="leave it out")
     _refuse_to_join(rows, settings, manifest.mixes)
     references = {batch: loaded.references[rung.program] for batch, rung in rungs.items()}
-    restored = {batch: loaded.restored[rung.program] for batch, rung in rungs.items()}
+    restored = [{batch: one.restored[rung.program] for batch, rung in rungs.items()} for one in every]
     shapes: dict[int, Mapping[str, Shape]] = {batch: rung.inputs for batch, rung in sorted(rungs.items())}
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
     ports = Ports(dtypes, shapes, rows, manifest.mixes)
-    flies, hosted = found.can_fly(restored.values()), any(one.hosted for one in restored.values())
+    flies, hosted = found.can_fly(restored[0].values()), any(one.hosted for one in restored[0].values())
     polls = flies or (manifest.made_for.get("device") == "cpu" and not hosted)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
 
-    def arena(level: int, one_stream: bool) -> Arena:
+    def arena(level: int, one_stream: bool, gpu: int) -> Arena:
+        opened, urgency = every[gpu].opened, settings.priorities - 1 - level
         if flies:
-            return found.arena(restored, entries, urgency=settings.priorities - 1 - level, one_stream=one_stream)
-        running = {batch: found.run(one, alone=True, one_stream=one_stream) for batch, one in restored.items()}
+            return opened.arena(restored[gpu], entries, urgency=urgency, one_stream=one_stream)
+        running = {batch: opened.run(one, alone=True, one_stream=one_stream) for batch, one in restored[gpu].items()}
         whole = StepArena({batch: one.step for batch, one in running.items()}, ports, [*running.values()])
         return SimulatedArena(whole) if polls else whole
 
@@ -197,14 +204,15 @@ def _of_build(loaded: Loaded, why: str, settings: PoolSettings) -> Recipe:
         references[min(rungs)].feeds,
         manifest.label,
         ports.outputs(references[largest].outputs),
-        (*manifest.notes, *loaded.notes),
+        tuple(dict.fromkeys([*manifest.notes, *(note for one in every for note in one.notes)])),
         {"why": why, "streams": rungs[largest].streams, "kernels": rungs[largest].kernels},
         threads=not polls,
+        gpus=len(every),
         weight_bytes=found.weight_bytes,
-        arena_bytes=found.arena_bytes(restored.values()),
-        free_bytes=found.free_bytes,
-        reserved_bytes=found.reserved_bytes,
-        urgencies=found.urgencies(),
+        arena_bytes=found.arena_bytes(restored[0].values()),
+        free_bytes=lambda: min([free for one in every if (free := one.opened.free_bytes()) is not None], default=None),
+        reserved_bytes=lambda: sum(one.opened.reserved_bytes() for one in every),
+        urgencies=min([levels for one in every if (levels := one.opened.urgencies()) is not None], default=None),
         streams=max(rung.streams for rung in rungs.values()),
     )
 
@@ -249,7 +257,7 @@ def _of_session(
 
     return Recipe(
         ports,
-        lambda level, one_stream: StepArena({0: step}, ports),
+        lambda level, one_stream, gpu: StepArena({0: step}, ports),
         lambda arena: (),
         {name: value[: entries[name] * min(shapes)] if entries.get(name) else value for name, value in feeds.items()},
         runner.label,

@@ -20,7 +20,7 @@ class PoolSettings:
     """How a pool answers requests.
 
     Attributes:
-        groups: Arenas: how many steps are in flight at once; ``auto`` measures, with
+        groups: Arenas on each GPU: how many steps are in flight there at once; ``auto`` measures, with
             requests of the smallest batch.
         max_batch: Most rows of a step. Requests that wait are joined up to it, where rows are independent. 1 joins none. None: the
             largest batch of a build, and 64 for a model, where its rows are shown to be independent.
@@ -29,7 +29,7 @@ class PoolSettings:
         max_delay_us: How long a step that is not full waits for more rows, in µs, as in Triton.
         priorities: Levels of priority: 0 is the most urgent. Each has arenas of its own.
         max_queue: Most requests that may wait; further ones are refused (`errors.Busy`). 0: no limit.
-        max_memory: Most bytes on the device for weights and all arenas; None: what is free there.
+        max_memory: Most bytes on each GPU for weights and all arenas; None: what is free there.
         host_threads: Threads that run the host part of a model (strings, tables, parsing), and TensorFlow's sessions; None: one per arena.
         latency_us: Of ``groups="auto"``: the most that 99 of 100 requests may take, in µs; None: three times a step.
     """

@@ -18,9 +18,11 @@ from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, importing
 
 if TYPE_CHECKING:
+    from msplit.engines.cuda.data_parallel import are_alike, missing, shared_batch
     from msplit.engines.cuda.ir.dtypes import to_numpy
     from msplit.engines.cuda.profiling.kernel_profile import Measured
     from msplit.engines.cuda.runtime.executables import Compiled, one_stream_seconds
+    from msplit.engines.cuda.runtime.host import Steps
     from msplit.engines.cuda.runtime.input_staging import taken
     from msplit.engines.cuda.search.kernel_modes import (
         SimulatedVariant,
@@ -43,24 +45,32 @@ __all__ = [
     "Restored",
     "SimulatedVariant",
     "SimulatedVariants",
+    "Steps",
     "Weights",
+    "are_alike",
     "c_compiler",
     "compile_variants",
     "kernel_folder",
     "made_for",
     "make_runner",
+    "missing",
     "one_stream_seconds",
     "pack_rung",
     "predicted_us",
     "profile_kernels",
     "refused_folders",
     "runs_as_stored",
+    "shared_batch",
     "simulate_variants",
     "taken",
     "to_numpy",
 ]
 
 _LATER = {
+    "are_alike": "data_parallel",
+    "missing": "data_parallel",
+    "shared_batch": "data_parallel",
+    "Steps": "runtime.host",
     "HARMLESS": "stored.rung",
     "Opened": "stored.rung",
     "Packed": "stored.rung",
@@ -118,8 +128,11 @@ class CudaEngine:
         if job.options.on_gpu and (why := self.unavailable()):
             raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
         with importing("torch", "PyTorch"):
+            from msplit.engines.cuda import data_parallel
             from msplit.engines.cuda.runtime.executables import executable_of
 
+        if job.options.devices:
+            return data_parallel.build(job)
         compiled = self.compile(job)
         executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.ieee)
         if job.state and isinstance(executable, HasState):  # the graph may have been compiled with other values

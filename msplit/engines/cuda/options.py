@@ -101,7 +101,8 @@ class EngineOptions:
     """How the cuda engine runs a job.
 
     Attributes:
-        device: "cuda", or "cpu" to simulate streams on CPU tensors.
+        device: "cuda", or "cpu" to simulate streams on CPU tensors; with a number behind it, such as "cuda:1", a certain one.
+        devices: All that share the rows of a step, `device` the first of them; none: `device` alone.
         capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: "nhwc", "nchw", or "auto" for the one that measures faster.
         measure: Whether kernels and layouts are chosen by timing them on the GPU. Otherwise the libraries run what they can, and data lie
@@ -120,6 +121,11 @@ class EngineOptions:
     plan: StoredPlan | None = None
     torture: Torture | None = None
     shards: Shards | None = None
+    devices: tuple[str, ...] = ()
+
+    def on(self, device: str) -> EngineOptions:
+        """The same on one device alone."""
+        return replace(self, device=device, devices=())
 
     @property
     def on_gpu(self) -> bool:
@@ -128,4 +134,6 @@ class EngineOptions:
 
     def for_program(self) -> EngineOptions:
         """What decides on the kernels, the rest at its defaults: jobs that agree in it run the same program."""
-        return replace(self, capture=True, compile=self.compile if self.mode.fuses else None, plan=None, torture=None)
+        return replace(
+            self, capture=True, compile=self.compile if self.mode.fuses else None, plan=None, torture=None, devices=()
+        )

@@ -43,6 +43,11 @@ class Device:
         """Whether it is one, and not a CPU that stands in for it."""
         return bool(self.place.type == "cuda")
 
+    @property
+    def is_current(self) -> bool:
+        """Whether this thread's calls of CUDA go to it. So do all, where it is no GPU."""
+        return not self.is_gpu or torch._C._cuda_getDevice() == self.place.index
+
     def owned(self, kind: Callable[[Device], T]) -> T:
         """The device's one object of a class, made of the device when it is first asked for: its tuner, its compiled kernels.
 

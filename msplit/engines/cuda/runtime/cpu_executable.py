@@ -41,6 +41,15 @@ class SimulatedExecutable:
         results = self._run(feeds, None)
         return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known_outputs()}
 
+    def begin(self, feeds: Feeds) -> bool:
+        """See `engines.base.Begins`. There is nothing that runs beside the host."""
+        self._begun = self.step(feeds)
+        return True
+
+    def end(self) -> dict[str, NDArray[Any]]:
+        """See `engines.base.Begins`."""
+        return self._begun
+
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
         """One step whose outputs are tensors: see `engines.base.StaysOnDevice`."""
         own = {name: own_copy(value) for name, value in self._run(feeds, None).items()}

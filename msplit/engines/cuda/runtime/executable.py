@@ -292,18 +292,34 @@ class CudaExecutable:
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """One step: inputs in, from the host or a device, and host outputs back."""
-        if self._capture and self._inputs.send(feeds):
-            graph = self._graphs[True]
-            self._outputs.expect()
-            graph.start()
-            if not self._outputs.arrived():
-                graph.finish()
-                self._outputs.settle()
-        else:
-            with self._ran(feeds) as results:
-                if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
-                    return {name: to_numpy(tensor) for name, tensor in results.items()} | self.program.known_outputs()
-                self._outputs.copy(results)
+        if self.begin(feeds):
+            return self.end()
+        with self._ran(feeds) as results:
+            if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
+                return {name: to_numpy(tensor) for name, tensor in results.items()} | self.program.known_outputs()
+            self._outputs.copy(results)
+        return self.outputs()
+
+    def begin(self, feeds: Feeds) -> bool:
+        """See `engines.base.Begins`: a captured graph, fed from the host, runs by itself. On the current stream of its GPU."""
+        if not self._capture:
+            return False
+        if (
+            not self.device.is_current
+        ):  # the default stream's handle is the same on every GPU, and means that of the current one
+            with torch.cuda.device(self.device.place):
+                return self.begin(feeds)
+        if not self._inputs.send(feeds):
+            return False
+        self._outputs.expect()
+        self._graphs[True].start()
+        return True
+
+    def end(self) -> dict[str, NDArray[Any]]:
+        """See `engines.base.Begins`. In the thread that began it."""
+        if not self._outputs.arrived():
+            self._graphs[True].finish()
+            self._outputs.settle()
         return self.outputs()
 
     def start(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:

@@ -88,10 +88,18 @@ class Opened:
         options: Device, whether to capture, and whether kernels are chosen by measuring.
         ieee: See `Job`.
         fits: See `program.unpack`.
+        steps: That are counted together with those of other devices, where a model has random ops.
     """
 
     def __init__(
-        self, weights: np.ndarray[Any, Any], kernels: Path | None, options: EngineOptions, *, ieee: bool, fits: bool
+        self,
+        weights: np.ndarray[Any, Any],
+        kernels: Path | None,
+        options: EngineOptions,
+        *,
+        ieee: bool,
+        fits: bool,
+        steps: Steps | None = None,
     ) -> None:
         self._options, self._ieee, self._fits = options, ieee, fits
         place = torch.device(options.device)
@@ -99,7 +107,7 @@ class Opened:
             place = Device.of(place).place
             if fits and kernels is not None:
                 Store.of(place).add(kernels)
-        self._place, self._steps = place, Steps()
+        self._place, self._steps = place, steps or Steps()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
         self._memory = torch.from_numpy(weights).to(place) if len(weights) else empty
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
 
@@ -39,6 +41,11 @@ class Weights:
             self.size += data.numel() + -data.numel() % ALIGNED
         start = self.blocks[name][0] + tensor.storage_offset() * tensor.element_size()
         return [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride()), start]
+
+    def memory(self) -> NDArray[np.uint8]:
+        """The same bytes in one array."""
+        pieces = [np.frombuffer(piece, np.uint8) for piece in self.pieces()]
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.uint8)
 
     def pieces(self) -> Iterator[memoryview]:
         """The bytes of the file."""
