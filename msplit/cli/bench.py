@@ -26,6 +26,7 @@ class Run(options.Execution):
     streams: tuple[int, ...]
     ruleset: str | None
     engine: str | None
+    gpus: tuple[int, ...]
     effort: str
     no_capture: bool
     no_fuse: bool
@@ -95,6 +96,7 @@ class Asked:
 )
 @options.rules_option
 @options.engine_option
+@options.gpus_option
 @options.run_options
 @click.option(
     "--duration", default=3.0, show_default=True, type=click.FloatRange(0), help="Seconds of measuring, in all."
@@ -295,6 +297,7 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
         streams=run.streams,
         ruleset=run.ruleset,
         engine=run.engine,
+        devices=run.gpus,
         effort=run.effort,
         capture=not run.no_capture,
         fuse=not run.no_fuse,

@@ -355,6 +355,12 @@ device_option = click.option(
     show_default=True,
     help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
 )
+gpus_option = click.option(
+    "--gpus",
+    type=Numbers(click.IntRange(0)),
+    default=(),
+    help="cuda: numbers of the GPUs to use, such as 0,1. bench: they share the rows of a step; load, serve: each answers requests.",
+)
 engine_option = click.option(
     "--engine",
     type=click.Choice(["cuda", "tensorflow"]),

@@ -26,6 +26,7 @@ class Engine(options.Execution):
     ruleset: str | None
     engine: str | None
     device: str
+    gpus: tuple[int, ...]
     effort: str
     no_capture: bool
     no_fuse: bool
@@ -42,6 +43,7 @@ class Engine(options.Execution):
             ruleset=self.ruleset,
             engine=self.engine or ("cuda" if self.device == "cpu" else None),
             device=self.device,
+            devices=self.gpus,
             effort=self.effort,
             capture=not self.no_capture,
             fuse=not self.no_fuse,
@@ -60,6 +62,7 @@ engine_options = options.together(
     options.rules_option,
     options.engine_option,
     options.device_option,
+    options.gpus_option,
     options.run_options,
     options.kernel_options,
     options.reference_option,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ pytestmark = pytest.mark.tf
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 SIMULATED = msplit.BenchRequest(streams=(2,), engine="cuda", device="cpu", effort="fast")
 SESSION = msplit.BenchRequest(engine="tensorflow")
-ENGINES = pytest.mark.parametrize("request_", [SIMULATED, SESSION], ids=["simulated", "tensorflow"])
+SEVERAL = replace(SIMULATED, devices=(0, 1))
+ENGINES = pytest.mark.parametrize(
+    "request_", [SIMULATED, SEVERAL, SESSION], ids=["simulated", "two GPUs", "tensorflow"]
+)
 
 Feeds = Mapping[str, Any]
 
@@ -197,13 +201,21 @@ def test_strings_and_tables(request_: Any) -> None:
         np.testing.assert_array_equal(both[0].result(60)[name], both[1].result(60)[name])
 
 
-def test_no_two_steps_draw_the_same_numbers(models: Mapping[str, Path]) -> None:
-    with msplit.pool(models["random"], SIMULATED, groups=3) as pool:
+@pytest.mark.parametrize("request_", [SIMULATED, SEVERAL], ids=["simulated", "two GPUs"])
+def test_no_two_steps_draw_the_same_numbers(models: Mapping[str, Path], request_: Any) -> None:
+    with msplit.pool(models["random"], request_, groups=3) as pool:
         x = np.zeros((2, 3), np.float32)
         futures = [pool.submit({"x": x}) for _ in range(30)]
         drawn = [future.result(60)["y"] for future in futures] + [pool.step({"x": x})["y"] for _ in range(5)]
         numbers = {value.tobytes() for value in drawn}
         assert len(numbers) == 35
+
+
+def test_gpus_that_are_not_there(models: Mapping[str, Path], build: Path) -> None:
+    with pytest.raises(MsplitError, match="--gpus is for the cuda engine; asked for"):
+        msplit.pool(models["towers"], replace(SESSION, devices=(0, 1)))
+    with pytest.raises(MsplitError, match=r"(?s)GPUs are \[1, 1\].*name each once"):
+        replace(SIMULATED, devices=(1, 1))
 
 
 def test_rows_that_are_mixed_share_no_step(models: Mapping[str, Path]) -> None:
@@ -229,10 +241,14 @@ def build(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
-def test_a_build(build: Path, models: Mapping[str, Path]) -> None:
+@pytest.mark.parametrize("gpus", [(), (1,), (0, 2)])
+def test_a_build(build: Path, models: Mapping[str, Path], gpus: tuple[int, ...]) -> None:
     reference = Reference(models["towers"])
     requests = [rows_of(seed, 1 + seed % 4, 1.0) for seed in range(12)]
-    with msplit.pool(build, groups=2) as pool:
+    with msplit.pool(build, replace(SIMULATED, devices=gpus), groups=2) as pool:
+        assert pool.settings.groups == 2
+        assert pool.about.facts.get("gpus", 1) == max(len(gpus), 1)
+        assert len(pool.about.checks) == 2 * 2 * max(len(gpus), 1), "both batches of all arenas are verified"
         assert (pool.batches, pool.joins) == ((1, 4), True)
         answered(pool, requests, lambda one: reference.step(pool.outputs, one))
     with pytest.raises(MsplitError, match="max_batch is 8, and the largest batch of the build is 4"):

@@ -182,7 +182,7 @@ def resident() -> int:
 
 def ours() -> int:
     """Objects of msplit's and of these tests that are alive."""
-    return sum(type(one).__module__.startswith(("msplit", "tests")) for one in gc.get_objects())
+    return sum(str(type(one).__module__).startswith(("msplit", "tests")) for one in gc.get_objects())
 
 
 def test_a_thousand_opens_and_closes_leave_nothing() -> None:

@@ -215,7 +215,7 @@ def load(
         stack.callback(table.close)
         main: Arm
         if server is None:
-            about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}"
+            about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}{_of_each(request)}"
             main = of_pool("pool", about, made, ready.feeds, on_gpu=request.device == "cuda" and made.polls)
             pool_settings = replace(pool_settings, groups=made.settings.groups)
         else:
@@ -252,6 +252,11 @@ def load(
             notes=tuple(notes),
             environment=environment(request.command),
         )
+
+
+def _of_each(request: BenchRequest) -> str:
+    """Where a pool's groups are, if that is to be told."""
+    return f" on each of {len(request.devices)} GPUs" if len(request.devices) > 1 else ""
 
 
 def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: BenchRequest, settings: LoadSettings) -> Prepared:
