@@ -26,7 +26,7 @@ class Run(options.Execution):
     streams: tuple[int, ...]
     ruleset: str | None
     engine: str | None
-    gpus: tuple[int, ...]
+    devices: tuple[int, ...]
     effort: str
     no_capture: bool
     no_fuse: bool
@@ -253,6 +253,7 @@ def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: compari
         "--plan": run.plan,
         "--trace": asked.trace,
         "--save-reference": run.save_reference,
+        "--gpus": run.devices,
     }
     if asked.bisect and (extra := [name for name, value in others.items() if value]):
         raise click.UsageError(f"--bisect measures nothing: leave {extra[0]} out.")
@@ -297,7 +298,7 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
         streams=run.streams,
         ruleset=run.ruleset,
         engine=run.engine,
-        devices=run.gpus,
+        devices=run.devices,
         effort=run.effort,
         capture=not run.no_capture,
         fuse=not run.no_fuse,

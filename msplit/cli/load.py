@@ -127,6 +127,7 @@ class Serving:
 @click.option("--mix", type=Mix(), help="Share of requests by priority, such as 0:0.1,1:0.9.")
 @click.option("--timeout", type=click.FloatRange(0), help="Seconds that a request may wait to be started.")
 @pool_options
+@options.gpus_option
 @engine_options
 @click.option(
     "--beside",

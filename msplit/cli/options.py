@@ -357,6 +357,7 @@ device_option = click.option(
 )
 gpus_option = click.option(
     "--gpus",
+    "devices",
     type=Numbers(click.IntRange(0)),
     default=(),
     help="cuda: numbers of the GPUs to use, such as 0,1. bench: they share the rows of a step; load, serve: each answers requests.",

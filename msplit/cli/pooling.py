@@ -26,13 +26,13 @@ class Engine(options.Execution):
     ruleset: str | None
     engine: str | None
     device: str
-    gpus: tuple[int, ...]
     effort: str
     no_capture: bool
     no_fuse: bool
     no_group: bool
     reference: Path | None
     shapes: Sequence[tuple[str, tuple[int, ...]]]
+    devices: tuple[int, ...] = ()
 
     def request(self) -> BenchRequest:
         """The same for what prepares it."""
@@ -43,7 +43,7 @@ class Engine(options.Execution):
             ruleset=self.ruleset,
             engine=self.engine or ("cuda" if self.device == "cpu" else None),
             device=self.device,
-            devices=self.gpus,
+            devices=self.devices,
             effort=self.effort,
             capture=not self.no_capture,
             fuse=not self.no_fuse,
@@ -62,7 +62,6 @@ engine_options = options.together(
     options.rules_option,
     options.engine_option,
     options.device_option,
-    options.gpus_option,
     options.run_options,
     options.kernel_options,
     options.reference_option,

@@ -193,6 +193,7 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
     type=click.IntRange(0, 64),
     help="Processes that speak gRPC, for more requests than one can read; 0: the one that runs the models.",
 )
+@options.gpus_option
 @engine_options
 @options.together(served=Served, batching=Batching, doors=Doors)
 def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching, doors: Doors) -> None:
