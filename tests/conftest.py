@@ -33,13 +33,16 @@ settings.load_profile("msplit")
 
 
 @functools.cache
-def _no_gpu() -> str | None:
-    """Why tests marked `gpu` can not run here, or None."""
+def _no_gpu(needed: int = 1) -> str | None:
+    """Why tests that need so many GPUs can not run here, or None."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     import torch
 
-    return None if torch.cuda.is_available() else "no CUDA device"
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    there = torch.cuda.device_count()
+    return None if there >= needed else f"{there} of {needed} CUDA devices"
 
 
 _settled: set[str] = set()
@@ -79,9 +82,11 @@ def _untraced(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    """Tests marked `gpu` run where there is one."""
+    """Tests marked `gpu` run where there is one, those marked `needs_gpus` where there are enough."""
     _settle()
-    if item.get_closest_marker("gpu") and (why := _no_gpu()):
+    several = item.get_closest_marker("needs_gpus")
+    needed = several.args[0] if several else 1 if item.get_closest_marker("gpu") else 0
+    if needed and (why := _no_gpu(needed)):
         pytest.skip(why)
     with _untraced(item):
         return (yield)

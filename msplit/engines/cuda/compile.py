@@ -73,7 +73,7 @@ def _compile(job: Job, begin: Begin | None = None) -> Compiled:
     key = (_shapes(job), job.ieee, job.options.for_program())
     cache: dict[tuple[Any, ...], Any] = device.compiled.setdefault(job.flat, {})
     if key not in cache:
-        with precision(job.ieee):
+        with device.entered(), precision(job.ieee):
             cache[key] = _fused(job, device) if job.options.mode.fuses else _unfused(job, device, begin)
     found: Compiled = cache[key]
     return found

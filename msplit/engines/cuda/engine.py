@@ -202,11 +202,12 @@ def profile_kernels(
     """Times every kind of step of a compiled graph alone, in the job's precision; see `kernel_profile.measure`."""
     import torch
 
+    from msplit.engines.cuda.device import Device
     from msplit.engines.cuda.device.device import precision
     from msplit.engines.cuda.profiling.kernel_profile import measure
 
     device, feeds = torch.device(job.options.device), compiled.optimized.feeds
-    with precision(job.ieee):
+    with Device.of(device).entered(), precision(job.ieee):
         return measure(compiled.program, feeds, device, seconds=seconds, grids=grids, progress=progress)
 
 

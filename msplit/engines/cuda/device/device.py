@@ -48,6 +48,10 @@ class Device:
         """Whether this thread's calls of CUDA go to it. So do all, where it is no GPU."""
         return not self.is_gpu or torch._C._cuda_getDevice() == self.place.index
 
+    def entered(self) -> contextlib.AbstractContextManager[Any]:
+        """A block in which they do: Triton's kernels start on the current GPU, wherever their tensors lie, and default streams are its."""
+        return contextlib.nullcontext() if self.is_current else torch.cuda.device(self.place)
+
     def owned(self, kind: Callable[[Device], T]) -> T:
         """The device's one object of a class, made of the device when it is first asked for: its tuner, its compiled kernels.
 

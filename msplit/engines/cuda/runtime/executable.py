@@ -70,10 +70,13 @@ class GraphExec:
 
     def start_on(self, stream: torch.cuda.Stream) -> None:
         """Issues one run of the graph on a stream. It keeps the interpreter's lock: to let go of it for these few µs would cost a turn."""
-        if self._executable is None:
-            with torch.cuda.device(self._device), torch.cuda.stream(stream):
+        if self._current() != self._index:
+            with torch.cuda.device(self._device):
+                self.start_on(stream)
+        elif self._executable is None:
+            with torch.cuda.stream(stream):
                 self._graph.replay()
-        else:  # the device is the stream's, whichever is current
+        else:
             check(self._launch_holding(self._executable, stream.cuda_stream))
 
     def start(self) -> None:
@@ -307,7 +310,7 @@ class CudaExecutable:
         if (
             not self.device.is_current
         ):  # the default stream's handle is the same on every GPU, and means that of the current one
-            with torch.cuda.device(self.device.place):
+            with self.device.entered():
                 return self.begin(feeds)
         if not self._inputs.send(feeds):
             return False

@@ -147,19 +147,21 @@ def executable_for(
     if not options.on_gpu:
         return SimulatedExecutable(program, stream_program, {**facts, "device": "CPU, simulated streams"})
     feeds = {name: to_torch(np.array(compiled.optimized.feeds[name]), torch.device("cpu")) for name in program.feeds}
-    return CudaExecutable(
-        program,
-        stream_program,
-        feeds,
-        Device.of(torch.device(options.device)),
-        capture=capture,
-        ieee=ieee,
-        facts={**facts, "device": torch.cuda.get_device_name(options.device)},
-        torture=options.torture,
-        timing_only=timing_only,
-        shared=shared,
-        own_copies=options.measure,
-    )
+    device = Device.of(torch.device(options.device))
+    with device.entered():
+        return CudaExecutable(
+            program,
+            stream_program,
+            feeds,
+            device,
+            capture=capture,
+            ieee=ieee,
+            facts={**facts, "device": torch.cuda.get_device_name(device.place)},
+            torture=options.torture,
+            timing_only=timing_only,
+            shared=shared,
+            own_copies=options.measure,
+        )
 
 
 def one_stream_seconds(job: Job, compiled: Compiled) -> float:

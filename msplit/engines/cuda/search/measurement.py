@@ -14,6 +14,7 @@ import torch
 from msplit.core.graph import Ints
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.compile import compile_job
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.options import KernelMode, StoredPlan
 from msplit.engines.cuda.profiling.step_costs import StepCosts, estimated, measured
 from msplit.engines.cuda.runtime import plan_binding
@@ -136,7 +137,7 @@ def compile_variants(
             if tell:
                 tell(f"timing kernels, {name}", number / len(names))
             own_seconds = seconds if len(names) == 1 else seconds / 2 if not found else seconds / 2 / (len(names) - 1)
-            with phase("timing kernels"):
+            with phase("timing kernels"), Device.of(torch.device(job.options.device)).entered():
                 costs = measured(
                     program, compiled.optimized.feeds, job.costs, job.options.device, ieee=job.ieee, seconds=own_seconds
                 )
@@ -229,7 +230,8 @@ class GpuRunner(_Memory):
 
     def describe(self) -> str:
         """See `schedule.search.search.Device`."""
-        return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "CPU"
+        place = torch.device(next(iter(self.variants.values())).job.options.device)
+        return str(torch.cuda.get_device_name(place)) if torch.cuda.is_available() else "CPU"
 
 
 def _burst(executable: Executable) -> int:

@@ -114,7 +114,7 @@ class Opened:
 
     def restore(self, program: bytes, feeds: Arrays, host: HostPart | None = None) -> Restored:
         """A rung, not yet running, with inputs for it and what the host runs around it."""
-        with precision(self._ieee):
+        with Device.of(self._place).entered(), precision(self._ieee):
             found = unpack(program, self._memory, feeds, fits=self._fits)
         if host is None:
             return found

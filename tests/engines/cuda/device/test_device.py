@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -16,6 +17,8 @@ from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
 from msplit.engines.cuda.device import Device, pools
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.runtime import executable
+from msplit.engines.cuda.runtime.executable import GraphExec
 from msplit.engines.cuda.runtime.memcpy import Memcpy
 from msplit.inputs.make import make_inputs
 from tests.cli.runner import SAMPLES
@@ -211,3 +214,34 @@ def test_who_stands_aside_lets_others_have_their_precision():
     assert matmul.allow_tf32 == before
     with devices.aside():
         assert matmul.allow_tf32 == before
+
+
+def test_what_is_issued_for_a_gpu_that_is_not_the_current_one_goes_there(monkeypatch):
+    """The current GPU is the thread's: a pool is driven by whatever thread waits."""
+    entered, current = [], [0]
+
+    @contextlib.contextmanager
+    def enter(place):
+        entered.append(place.index)
+        before, current[0] = current[0], place.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    monkeypatch.setattr(executable, "check", lambda status: None)
+    launched = []
+    for index in (0, 1):
+        device = Device(torch.device("cuda", index))
+        assert device.is_current == (index == 0)
+        with device.entered():
+            assert current == [index]
+            assert device.is_current
+        graph = GraphExec.__new__(GraphExec)
+        graph._device, graph._index, graph._executable = device.place, index, 7
+        graph._current = torch._C._cuda_getDevice
+        graph._launch_holding = lambda handle, stream: launched.append((current[0], handle, stream))
+        graph.start_on(SimpleNamespace(cuda_stream=3))
+    assert launched == [(0, 7, 3), (1, 7, 3)]
+    assert entered == [1, 1]
+    assert Device(torch.device("cpu")).is_current
