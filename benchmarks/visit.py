@@ -6,9 +6,9 @@
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
 streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against
 measured time), `foreign` and `foreign_costs` (both for models that no constant was fitted to), `requests` (what pools answer),
-`training` (training steps), `curves` (of their losses), `tests` (marked gpu: races, our own kernels), `quiet` (some models again, one job
-at a time, when all else is done). Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by
-one job. About 120 minutes of one GPU, 35 of four.
+`training` (training steps), `curves` (of their losses), `gpus` (models on 1, 2, 4 … GPUs, and the tests that need several), `tests` (marked
+gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done). Each GPU runs one job at a time, on
+processor cores of its own; what is compared is always measured by one job. About 120 minutes of one GPU, 35 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
 
@@ -59,6 +59,7 @@ RESULTS = {
     "foreign_costs": ("cost_model.json", "models"),
     "requests": ("requests.json", "rows"),
     "training": ("training.json", "rows"),
+    "gpus": ("gpus.json", "rows"),
 }
 """What a job of a step leaves, and which part of it is joined with other jobs' parts."""
 
@@ -72,12 +73,14 @@ class Job:
         name: Its own, within the step.
         seconds: What it takes, about. After three times that and a minute it is ended.
         command: Without the interpreter, the folders of graphs and results left out.
+        gets_all: Whether it has all GPUs and processor cores, with no other job on the host.
     """
 
     step: str
     name: str
     seconds: int
     command: tuple[str, ...]
+    gets_all: bool = False
 
 
 def suite(name: str, seconds: int, *options: str) -> Job:
@@ -198,6 +201,8 @@ JOBS = (
     foreign("wavenet,graph_net,text_cnn", 120),
     foreign("ple,bucket_columns", 100),
     foreign("din,autoint,dcn", 100),
+    Job("gpus", "all", 300, ("gpus.py",), gets_all=True),
+    Job("gpus", "tests", 150, ("-m", "pytest", "-q", "-m", "needs_gpus", "tests/gpu"), gets_all=True),
 )
 """In the order in which they begin: long ones first, so that all GPUs are done at about the same time. Quiet ones come last."""
 
@@ -222,12 +227,14 @@ def main() -> None:
     arguments = parser.parse_args()
     steps = arguments.steps or [*RESULTS, "curves", "tests"]
     jobs = [job for job in wanted(arguments.only or ["*"]) if job.step in steps]
-    alone = [job for job in jobs if job.step == "quiet"]
+    alone = [job for job in jobs if job.step == "quiet" or job.gets_all]
     stop = time.monotonic() + arguments.seconds
     cores = shares(sorted(os.sched_getaffinity(0)), arguments.gpus)
     graphs, out = arguments.graphs.resolve(), arguments.out.resolve()
-    work_on([job for job in jobs if job.step != "quiet"], graphs, out, cores, stop - sum(job.seconds for job in alone))
-    work_on(alone, graphs, out, cores[:1], stop)
+    several = [job for job in jobs if job not in alone]
+    work_on(several, graphs, out, cores, stop - sum(job.seconds for job in alone))
+    work_on([job for job in alone if not job.gets_all], graphs, out, cores[:1], stop)
+    work_on([job for job in alone if job.gets_all], graphs, out, [set().union(*cores)], stop)
     text = "\n".join(collect(arguments.out, step) for step in steps)
     (arguments.out / "tables.md").write_text(text)
     print(text)
@@ -271,12 +278,12 @@ def work(waiting: queue.SimpleQueue[Job], graphs: Path, out: Path, gpu: int, cor
         if time.monotonic() + job.seconds > stop:
             print(f"{job.step} {job.name}: left out, no time", flush=True)
             continue
-        code = run(job, graphs, out, gpu, stop)
+        code = run(job, graphs, out, None if job.gets_all else gpu, stop)
         print(f"{job.step} {job.name}: exit {code}, {time.time() - began:.0f} s on GPU {gpu}", flush=True)
 
 
-def run(job: Job, graphs: Path, out: Path, gpu: int, stop: float) -> int | None:
-    """Runs one job; its exit code, None if it was ended."""
+def run(job: Job, graphs: Path, out: Path, gpu: int | None, stop: float) -> int | None:
+    """Runs one job, on one GPU or on all; its exit code, None if it was ended."""
     folder = out / "jobs" / job.step / job.name.replace(":", "_").replace(",", "-")
     folder.mkdir(parents=True, exist_ok=True)
     script, *options = job.command
@@ -285,7 +292,7 @@ def run(job: Job, graphs: Path, out: Path, gpu: int, stop: float) -> int | None:
     )
     environment = {
         **with_package(),
-        "CUDA_VISIBLE_DEVICES": str(gpu),
+        **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "MSPLIT_RACE_GRAPHS": "200",
     }

@@ -66,7 +66,8 @@ def compile(
     Args:
         function: A Keras model, a `tf.function`, a concrete function, a plain function of tensors, or what `tf.saved_model.load` gives, of
             which it takes ``serving_default`` where it can not be called itself.
-        request: As for `prepare`. Batch and shapes are those of the arguments.
+        request: As for `prepare`. Batch and shapes are those of the arguments. Where it names several `devices`, they share the rows of
+            what is as long as the first argument; the function is traced with that length left open.
         streams: The largest number of streams. ``auto``: that of the request, or eight without one; the simulator takes fewer where more
             gain nothing.
         fallback: ``tensorflow``: the original function answers while another shape is being prepared, in a thread of its own, and for good
@@ -246,15 +247,23 @@ class CompiledFunction(Shown):
         folder = tempfile.TemporaryDirectory(prefix="msplit-function-")
         path = Path(folder.name) / "model"
         straight = choose_engine(self._request)[0] is CUDA
-        exported = export(self._function, call, values, path, straight=straight)
+        request = self._request
+        arrays = {f"input_{number}": value for number, value in enumerate(values) if value is not None}
+        rows = None
+        if request.shared:  # whose rows GPUs share must leave open how many there are
+            rows = next((int(value.shape[0]) for value in arrays.values() if len(value.shape)), None)
+        exported = export(self._function, call, values, path, straight=straight, rows=rows)
+        flat = load(path)
+        if rows is not None:
+            shapes = {one.name: tuple(arrays[one.name].shape) for one in flat.inputs if one.name in arrays}
+            request = replace(request, shapes=shapes)
         if not exported.changed:
-            return _Rung(prepare(load(path), self._request, improve=self._improve), exported.structure, None, folder)
+            return _Rung(prepare(flat, request, improve=self._improve), exported.structure, None, folder)
         if self._improve:
             raise MsplitError(
                 "improve=True is for functions that change no variables",
                 fix='leave it out; with effort="fast" in the request new shapes are ready soon',
             )
-        flat, request = load(path), self._request
         if not request.inputs:  # a step is verified on data that can be trained on, and not on labels that were made up
             request = replace(request, inputs=write_inputs(values, [one.name for one in flat.inputs], path.parent))
         runner = prepare(flat, request)

@@ -48,7 +48,13 @@ class Exported:
 
 
 def export(
-    function: Callable[..., Any], call: Any, values: Sequence[Any], folder: Path, *, straight: bool = False
+    function: Callable[..., Any],
+    call: Any,
+    values: Sequence[Any],
+    folder: Path,
+    *,
+    straight: bool = False,
+    rows: int | None = None,
 ) -> Exported:
     """Writes a function as a SavedModel.
 
@@ -59,6 +65,7 @@ def export(
         call: Its arguments and its arguments by name.
         values: Of each leaf of these the array or tensor, which gives shape and type, or None where it is a part of the function.
         folder: Where to write.
+        rows: What is as long as that along its first axis may become longer or shorter: that axis is left open.
         straight: Whether one that writes variables is to be without compiled calls and conds around that; see `function_conds`.
 
     Raises:
@@ -81,8 +88,12 @@ def export(
         # A signature without outputs is no graph to run: what only trains gives something, too.
         return tensors or {"nothing": tf.constant(0)}
 
+    def shape(value: Any) -> Any:
+        is_open = rows is not None and tuple(value.shape[:1]) == (rows,)
+        return (None, *value.shape[1:]) if is_open else value.shape
+
     specs = {
-        name: tf.TensorSpec(value.shape, tf.as_dtype(value.dtype if is_array(value) else type_name(value)), name=name)
+        name: tf.TensorSpec(shape(value), tf.as_dtype(value.dtype if is_array(value) else type_name(value)), name=name)
         for name, value in ((f"input_{number}", value) for number, value in enumerate(values))
         if value is not None
     }

@@ -68,6 +68,29 @@ def test_a_keras_model_gives_its_outputs_by_name(keras_model: Any) -> None:
         assert "sets of shapes that are ready: 1" in repr(fast)
 
 
+def test_gpus_share_the_rows_of_a_function(tf: Any, keras_model: Any) -> None:
+    """What is as long as the first argument is cut; an array of another length, and a scalar, are everybody's."""
+    asked = api.BenchRequest(engine="cuda", device="cpu", effort="fast", devices=(0, 1))
+
+    def scaled(x: Any, weights: Any, scale: Any) -> Any:
+        return {"y": tf.matmul(x, weights) * scale, "best": tf.reduce_max(x, axis=-1)}
+
+    chance = np.random.default_rng(0)
+    x, weights = chance.standard_normal((7, 3), np.float32), chance.standard_normal((3, 2), np.float32)
+    with msplit.compile(scaled, asked, streams=2) as fast:
+        found = fast(x, weights, np.float32(2))
+        close(found["y"], x @ weights * 2)
+        close(found["best"], x.max(axis=1))
+        (runner,) = fast.runners
+        assert runner.facts["step_rows"] == 4
+
+    def mixing(x: Any) -> Any:
+        return x - tf.reduce_mean(x, axis=0)
+
+    with msplit.compile(mixing, asked) as fast, pytest.raises(MsplitError, match="2 devices can not share a step"):
+        fast(x)
+
+
 def test_a_shape_that_is_new_is_prepared_and_the_oldest_goes(keras_model: Any) -> None:
     with msplit.compile(keras_model, SIMULATED, most=2) as fast:
         for rows in (1, 3, 1, 7):
