@@ -33,6 +33,21 @@ def test_bench_of_a_graph_without_ids_and_of_one_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.tf
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--gpus", "0,1", "--engine", "tensorflow"), "--gpus is for the cuda engine; asked for"),
+        (("--gpus", "0,0"), "name each once"),
+        (("--gpus", "0,1", "--bisect"), "leave --gpus out"),
+    ],
+)
+def test_gpus_that_can_not_be_used_are_refused(options: tuple[str, ...], said: str) -> None:
+    done = msplit("bench", SAMPLES / "mmoe_small.pb", *options)
+    assert done.code == 2
+    assert said in done.err
+
+
+@pytest.mark.tf
 def test_wrong_outputs_are_told_with_the_tolerance_that_would_pass_and_exit_code_1(tmp_path: Path) -> None:
     import numpy as np
 

@@ -72,6 +72,7 @@ POISON = -64.0
     priorities=st.integers(1, 2),
     finish=st.booleans(),
     clients=st.integers(1, 3),
+    gpus=st.integers(1, 2),
 )
 def test_every_request_gets_its_own_answer(
     acts: list[tuple[Any, ...]],
@@ -82,6 +83,7 @@ def test_every_request_gets_its_own_answer(
     priorities: int,
     finish: bool,
     clients: int,
+    gpus: int,
 ) -> None:
     script = Script(seconds=seconds, errors=errors, poison=POISON)
     made: list[tuple[Future[Any], dict[str, Any], float | None]] = []
@@ -121,7 +123,7 @@ def test_every_request_gets_its_own_answer(
                 time.sleep(values[0])
 
     before = threading.active_count()
-    pool = scripted(script, threads=threads, priorities=priorities, max_delay_us=delay)
+    pool = scripted(script, threads=threads, priorities=priorities, max_delay_us=delay, gpus=gpus)
     problems = together(*[lambda part=acts[number::clients]: client(pool, part) for number in range(clients)])
     assert problems == []
     assert together(lambda: pool.close(finish)) == []

@@ -59,6 +59,14 @@ def test_levels_of_a_pool_and_of_its_echo(tmp_path: Path) -> None:
     assert html.read_text().count("<svg") == 4
 
 
+def test_gpus_are_those_that_the_pool_is_asked_for() -> None:
+    with instead(FakeModel()), mock.patch("msplit.serving.making.pool", return_value=FakeModel()) as made:
+        more = ("--clients", "1", "--device", "cpu", "--gpus", "0,2", "--groups", "3", "--format", "json")
+        done = fine("load", MMOE, *QUICK, *more)
+    assert made.call_args.args[1].devices == (0, 2)
+    assert "on each of 2 GPUs" in next(arm["about"] for arm in done.json["arms"] if arm["label"] == "pool")
+
+
 def test_each_arm_is_sent_the_same() -> None:
     sent: dict[int, list[Any]] = {}
 
