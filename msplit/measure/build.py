@@ -136,14 +136,15 @@ def make(
     batches: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Made:
-    """What `build` does before it writes. A model may have a part that the host runs.
+    """What `build` does before it writes, on the first of the request's GPUs. A model may have a part that the host runs.
 
     Raises:
         EngineError: See `build`.
     """
     _check_batches(flat, request, batches)
     _refuse_to_train(flat)
-    request = replace(request or BenchRequest(), engine="cuda")
+    request = request or BenchRequest()
+    request = replace(request, engine="cuda", devices=request.devices[:1])  # it runs on whichever it is opened on
     request, said = as_recorded(flat, request)
     wanted: list[int | None] = [*sorted(set(batches))] or [request.batch]
     weights, packed, references, rungs = cuda.Weights(), dict[str, cuda.Packed](), dict[str, Reference](), list[Rung]()
@@ -164,7 +165,7 @@ def make(
     rows, mixes = rows_of(flat, request)
     label, why, _ = chosen[-1]
     manifest = Manifest(
-        made_for=cuda.made_for(request.device),
+        made_for=cuda.made_for(request.places[0]),
         model=str(flat.model.path),
         digest=formats.graph_hash(flat.model) if flat.model.graph_def is not None else "",
         label=label,

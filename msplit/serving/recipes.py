@@ -94,7 +94,7 @@ def recipe_of(
     if engine.name != cuda.ENGINE.name:
         recipe = _of_session(flat, request, batches, (rows, mixes), progress)
     else:
-        made = make(flat, replace(request, devices=request.devices[:1]), batches=batches, progress=progress)
+        made = make(flat, request, batches=batches, progress=progress)
         if not batches:  # the request settles a shape that has no rows
             rungs = tuple(replace(one, batch=None) for one in made.manifest.rungs)
             made = replace(made, manifest=replace(made.manifest, rungs=rungs))

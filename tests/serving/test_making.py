@@ -268,11 +268,13 @@ def test_a_build_that_was_made_with_other_versions(
         answered(pool, requests, lambda one: reference.step(pool.outputs, one))
 
 
-def test_arenas_are_chosen_by_measuring(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gpus", [(), (0, 1)])
+def test_arenas_are_chosen_by_measuring(build: Path, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msplit.serving.making._TRIAL", 0.01)
     threads = threading.active_count()
-    with msplit.pool(build, groups="auto") as pool:
+    with msplit.pool(build, replace(SIMULATED, devices=gpus), groups="auto") as pool:
         assert isinstance(pool.settings.groups, int)
+        assert len(pool.about.checks) == 2 * pool.settings.groups * max(len(gpus), 1)
         assert any(note.startswith("arenas were chosen by measuring: 1: ") for note in pool.about.notes)
         assert pool.stats().requests == 0
         pool.step(rows_of(0, 2, 1.0))

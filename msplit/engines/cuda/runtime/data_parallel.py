@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Begins, Executable, Feeds, StaysOnDevice, is_array, is_tensor, refuse
+from msplit.engines.base import Arrays, Begins, Executable, Feeds, StaysOnDevice, is_array, is_tensor, refuse_fed
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.errors import EngineError
 
@@ -38,13 +39,13 @@ class Batch:
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
 
-    @property
+    @functools.cached_property
     def shares(self) -> tuple[range, ...]:
         """The rows of each device, in order."""
         ends = [self.rows * number // self.devices for number in range(self.devices + 1)]
         return tuple(map(range, ends, ends[1:]))
 
-    @property
+    @functools.cached_property
     def step_rows(self) -> int:
         """Rows of each device's step."""
         return -(-self.rows // self.devices)
@@ -93,7 +94,7 @@ class DataParallel:
 
     def __init__(self, replicas: Sequence[Executable], batch: Batch, feeds: Arrays, devices: Sequence[str]) -> None:
         self._replicas, self._batch, self._devices = tuple(replicas), batch, tuple(devices)
-        self._inputs = {name: (value.dtype.name, value.shape) for name, value in feeds.items()}
+        self._like = {name: (value.dtype, value.shape) for name, value in feeds.items()}
         self._threads = ThreadPoolExecutor(len(self._replicas), thread_name_prefix="msplit-device")
 
     def step(self, feeds: Feeds) -> dict[str, Any]:
@@ -133,12 +134,14 @@ class DataParallel:
         Raises:
             EngineError: An input is missing, or has another shape or type than the one that was prepared.
         """
-        for name, (dtype, shape) in self._inputs.items():
+        for name, (dtype, shape) in self._like.items():
             value: Any = feeds.get(name)
-            if not (is_array(value) and value.shape == shape and value.dtype.name == dtype):
-                refuse(feeds, self._inputs)  # or it is a tensor, or a string
+            if not (
+                is_array(value) and value.shape == shape and value.dtype == dtype
+            ):  # or it is a tensor, or a string
+                refuse_fed(feeds, {key: (kind.name, size) for key, (kind, size) in self._like.items()})
                 break
-        return self._batch.cut({name: feeds[name] for name in self._inputs})
+        return self._batch.cut({name: feeds[name] for name in self._like})
 
     def _each(self, do: Callable[[Executable, Feeds], T], parts: Sequence[Feeds]) -> list[T]:
         """Does something on all devices at once. What failed on one is raised when all are done."""

@@ -143,7 +143,7 @@ def test_a_device_that_fails_leaves_no_step_in_flight(where: str) -> None:
         ({"x": torch.zeros(7, 1)}, r"prepared as float32 \(5, 1\), not float32 \(7, 1\)"),
         ({"x": [[1.0]] * 5}, "a list"),
         ({}, "no value for input x"),
-        ({**X, "z": X["x"]}, None),
+        ({"x": torch.from_numpy(X["x"]), "z": X["x"]}, None),
     ],
 )
 def test_inputs_are_refused_in_the_words_of_the_whole_batch(feeds: Any, said: str | None) -> None:
