@@ -8,7 +8,8 @@
     ├── WriteError              the output can not be written; what was there before is still there
     └── EngineError             the model can not run on the chosen engine
         ├── Busy                a pool has as many requests waiting as it may have
-        ├── TimedOut            a request waited longer than it was to
+        ├── TimedOut            a request waited, or a step took, longer than it was to
+        ├── EndOfData           what a graph reads itself came to an end: no failure, but there is no step any more
         ├── Closed              a pool was closed before a request was answered
         ├── RankLost            another of the processes that train together is gone
         └── DeviceLost          the GPU failed, and does nothing more for this process
@@ -110,7 +111,11 @@ class Busy(EngineError):
 
 
 class TimedOut(EngineError):
-    """A request waited longer than it was to, and was not run."""
+    """A request waited longer than it was to, and was not run; or a step took longer than it was to, and was given up."""
+
+
+class EndOfData(EngineError):
+    """The data that a graph reads itself, from a dataset or a queue, came to an end: the step was not run, and no later one can be."""
 
 
 class Closed(EngineError):

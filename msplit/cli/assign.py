@@ -23,6 +23,10 @@ EMITS = ("stream-file", "placement", "json", "yaml", "plan")
 """What `msplit.api.EMITS` lists, here without importing it."""
 
 
+EVERY = "*"
+"""What --explain is given without a node: no node has this name."""
+
+
 @dataclass(frozen=True)
 class Rules(options.Rules):
     """What decides the ids."""
@@ -101,7 +105,13 @@ class Places:
 @click.option("-o", "--output", type=options.PATH, help="Where to write the annotated model.")
 @click.option("--dry-run", is_flag=True, help="Assign and report, write nothing.")
 @click.option("--diff", is_flag=True, help="List the nodes whose stream changes.")
-@click.option("--explain", metavar="NODE", help="Say which rule decided this node's stream, and why.")
+@click.option(
+    "--explain",
+    metavar="[NODE]",
+    is_flag=False,
+    flag_value=EVERY,
+    help="Say which rule decided this node's stream, and why; without a NODE, the stream and device of every node.",
+)
 @click.option(
     "--compare", is_flag=True, help="Show all ways to choose streams side by side: simulated and, on a GPU, measured."
 )
@@ -159,18 +169,20 @@ def command(
                 flat, streams=rules.streams, ruleset=rules.ruleset, measure=not asked.no_measure, tell=tell, **given
             )
     assigned = api.assign(flat, rules.ruleset, streams=rules.streams, wrap=rules.wrap, keep_ids=rules.keep_ids, **given)
-    if asked.explain is not None:
-        explained = assignment.explain(assigned, asked.explain)
+    one = asked.explain if asked.explain != EVERY else None
+    if one is not None:
+        explained = assignment.explain(assigned, one)
     found = places.write(assigned)
     if asked.compare:
         from msplit.report import candidates
 
         said = [*found.warnings, *found.notes, *found.written]
         document, payload = candidates.document(compared, said), partial(candidates.payload, compared, said)
-    elif asked.explain is not None:
+    elif one is not None:
         document = replace(explained, warnings=found.warnings, notes=[*found.notes, *found.written])
-        payload = partial(assignment.explanation, assigned, asked.explain, found)
+        payload = partial(assignment.explanation, assigned, one, found)
     else:
-        document = assignment.document(assigned, found, diff=asked.diff)
-        payload = partial(assignment.payload, assigned, found, diff=asked.diff)
+        listed = {"diff": asked.diff, "every": asked.explain is not None}
+        document = assignment.document(assigned, found, **listed)
+        payload = partial(assignment.payload, assigned, found, **listed)
     options.show(style, "assign", document, payload)

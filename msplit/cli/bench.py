@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import comparing, options
+from msplit.cli import comparing, options, stock
 from msplit.progress import telling
 from msplit.report.text import plural
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run(options.Execution):
+class Run(stock.Stock, options.Execution):
     """What runs: engine, streams, kernels, and what outputs are held against."""
 
     streams: tuple[int, ...]
@@ -113,6 +113,7 @@ class Asked:
     help="How often everything is built anew while measuring.",
 )
 @options.kernel_options
+@stock.stock_options
 @click.option("--no-tensorflow", is_flag=True, help="cuda: do not measure TensorFlow beside it.")
 @click.option(
     "--tolerance",
@@ -263,6 +264,8 @@ def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: compari
         raise click.UsageError(
             "--bisect looks at one batch, and has no rows for csv: give one --batch, and --format json."
         )
+    if run.place is not None and options.was_given("streams"):
+        raise click.UsageError("--place says where nodes go, and so does --streams: leave one of the two out.")
     if tuning.tune and run.effort == "fast":
         raise click.UsageError("--tune measures, and --effort fast does not: leave one of the two out.")
     if tuning.tune and run.no_capture:
@@ -279,6 +282,7 @@ def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: compari
             "--trace": asked.trace,
             "--reference": run.reference,
             "--save-reference": run.save_reference,
+            "--log-placement": run.log_placement,
         }
         if extra := [name for name, value in one_batch.items() if value]:
             raise click.UsageError(f"{extra[0]} takes one --batch: bench one at a time.")
@@ -310,6 +314,9 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
         settings=Settings(**vars(measured), seed=run.seed),
         tune=TuneSettings(tuning.tune_seconds, tuning.max_memory, seed=run.seed) if tuning.tune else None,
         plan=run.plan,
+        place=run.place,
+        log_placement=run.log_placement,
+        tensorflow=run.tensorflow(),
         timelines=asked.trace is not None,
         command=("msplit", *sys.argv[1:]),
         **given,

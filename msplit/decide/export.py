@@ -57,6 +57,12 @@ def emit(assigned: Assigned, kind: str, path: Path, *, force: bool = False) -> N
     formats.write_bytes_atomic(path, _emitted(assigned, kind).encode(), force=force)
 
 
+def devices(assigned: Assigned) -> dict[int, str]:
+    """Node -> its device for stock TensorFlow: the logical device of its stream, or the host's."""
+    host, ids = assigned.flat.host, assigned.ids
+    return {node: "/device:CPU:0" if host[node] else f"/device:GPU:{ids[node]}" for node in range(len(assigned.flat))}
+
+
 def _emitted(assigned: Assigned, kind: str) -> str:
     flat, ids = assigned.flat, assigned.ids
     names = flat.graph.names
@@ -64,9 +70,8 @@ def _emitted(assigned: Assigned, kind: str) -> str:
     if kind == "stream-file":
         return streamfile.emit([names[node] for node in gpu], [int(ids[node]) for node in gpu])
     if kind == "placement":
-        devices = {names[node]: f"/device:GPU:{ids[node]}" for node in gpu}
-        devices |= {names[node]: "/device:CPU:0" for node in np.flatnonzero(flat.host).tolist()}
-        return json.dumps({"schema_version": 1, "devices": devices}, indent=1, sort_keys=True) + "\n"
+        named = {names[node]: device for node, device in devices(assigned).items()}
+        return json.dumps({"schema_version": 1, "devices": named}, indent=1, sort_keys=True) + "\n"
     if kind == "plan":
         if assigned.kernels is not None:
             from msplit.decide.plans import plan_data

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.arguments import number
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
@@ -32,12 +33,23 @@ class TensorFlowOptions:
         merge_streams: Let copies use the stream of the kernels (``stream_merge_options``). The first session of a process decides it for
             all of them.
         config: A file with a ConfigProto as text, for what msplit does not set itself.
+        devices: Device of each id of a job, as in ``/device:GPU:1``; "" leaves a node to TensorFlow. Where there are none, ids are
+            logical devices of the first GPU.
+        soft: Let TensorFlow move a node from a device that is not there, or has no kernel for it; otherwise that is an error.
+        timeout: Seconds that a step may take; None: any, but where it reads a queue.
     """
 
     xla: bool = False
     cpu: bool = False
     merge_streams: bool = False
     config: Path | None = None
+    devices: tuple[str, ...] = ()
+    soft: bool = True
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None:
+            number("the timeout", self.timeout, above=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,8 @@ from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import Job, Timeline
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.session import Placement
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.table_hits import Hits, hits
 from msplit.measure.ablation import AblationStep
@@ -56,6 +58,7 @@ class Bench(Shown):
         labels: What variants would be called after what was asked for -> label of the variant that runs that. Several may come to one.
         workload: What sized and priced the model. Its batch is None where nobody says one.
         inputs: Dtype and shape of what was fed.
+        placements: Where TensorFlow put each node, by label, if that was asked for.
         preparation: Where time went before the first step that was measured, by what was done.
     """
 
@@ -72,6 +75,7 @@ class Bench(Shown):
     labels: Mapping[str, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
     inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    placements: Mapping[str, Placement] = field(default_factory=dict)
     preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
 
     @property
@@ -122,6 +126,7 @@ def bench(
             progress=progress,
             timelines=[one.label for one in variants if request.timelines and one.engine is setup.engine],
         )
+        placements = {one.label: TENSORFLOW.placement(one.job) for one in variants if request.log_placement}
     limited = None
     if setup.engine is CUDA and request.capture and any(variant.device for variant in result.variants):
         limited = _limited(replace(setup.job, options=cuda_options(request)), variants, tuned)
@@ -139,6 +144,7 @@ def bench(
         labels=made.labels,
         workload=request.workload,
         inputs={name: (value.dtype.name, value.shape) for name, value in setup.job.feeds.items()},
+        placements=placements,
         preparation=phases.stop(),
     )
 

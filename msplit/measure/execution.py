@@ -132,7 +132,9 @@ def make_ready(
             _refuse_wrong(running)
             ready = running.pop()  # what is still listed is closed
         prepared()
-    notes = made.notes if chosen.engine is CUDA or chosen.job.streams > 1 else (_ON_ONE,)
+    notes = (
+        made.notes if chosen.engine is CUDA or chosen.job.streams > 1 or chosen.job.tensorflow.devices else (_ON_ONE,)
+    )
     runner = runner_of(
         ready.running,
         chosen.job.feeds,

@@ -16,6 +16,7 @@ import numpy as np
 
 from msplit.decide.environment import environment
 from msplit.engines.base import Arrays, HasTimeline
+from msplit.errors import EndOfData
 from msplit.inputs.reference import Reference
 from msplit.measure import statistics
 from msplit.measure.diagnose import Hints, diagnose
@@ -71,14 +72,23 @@ def bench(
         facts = [dict(one.executable.facts()) if one.executable is not None else {} for one in running]
     baseline = variants[0].label
     results = tuple(_result(one, known, running, baseline) for one, known in zip(running, facts, strict=True))
+    ended = [one for one in running if one.ends]
     warned = [line for one in results if one.host for line in statistics.warnings(one.label, one.host_times)]
     return BenchResult(
         variants=results,
         baseline=baseline,
         settings=settings,
         environment=environment(command),
-        warnings=tuple(warned),
+        warnings=(*warned, *map(_ended, ended)),
         diagnosis=diagnose(results, about),
+    )
+
+
+def _ended(one: Running) -> str:
+    times = "once" if one.ends == 1 else f"{one.ends} times"
+    return (
+        f"{one.variant.label}: the data that the model reads itself came to their end and began anew {times}; that is in no "
+        "time above"
     )
 
 
@@ -95,10 +105,18 @@ def _warm_up(measured: Sequence[Running], settings: Settings, tell: Progress) ->
 
 
 def _step(one: Running) -> float:
-    executable, feeds = one.running, one.variant.job.feeds
-    start = time.perf_counter()
-    executable.step(feeds)
-    return time.perf_counter() - start
+    """Seconds of a step. To begin data anew takes long, and is no part of it."""
+    feeds = one.variant.job.feeds
+    executable, start = one.running, time.perf_counter()
+    try:
+        executable.step(feeds)
+    except EndOfData as problem:
+        one.begin_anew(problem)
+        executable, start = one.running, time.perf_counter()
+        executable.step(feeds)
+    spent = time.perf_counter() - start
+    one.since += 1
+    return spent
 
 
 def _timed(call: Callable[[], None]) -> float:

@@ -12,6 +12,8 @@ from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
 from msplit.decide.basis import ON_COSTS, RECORDED, Given, settle
 from msplit.engines.cuda.options import Shards
+from msplit.engines.base import TensorFlowOptions
+from msplit.engines.tensorflow.devices import Function
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.measure.results import Settings
@@ -60,6 +62,10 @@ class BenchRequest:
         plan: A plan file to run, too: one that `save_plan` wrote runs in its own order; cuda engine only.
         shards: Of a graph that trains on several GPUs: what this process is fed of the batch; see `msplit.Trainer`.
         timelines: Also time the parts of one step of every variant.
+        place: A function that gives each node its device, in place of streams: ``module:function``, or the function (see
+            `engines.tensorflow.devices`). TensorFlow runs it.
+        log_placement: Also ask where TensorFlow put each node.
+        tensorflow: How TensorFlow runs the model.
         command: The command line, for the record.
     """
 
@@ -91,6 +97,9 @@ class BenchRequest:
     plan: Path | None = None
     shards: Shards | None = None
     timelines: bool = False
+    place: str | Function | None = None
+    log_placement: bool = False
+    tensorflow: TensorFlowOptions = field(default_factory=TensorFlowOptions)
     command: Sequence[str] = ()
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -14,17 +15,19 @@ from msplit.cost.costs import Costs
 from msplit.decide.export import check_places
 from msplit.decide.model import price
 from msplit.decide.plans import stored_job
-from msplit.engines.base import Arrays, Engine, Job, TensorFlowOptions
+from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.seeds import remark
+from msplit.engines.tensorflow.devices import Function, places
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
+from msplit.inputs.user_function import calling, imported, is_function
 from msplit.measure.ablation import Ablation, list_steps, plural
 from msplit.measure.initial import initial_state
 from msplit.measure.profile import compared
@@ -120,7 +123,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
     if request.save_reference is not None:
         saved = replace(reference or _by_tensorflow(flat, feeds, request), source=_ON_CPU)
         save_reference(request.save_reference, saved, force=request.force)
-    assignments, said = assignments_for(flat, sizes, costs, request)
+    assignments, said = ([], []) if request.place is not None else assignments_for(flat, sizes, costs, request)
     refused = cuda.refused_folders() if engine is CUDA else ()
     if request.is_fast and engine is TENSORFLOW:
         notes.append("effort fast is for the cuda engine: TensorFlow runs as it does otherwise")
@@ -134,11 +137,12 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
         op_libraries=request.op_libraries,
         costs=costs,
         state=_state(flat, request) if state is None else state,
+        tensorflow=request.tensorflow,
     )
     if request.shared:  # told before anything is compiled
         cuda.shared_batch(replace(job, options=replace(cuda_options(request), devices=request.shared)))
     if engine is TENSORFLOW:
-        variants = _tensorflow_variants(job, assignments)
+        variants = _tensorflow_variants(job, assignments, request)
     else:
         variants = _cuda_variants(job, assignments, request, sketch)
     planned, plan_notes = None, list[str]()
@@ -196,6 +200,9 @@ def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
     if engine is not CUDA and (request.tune is not None or request.plan is not None):
         option = "--tune" if request.tune is not None else "--plan"
         raise EngineError(f"{option} is for the cuda engine; {why}", fix="see `msplit doctor`")
+    if engine is not TENSORFLOW and (request.place is not None or request.log_placement):
+        option = "--place" if request.place is not None else "--log-placement"
+        raise EngineError(f"{option} is for TensorFlow, which puts nodes on devices", fix="give --engine tensorflow")
     if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
         raise EngineError(
             "TensorFlow tells no times of single kernels on a GPU, so its steps can not be traced",
@@ -224,6 +231,8 @@ def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple
     Raises:
         EngineError: The engine asked for can not run here.
     """
+    if request.engine is None and (request.place is not None or request.log_placement):
+        request = replace(request, engine=TENSORFLOW.name)
     if request.engine is not None:
         if request.engine not in ENGINES:
             raise MsplitError(f"there is no engine {request.engine!r}", fix=f"one of: {', '.join(ENGINES)}")
@@ -249,13 +258,30 @@ def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple
     return TENSORFLOW, f"the cuda engine can not run here: {why_not}"
 
 
-def _tensorflow_variants(job: Job, assignments: Sequence[StreamIds]) -> list[Variant]:
+def _tensorflow_variants(job: Job, assignments: Sequence[StreamIds], request: BenchRequest) -> list[Variant]:
     variants = [Variant("TensorFlow, 1 stream", TENSORFLOW, job)]
     for streams, ids, _ in assignments:
         label = f"TensorFlow, {plural(streams, 'logical device')}"
         asked = (plural(streams, "stream"),)
         variants.append(Variant(label, TENSORFLOW, replace(job, ids=ids, streams=streams), asked=asked))
+    if request.place is not None:
+        variants.append(_placed(job, request.place))
     return variants
+
+
+def _placed(job: Job, place: str | Function) -> Variant:
+    """The model with each node on the device that a function gives it."""
+    function, name = place, getattr(place, "__qualname__", "a function")
+    if isinstance(place, str):
+        name = place
+        if not is_function(place):
+            raise MsplitError(f"{place!r} names no function", where="--place", fix="write module:function")
+        function = imported(place, "that gives a node its device")
+    with calling(name):
+        found = places(job.flat, cast(Function, function), name)
+    own = replace(job.tensorflow, devices=found.devices)
+    placed = replace(job, ids=found.ids, streams=len(found.devices), tensorflow=own)
+    return Variant(f"TensorFlow, placed by {name}", TENSORFLOW, placed)
 
 
 def as_it_runs(variant: Variant, request: BenchRequest) -> Variant:
@@ -280,7 +306,7 @@ def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchReq
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
         variants.append(Variant("TensorFlow", TENSORFLOW, job, optional=True))
         if request.compare_xla and DRAWN_ON_DEVICE.isdisjoint(job.flat.graph.ops):  # XLA draws others
-            xla = replace(job, tensorflow=TensorFlowOptions(xla=True))
+            xla = replace(job, tensorflow=replace(job.tensorflow, xla=True))
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
     options = cuda_options(request)
     if sketch:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from msplit.engines.base import Arrays, Engine, Executable, HasState, Job, Timeline
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.errors import EngineError
+from msplit.errors import EndOfData, EngineError
 from msplit.inputs.reference import Reference
 from msplit.measure.results import Check, Settings
 from msplit.measure.verification import Comparison, best_of, compare, compare_state, computed_in, state_tolerances
@@ -42,12 +42,16 @@ class Variant:
     used: int | None = None
 
 
-@runtime_checkable
-class NeedsStreams(Protocol):
-    """An engine that must know the largest number of streams before it builds anything."""
+FEWEST = 5
+"""Steps that data of a graph's own must be enough for: what begins anew more often measures beginnings."""
 
-    def prepare(self, streams: int) -> None:
-        """Tells it."""
+
+@runtime_checkable
+class NeedsDevices(Protocol):
+    """An engine that must know what devices there will be before it builds anything."""
+
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """Tells it all that it will build."""
         ...
 
 
@@ -64,7 +68,8 @@ class KnowsDevice(Protocol):
 class Running:
     """A variant on its way, and the label of the one that it is held against.
 
-    Seconds of each step are kept by build and round; `launch` is of steps without copies, `burst` how many steps a round has.
+    Seconds of each step are kept by build and round; `launch` is of steps without copies, `burst` how many steps a round has. `since` are
+    steps since its own data began, `ends` how often they came to their end.
     """
 
     variant: Variant
@@ -77,6 +82,8 @@ class Running:
     device: list[list[list[float]]] = field(default_factory=list)
     launch: list[float] = field(default_factory=list)
     timeline: Timeline | None = None
+    since: int = 0
+    ends: int = 0
 
     @property
     def passed(self) -> bool:
@@ -99,8 +106,41 @@ class Running:
             raise EngineError(f"variant {self.variant.label!r} is not built")
         return self.executable
 
+    def step(self, feeds: Arrays) -> Arrays:
+        """The outputs of a step. Where the data that the graph reads itself are at their end, they begin anew.
+
+        Raises:
+            EndOfData: There are too few of them.
+        """
+        try:
+            outputs = self.running.step(feeds)
+        except EndOfData as problem:
+            self.begin_anew(problem)
+            outputs = self.running.step(feeds)
+        self.since += 1
+        return outputs
+
+    def begin_anew(self, problem: EndOfData) -> None:
+        """Opens again what has come to the end of its data, with the variables that it has by now, and runs a first step.
+
+        Raises:
+            EndOfData: It ended after fewer steps than that is worth.
+        """
+        if self.since < FEWEST:
+            fix = f"{problem.fix}; a bench takes {FEWEST} steps or more from one beginning to the next"
+            raise EndOfData(problem.what, where=problem.where, fix=fix) from problem
+        state = self.running.save_state() if isinstance(self.running, HasState) else {}
+        self.close()
+        self.build(self.variant.job)
+        if state and isinstance(self.running, HasState):
+            self.running.load_state(state)
+        self.ends += 1
+        self.since = 1
+        self.running.step(self.variant.job.feeds)
+
     def build(self, job: Job) -> None:
         """Builds it. Where an engine can not run what is optional, that is noted."""
+        self.since = 0
         try:
             self.executable = self.variant.engine.build(job)
         except EngineError as error:
@@ -139,8 +179,8 @@ def verified(variants: Sequence[Variant], how: Verification) -> Iterator[list[Ru
     """
     running = [Running(variant, partner) for variant, partner in zip(variants, _partners(variants), strict=True)]
     for engine in {id(variant.engine): variant.engine for variant in variants}.values():
-        if isinstance(engine, NeedsStreams):
-            engine.prepare(max(variant.job.streams for variant in variants if variant.engine is engine))
+        if isinstance(engine, NeedsDevices):
+            engine.prepare([variant.job for variant in variants if variant.engine is engine])
     try:
         _verify_in_ieee(running, how)
         for number, one in enumerate(running):
@@ -242,7 +282,7 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
         for number, one in enumerate(built):
             how.tell(f"verifying {one.variant.label}", number / len(built))
             with phase("verifying outputs"):
-                comparison = compared(one.running.step(reference.feeds), reference.outputs, precise[one])
+                comparison = compared(one.step(reference.feeds), reference.outputs, precise[one])
             one.checks.append(Check(reference.source, _precision(precise[one]), 1, comparison))
     outcomes: dict[Running, Comparison] = {}
     partner_of = {one.variant.label: one for one in built}
@@ -253,7 +293,7 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
         how.tell("verifying", number / settings.verify_inputs)
         with phase("verifying outputs"):
             feeds = how.fresh(settings.seed + 1 + number)
-            outputs = {one: one.running.step(feeds) for one in built}
+            outputs = {one: one.step(feeds) for one in built}
             for one, partner, ieee in pairs:
                 found = compared(outputs[one], outputs[partner], ieee)
                 if one not in outcomes or (outcomes[one].passed and not found.passed):
@@ -298,7 +338,7 @@ def _after(one: Running, feeds: Arrays, state: Arrays) -> Arrays:
     if not isinstance(one.running, HasState):
         return {}
     one.running.load_state(state)
-    one.running.step(feeds)
+    one.step(feeds)
     return one.running.save_state()
 
 

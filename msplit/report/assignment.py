@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from msplit.decide.assignment import Assigned, present_ids
+from msplit.decide.export import devices
 from msplit.errors import MsplitError
 from msplit.flatten.origin import Conflict, with_ids
 from msplit.formats import WriteReport
@@ -39,8 +40,8 @@ class Outputs:
     unwritten: str = "there is no -o OUT"
 
 
-def document(assigned: Assigned, outputs: Outputs, *, diff: bool = False) -> Document:
-    """Loads, cuts and waits of an assignment; with `diff` the nodes whose id changes."""
+def document(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every: bool = False) -> Document:
+    """Loads, cuts and waits of an assignment; with `diff` the nodes whose id changes, with `every` where each node goes and why."""
     flat, plan = assigned.flat, assigned.plan
     work = sum(load.time_us for load in assigned.loads)
     used = [load for load in assigned.loads if load.nodes]
@@ -74,6 +75,8 @@ def document(assigned: Assigned, outputs: Outputs, *, diff: bool = False) -> Doc
     tables = [Table("Streams", (">stream", ">nodes", ">kernels", ">time", ">share"), rows)]
     if diff:
         tables.append(_diff(assigned))
+    if every:
+        tables.append(_placement(assigned))
     warned, noted = _remarks(assigned)
     if _simulated(assigned) and not assigned.judgement.helps:
         noted = [assigned.judgement.words, *noted]
@@ -185,6 +188,33 @@ def _diff(assigned: Assigned) -> Table:
     return Table("Nodes whose stream changes", ("node", ">was", ">is", "rule"), rows, whole=True)
 
 
+def _explained(assigned: Assigned) -> list[dict[str, Any]]:
+    """Each node's stream, its device as `--emit placement` has it, and what decided that."""
+    graph, host = assigned.flat.graph, assigned.flat.host
+    found = []
+    for node, device in devices(assigned).items():
+        rule, why = ("host", "runs on the host") if host[node] else _decided(assigned, node)
+        stream = None if host[node] else int(assigned.ids[node])
+        about = {"node": graph.names[node], "op": graph.ops[node], "stream": stream, "device": device}
+        found.append({**about, "rule": rule, "why": why})
+    return found
+
+
+def _placement(assigned: Assigned) -> Table:
+    rows = [
+        (
+            one["node"],
+            one["op"],
+            "-" if one["stream"] is None else str(one["stream"]),
+            one["device"],
+            one["rule"],
+            one["why"],
+        )
+        for one in _explained(assigned)
+    ]
+    return Table("Placement", ("node", "op", ">stream", "device", "rule", "why"), rows, whole=True)
+
+
 def conflict_warnings(conflicts: Sequence[Conflict]) -> list[str]:
     """Functions that several call sites use with different ids."""
     shown = [str(conflict) for conflict in conflicts[:5]]
@@ -265,7 +295,7 @@ def explanation(assigned: Assigned, name: str, outputs: Outputs) -> dict[str, An
     }
 
 
-def payload(assigned: Assigned, outputs: Outputs, *, diff: bool = False) -> dict[str, Any]:
+def payload(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every: bool = False) -> dict[str, Any]:
     """The assignment for JSON."""
     plan, flat, chosen = assigned.plan, assigned.flat, assigned.kernels
     result: dict[str, Any] = {
@@ -304,6 +334,8 @@ def payload(assigned: Assigned, outputs: Outputs, *, diff: bool = False) -> dict
         "notes": outputs.notes,
         "warnings": outputs.warnings,
     }
+    if every:
+        result["placement"] = _explained(assigned)
     if diff:
         before = present_ids(flat)
         result["diff"] = [

@@ -10,7 +10,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.inputs.table_hits import Hits
 from msplit.measure.benchmark import Bench
 from msplit.measure.results import BenchResult, VariantResult
-from msplit.report import bounds, layers, tuning
+from msplit.report import bounds, layers, placement, tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, gain, heading, micros, percent, plural, size
 
@@ -34,6 +34,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         _lookups(found.lookups) if found.lookups else None,
         bounds.table(found.limits, result.variants) if found.limits is not None else None,
         tuning.table(found.tuned) if found.tuned is not None else None,
+        *placement.tables(found.placements),
     ]
     skipped = [f"{variant.label}: skipped: {variant.skipped}" for variant in result.variants if variant.skipped]
     return Document(
@@ -47,6 +48,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
             *result.diagnosis,
             *(bounds.sentence(found.limits, result.variants) if found.limits is not None else ()),
             *(tuning.notes(found.tuned) if found.tuned is not None else ()),
+            *placement.notes(found.placements),
             *written,
         ],
     )
@@ -221,6 +223,7 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         "lookups": [one.to_dict() for one in found.lookups],
         **({"layers": layers.payload(found)} if found.layers else {}),
         "bounds": None if found.limits is None else bounds.payload(found.limits, found.result.variants),
+        **({"placement": placement.payload(found.placements)} if found.placements else {}),
         **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned)}),
         **({"written": list(written)} if written or found.tuned is not None else {}),
     }

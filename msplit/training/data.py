@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import glob
-import importlib
 import inspect
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,10 +17,11 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Feeds
 from msplit.engines.tensorflow import runtime
-from msplit.errors import LoadError, MsplitError
+from msplit.errors import LoadError
 from msplit.formats.special import open_regular
 from msplit.inputs.files import names_in
 from msplit.inputs.make import load_input
+from msplit.inputs.user_function import calling, imported, is_function
 from msplit.shapes.registry import shape_text
 from msplit.training.batches import Specs, batches_of, matches
 
@@ -108,7 +107,7 @@ def open_data(
 
 
 def _opened(sources: Sequence[str], specs: Specs, how: Batching, shapes: Mapping[str, tuple[int, ...]]) -> Data:
-    if len(sources) == 1 and _is_function(sources[0]):
+    if len(sources) == 1 and is_function(sources[0]):
         return _function(sources[0], specs, how)
     paths = [Path(path) for source in sources for path in _paths(source)]
     if len(paths) == 1 and _head(paths[0]).startswith(b"PK"):
@@ -117,16 +116,6 @@ def _opened(sources: Sequence[str], specs: Specs, how: Batching, shapes: Mapping
     if zipped:
         raise LoadError("is not the only data: arrays come from one file", where=str(zipped[0]), fix=_FIX)
     return _records(paths, specs, how, shapes)
-
-
-def _is_function(source: str) -> bool:
-    module, colon, name = source.partition(":")
-    return (
-        bool(colon)
-        and not os.path.lexists(source)
-        and name.isidentifier()
-        and all(map(str.isidentifier, module.split(".")))
-    )
 
 
 def _paths(source: str) -> list[str]:
@@ -288,12 +277,12 @@ def _feature(
 def _function(source: str, specs: Specs, how: Batching) -> Data:
     """What a function gives: an iterable of batches, which is an epoch; it is called anew for each. Of `batch`, `seed`, `epoch` and `start`
     (how many batches went before) it is told what it takes. Where it takes no `start`, what went before is gone through and dropped."""
-    make = _imported(source)
+    make = imported(source, "that returns an iterable of batches")
     takes = inspect.signature(make).parameters
 
     def epoch_of(epoch: int, first: int) -> Iterator[Feeds]:
         told = {"batch": how.batch, "seed": how.seed, "epoch": epoch, "start": first}
-        with _calling(source):
+        with calling(source):
             yield from batches_of(
                 make(**{name: value for name, value in told.items() if name in takes}), [*specs], source
             )
@@ -314,39 +303,3 @@ def _function(source: str, specs: Specs, how: Batching) -> Data:
 
     told = {"batch": how.batch, "seed": how.seed}
     return Data(start, {"data": source, **{name: value for name, value in told.items() if name in takes}})
-
-
-def _imported(source: str) -> Callable[..., Any]:
-    """The function of a ``module:function``; modules of the present folder are found as by `python -m`."""
-    module, _, name = source.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    with _calling(source):
-        try:
-            found = getattr(importlib.import_module(module), name, None)
-        except ModuleNotFoundError as error:
-            if error.name is None or not module.startswith(error.name):
-                raise
-            raise LoadError(
-                f"there is no module {module!r}", where=source, fix="run where it is, or set PYTHONPATH"
-            ) from None
-    if not callable(found):
-        raise LoadError(
-            f"module {module!r} has no function {name!r}",
-            where=source,
-            fix="give a function that returns an iterable of batches",
-        )
-    made: Callable[..., Any] = found
-    return made
-
-
-@contextmanager
-def _calling(source: str) -> Iterator[None]:
-    """What a user's code raises is no mistake of msplit's."""
-    try:
-        yield
-    except (MsplitError, GeneratorExit):
-        raise
-    except Exception as error:
-        raise LoadError(f"raised {type(error).__name__}: {error}", where=source, fix="--debug shows where") from error

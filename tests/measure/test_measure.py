@@ -72,8 +72,8 @@ class Fake:
     def device(self, job):
         return self.where
 
-    def prepare(self, streams):
-        self.log.append(("prepare", streams))
+    def prepare(self, jobs):
+        self.log.append(("prepare", max(job.streams for job in jobs)))
 
     def build(self, job):
         if self.fail:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable, Job
 from msplit.engines.tensorflow import runtime, xla
-from msplit.engines.tensorflow.placed import place, unplaced
-from msplit.engines.tensorflow.session import SessionExecutable
+from msplit.engines.tensorflow.devices import how_many
+from msplit.engines.tensorflow.placed import Placed, place, unplaced
+from msplit.engines.tensorflow.session import Placement, SessionExecutable
 from msplit.errors import INSTALL_TENSORFLOW, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import phase
@@ -39,13 +40,15 @@ class TensorFlowEngine:
             return f"only TensorFlow's protobuf modules are installed: {INSTALL_TENSORFLOW}"
         return None
 
-    def prepare(self, streams: int) -> None:
-        """Fixes the number of logical devices; call it with the largest number of streams before the first `build`.
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """Fixes the GPUs of the process, or the logical devices of the first one, for all jobs that will be built; call it first.
 
         Raises:
             EngineError: TensorFlow has started with fewer.
         """
-        runtime.configure(streams)
+        named = [device for job in jobs for device in job.tensorflow.devices]
+        streams = max((job.streams for job in jobs if not job.tensorflow.devices), default=1)
+        runtime.configure(max(streams, how_many(named, "GPU")), spread=bool(named))
 
     def device(self, job: Job) -> str:
         """Where a job will run: "GPU" or "CPU"."""
@@ -60,29 +63,73 @@ class TensorFlowEngine:
         missing = self.unavailable()
         if missing:
             raise EngineError(missing)
-        cpu = job.tensorflow.cpu
-        if not cpu:
-            runtime.configure(job.streams)
+        own = job.tensorflow
+        if not own.cpu:
+            self.prepare([job])
         runtime.load_op_libraries(job.op_libraries)
         facts: dict[str, Any] = {"engine": self.name, "streams": job.streams, "device": self.device(job)}
-        single = not job.ids.any()
-        if job.tensorflow.xla:
+        single = not (job.ids.any() or own.devices)
+        if own.xla:
             if not single:
                 raise EngineError("XLA compiles the whole model for one device", fix="ask for XLA with one stream")
             return xla.build(job, facts)
-        if single:
-            placed = unplaced(job.flat)
-        else:
-            devices = runtime.devices(job.streams, cpu_only=cpu)
-            placed = place(job.flat, job.ids, devices, "/device:CPU:0")
-            facts |= {"devices": len(devices), "cross_stream_tensors": placed.copies, "cloned_constants": placed.clones}
-            facts |= {"moved_nodes": placed.moved}
-        own = job.tensorflow
-        config = runtime.session_config(
-            job.streams, cpu_only=cpu, merge_streams=own.merge_streams, base=runtime.config_of(own.config)
-        )
+        placed, more = _placed(job, single)
         with phase("opening a session"):
-            return SessionExecutable(job.flat.model, placed, config, ieee=job.ieee, facts=facts)
+            return SessionExecutable(
+                job.flat.model, placed, _config(job), ieee=job.ieee, facts={**facts, **more}, timeout=own.timeout
+            )
+
+    def placement(self, job: Job) -> Placement:
+        """Where TensorFlow puts each node of a job that was built before, by one more step in a session that rewrites nothing.
+
+        Raises:
+            EngineError: TensorFlow can not run it.
+        """
+        placed, _ = _placed(job, not (job.ids.any() or job.tensorflow.devices))
+        config = _config(job, optimized=False)
+        config.graph_options.optimizer_options.opt_level = (
+            config.graph_options.optimizer_options.L0
+        )  # it folds constants
+        with phase("asking where TensorFlow puts nodes"):
+            executable = SessionExecutable(
+                job.flat.model,
+                placed,
+                config,
+                ieee=job.ieee,
+                facts={},
+                timeout=job.tensorflow.timeout,
+            )
+            try:
+                return executable.placement(job.feeds, placed.graph_def)
+            finally:
+                executable.close()
+
+
+def _placed(job: Job, single: bool) -> tuple[Placed, dict[str, Any]]:
+    """The graph of a job, with devices if it is not for a single one, and what is worth reporting of it."""
+    if single:
+        return unplaced(job.flat), {}
+    own = job.tensorflow
+    devices = list(own.devices) or runtime.devices(job.streams, cpu_only=own.cpu)
+    placed = place(job.flat, job.ids, devices, "/device:CPU:0")
+    facts = {"devices": len(devices), "cross_stream_tensors": placed.copies, "cloned_constants": placed.clones}
+    return placed, {**facts, "moved_nodes": placed.moved}
+
+
+def _config(job: Job, *, optimized: bool = True) -> Any:
+    """The options of its session."""
+    own = job.tensorflow
+    config = runtime.session_config(
+        job.streams,
+        cpu_only=own.cpu,
+        optimized=optimized,
+        merge_streams=own.merge_streams,
+        soft=own.soft,
+        base=runtime.config_of(own.config),
+    )
+    if own.devices:
+        config.device_count["CPU"] = max(1, how_many(own.devices, "CPU"))
+    return config
 
 
 ENGINE = TensorFlowEngine()

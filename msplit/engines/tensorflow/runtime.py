@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msplit.errors import INSTALL_TENSORFLOW, EngineError, LoadError
+from msplit.errors import INSTALL_TENSORFLOW, EndOfData, EngineError, LoadError, TimedOut
 from msplit.formats.text import read_file
 from msplit.progress import importing
 
@@ -25,7 +25,7 @@ _GPU_SHARE = 0.45
 _MOST_CONFIG = 1 << 20
 """Most bytes of a file with options of a session."""
 
-_configured: dict[str, Any] = {"gpu_memory": None, "libraries": set()}
+_configured: dict[str, Any] = {"gpu_memory": None, "gpus": 1, "libraries": set()}
 
 _NOT_FETCHED = ("not convertible to numpy", "does not have value", "marked as not fetchable")
 """What TensorFlow says of outputs that are handles, or in a loop or on the side of a cond that was not taken."""
@@ -79,11 +79,14 @@ def tensorflow() -> Any:
     return module
 
 
-def configure(streams: int) -> None:
+def configure(streams: int, *, spread: bool = False) -> None:
     """Gives the GPU, where TensorFlow sees one, as many logical devices as there will be streams.
 
     TensorFlow fixes its devices when it first uses them, once per process: call this with the largest number that will be
     needed. On a machine without a GPU there is nothing to fix, sessions make their own CPU devices.
+
+    Args:
+        spread: Take whole GPUs in place of logical devices of the first one, if there are as many.
 
     Raises:
         EngineError: TensorFlow has fixed fewer devices already.
@@ -93,13 +96,15 @@ def configure(streams: int) -> None:
     if not gpus:
         return
     have = _configured["gpu_memory"]
-    if have is not None and max(1, len(have)) >= streams:
+    if have is not None and max(_configured["gpus"], len(have)) >= streams:
         return
+    whole = streams if spread and len(gpus) >= streams else 1
     try:
-        tf.config.set_visible_devices(gpus[0], "GPU")
+        tf.config.set_visible_devices(gpus[:whole], "GPU")
         memory: list[int] = []
-        if streams == 1:
-            tf.config.experimental.set_memory_growth(gpus[0], True)
+        if streams == whole:
+            for gpu in gpus[:whole]:
+                tf.config.experimental.set_memory_growth(gpu, True)
         else:
             each = int(_free_gpu_megabytes() * _GPU_SHARE / streams)
             memory = [each] * streams
@@ -112,7 +117,7 @@ def configure(streams: int) -> None:
             f"TensorFlow has already started with {made} logical GPU device{'' if made == 1 else 's'}, {streams} are needed",
             fix="call msplit before TensorFlow uses the GPU, and with the largest number of streams first",
         ) from error
-    _configured["gpu_memory"] = memory
+    _configured.update(gpu_memory=memory, gpus=whole)
 
 
 def _free_gpu_megabytes() -> float:
@@ -167,6 +172,7 @@ def session_config(
     auto_jit: bool = False,
     optimized: bool = True,
     merge_streams: bool = False,
+    soft: bool = True,
     base: Any = None,
 ) -> Any:
     """Options of a session with a device per stream. On a GPU they repeat what `configure` fixed for the process.
@@ -175,7 +181,7 @@ def session_config(
         cpu_only: They are on the CPU even where there is a GPU.
         auto_jit: XLA compiles what it can, in clusters.
         optimized: TensorFlow rewrites the graph first, as it does for everybody. It takes half a minute for 98,000 nodes.
-        merge_streams: See `TensorFlowOptions`.
+        merge_streams, soft: See `TensorFlowOptions`.
         base: Options for all that is not said here.
     """
     v1 = tensorflow().compat.v1
@@ -183,7 +189,7 @@ def session_config(
     if base is not None:
         config.CopyFrom(base)
         config.gpu_options.experimental.ClearField("virtual_devices")  # they are the process's
-    config.allow_soft_placement = True
+    config.allow_soft_placement = soft
     if merge_streams:
         merged = config.gpu_options.experimental.stream_merge_options
         merged.merge_host_to_device_stream = merged.merge_device_to_host_stream = True
@@ -192,7 +198,7 @@ def session_config(
         config.device_count["CPU"] = streams
         config.device_count["GPU"] = 0
     else:
-        config.gpu_options.visible_device_list = "0"
+        config.gpu_options.visible_device_list = ",".join(map(str, range(_configured["gpus"])))
         if _configured["gpu_memory"]:
             config.gpu_options.experimental.virtual_devices.add().memory_limit_mb.extend(_configured["gpu_memory"])
         else:
@@ -238,6 +244,18 @@ def errors_of(model: str) -> Iterator[None]:
     tf = tensorflow()
     try:
         yield
+    except tf.errors.OutOfRangeError as error:
+        raise EndOfData(
+            f"the data that the model reads itself came to an end: {first_line(error)}",
+            where=model,
+            fix="feed what its iterator or queue gives (--inputs), or let its dataset repeat",
+        ) from error
+    except tf.errors.DeadlineExceededError as error:
+        raise TimedOut(
+            f"TensorFlow gave a step up: it took longer than it may (DeadlineExceeded: {first_line(error)})",
+            where=model,
+            fix="give it more time with --timeout; one that waits for a queue needs what fills the queue, or --inputs to feed it",
+        ) from error
     except (tf.errors.OpError, ValueError, KeyError, TypeError) as error:
         text = first_line(error)
         if "not registered" in str(error):
@@ -251,8 +269,8 @@ def errors_of(model: str) -> Iterator[None]:
             fix = "it is no value that can be fetched: name other outputs with --outputs"
         elif isinstance(error, tf.errors.FailedPreconditionError):
             fix = "the model's variables or tables have no values here: export it as a SavedModel, or freeze it"
-        elif isinstance(error, tf.errors.OutOfRangeError):
-            fix = "the data that it reads itself came to an end: feed what its iterator gives (--inputs), or let its dataset repeat"
+        elif "Cannot assign a device" in str(error):
+            fix = "name a device that is there and has a kernel, or let TensorFlow choose another one: leave out --no-soft-placement"
         elif isinstance(error, tf.errors.ResourceExhaustedError):
             fix = "choose a smaller --batch, or fewer --streams: logical devices share the GPU's memory"
         elif isinstance(error, tf.errors.InvalidArgumentError):

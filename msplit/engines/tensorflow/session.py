@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Timeline
+from msplit.engines.tensorflow.devices import short
 from msplit.engines.tensorflow.placed import Placed
+from msplit.engines.tensorflow.queues import DEQUEUES, Filling, filling, reached
 from msplit.engines.tensorflow.runtime import errors_of, set_precision, tensorflow
 from msplit.engines.tensorflow.timeline import from_metadata
 from msplit.errors import EngineError
@@ -22,6 +25,22 @@ from msplit.opset.traits import ops_with
 _TRACED_RUNS = 3
 """Steps of a traced callable; the last one is told, when everything is warm."""
 
+LONGEST_WAIT = 60.0
+"""Seconds that a step may take which reads a queue, where nobody says how long: a queue that nothing fills is waited for without end."""
+
+
+class PlacedNode(NamedTuple):
+    """A node, the device that it was to have ("" for any), and the one that it has: as in ``/device:GPU:1``."""
+
+    name: str
+    op: str
+    asked: str
+    device: str
+
+
+Placement = tuple[PlacedNode, ...]
+"""Nodes by name. Where TensorFlow has no kernel for a node on the device asked for, it has another one."""
+
 
 class SessionExecutable:
     """A graph in a session of its own.
@@ -29,14 +48,26 @@ class SessionExecutable:
     Args:
         model: Where the graph comes from: its variables, assets and initializers.
         ieee: IEEE float32 instead of TF32.
+        timeout: Seconds that a step may take. Where it reads a queue, which may wait for ever, a minute if none is given.
 
     Raises:
         EngineError: TensorFlow can not load or initialize it.
     """
 
-    def __init__(self, model: Model, placed: Placed, config: Any, *, ieee: bool, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        placed: Placed,
+        config: Any,
+        *,
+        ieee: bool,
+        facts: Mapping[str, Any],
+        timeout: float | None = None,
+    ) -> None:
         v1 = tensorflow().compat.v1
         self._ieee = ieee
+        self._timeout = timeout
+        self._filling: Filling | None = None
         self._facts = dict(facts)
         self._model = str(model.path)
         self._graph = v1.Graph()
@@ -48,6 +79,7 @@ class SessionExecutable:
                 _load(self._session, model, placed)
                 self._variables = {name: _variable(self._graph, name) for name in placed.variables}
                 self._prepare(placed)
+                self._fill(model)
         except BaseException:
             self.close()
             raise
@@ -66,28 +98,46 @@ class SessionExecutable:
         self._outputs = tuple(fetched)
         feeds = list(self._inputs.values())
         self._parts = (feeds, list(fetched.values()), targets)
-        self._step = _callable(self._session, *self._parts)
+
+    def _fill(self, model: Model) -> None:
+        """Has the queues that a step reads filled, as the model's file says."""
+        _, fetches, targets = self._parts
+        reads = reached([*(tensor.op for tensor in fetches), *targets], {tensor.op for tensor in self._inputs.values()})
+        if self._timeout is None and any(operation.type in DEQUEUES for operation in reads):
+            self._timeout = LONGEST_WAIT
+        self._step = _callable(self._session, *self._parts, timeout=self._timeout)
+        self._filling = filling(model, self._session, reads)
 
     @functools.cached_property
     def _launch(self) -> Any:
         """The step without its outputs. TensorFlow optimizes the whole graph for it once more, and few ask for it."""
         feeds, fetches, targets = self._parts
-        return _callable(self._session, feeds, [], targets + [tensor.op for tensor in fetches])
+        return _callable(self._session, feeds, [], targets + [tensor.op for tensor in fetches], timeout=self._timeout)
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """Runs one step. See `Executable`."""
         arrays = self._last = self._arrays(feeds)  # another thread may set the attribute in between
         set_precision(self._ieee)
-        with errors_of(self._model):
+        with errors_of(self._model), self._told():
             values = self._step(*arrays)
         return dict(zip(self._outputs, map(np.asarray, values), strict=True))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """A queue that its own threads could not fill fails with what they say, and not with the end of its data."""
+        try:
+            yield
+        except tensorflow().errors.OpError:
+            if self._filling is not None:
+                self._filling.check()
+            raise
 
     def launch(self) -> None:
         """Runs one step on the last inputs and copies no output. A session has no inputs on the device: they are copied."""
         if self._last is None:
             raise EngineError("launch was called before the first step", fix="call step once")
         set_precision(self._ieee)
-        with errors_of(self._model):
+        with errors_of(self._model), self._told():
             self._launch(*self._last)
 
     def device_times(self, count: int) -> None:
@@ -99,19 +149,40 @@ class SessionExecutable:
             raise EngineError("timeline was called before the first step", fix="call step once")
         v1 = tensorflow().compat.v1
         set_precision(self._ieee)
-        run = _callable(self._session, *self._parts, trace=True)
+        run = _callable(self._session, *self._parts, timeout=self._timeout, trace=True)
         with errors_of(self._model):
             for _ in range(_TRACED_RUNS):
                 metadata = v1.RunMetadata()
                 run(*self._last, run_metadata=metadata)
         return from_metadata(metadata)
 
+    def placement(self, feeds: Arrays, graph_def: Any) -> Placement:
+        """Where TensorFlow puts the nodes of a step, by running one. What is fed is nowhere.
+
+        Args:
+            graph_def: What the session was given.
+        """
+        metadata = tensorflow().compat.v1.RunMetadata()
+        run = _callable(self._session, *self._parts, timeout=self._timeout, trace=True)
+        set_precision(self._ieee)
+        with errors_of(self._model), self._told():
+            run(*self._arrays(feeds), run_metadata=metadata)
+        given = {node.name: node for node in graph_def.node}  # what the runtime adds, such as sends, is not there
+        found = {node.name: node.device for graph in metadata.partition_graphs for node in graph.node}
+        return tuple(
+            PlacedNode(name, given[name].op, short(given[name].device), short(device))
+            for name, device in sorted(found.items())
+            if name in given
+        )
+
     def facts(self) -> Mapping[str, Any]:
         """What is known of the run."""
         return dict(self._facts)
 
     def close(self) -> None:
-        """Ends the session."""
+        """Ends the session, and the threads that fill its queues."""
+        if self._filling is not None:
+            self._filling.stop()
         self._session.close()
 
     def save_state(self) -> dict[str, NDArray[Any]]:
@@ -139,13 +210,22 @@ class SessionExecutable:
         ]
 
 
-def _callable(session: Any, feeds: list[Any], fetches: list[Any], targets: list[Any], *, trace: bool = False) -> Any:
+def _callable(
+    session: Any,
+    feeds: list[Any],
+    fetches: list[Any],
+    targets: list[Any],
+    *,
+    timeout: float | None = None,
+    trace: bool = False,
+) -> Any:
     """The least costly way to run the same step again and again: a user who cares about time runs it so."""
     v1 = tensorflow().compat.v1
     make = getattr(session, "_make_callable_from_options", None)
     if make is None:
-        if trace:
-            raise EngineError(f"TensorFlow {tensorflow().__version__} tells no times of single nodes")
+        if trace or timeout is not None:
+            what = "tells nothing of single nodes" if trace else "gives no step up that takes long"
+            raise EngineError(f"TensorFlow {tensorflow().__version__} {what}")
         run = session.make_callable([*fetches, *targets], feed_list=feeds)
         return lambda *values: run(*values)[: len(fetches)]
     from tensorflow.core.protobuf.config_pb2 import CallableOptions
@@ -154,6 +234,8 @@ def _callable(session: Any, feeds: list[Any], fetches: list[Any], targets: list[
     options.feed.extend(tensor.name for tensor in feeds)
     options.fetch.extend(tensor.name for tensor in fetches)
     options.target.extend(operation.name for operation in targets)
+    if timeout is not None:
+        options.run_options.timeout_in_ms = max(1, round(timeout * 1000))
     if trace:
         options.run_options.trace_level = v1.RunOptions.FULL_TRACE
         options.run_options.output_partition_graphs = True

@@ -234,7 +234,7 @@ def sessions(spec: Spec) -> Arm:
         op_libraries=spec.request.op_libraries,
     )
     count = spec.groups if spec.takes_memory else 1
-    TENSORFLOW.prepare(count)
+    TENSORFLOW.prepare([replace(job, streams=count)])
     built: list[Executable] = []
     for device in range(count):
         ids = np.full(len(flat), device, np.int32)

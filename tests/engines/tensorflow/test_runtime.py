@@ -49,7 +49,7 @@ def test_streams_share_less_than_half_of_the_first_gpu(machine):
     gpu = machine(gpus=2)
     runtime.configure(4)
     (visible, logical) = gpu.calls
-    assert visible == ("visible", "gpu0", "GPU"), (
+    assert visible == ("visible", ["gpu0"], "GPU"), (
         "the others are hidden: their logical devices would have to be given too"
     )
     assert logical == ("logical", "gpu0", [9000] * 4)

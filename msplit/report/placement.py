@@ -1,0 +1,59 @@
+"""The placement log: where TensorFlow put each node, beside where it was asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from msplit.engines.tensorflow.session import Placement
+from msplit.report.document import Table
+from msplit.report.text import count, plural
+
+
+def tables(placements: Mapping[str, Placement]) -> list[Table]:
+    """How many nodes are on each device, and each node, of some variants."""
+    rows = []
+    for label, nodes in placements.items():
+        found = Counter(node.device for node in nodes)
+        moved = Counter(node.device for node in nodes if _is_moved(node.asked, node.device))
+        rows += [(label, device, count(found[device]), count(moved[device])) for device in sorted(found)]
+    logs = [
+        Table(
+            f"Placement: {label}",
+            ("node", "op", "asked", "device"),
+            [(node.name, node.op, node.asked or "-", node.device) for node in nodes],
+            whole=True,
+        )
+        for label, nodes in placements.items()
+    ]
+    note = "moved: nodes that were to be elsewhere, where there is no such device or it has no kernel for them"
+    return [Table("Devices", ("", "device", ">nodes", ">moved"), rows, note), *logs] if placements else []
+
+
+def notes(placements: Mapping[str, Placement]) -> list[str]:
+    """What is not where it was to be, in sentences."""
+    found = []
+    for label, nodes in placements.items():
+        moved = [node for node in nodes if _is_moved(node.asked, node.device)]
+        if moved:
+            first = moved[0]
+            found.append(
+                f"{label}: TensorFlow put {plural(len(moved), 'node')} elsewhere than asked, such as {first.name} on {first.device} "
+                f"instead of {first.asked}; --no-soft-placement makes that an error."
+            )
+    return found
+
+
+def _is_moved(asked: str, device: str) -> bool:
+    return bool(asked) and asked != device
+
+
+def payload(placements: Mapping[str, Placement]) -> dict[str, Any]:
+    """The same for JSON: nodes by variant."""
+    return {
+        label: [
+            {"node": node.name, "op": node.op, "asked": node.asked or None, "device": node.device} for node in nodes
+        ]
+        for label, nodes in placements.items()
+    }
