@@ -127,9 +127,9 @@ _MOST_GPUS = 64
 @click.option(
     "--data",
     multiple=True,
-    required=True,
     metavar="FILE|MODULE:FUNCTION",
-    help="An .npz with an array per input, TFRecords (repeatable, or a pattern), or a function that gives batches.",
+    help="An .npz with an array per input, TFRecords (repeatable, or a pattern), or a function that gives batches; none for a graph "
+    "that reads its data itself.",
 )
 @click.option("--batch", default=32, show_default=True, type=click.IntRange(1), help="Rows of a batch.")
 @click.option("--steps", type=click.IntRange(0), help="Train up to so many steps, those before --resume included.")
@@ -219,11 +219,13 @@ def command(
 
 def _data(trainer: Trainer, feeding: Feeding, request: BenchRequest, *, endless: bool) -> Data:
     """The data, for the inputs that are not given a value with --input: of each batch the rows of this process."""
-    from msplit.training.data import Batching, constant, open_data
+    from msplit.training.data import Batching, constant, open_data, own_data
     from msplit.training.shards import part, whole
 
     specs = whole(trainer.specs, trainer.shards)
     fixed = constant(specs, request.inputs)
+    if not feeding.data:
+        return part(own_data(specs, fixed), trainer.shards, trainer.world.rank)
     epochs = feeding.epochs if feeding.epochs is not None or endless else 1
     how = Batching(feeding.batch, epochs, feeding.shuffle, request.seed)
     data = open_data(feeding.data, specs, how, shapes=request.shapes, fixed=fixed)

@@ -106,6 +106,22 @@ def open_data(
     return replace(data, start=lambda number: ({**batch, **fixed} for batch in data.start(number)))
 
 
+def own_data(specs: Specs, fixed: Feeds) -> Data:
+    """For a graph that reads its data itself: every step is fed the same, until the graph says that its data are over.
+
+    Raises:
+        LoadError: There are inputs that nobody gives.
+    """
+    missing = [name for name in specs if name not in fixed]
+    if missing:
+        raise LoadError(
+            f"nothing gives input {missing[0]!r}",
+            where="--data",
+            fix=f"{_FIX}, or the same value at every step: --input",
+        )
+    return Data(lambda _: itertools.repeat(fixed), {"data": "the graph's own"})
+
+
 def _opened(sources: Sequence[str], specs: Specs, how: Batching, shapes: Mapping[str, tuple[int, ...]]) -> Data:
     if len(sources) == 1 and is_function(sources[0]):
         return _function(sources[0], specs, how)

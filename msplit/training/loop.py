@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.errors import MsplitError, WriteError
+from msplit.errors import EndOfData, MsplitError, WriteError
 from msplit.formats.atomic import reported
 from msplit.progress import Progress, silent
 from msplit.training.ahead import ahead
@@ -186,7 +186,10 @@ class _Training:
                     break
                 if trainer.runner is None:
                     self._prepare(feeds)
-                last = Fetched(trainer.steps + 1, trainer.step(feeds))
+                try:
+                    last = Fetched(trainer.steps + 1, trainer.step(feeds))
+                except EndOfData:  # of the graph's own, which is as good an end as that of ours
+                    break
                 self.position += 1
                 reason = _not_finite(trainer.fetches[:1], last)
                 if reason or last.step % settings.fetch_every == 0:

@@ -87,8 +87,8 @@ def _optimized(job: Job, device: Device) -> Optimized:
     """See `optimize`. It asks neither for a precision nor for what is measured, so that whatever is compiled of a graph shares it, and
     constants on the device that no kernel wants in another way."""
     groups = job.options.mode.groups
-    shards = job.options.shards
-    cache, key = device.compiled.setdefault(job.flat, {}), ("optimized", _shapes(job), groups, shards)
+    shards, timeout = job.options.shards, job.tensorflow.timeout
+    cache, key = device.compiled.setdefault(job.flat, {}), ("optimized", _shapes(job), groups, shards, timeout)
     if key not in cache:
         cache[key] = optimize(
             job.flat,
@@ -98,6 +98,7 @@ def _optimized(job: Job, device: Device) -> Optimized:
             group=groups,
             state=job.state,
             shards=shards,
+            timeout=timeout,
         )
     found: Optimized = cache[key]
     return found
@@ -208,6 +209,7 @@ def optimize(
     group: bool = False,
     state: Arrays | None = None,
     shards: Shards | None = None,
+    timeout: float | None = None,
 ) -> Optimized:
     """Imports a graph and runs the passes that every layout and mode has in common.
 
@@ -218,6 +220,7 @@ def optimize(
         group: Whether alike independent branches run as one batched branch.
         state: See `Job`.
         shards: See `EngineOptions`.
+        timeout: Of a step of the host part, see `TensorFlowOptions`.
 
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
@@ -232,7 +235,7 @@ def optimize(
     host = None
     if partition.frontier or partition.fetched or partition.host_outputs:
         with phase("running the host part"):
-            host = HostPart(whole, partition, op_libraries, raised.origin)
+            host = HostPart(whole, partition, op_libraries, raised.origin, timeout)
             feeds, _ = host.run(feeds)
         fed = {**fed, **host.feeds}
         others = {*partition.fetched, *partition.host_outputs}

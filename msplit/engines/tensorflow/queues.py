@@ -83,7 +83,7 @@ def filling(model: Model, session: Any, read: set[Any]) -> Filling | None:
     with graph.as_default():
         runners = [_runner(v1, data) for data in meta.collection_def[_COLLECTION].bytes_list.value]
     wanted: list[Any] = []
-    while more := [one for one in runners if one not in wanted and one.queue.queue_ref.op in read]:
+    while more := [one for one in runners if one not in wanted and getattr(one.queue, "op", one.queue) in read]:
         wanted += more
         read = reached([*read, *(operation for one in more for operation in one.enqueue_ops)])
     if not wanted:

@@ -45,6 +45,7 @@ class HostPart:
     Args:
         partition: Which of its nodes run here.
         op_libraries: Shared objects with custom ops to load first.
+        timeout: See `TensorFlowOptions`.
         origin: Value -> what it is in the graph, for those that are not in it: outputs of raised loops.
 
     Attributes:
@@ -61,9 +62,10 @@ class HostPart:
         partition: Partition,
         op_libraries: Sequence[Path],
         origin: Mapping[Key, Key],
+        timeout: float | None = None,
     ) -> None:
         names = flat.graph.names
-        self._op_libraries = op_libraries
+        self._op_libraries, self._timeout = op_libraries, timeout
         fed = {(tensor.node, tensor.port): tensor.name for tensor in flat.inputs}
         self.feeds = {f"{names[node]}:{port} (host)": (node, port) for node, port in partition.frontier}
         self.handed = partition.handed_outputs()
@@ -93,7 +95,7 @@ class HostPart:
         )
         placed = place(cut, np.zeros(len(flat), np.int32), ["/device:CPU:0"], "/device:CPU:0")
         config = runtime.session_config(1, cpu_only=True)
-        return SessionExecutable(flat.model, placed, config, ieee=True, facts={})
+        return SessionExecutable(flat.model, placed, config, ieee=True, facts={}, timeout=self._timeout)
 
     def run(self, feeds: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Runs what is in front of the device part, on the model's inputs.

@@ -1,0 +1,175 @@
+"""Graphs that read their data themselves: queues are filled, data end, and nothing waits without end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msplit.api import load
+from msplit.engines.base import Job, TensorFlowOptions
+from msplit.engines.tensorflow import session
+from msplit.engines.tensorflow.engine import ENGINE
+from msplit.engines.tensorflow.runtime import tensorflow
+from msplit.errors import EndOfData, EngineError, MsplitError, TimedOut
+from msplit.measure.benchmark import bench
+from msplit.measure.request import BenchRequest
+from msplit.measure.results import Settings
+from msplit.serving.making import pool
+from msplit.serving.settings import PoolSettings
+from tests.cli.runner import msplit
+
+pytestmark = pytest.mark.tf
+
+
+def written(build: Any, folder: Path) -> Any:
+    """A meta graph with its collections, loaded; its output is y."""
+    tf = tensorflow()
+    v1 = tf.compat.v1
+    with v1.Graph().as_default():
+        build(tf, v1)
+        v1.train.export_meta_graph(str(folder / "model.meta"))
+    return load(folder / "model.meta", outputs=["y"])
+
+
+def two_queues(tf: Any, v1: Any, *, epochs: int | None = 2, rows: int = 4) -> None:
+    """Numbers from one queue go into a second one, in rows."""
+    number = v1.train.range_input_producer(10, num_epochs=epochs, shuffle=False, name="numbers").dequeue()
+    batch = v1.train.batch([tf.cast(number, tf.float32)], rows, name="rows")
+    tf.multiply(batch, 2.0, name="y")
+    v1.local_variables_initializer()
+
+
+def opened(flat: Any, streams: int = 1, **options: Any) -> Any:
+    ids = np.arange(len(flat), dtype=np.int32) % streams
+    return ENGINE.build(Job(flat, ids, streams, {}, tensorflow=TensorFlowOptions(**options)))
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_queues_are_filled_in_order_to_the_end_of_their_data(streams: int, tmp_path: Path) -> None:
+    flat = written(two_queues, tmp_path)
+    before = threading.active_count()
+    executable = opened(flat, streams)
+    assert threading.active_count() > before
+    seen = [executable.step({})["y"] for _ in range(5)]
+    np.testing.assert_array_equal(np.concatenate(seen), [2.0 * number for _ in range(2) for number in range(10)])
+    for _ in range(2):
+        with pytest.raises(EndOfData, match="came to an end") as told:
+            executable.step({})
+        assert "--inputs" in told.value.fix
+    executable.close()
+    assert threading.active_count() == before
+
+
+def test_a_session_is_closed_in_the_middle_of_its_data(tmp_path: Path) -> None:
+    executable = opened(written(lambda tf, v1: two_queues(tf, v1, epochs=None), tmp_path))
+    before = threading.active_count()
+    executable.step({})
+    start = time.perf_counter()
+    executable.close()
+    assert time.perf_counter() - start < 4
+    assert threading.active_count() < before
+
+
+def empty(tf: Any, v1: Any) -> None:
+    """A queue that nothing fills."""
+    queue = v1.FIFOQueue(4, [tf.float32], [[2]], name="empty")
+    tf.multiply(queue.dequeue(), 2.0, name="y")
+
+
+@pytest.mark.parametrize("limit", ["given", "usual"])
+def test_a_queue_that_nothing_fills_is_not_waited_for_without_end(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LONGEST_WAIT", 0.2)
+    executable = opened(written(empty, tmp_path), **({"timeout": 0.1} if limit == "given" else {}))
+    start = time.perf_counter()
+    with pytest.raises(TimedOut, match="DeadlineExceeded") as told:
+        executable.step({})
+    assert time.perf_counter() - start < 10
+    assert "--timeout" in told.value.fix
+    executable.close()
+
+
+def test_what_keeps_a_queue_from_being_filled_is_told(tmp_path: Path) -> None:
+    def missing(tf: Any, v1: Any) -> None:
+        files = v1.train.string_input_producer([str(tmp_path / "no such file")], num_epochs=1, name="files")
+        _, line = v1.TextLineReader().read(files)
+        tf.strings.length(v1.train.batch([line], 2, name="rows"), name="y")
+        v1.local_variables_initializer()
+
+    executable = opened(written(missing, tmp_path), timeout=30)
+    with pytest.raises(EngineError, match=r"could not be filled(.|\n)*no such file"):
+        executable.step({})
+    executable.close()
+
+
+def finite(times: int) -> Any:
+    def build(tf: Any, v1: Any) -> None:
+        data = tf.data.Dataset.range(32).map(lambda x: tf.cast(x, tf.float32)).batch(4).repeat(times)
+        tf.tanh(v1.data.make_one_shot_iterator(data).get_next() / 100.0, name="y")
+
+    return build
+
+
+QUICK = Settings(duration=0, warmup=0, min_rounds=12, builds=1, max_burst=2)
+
+
+@pytest.mark.parametrize("build", [finite(1), lambda tf, v1: two_queues(tf, v1, rows=2)], ids=["dataset", "queues"])
+def test_a_bench_goes_on_where_the_data_end(build: Any, tmp_path: Path) -> None:
+    flat = written(build, tmp_path)
+    found = bench(flat, BenchRequest(streams=(1, 2), engine="tensorflow", settings=QUICK))
+    assert not found.result.failed  # both rows have the same batch at the same step, also behind the end
+    warned = [line for line in found.result.warnings if "came to their end" in line]
+    assert len(warned) == len(found.result.variants)
+    assert all(len(one.host_times) >= 12 for one in found.result.variants)
+
+
+def test_data_for_a_few_steps_are_told_as_too_few(tmp_path: Path) -> None:
+    written(lambda tf, v1: two_queues(tf, v1, rows=7), tmp_path)
+    with pytest.raises(EndOfData, match="came to an end") as told:
+        bench(tmp_path / "model.meta", BenchRequest(streams=(1,), engine="tensorflow", settings=QUICK))
+    assert "5 steps or more" in told.value.fix
+    short = ("--duration", "0", "--warmup", "0", "--builds", "1", "--streams", "1", "--engine", "tensorflow")
+    done = msplit("bench", tmp_path / "model.meta", "--outputs", "y", *short)
+    assert (done.code, done.out) == (2, "")
+    assert "came to an end" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "1"])
+def test_a_timeout_is_a_number_of_seconds(seconds: Any) -> None:
+    with pytest.raises(MsplitError, match="the timeout is"):
+        TensorFlowOptions(timeout=seconds)
+
+
+def test_a_damaged_collection_is_told(tmp_path: Path) -> None:
+    flat = written(two_queues, tmp_path)
+    flat.model.meta.collection_def["queue_runners"].bytes_list.value[0] = b"\xff\xff"
+    with pytest.raises(EngineError, match="'queue_runners' is damaged"):
+        opened(flat)
+
+
+def test_a_pool_of_the_cuda_engine_tells_the_end_of_data_and_what_takes_too_long(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+
+    def ones(tf: Any, v1: Any) -> None:  # always the same: a pool is held against itself
+        one = v1.train.input_producer(tf.ones([60]), num_epochs=1, shuffle=False, name="ones").dequeue()
+        tf.multiply(one, 2.0, name="y")
+        v1.local_variables_initializer()
+
+    own = TensorFlowOptions(timeout=0.3)
+    request = BenchRequest(engine="cuda", device="cpu", streams=(1,), effort="fast", tensorflow=own)
+    with pool(written(ones, tmp_path), request, settings=PoolSettings(groups=1)) as running:
+        futures = [running.submit({}) for _ in range(61)]
+        problems = [future.exception(30) for future in futures]
+    answered = problems.count(None)
+    assert answered > 10  # some were read to make it ready
+    assert {float(future.result()["y"]) for future in futures[:answered]} == {2.0}
+    assert all(isinstance(problem, EndOfData) for problem in problems[answered:])
+    with pytest.raises(TimedOut, match="DeadlineExceeded"):
+        pool(written(empty, tmp_path), request, settings=PoolSettings(groups=1))
