@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.arguments import number
+from msplit.core.arguments import number, whole
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import EngineError
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -37,6 +37,13 @@ class TensorFlowOptions:
             logical devices of the first GPU.
         soft: Let TensorFlow move a node from a device that is not there, or has no kernel for it; otherwise that is an error.
         timeout: Seconds that a step may take; None: any, but where it reads a queue.
+        memory: Share of the GPU's free memory that TensorFlow takes, at once; None: what it needs, or on logical devices a fixed part.
+        private_threads: Threads that launch kernels for each device alone (``TF_GPU_THREAD_MODE=gpu_private``); 0: those of all devices.
+        priorities: Of the streams of each logical device, as CUDA has them: -1 comes before 0.
+        limits: Memory of each logical device, in MiB.
+
+    The last three and `merge_streams` are NVIDIA's switches. The first session of a process decides them for all, so that what has one
+    runs in a process of its own.
     """
 
     xla: bool = False
@@ -46,10 +53,36 @@ class TensorFlowOptions:
     devices: tuple[str, ...] = ()
     soft: bool = True
     timeout: float | None = None
+    memory: float | None = None
+    private_threads: int = 0
+    priorities: tuple[int, ...] = ()
+    limits: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.memory is not None and number("the share of memory", self.memory, above=True) > 1:
+            raise MsplitError(f"the share of memory is {self.memory}", fix="give a number above 0, 1 at most")
+        whole("the number of private threads", self.private_threads, 0)
+        for limit in self.limits:
+            whole("the memory of a logical device", limit)
         if self.timeout is not None:
             number("the timeout", self.timeout, above=True)
+
+    @property
+    def without_switches(self) -> TensorFlowOptions:
+        """The same with all of NVIDIA's switches off."""
+        return replace(self, merge_streams=False, private_threads=0, priorities=(), limits=())
+
+    @property
+    def switches(self) -> Mapping[str, TensorFlowOptions]:
+        """What each switch that is on does, in words, and the same with it alone."""
+        off = self.without_switches
+        listed = {
+            "merged copy streams": replace(off, merge_streams=self.merge_streams),
+            f"{self.private_threads} private threads": replace(off, private_threads=self.private_threads),
+            f"priorities {', '.join(map(str, self.priorities))}": replace(off, priorities=self.priorities),
+            f"memory {', '.join(map(str, self.limits))} MiB": replace(off, limits=self.limits),
+        }
+        return {name: options for name, options in listed.items() if options != off}
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +240,14 @@ class HasTimeline(Protocol):
 
 STEPS = "(steps before this one)"
 """An input of the cuda engine, an int64 scalar, that random ops with a state draw by; no input of a model has such a name."""
+
+
+@runtime_checkable
+class HasOwnClock(Protocol):
+    """An executable that runs elsewhere, and measures there."""
+
+    def times(self, count: int) -> list[float]:
+        """Seconds of each of so many steps on the inputs of the last one, as a user there would measure them."""
 
 
 @runtime_checkable

@@ -126,7 +126,11 @@ def bench(
             progress=progress,
             timelines=[one.label for one in variants if request.timelines and one.engine is setup.engine],
         )
-        placements = {one.label: TENSORFLOW.placement(one.job) for one in variants if request.log_placement}
+        placements = {
+            one.label: TENSORFLOW.placement(one.job)
+            for one in variants
+            if request.log_placement and one.engine is TENSORFLOW
+        }
     limited = None
     if setup.engine is CUDA and request.capture and any(variant.device for variant in result.variants):
         limited = _limited(replace(setup.job, options=cuda_options(request)), variants, tuned)

@@ -102,7 +102,7 @@ def chosen_variant(setup: Setup, made: Compiled, label: str | None = None) -> Va
         labels = ", ".join(one.label for one in made.variants)
         raise MsplitError(f"there is no variant {label!r}", fix=f"one of: {labels}")
     if setup.engine is not CUDA:
-        return made.variants[-1 if setup.request.place is not None else 0]
+        return next((one for one in made.variants if one.job.tensorflow.devices), made.variants[0])
     if setup.request.plan is not None:
         planned = made.labels[plan_label(setup.request.plan)]
         return next(one for one in made.variants if one.label == planned)

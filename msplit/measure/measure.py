@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from msplit.decide.environment import environment
-from msplit.engines.base import Arrays, HasTimeline
+from msplit.engines.base import Arrays, HasOwnClock, HasTimeline
 from msplit.errors import EndOfData
 from msplit.inputs.reference import Reference
 from msplit.measure import statistics
@@ -119,6 +119,14 @@ def _step(one: Running) -> float:
     return spent
 
 
+def _burst(one: Running) -> list[float]:
+    """Seconds of each step of a burst."""
+    running = one.running
+    if isinstance(running, HasOwnClock):
+        return running.times(one.burst)
+    return [_step(one) for _ in range(one.burst)]
+
+
 def _timed(call: Callable[[], None]) -> float:
     start = time.perf_counter()
     call()
@@ -148,7 +156,7 @@ def _measure(measured: Sequence[Running], settings: Settings, tell: Progress, bu
             for one in shuffle.sample(measured, len(measured)):
                 if one.burst > 1:
                     _step(one)  # what ran before it has filled the caches
-                one.host[-1].append([_step(one) for _ in range(one.burst)])
+                one.host[-1].append(_burst(one))
                 device = one.running.device_times(max(2, one.burst))
                 if device:
                     one.device[-1].append(list(device))

@@ -65,7 +65,7 @@ class BenchRequest:
         place: A function that gives each node its device, in place of streams: ``module:function``, or the function (see
             `engines.tensorflow.devices`). TensorFlow runs it.
         log_placement: Also ask where TensorFlow put each node.
-        tensorflow: How TensorFlow runs the model.
+        tensorflow: How TensorFlow runs the model. Each of NVIDIA's switches in it is a row of its own of a bench, and of nothing else.
         command: The command line, for the record.
     """
 

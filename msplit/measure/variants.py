@@ -29,6 +29,7 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
 from msplit.inputs.user_function import calling, imported, is_function
 from msplit.measure.ablation import Ablation, list_steps, plural
+from msplit.measure.elsewhere import OWN_PROCESS
 from msplit.measure.initial import initial_state
 from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
@@ -137,7 +138,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
         op_libraries=request.op_libraries,
         costs=costs,
         state=_state(flat, request) if state is None else state,
-        tensorflow=request.tensorflow,
+        tensorflow=request.tensorflow.without_switches,
     )
     if request.shared:  # told before anything is compiled
         cuda.shared_batch(replace(job, options=replace(cuda_options(request), devices=request.shared)))
@@ -266,7 +267,23 @@ def _tensorflow_variants(job: Job, assignments: Sequence[StreamIds], request: Be
         variants.append(Variant(label, TENSORFLOW, replace(job, ids=ids, streams=streams), asked=asked))
     if request.place is not None:
         variants.append(_placed(job, request.place))
-    return variants
+    return [*variants, *_switched(variants, request)]
+
+
+def _switched(variants: Sequence[Variant], request: BenchRequest) -> list[Variant]:
+    """A row for each of NVIDIA's switches that is on: of the most logical devices, or of as many as it says something of."""
+    found = []
+    for name, options in request.tensorflow.switches.items():
+        wanted = len(options.priorities or options.limits)
+        of = next((one for one in reversed(variants) if wanted in (0, one.job.streams)), None)
+        if of is None:
+            raise EngineError(
+                f"{name}: that is {plural(wanted, 'logical device')}, and no row has as many",
+                fix=f"ask for them: --engine tensorflow --streams {wanted}",
+            )
+        job = replace(of.job, tensorflow=replace(options, devices=of.job.tensorflow.devices))
+        found.append(Variant(f"{of.label}, {name}", OWN_PROCESS, job, of.label, optional=True))
+    return found
 
 
 def _placed(job: Job, place: str | Function) -> Variant:
@@ -308,6 +325,7 @@ def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchReq
         if request.compare_xla and DRAWN_ON_DEVICE.isdisjoint(job.flat.graph.ops):  # XLA draws others
             xla = replace(job, tensorflow=replace(job.tensorflow, xla=True))
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
+        variants += _switched(variants[:1], request)
     options = cuda_options(request)
     if sketch:
         options = replace(options, measure=False, compile=False)

@@ -48,7 +48,8 @@ class TensorFlowEngine:
         """
         named = [device for job in jobs for device in job.tensorflow.devices]
         streams = max((job.streams for job in jobs if not job.tensorflow.devices), default=1)
-        runtime.configure(max(streams, how_many(named, "GPU")), spread=bool(named))
+        options = jobs[0].tensorflow if jobs else None  # a process has one kind of devices
+        runtime.configure(max(streams, how_many(named, "GPU")), spread=bool(named), options=options)
 
     def device(self, job: Job) -> str:
         """Where a job will run: "GPU" or "CPU"."""

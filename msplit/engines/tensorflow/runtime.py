@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from msplit.engines.base import TensorFlowOptions
 from msplit.errors import INSTALL_TENSORFLOW, EndOfData, EngineError, LoadError, TimedOut
 from msplit.formats.text import read_file
 from msplit.progress import importing
@@ -25,7 +26,7 @@ _GPU_SHARE = 0.45
 _MOST_CONFIG = 1 << 20
 """Most bytes of a file with options of a session."""
 
-_configured: dict[str, Any] = {"gpu_memory": None, "gpus": 1, "libraries": set()}
+_configured: dict[str, Any] = {"gpu_memory": None, "gpus": 1, "priorities": (), "libraries": set()}
 
 _NOT_FETCHED = ("not convertible to numpy", "does not have value", "marked as not fetchable")
 """What TensorFlow says of outputs that are handles, or in a loop or on the side of a cond that was not taken."""
@@ -79,7 +80,7 @@ def tensorflow() -> Any:
     return module
 
 
-def configure(streams: int, *, spread: bool = False) -> None:
+def configure(streams: int, *, spread: bool = False, options: TensorFlowOptions | None = None) -> None:
     """Gives the GPU, where TensorFlow sees one, as many logical devices as there will be streams.
 
     TensorFlow fixes its devices when it first uses them, once per process: call this with the largest number that will be
@@ -87,6 +88,7 @@ def configure(streams: int, *, spread: bool = False) -> None:
 
     Args:
         spread: Take whole GPUs in place of logical devices of the first one, if there are as many.
+        options: Memory and priorities of the devices.
 
     Raises:
         EngineError: TensorFlow has fixed fewer devices already.
@@ -98,18 +100,23 @@ def configure(streams: int, *, spread: bool = False) -> None:
     have = _configured["gpu_memory"]
     if have is not None and max(_configured["gpus"], len(have)) >= streams:
         return
+    options = options or TensorFlowOptions()
     whole = streams if spread and len(gpus) >= streams else 1
+    for what, given in (("priorities", options.priorities), ("limits of memory", options.limits)):
+        if given and len(given) != streams:
+            raise EngineError(
+                f"there are {len(given)} {what} for {streams} logical device{'' if streams == 1 else 's'}",
+                fix="give one for each, and as many --streams",
+            )
     try:
         tf.config.set_visible_devices(gpus[:whole], "GPU")
-        memory: list[int] = []
-        if streams == whole:
-            for gpu in gpus[:whole]:
-                tf.config.experimental.set_memory_growth(gpu, True)
-        else:
-            each = int(_free_gpu_megabytes() * _GPU_SHARE / streams)
-            memory = [each] * streams
+        memory = _memory(streams, options) if streams != whole or options.memory or options.limits else []
+        for gpu in gpus[:whole] if not memory else ():
+            tf.config.experimental.set_memory_growth(gpu, True)
+        if memory:
+            ranks = options.priorities or (None,) * streams
             tf.config.set_logical_device_configuration(
-                gpus[0], [tf.config.LogicalDeviceConfiguration(memory_limit=each) for _ in memory]
+                gpus[0], [_logical_device(tf, each, rank) for each, rank in zip(memory, ranks, strict=True)]
             )
     except (RuntimeError, ValueError) as error:
         made = len(tf.config.list_logical_devices("GPU"))
@@ -117,7 +124,19 @@ def configure(streams: int, *, spread: bool = False) -> None:
             f"TensorFlow has already started with {made} logical GPU device{'' if made == 1 else 's'}, {streams} are needed",
             fix="call msplit before TensorFlow uses the GPU, and with the largest number of streams first",
         ) from error
-    _configured.update(gpu_memory=memory, gpus=whole)
+    _configured.update(gpu_memory=memory, gpus=whole, priorities=options.priorities)
+
+
+def _memory(streams: int, options: TensorFlowOptions) -> list[int]:
+    """MiB of each logical device."""
+    if options.limits:
+        return [*options.limits]
+    return [int(_free_gpu_megabytes() * (options.memory or _GPU_SHARE) / streams)] * streams
+
+
+def _logical_device(tf: Any, megabytes: int, priority: int | None) -> Any:
+    more = {} if priority is None else {"experimental_priority": priority}
+    return tf.config.LogicalDeviceConfiguration(memory_limit=megabytes, **more)
 
 
 def _free_gpu_megabytes() -> float:
@@ -200,7 +219,9 @@ def session_config(
     else:
         config.gpu_options.visible_device_list = ",".join(map(str, range(_configured["gpus"])))
         if _configured["gpu_memory"]:
-            config.gpu_options.experimental.virtual_devices.add().memory_limit_mb.extend(_configured["gpu_memory"])
+            devices = config.gpu_options.experimental.virtual_devices.add()
+            devices.memory_limit_mb.extend(_configured["gpu_memory"])
+            devices.priority.extend(_configured["priorities"])
         else:
             config.gpu_options.allow_growth = True
     config.graph_options.rewrite_options.disable_meta_optimizer = not optimized

@@ -11,13 +11,12 @@ import numpy as np
 
 from msplit.decide.model import load
 from msplit.engines.base import Arrays, Executable, Job, TensorFlowOptions
+from msplit.engines.process import Process, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.errors import EngineError
 from msplit.formats.record import Choice
 from msplit.measure.request import BenchRequest
 from msplit.serving.load.bridge import Driven, Echo, Step, Watch, call, drive
 from msplit.serving.load.prepared import by_steps
-from msplit.serving.load.process import Process
 from msplit.serving.load.table import Layout, Table
 from msplit.serving.settings import AUTO, PoolSettings
 
@@ -284,27 +283,3 @@ class RemoteArm:
     def close(self) -> None:
         """See `Arm`."""
         self._process.close()
-
-
-def told(reply: Any) -> Any:
-    """What a process answers.
-
-    Raises:
-        EngineError: What it raised.
-    """
-    if isinstance(reply, Problem):
-        raise reply.error()
-    return reply
-
-
-@dataclass(frozen=True)
-class Problem:
-    """An error on its way from another process."""
-
-    what: str
-    where: str | None
-    fix: str | None
-
-    def error(self) -> EngineError:
-        """The same, to be raised."""
-        return EngineError(self.what, where=self.where, fix=self.fix)

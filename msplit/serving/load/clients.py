@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.base import Arrays
+from msplit.engines.process import Problem, Process, serve, told
 from msplit.errors import Busy, EngineError, MsplitError, TimedOut
-from msplit.serving.load.arms import ECHO, Problem, told
+from msplit.serving.load.arms import ECHO
 from msplit.serving.load.bridge import Part, Watch, drive, settled
-from msplit.serving.load.process import Process, serve
 from msplit.serving.load.table import MOST_PARTS, Layout, Table
 
 TENSORFLOW, KSERVE = "tensorflow", "kserve"

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from msplit.engines.process import Process, serve
 from msplit.errors import MsplitError
-from msplit.serving.load.process import Process, serve
 from msplit.serving.load.table import ANSWERED, OVER, SENT, Layout, Table
 
 _now = time.perf_counter_ns

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from msplit.errors import EngineError, MsplitError
-from msplit.serving.load.arms import Arm, Problem, Spec, sessions
+from msplit.engines.process import Problem, serve
+from msplit.errors import EngineError
+from msplit.serving.load.arms import Arm, Spec, sessions
 from msplit.serving.load.bridge import Watch, settled
-from msplit.serving.load.process import serve
 from msplit.serving.load.table import Table
 
 
@@ -35,10 +35,8 @@ def main(arguments: Sequence[str]) -> None:
                 return dict(arm.facts())
             with settled():
                 return dict(arm.run(table, Watch(table, alive), timeout))
-        except MsplitError as problem:
-            return Problem(problem.what, problem.where, problem.fix)
         except Exception as problem:  # noqa: BLE001  the other process tells it
-            return Problem(f"{type(problem).__name__}: {problem}", None, "this is a bug in msplit; please report it")
+            return Problem.of(problem)
 
     serve(arguments, answer)
     for arm, _ in opened:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from msplit.engines.base import TensorFlowOptions
 from msplit.engines.tensorflow import runtime
 from msplit.errors import EngineError
 
@@ -20,7 +21,7 @@ class Gpu:
             list_logical_devices=lambda kind: ["only one"],
             set_visible_devices=self.note("visible"),
             set_logical_device_configuration=self.note("logical"),
-            LogicalDeviceConfiguration=lambda memory_limit: memory_limit,
+            LogicalDeviceConfiguration=lambda memory_limit, **more: (memory_limit, more) if more else memory_limit,
             experimental=experimental,
         )
 
@@ -38,7 +39,8 @@ def machine(monkeypatch):
     def make(**more):
         gpu = Gpu(**more)
         monkeypatch.setattr(runtime, "tensorflow", lambda: gpu)
-        monkeypatch.setitem(runtime._configured, "gpu_memory", None)
+        for name, value in (("gpu_memory", None), ("gpus", 1), ("priorities", ())):
+            monkeypatch.setitem(runtime._configured, name, value)
         monkeypatch.setattr(runtime, "_free_gpu_megabytes", lambda: 80_000.0)
         return gpu
 
@@ -55,6 +57,40 @@ def test_streams_share_less_than_half_of_the_first_gpu(machine):
     assert logical == ("logical", "gpu0", [9000] * 4)
     assert runtime.devices(4) == [f"/device:GPU:{i}" for i in range(4)]
     assert runtime.devices(2, cpu_only=True) == ["/device:CPU:0", "/device:CPU:1"]
+
+
+def test_whole_gpus_where_there_are_as_many_as_a_function_names(machine):
+    gpu = machine(gpus=3)
+    runtime.configure(2, spread=True)
+    assert gpu.calls == [("visible", ["gpu0", "gpu1"], "GPU"), ("growth", "gpu0", True), ("growth", "gpu1", True)]
+    runtime.configure(2)
+    assert len(gpu.calls) == 3
+    fewer = machine(gpus=2)
+    runtime.configure(3, spread=True)
+    assert fewer.calls == [("visible", ["gpu0"], "GPU"), ("logical", "gpu0", [12000] * 3)]
+
+
+@pytest.mark.parametrize(
+    ("streams", "options", "logical"),
+    [
+        (1, {"memory": 0.5}, [40_000]),
+        (2, {"memory": 0.5}, [20_000, 20_000]),
+        (2, {"limits": (100, 200)}, [100, 200]),
+        (2, {"priorities": (-1, 0)}, [(18_000, {"experimental_priority": -1}), (18_000, {"experimental_priority": 0})]),
+    ],
+)
+def test_memory_and_priorities_of_logical_devices(machine, streams, options, logical):
+    gpu = machine()
+    runtime.configure(streams, options=TensorFlowOptions(**options))
+    assert gpu.calls[-1] == ("logical", "gpu0", logical)
+    assert runtime._configured["priorities"] == options.get("priorities", ())
+
+
+@pytest.mark.parametrize("options", [{"limits": (100, 200)}, {"priorities": (0,)}])
+def test_switches_for_another_number_of_devices_are_refused(machine, options):
+    machine()
+    with pytest.raises(EngineError, match="for 3 logical devices"):
+        runtime.configure(3, options=TensorFlowOptions(**options))
 
 
 def test_fewer_streams_later_change_nothing_and_more_are_an_error(machine):

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from msplit.errors import EngineError
+from msplit.errors import EngineError, MsplitError
 
 _GRACE = 1.0
 """Seconds that a process has to end by itself."""
@@ -116,3 +117,36 @@ def serve(arguments: Sequence[str], answer: Callable[[Any], Any]) -> None:
     with suppress(*LOST):
         while os.getppid() == parent:
             pipe.send(answer(pipe.recv()))
+
+
+def told(reply: Any) -> Any:
+    """What a process answers.
+
+    Raises:
+        EngineError: What it raised.
+    """
+    if isinstance(reply, Problem):
+        raise reply.error()
+    return reply
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error on its way from another process."""
+
+    what: str
+    where: str | None
+    fix: str | None
+    kind: type[EngineError] = EngineError
+
+    @staticmethod
+    def of(error: Exception) -> Problem:
+        """What is to be told of an error."""
+        if isinstance(error, MsplitError):
+            kind = type(error) if isinstance(error, EngineError) else EngineError
+            return Problem(error.what, error.where, error.fix, kind)
+        return Problem(f"{type(error).__name__}: {error}", None, "this is a bug in msplit; please report it")
+
+    def error(self) -> EngineError:
+        """The same, to be raised."""
+        return self.kind(self.what, where=self.where, fix=self.fix)
