@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from msplit.decide.environment import nvidia_smi, version
+from msplit.decide.environment import version
 from msplit.engines.cuda import engine as cuda
+from msplit.engines.nvidia import nvidia_smi, visible
 from msplit.errors import INSTALL_PYTORCH, INSTALL_SERVING, INSTALL_TENSORFLOW
 
 _NO_TENSORFLOW = "not installed: it runs models on the CPU, and verifies what the cuda engine gives"
@@ -55,16 +57,34 @@ def _python() -> Finding:
 
 
 def _gpus() -> list[Finding]:
-    rows = nvidia_smi("gpu", "name,driver_version,memory.total,memory.free,utilization.gpu", _NUMBERS)
+    rows = nvidia_smi("gpu", "name,driver_version,memory.total,memory.free,utilization.gpu,uuid", _NUMBERS)
     if rows is None:
         fix = "install the driver, or run where there is a GPU; only `build`, `profile` and the cuda engine of `bench` need one"
         return [Finding("gpu", MISSING, "no NVIDIA driver answers", fix)]
     if not rows:
         return [Finding("gpu", MISSING, "a driver, but no GPU", "check nvidia-smi and CUDA_VISIBLE_DEVICES")]
-    return [
-        Finding("gpu", OK, f"{name}, driver {driver}, {free} of {total} MiB free, {busy} % busy")
-        for name, driver, total, free, busy in (row[:5] for row in rows if len(row) >= 5)
+    rows = [row for row in rows if len(row) >= 6]
+    seen = visible([row[5] for row in rows])
+    found = [
+        Finding(
+            "gpu" if number in seen else "hidden gpu",
+            OK,
+            f"{name}, driver {driver}, {free} of {total} MiB free, {busy} % busy",
+        )
+        for number, (name, driver, total, free, busy) in enumerate(row[:5] for row in rows)
     ]
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is not None:
+        text = f"CUDA_VISIBLE_DEVICES={setting!r} leaves {len(seen)} of {len(rows)}"
+        fix = "" if seen else "unset it, or name a GPU in it"
+        found.append(Finding("visible gpus" if seen else "gpu", OK if seen else MISSING, text, fix))
+    return [*found, Finding("to use a gpu more", OK, _ORDER)] if seen else found
+
+
+_ORDER = (
+    "fused and grouped kernels first, then more streams, then more requests in flight, and more GPUs last; the last lines of "
+    "`msplit bench` say how busy a model keeps it. What is busy above says whether kernels ran just now, not how much they filled"
+)
 
 
 def _processes() -> list[Finding]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from msplit._version import __version__
+from msplit.engines.nvidia import nvidia_smi, output_of
 
 _PACKAGES = ("tensorflow", "torch", "numpy", "protobuf", "keras")
 
@@ -40,14 +40,6 @@ def gpus() -> list[dict[str, str]]:
     return [dict(zip(("name", "driver", "memory"), row, strict=True)) for row in rows if len(row) == 3]
 
 
-def nvidia_smi(what: str, fields: str, form: str = "csv,noheader") -> list[list[str]] | None:
-    """Rows of `nvidia-smi --query-WHAT=FIELDS`; None where no driver answers."""
-    listed = _run("nvidia-smi", f"--query-{what}={fields}", f"--format={form}")
-    if listed is None:
-        return None
-    return [[cell.strip() for cell in line.split(",")] for line in listed.splitlines() if line.strip()]
-
-
 def version(package: str) -> str | None:
     """Version of an installed package."""
     try:
@@ -59,9 +51,9 @@ def version(package: str) -> str | None:
 def _commit() -> str | None:
     """Of the checkout that msplit runs from. An environment inside of somebody's repository, which does not track it, has none."""
     here = Path(__file__)
-    if _run("git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name) is None:
+    if output_of("git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name) is None:
         return None
-    return _run("git", "-C", str(here.parent), "rev-parse", "HEAD")
+    return output_of("git", "-C", str(here.parent), "rev-parse", "HEAD")
 
 
 def _cpu() -> str | None:
@@ -72,11 +64,3 @@ def _cpu() -> str | None:
     except OSError:
         pass
     return platform.processor() or None
-
-
-def _run(*command: str) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -10,12 +10,14 @@ import gc
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from msplit.decide.environment import environment
 from msplit.engines.base import Arrays, HasOwnClock, HasTimeline
+from msplit.engines.nvidia import utilization
 from msplit.errors import EndOfData
 from msplit.inputs.reference import Reference
 from msplit.measure import statistics
@@ -69,6 +71,7 @@ def bench(
             if one.variant.label in timelines and one.alive and isinstance(one.running, HasTimeline):
                 tell(f"tracing {one.variant.label}", 1.0)
                 one.timeline = one.running.timeline()
+        _ask_driver([one for one in running if one.alive], settings, tell)
         facts = [dict(one.executable.facts()) if one.executable is not None else {} for one in running]
     baseline = variants[0].label
     results = tuple(_result(one, known, running, baseline) for one, known in zip(running, facts, strict=True))
@@ -82,6 +85,15 @@ def bench(
         warnings=(*warned, *map(_ended, ended)),
         diagnosis=diagnose(results, about),
     )
+
+
+def _ask_driver(measured: Sequence[Running], settings: Settings, tell: Progress) -> None:
+    """How busy the GPU is with each variant, after all was measured: to be asked takes the driver time. Not in no time at all."""
+    for number, one in enumerate(measured):
+        on_gpu = not str(one.running.facts().get("device", "CPU")).upper().startswith("CPU")
+        if settings.duration and on_gpu and one.host:
+            tell(f"asking the driver about {one.variant.label}", number / len(measured))
+            one.utilization_percent = utilization(partial(_burst, one))
 
 
 def _ended(one: Running) -> str:
@@ -185,6 +197,7 @@ def _result(one: Running, facts: Mapping[str, Any], running: Sequence[Running], 
         device=statistics.summarize(device) if device else None,
         ratios=tuple(_ratios(one, running, baseline)) if host else (),
         timeline=one.timeline,
+        utilization_percent=one.utilization_percent if host else None,
         host_times=tuple(host),
         launch_times=tuple(launch),
         device_times=tuple(device),

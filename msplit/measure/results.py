@@ -96,6 +96,8 @@ class VariantResult:
         device: Back-to-back steps by the device's own clock, None where there is no such clock.
         ratios: How many times faster it is, and over what.
         timeline: One step as it ran, where that was asked for and the engine can tell.
+        utilization_percent: How much of the time a kernel ran on the GPU while steps followed each other, as the driver tells; None where
+            it was not asked.
         host_times, launch_times, device_times: Every measured step, seconds.
     """
 
@@ -114,6 +116,7 @@ class VariantResult:
     launch_times: tuple[float, ...] = ()
     device_times: tuple[float, ...] = ()
     asked: tuple[str, ...] = ()
+    utilization_percent: float | None = None
 
     @property
     def failed(self) -> bool:
@@ -138,6 +141,7 @@ class VariantResult:
             "host": self.host.to_dict() if self.host else None,
             "launch": self.launch.to_dict() if self.launch else None,
             "device": self.device.to_dict() if self.device else None,
+            "utilization_percent": self.utilization_percent,
             "ratios": [ratio.to_dict() for ratio in self.ratios],
             "host_times": list(self.host_times),
             "launch_times": list(self.launch_times),

@@ -82,6 +82,7 @@ class Running:
     device: list[list[list[float]]] = field(default_factory=list)
     launch: list[float] = field(default_factory=list)
     timeline: Timeline | None = None
+    utilization_percent: float | None = None
     since: int = 0
     ends: int = 0
 

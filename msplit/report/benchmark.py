@@ -9,8 +9,10 @@ from typing import Any
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.table_hits import Hits
 from msplit.measure.benchmark import Bench
+from msplit.measure.busy import advice
+from msplit.measure.busy import busy as measured_busy
 from msplit.measure.results import BenchResult, VariantResult
-from msplit.report import bounds, layers, placement, tuning
+from msplit.report import bounds, busy, layers, placement, tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, gain, heading, micros, percent, plural, size
 
@@ -25,12 +27,14 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         ("machine", machine(result.environment)),
         ("verified", verified(result.variants)),
     ]
+    loads = measured_busy(result.variants, found.limits)
     hidden = {layer.before for layer in found.layers} - {result.baseline, *(layer.label for layer in found.layers[:1])}
     tables = [
         _times(result.variants),
         *_gains(result.variants, hidden),
         layers.table(found),
         _memory(result.variants),
+        busy.table(loads) if loads else None,
         _lookups(found.lookups) if found.lookups else None,
         bounds.table(found.limits, result.variants) if found.limits is not None else None,
         tuning.table(found.tuned) if found.tuned is not None else None,
@@ -47,6 +51,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
             *_on_the_host(result.variants),
             *result.diagnosis,
             *(bounds.sentence(found.limits, result.variants) if found.limits is not None else ()),
+            *advice(loads, result.variants),
             *(tuning.notes(found.tuned) if found.tuned is not None else ()),
             *placement.notes(found.placements),
             *written,
@@ -222,6 +227,7 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         ],
         "lookups": [one.to_dict() for one in found.lookups],
         **({"layers": layers.payload(found)} if found.layers else {}),
+        "busy": busy.payload(measured_busy(found.result.variants, found.limits)),
         "bounds": None if found.limits is None else bounds.payload(found.limits, found.result.variants),
         **({"placement": placement.payload(found.placements)} if found.placements else {}),
         **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned)}),

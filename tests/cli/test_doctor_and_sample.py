@@ -52,7 +52,7 @@ def runs() -> dict[str, doctor.Finding]:
     return {finding.subject: finding for finding in doctor.commands(doctor.examine(), COMMANDS)}
 
 
-GPU = "NVIDIA H200, 570.1, 143771, 143000, 3\n"
+GPU = "NVIDIA H200, 570.1, 143771, 143000, 3, GPU-a1\n"
 TENSORFLOW = {"version": "2.21.0", "gpus": 1, "cuda": "12.5"}
 
 

@@ -7,7 +7,6 @@ import importlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.engines.base import TensorFlowOptions
+from msplit.engines.nvidia import nvidia_smi, visible
 from msplit.errors import INSTALL_TENSORFLOW, EndOfData, EngineError, LoadError, TimedOut
 from msplit.formats.text import read_file
 from msplit.progress import importing
@@ -140,13 +140,12 @@ def _logical_device(tf: Any, megabytes: int, priority: int | None) -> Any:
 
 
 def _free_gpu_megabytes() -> float:
-    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    """Of the first GPU that this process sees."""
+    rows = nvidia_smi("gpu", "uuid,memory.free", "csv,noheader,nounits") or []
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-        index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        rows = listed.split()
-        return float(rows[int(index)] if index.isdecimal() and int(index) < len(rows) else rows[0])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        first = (*visible([row[0] for row in rows]), 0)[0]
+        return float(rows[first][1])
+    except (ValueError, IndexError) as error:
         raise EngineError(
             "nvidia-smi does not tell how much GPU memory there is to share among the logical devices",
             fix="make nvidia-smi work, or run with --streams 1",

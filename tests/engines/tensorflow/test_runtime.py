@@ -118,9 +118,13 @@ def test_without_a_gpu_nothing_is_fixed(machine):
     assert runtime.devices(2) == ["/device:CPU:0", "/device:CPU:1"]
 
 
-@pytest.mark.parametrize(("visible", "expected"), [(None, 100.0), ("1", 200.0), ("GPU-abc", 100.0), ("7", 100.0)])
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(None, 100.0), ("1", 200.0), ("GPU-b", 200.0), ("1,0", 200.0), ("7", 100.0)]
+)
 def test_free_memory_is_that_of_the_visible_gpu(monkeypatch, visible, expected):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="100\n200\n"))
+    monkeypatch.setattr(
+        subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0, stdout="GPU-a1, 100\nGPU-b1, 200\n")
+    )
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:

@@ -1,0 +1,41 @@
+"""How busy the GPU was, as a part of the report of `bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msplit.measure.busy import Busy
+from msplit.report.bounds import short
+from msplit.report.document import Table
+
+
+def table(found: Sequence[Busy]) -> Table:
+    """A row per variant."""
+    rows = [(short(one.label), _share(one.works), _share(one.driver), _share(one.filled)) for one in found]
+    note = (
+        "works: share of a user's step in which the device works; driver: share of the time in which a kernel ran (NVML), steps one behind "
+        "the other; filled: share of the processors that kernels fill meanwhile, by their times alone"
+    )
+    return Table("How busy the GPU is", ("", ">works", ">driver", ">filled"), rows, note)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def payload(found: Sequence[Busy]) -> list[dict[str, Any]]:
+    """The same for JSON."""
+    return [
+        {
+            "label": one.label,
+            "works_percent": _percent(one.works),
+            "driver_percent": _percent(one.driver),
+            "filled_percent": _percent(one.filled),
+        }
+        for one in found
+    ]
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 3)
