@@ -45,8 +45,8 @@ class Stock:
 stock_options = options.together(
     click.option(
         "--place",
-        metavar="MODULE:FUNCTION",
-        help="tensorflow: put each node on the device that a function of yours gives it, in place of streams.",
+        metavar="MODULE:FUNCTION|FILE",
+        help="tensorflow: put each node on the device that a function of yours, or what `assign --emit placement` wrote, gives it.",
     ),
     click.option(
         "--no-soft-placement",

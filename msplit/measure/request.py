@@ -62,7 +62,8 @@ class BenchRequest:
         plan: A plan file to run, too: one that `save_plan` wrote runs in its own order; cuda engine only.
         shards: Of a graph that trains on several GPUs: what this process is fed of the batch; see `msplit.Trainer`.
         timelines: Also time the parts of one step of every variant.
-        place: A function that gives each node its device, in place of streams: ``module:function``, or the function (see
+        place: A function that gives each node its device, in place of streams: ``module:function``, a file that
+            ``assign --emit placement`` wrote, or the function (see
             `engines.tensorflow.devices`). TensorFlow runs it.
         log_placement: Also ask where TensorFlow put each node.
         tensorflow: How TensorFlow runs the model. Each of NVIDIA's switches in it is a row of its own of a bench, and of nothing else.

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -20,17 +19,15 @@ from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.seeds import remark
-from msplit.engines.tensorflow.devices import Function, places
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
-from msplit.inputs.user_function import calling, imported, is_function
 from msplit.measure.ablation import Ablation, list_steps, plural
-from msplit.measure.elsewhere import OWN_PROCESS
 from msplit.measure.initial import initial_state
+from msplit.measure.placing import switched, tensorflow_variants
 from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest
@@ -143,7 +140,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
     if request.shared:  # told before anything is compiled
         cuda.shared_batch(replace(job, options=replace(cuda_options(request), devices=request.shared)))
     if engine is TENSORFLOW:
-        variants = _tensorflow_variants(job, assignments, request)
+        variants = tensorflow_variants(job, assignments, request)
     else:
         variants = _cuda_variants(job, assignments, request, sketch)
     planned, plan_notes = None, list[str]()
@@ -259,48 +256,6 @@ def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple
     return TENSORFLOW, f"the cuda engine can not run here: {why_not}"
 
 
-def _tensorflow_variants(job: Job, assignments: Sequence[StreamIds], request: BenchRequest) -> list[Variant]:
-    variants = [Variant("TensorFlow, 1 stream", TENSORFLOW, job)]
-    for streams, ids, _ in assignments:
-        label = f"TensorFlow, {plural(streams, 'logical device')}"
-        asked = (plural(streams, "stream"),)
-        variants.append(Variant(label, TENSORFLOW, replace(job, ids=ids, streams=streams), asked=asked))
-    if request.place is not None:
-        variants.append(_placed(job, request.place))
-    return [*variants, *_switched(variants, request)]
-
-
-def _switched(variants: Sequence[Variant], request: BenchRequest) -> list[Variant]:
-    """A row for each of NVIDIA's switches that is on: of the most logical devices, or of as many as it says something of."""
-    found = []
-    for name, options in request.tensorflow.switches.items():
-        wanted = len(options.priorities or options.limits)
-        of = next((one for one in reversed(variants) if wanted in (0, one.job.streams)), None)
-        if of is None:
-            raise EngineError(
-                f"{name}: that is {plural(wanted, 'logical device')}, and no row has as many",
-                fix=f"ask for them: --engine tensorflow --streams {wanted}",
-            )
-        job = replace(of.job, tensorflow=replace(options, devices=of.job.tensorflow.devices))
-        found.append(Variant(f"{of.label}, {name}", OWN_PROCESS, job, of.label, optional=True))
-    return found
-
-
-def _placed(job: Job, place: str | Function) -> Variant:
-    """The model with each node on the device that a function gives it."""
-    function, name = place, getattr(place, "__qualname__", "a function")
-    if isinstance(place, str):
-        name = place
-        if not is_function(place):
-            raise MsplitError(f"{place!r} names no function", where="--place", fix="write module:function")
-        function = imported(place, "that gives a node its device")
-    with calling(name):
-        found = places(job.flat, cast(Function, function), name)
-    own = replace(job.tensorflow, devices=found.devices)
-    placed = replace(job, ids=found.ids, streams=len(found.devices), tensorflow=own)
-    return Variant(f"TensorFlow, placed by {name}", TENSORFLOW, placed)
-
-
 def as_it_runs(variant: Variant, request: BenchRequest) -> Variant:
     """A variant of a sketch with kernels that are chosen and compiled, on all GPUs that are asked for."""
     options = replace(variant.job.options, measure=not request.is_fast, compile=None)
@@ -325,7 +280,7 @@ def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchReq
         if request.compare_xla and DRAWN_ON_DEVICE.isdisjoint(job.flat.graph.ops):  # XLA draws others
             xla = replace(job, tensorflow=replace(job.tensorflow, xla=True))
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
-        variants += _switched(variants[:1], request)
+        variants += switched(variants[:1], request)
     options = cuda_options(request)
     if sketch:
         options = replace(options, measure=False, compile=False)

@@ -156,6 +156,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "def towers(node):\n    return '/gpu:7' if node.name.startswith('tower_1/') else '/cpu:1'\n"
         "def broken(node):\n    return 1 // 0\n"
     )
+    (tmp_path / "list.json").write_text('{"schema_version": 1, "devices": ["/cpu:0"]}')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -183,7 +184,9 @@ def test_bench_places_by_a_function_and_shows_the_log(mine: Path) -> None:
         (("--place", "my_places:broken"), "raised ZeroDivisionError"),
         (("--place", "my_places:nothing"), "has no function 'nothing'"),
         (("--place", "no_such_module:place"), "there is no module 'no_such_module'"),
-        (("--place", "my_places"), "names no function"),
+        (("--place", "my_places"), "is no file and names no function"),
+        (("--place", "my_places.py"), "the placement is not valid JSON"),
+        (("--place", "list.json"), "`devices` is not an object"),
         (("--place", "my_places:towers", "--streams", "2"), "leave one of the two out"),
         (("--log-placement", "--batch", "1,2"), "--log-placement takes one --batch"),
     ],
@@ -203,7 +206,8 @@ def test_only_tensorflow_places() -> None:
         bench(TOWERS, BenchRequest(engine="cuda", device="cpu", place=by_tower))
 
 
-def test_assign_tells_the_device_of_every_node(tmp_path: Path) -> None:
+@pytest.mark.tf
+def test_assign_tells_the_device_of_every_node_and_bench_puts_it_there(tmp_path: Path) -> None:
     arguments = ("assign", TOWERS, "--streams", "2", "--emit", "placement", tmp_path / "devices.json", "--explain")
     told = fine(*arguments, "--format", "json").json["placement"]
     import json
@@ -211,6 +215,11 @@ def test_assign_tells_the_device_of_every_node(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "devices.json").read_text())["devices"]
     assert {one["node"]: one["device"] for one in told} == written
     assert {one["stream"] for one in told} == {None, 0, 1}
+    request = BenchRequest(place=str(tmp_path / "devices.json"), log_placement=True, settings=QUICK)
+    log = {one.name: one.asked for one in list(bench(TOWERS, request).placements.values())[-1]}
+    products = [name for name in log if name.endswith("/MatMul")]
+    assert products
+    assert all(log[name] == written[name] for name in products)
     assert all(one["rule"] and one["why"] for one in told)
     out = fine(*arguments, "--force", columns=300).out
     assert any(
