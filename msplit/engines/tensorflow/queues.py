@@ -11,10 +11,10 @@ from msplit.engines.tensorflow.runtime import first_line, tensorflow
 from msplit.errors import EngineError
 from msplit.formats.model import Model
 
-DEQUEUES = frozenset(
-    f"Queue{what}{version}" for what in ("Dequeue", "DequeueMany", "DequeueUpTo") for version in ("", "V2")
+QUEUES = frozenset(
+    f"{kind}Queue{version}" for kind in ("FIFO", "PaddingFIFO", "Priority", "RandomShuffle") for version in ("", "V2")
 )
-"""Ops that wait for what somebody puts into a queue."""
+"""Ops that hold a queue: what takes from one waits for what somebody puts into it."""
 
 _COLLECTION = "queue_runners"
 

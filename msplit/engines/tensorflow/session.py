@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Arrays, Timeline
 from msplit.engines.tensorflow.devices import short
 from msplit.engines.tensorflow.placed import Placed
-from msplit.engines.tensorflow.queues import DEQUEUES, Filling, filling, reached
+from msplit.engines.tensorflow.queues import QUEUES, Filling, filling, reached
 from msplit.engines.tensorflow.runtime import errors_of, set_precision, tensorflow
 from msplit.engines.tensorflow.timeline import from_metadata
 from msplit.errors import EngineError
@@ -102,8 +102,11 @@ class SessionExecutable:
     def _fill(self, model: Model) -> None:
         """Has the queues that a step reads filled, as the model's file says."""
         _, fetches, targets = self._parts
+        if QUEUES.isdisjoint(model.graph.ops):  # to look at 98,000 operations takes seconds
+            self._step = _callable(self._session, *self._parts, timeout=self._timeout)
+            return
         reads = reached([*(tensor.op for tensor in fetches), *targets], {tensor.op for tensor in self._inputs.values()})
-        if self._timeout is None and any(operation.type in DEQUEUES for operation in reads):
+        if self._timeout is None and any(operation.type in QUEUES for operation in reads):
             self._timeout = LONGEST_WAIT
         self._step = _callable(self._session, *self._parts, timeout=self._timeout)
         self._filling = filling(model, self._session, reads)
