@@ -19,6 +19,7 @@ from msplit.decide.analysis import Analysis
 from msplit.decide.assignment import Assigned, StreamLoad
 from msplit.decide.export import EMITS, check_places, emit
 from msplit.decide.model import load, strip
+from msplit.decide.replicate import Replicated, Replication, replicate
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import Conflict
 from msplit.formats import WriteReport
@@ -56,6 +57,8 @@ __all__ = [
     "CompiledFunction",
     "Pool",
     "PoolSettings",
+    "Replicated",
+    "Replication",
     "Runner",
     "Settings",
     "StreamLoad",
@@ -75,6 +78,7 @@ __all__ = [
     "pool",
     "prepare",
     "price",
+    "replicate",
     "save",
     "strip",
 ]

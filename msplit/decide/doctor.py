@@ -211,12 +211,21 @@ def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]
         "build": (_needing("build", ("gpu", "pytorch"), lacking),),
         "load": (replace(bench, subject="load"),),
         "profile": (_needing("profile", ("gpu", "pytorch"), lacking),),
+        "replicate": (_replicate(lacking),),
         "sample": (_needing("sample", ("tensorflow",), lacking),),
         "serve": (_serve(bench, findings),),
         "train": (_train(bench, lacking),),
     }
     light = "needs no TensorFlow, no PyTorch and no GPU"
     return [finding for name in names for finding in heavy.get(name, (Finding(name, OK, light),))]
+
+
+def _replicate(lacking: Mapping[str, Finding]) -> Finding:
+    """Variables go into a checkpoint, which TensorFlow writes."""
+    if "tensorflow" in lacking:
+        text = "without TensorFlow of frozen models only: it writes the variables of others"
+        return Finding("replicate", LIMITED, text, lacking["tensorflow"].fix)
+    return Finding("replicate", OK, "needs TensorFlow where a model has variables")
 
 
 def _train(bench: Finding, lacking: Mapping[str, Finding]) -> Finding:

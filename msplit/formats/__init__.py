@@ -8,7 +8,7 @@ from msplit.formats.digest import graph_hash, structure_hash
 from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint, Format, Model
 from msplit.formats.reader import read, to_train
-from msplit.formats.restore import saved_as, variables
+from msplit.formats.restore import differs, saved_as, variables
 from msplit.formats.sniffer import sniff
 from msplit.formats.writer import STREAM_ID, WriteReport, write
 
@@ -20,6 +20,7 @@ __all__ = [
     "Model",
     "WriteReport",
     "contents",
+    "differs",
     "graph_hash",
     "left_out_text",
     "read",

@@ -9,8 +9,9 @@ from msplit.errors import LoadError
 from msplit.formats.endpoints import split_tensor
 
 DEFAULT_SIGNATURE = "serving_default"
+MAIN_OP = "saved_model_main_op"
 _INIT_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
-_INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op", "init_op", "local_init_op", "table_initializer")
+_INIT_COLLECTIONS = (MAIN_OP, "legacy_init_op", "init_op", "local_init_op", "table_initializer")
 _VARIABLE_COLLECTIONS = ("variables", "local_variables", "model_variables", "metric_variables")
 
 

@@ -7,7 +7,7 @@ saver's restore op calls), and for partitioned variables. Names alone do not do:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +87,30 @@ def variables(
                 fix="export the model again with all its variables tracked",
             )
     return values
+
+
+def differs(model: Model, name: str, value: NDArray[Any]) -> str:
+    """What type or shape of a variable's value is another than in the graph; "" where it fits."""
+    dtype, shape = _declared(model, name)
+    if dtype and value.dtype.name != dtype and not (dtype == "string" and value.dtype.kind in "OSU"):
+        return f"variable {name!r} is {dtype}, there {value.dtype.name}"
+    if shape is not None:
+        fits = len(shape) == value.ndim
+        fits = fits and all(want is None or want == is_ for want, is_ in zip(shape, value.shape, strict=True))
+        if not fits:
+            return f"variable {name!r} is {_sizes(shape)}, there {_sizes(value.shape)}"
+    return ""
+
+
+def _declared(model: Model, name: str) -> tuple[str, tuple[int | None, ...] | None]:
+    """Type and shape that the graph gives a variable; "" and None for what it does not say."""
+    attrs = model.graph.attrs[model.graph.index[name]]
+    dtype, shape = attrs.get("dtype"), attrs.get("shape")
+    return dtype if isinstance(dtype, str) else "", shape if isinstance(shape, tuple) else None
+
+
+def _sizes(shape: Sequence[int | None]) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def _prefix(model: Model, checkpoint: str | Path | None) -> Path:

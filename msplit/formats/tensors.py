@@ -30,6 +30,8 @@ _DTYPES = {
     31: "int2", 32: "uint2", 33: "float4_e2m1fn",
 }  # fmt: skip
 
+_NUMBERS = {name: number for number, name in _DTYPES.items()}
+
 _STORED_AS = {"qint8": "int8", "quint8": "uint8", "qint16": "int16", "quint16": "uint16", "qint32": "int32"}
 """Types that NumPy does not have, by what their bits are."""
 
@@ -52,6 +54,15 @@ def dtype_name(number: int) -> str:
     if _REF_OFFSET < number <= 2 * _REF_OFFSET:
         return f"{dtype_name(number - _REF_OFFSET)}_ref"
     return f"dtype_{number}"
+
+
+def dtype_number(name: str) -> int:
+    """Number of a TensorFlow type, by its name as `dtype_name` gives it.
+
+    Raises:
+        KeyError: There is no such type.
+    """
+    return _NUMBERS[name]
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def write(
             fails. What stood at `out` before is unharmed.
     """
     out = Path(out)
-    _check_place(model, out, force=force)
+    check_place(model, out, force=force)
     message, new, changed, removed = _annotated(model, ids)
     data = _encoded(model.format, message, out)
     kept = None if record is None else records.dumps(replace(record, model_hash=records.hash_of(data)))
@@ -120,8 +120,48 @@ def _write_record(out: Path, data: bytes | None) -> None:
             target.unlink()
 
 
-def _check_place(model: Model, out: Path, *, force: bool) -> None:
-    """Refuses places where writing would change the input, or remove a folder that is no SavedModel."""
+def write_message(
+    model: Model, message: Any, out: Path, *, force: bool = False, beside: Callable[[Path], None] | None = None
+) -> None:
+    """Writes a message in a model's format; a record that the place has of an earlier assignment is removed.
+
+    Args:
+        model: What it was made of.
+        message: A GraphDef or, for the folder of a SavedModel, that.
+        out: A file, or a folder.
+        force: Whether to replace what is there.
+        beside: Fills the folder with what lies beside the main file.
+
+    Raises:
+        WriteError: As for `write`.
+    """
+    check_place(model, out, force=force)
+    data = _encoded(model.format, message, out)
+    if not model.is_saved_model:
+        write_bytes_atomic(out, data, force=force)
+        _write_record(out, None)
+        return
+
+    def fill(folder: Path) -> None:
+        write_new_file(folder / SAVED_MODEL_FILES[model.format.is_text], data, None)
+        if beside is not None:
+            beside(folder)
+
+    write_folder_atomic(out, fill, force=force)
+
+
+def copy_beside(model: Model, folder: Path, kept: Callable[[str], bool]) -> None:
+    """Copies what lies beside the main file of a SavedModel into another's new folder, by its name there; never a record."""
+    left_out = {os.path.join(*records.IN_SAVED_MODEL), *(name for name in os.listdir(model.path) if not kept(name))}
+    copy(listed(model.path, left_out), folder)
+
+
+def check_place(model: Model, out: Path, *, force: bool) -> None:
+    """Refuses places where writing would change the input, or remove a folder that is no SavedModel.
+
+    Raises:
+        WriteError: It is such a place, or something is there already and `force` is not given.
+    """
     with reported(out):
         source = Path(os.path.realpath(model.path))
         target = Path(os.path.realpath(out))

@@ -7,7 +7,6 @@ leaves what that file named before.
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
 import re
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
-from msplit.engines.tensorflow import runtime
+from msplit.engines.tensorflow.bundle import save
 from msplit.errors import LoadError
 from msplit.formats.atomic import leftovers, write_bytes_atomic, write_group_atomic
 from msplit.formats.bundle import Checkpoint
@@ -38,7 +37,6 @@ STEPS, NOTE = "msplit/steps", "msplit/note"
 
 _ENDINGS = (".data-00000-of-00001", ".index")
 _MOST_STATE = 1 << 20
-_FULL = {"No space left on device": errno.ENOSPC, "File too large": errno.EFBIG, "quota exceeded": errno.EDQUOT}
 _SHOWN = 8
 
 
@@ -73,25 +71,7 @@ def write(model: Model, saved: Saved, path: Path, *, force: bool = False) -> Non
         tensors[STEPS, ""] = np.array(saved.steps, np.int64)
     if saved.note:
         tensors[NOTE, ""] = np.array(saved.note.encode(), object)
-    write_group_atomic(path, _ENDINGS, lambda prefix: _save(prefix, tensors), force=force)
-
-
-def _save(prefix: Path, tensors: Mapping[tuple[str, str], Any]) -> None:
-    """TensorFlow's SaveV2, in a session that leaves the GPU alone."""
-    tf = runtime.tensorflow()
-    v1 = tf.compat.v1
-    keys, parts = zip(*tensors, strict=True)
-    values = [np.asarray(value) for value in tensors.values()]
-    with v1.Graph().as_default() as graph:
-        fed = [v1.placeholder(tf.string if value.dtype.kind in "OSU" else value.dtype) for value in values]
-        op = tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=keys, shape_and_slices=parts, tensors=fed)
-        with v1.Session(graph=graph, config=runtime.session_config(1, cpu_only=True)) as session:
-            try:
-                session.run(op, dict(zip(fed, values, strict=True)))
-            except tf.errors.OpError as error:
-                said = runtime.first_line(error)
-                code = next((code for text, code in _FULL.items() if text.lower() in str(error).lower()), errno.EIO)
-                raise OSError(code, said, str(prefix)) from None
+    write_group_atomic(path, _ENDINGS, lambda prefix: save(prefix, tensors), force=force)
 
 
 def _objects(model: Model) -> Any:
@@ -123,7 +103,7 @@ def read(model: Model, variables: Sequence[str], needed: Collection[str], path: 
     found = {name: np.array(state[name]) for name in variables if name in state}
     has_saver = any(place.by_saver for place in places.values())
     must = {name for name in variables if (places[name].by_saver if has_saver else name in needed)}
-    wrong = [said for name, value in found.items() if (said := differs(model, name, value))]
+    wrong = [said for name, value in found.items() if (said := formats.differs(model, name, value))]
     wrong += [f"no {places[name].key!r} for variable {name!r}" for name in variables if name in must - found.keys()]
     if wrong:
         more = len(wrong) - _SHOWN
@@ -136,30 +116,6 @@ def read(model: Model, variables: Sequence[str], needed: Collection[str], path: 
     steps = int(checkpoint.tensor(STEPS)) if STEPS in checkpoint else _global_step(model, found)
     note = bytes(checkpoint.tensor(NOTE)[()]).decode() if NOTE in checkpoint else ""
     return Saved(found, steps, note)
-
-
-def differs(model: Model, name: str, value: NDArray[Any]) -> str:
-    """What type or shape of a variable's value is another than in the graph; "" where it fits."""
-    dtype, shape = declared(model, name)
-    if dtype and value.dtype.name != dtype and not (dtype == "string" and value.dtype.kind in "OSU"):
-        return f"variable {name!r} is {dtype}, there {value.dtype.name}"
-    if shape is not None:
-        fits = len(shape) == value.ndim
-        fits = fits and all(want is None or want == is_ for want, is_ in zip(shape, value.shape, strict=True))
-        if not fits:
-            return f"variable {name!r} is {_text(shape)}, there {_text(value.shape)}"
-    return ""
-
-
-def declared(model: Model, name: str) -> tuple[str, tuple[int | None, ...] | None]:
-    """Type and shape that the graph gives a variable; "" and None for what it does not say."""
-    attrs = model.graph.attrs[model.graph.index[name]]
-    dtype, shape = attrs.get("dtype"), attrs.get("shape")
-    return dtype if isinstance(dtype, str) else "", shape if isinstance(shape, tuple) else None
-
-
-def _text(shape: Sequence[int | None]) -> str:
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def _global_step(model: Model, state: Mapping[str, NDArray[Any]]) -> int | None:

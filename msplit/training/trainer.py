@@ -243,7 +243,7 @@ class Trainer(Shown):
         """
         wrong = [f"there is no variable {name!r}" for name in values if name not in self._names]
         for name, value in values.items():
-            if not wrong and (said := checkpoint.differs(self.flat.model, name, np.asarray(value))):
+            if not wrong and (said := formats.differs(self.flat.model, name, np.asarray(value))):
                 wrong.append(said)
         if wrong:
             raise MsplitError(
