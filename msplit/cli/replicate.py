@@ -65,4 +65,4 @@ def command(model: Path, choice: options.Choice, copies: Copies, output: Path, f
         f"{copies.combine} of {', '.join(made.outputs)}."
     )
     for note in made.notes:
-        options.note(note)
+        say(note)

@@ -18,56 +18,19 @@ from msplit.analysis.rows import Rows, independent_rows
 from msplit.api import Replication
 from msplit.cost.workload import Workload
 from msplit.engines.tensorflow.engine import reference
-from msplit.formats.bundle import Checkpoint
 from msplit.inputs.make import feeds_for
 from msplit.measure.verification import compare
 from msplit.opset.traits import VARIABLES
-from msplit.training.checkpoint import OBJECTS
 from tests.campaign import CAMPAIGN, examples
 from tests.cli.runner import SAMPLES, fine, msplit, unchanged
 from tests.engines.cuda.cases import CudaEngine, job, run
 from tests.engines.cuda.random_graphs import random_graphs
 from tests.formats.models import graph
+from tests.weights import other_variables, other_weights
 
 SAVED_MODELS = ["control_flow_v2", "feature_columns", "keras_lookup", "ragged_sparse", "tf1_saved_model"]
 SAVED_MODELS += ["gru_while", "keras_inception", "two_signatures", "two_tags"] if CAMPAIGN else []
 Arrays = Mapping[str, NDArray[Any]]
-
-
-def other_weights(path: Path, seed: int, out: Path) -> Path:
-    """A frozen model like another, but for the values of its weights."""
-    model = formats.read(path)
-    random = np.random.default_rng(seed)
-    message = type(model.graph_def)()
-    message.CopyFrom(model.graph_def)
-    for node in message.node:
-        if node.op == "Const" and node.attr["dtype"].type == 1:
-            tensor = node.attr["value"].tensor
-            value = model.graph.attrs[model.graph.index[node.name]]["value"].load()
-            if value.size > 1:
-                tensor.ClearField("float_val")
-                scaled = value * random.uniform(0.5, 1.5, value.shape)
-                tensor.tensor_content = scaled.astype(np.float32).tobytes()
-    out.write_bytes(message.SerializeToString())
-    return out
-
-
-def other_variables(path: Path, seed: int, out: Path) -> Path:
-    """A SavedModel like another, but for the values of its floating-point variables."""
-    from msplit.engines.tensorflow.bundle import save
-
-    model = formats.read(path, tags=["serve"])
-    random = np.random.default_rng(seed)
-    values = formats.variables(model)
-    places = formats.saved_as(model, values)
-    saved = Checkpoint(path / "variables" / "variables")
-    parts: dict[tuple[str, str], Any] = {(OBJECTS, ""): saved.tensor(OBJECTS)} if OBJECTS in saved else {}
-    for name, value in values.items():
-        scaled = value * random.uniform(0.5, 1.5, value.shape) if value.dtype.kind == "f" else value
-        parts[places[name].key, places[name].part] = scaled.astype(value.dtype)
-    shutil.copytree(path, out)
-    save(out / "variables" / "variables", parts)
-    return out
 
 
 def outputs(path: Path, feeds: Arrays | None = None) -> tuple[dict[str, NDArray[Any]], Arrays]:
