@@ -22,7 +22,7 @@ from msplit.formats.model import Endpoint, Model
 from msplit.formats.protos import add_node
 from msplit.formats.writer import STREAM_ID
 from msplit.opset import proto
-from msplit.opset.traits import PLACEHOLDERS, VARIABLES
+from msplit.opset.traits import DRAWS, PLACEHOLDERS, VARIABLES
 
 _NAMES_OF_A_STEP = ("frame_name", "var_name")
 """Attributes that name what is there once per step and name: loop frames, temporary variables."""
@@ -36,11 +36,13 @@ class Replica:
         graph_def: Where its nodes and functions are taken from: the model's own graph, or one that differs in constants alone.
         stream: Stream id of all its nodes.
         device: Device of all its nodes, "" for none. What the model pins to a CPU stays on that of this task.
+        seed: Added to the seeds of what draws random numbers: those of equal seeds would be the same in all replicas.
     """
 
     graph_def: Any = field(repr=False)
     stream: int
     device: str = ""
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Ensemble:
     Attributes:
         inputs: Tensor by name of the input.
         outputs: By name of the output its node, type and shape.
-        variables: Name of a variable -> the replica that it belongs to, and what it is called in the model.
+        variables: Name of a variable -> the replica whose value it has, and what it is called in the model.
         init_op: What fills the tables, "" where there are none.
         shared: Nodes that are there once.
         copied: Nodes of one replica.
@@ -112,10 +114,7 @@ def ensemble(model: Model, replicas: Sequence[Replica], combine: str) -> Ensembl
         MsplitError: An output can not be averaged, or the model trains or has parts that can not be copied.
         LoadError: What is shared is not the same in all replicas.
     """
-    inner = {end for end in model.inputs if model.graph.ops[model.graph.index[end.node]] not in PLACEHOLDERS}
-    graph = _without_what_feeds(model.graph, inner)
-    kept = () if model.meta is None else model.inputs  # a signature takes them, needed or not
-    needed = graph.ancestors(graph.index[end.node] for end in (*model.outputs, *kept) if end not in inner)
+    inner, graph, needed = _reached(model)
     refuse(model, graph, needed)
     init = initializers(model, graph, needed)
     needed |= graph.ancestors(init)
@@ -137,11 +136,28 @@ def ensemble(model: Model, replicas: Sequence[Replica], combine: str) -> Ensembl
         add_node(made, init_op, "NoOp", [f"^{graph.names[node]}" for node in init])
     copied = np.flatnonzero(needed & ~shared).tolist()
     own = [graph.names[node] for node in copied if graph.ops[node] in VARIABLES]
-    variables = {f"{scope}/{name}": (number, name) for number, scope in enumerate(scopes) for name in own}
+    defaults = np.flatnonzero(shared & ~graph.ancestors(init) & graph.with_ops(VARIABLES)).tolist()
+    variables = {graph.names[node]: (0, graph.names[node]) for node in defaults}  # what an input has by default
+    variables |= {f"{scope}/{name}": (number, name) for number, scope in enumerate(scopes) for name in own}
     there = {node.name for node in made.node}
     fed_by = {end.name: names.fed.get((end.node, end.port), end.tensor) for end in model.inputs}
     inputs = {name: tensor for name, tensor in fed_by.items() if split_tensor(tensor)[0] in there}
     return Ensemble(made, inputs, outputs, variables, init_op, int(np.count_nonzero(shared)), len(copied))
+
+
+def has_variables(model: Model) -> bool:
+    """Whether the outputs of a model need variables."""
+    _, graph, needed = _reached(model)
+    return bool(np.any(needed & graph.with_ops(VARIABLES)))
+
+
+def _reached(model: Model) -> tuple[set[Endpoint], Graph, NDArray[np.bool_]]:
+    """What is fed inside of the model, the graph without what computes that, and which of its nodes the outputs need."""
+    index, ops = model.graph.index, model.graph.ops
+    inner = {end for end in model.inputs if ops[index[end.node]] not in PLACEHOLDERS}
+    graph = _without_what_feeds(model.graph, inner)
+    kept = () if model.meta is None else model.inputs  # a signature takes them, needed or not
+    return inner, graph, graph.ancestors(index[end.node] for end in (*model.outputs, *kept) if end not in inner)
 
 
 def _without_what_feeds(graph: Graph, inner: set[Endpoint]) -> Graph:
@@ -193,7 +209,7 @@ def _copy(made: Any, source: Any, names: _Names, scope: str = "", replica: Repli
         function.CopyFrom(library[name])
         function.signature.name += suffix
         for node in function.node_def:
-            _put_on(node, replica)
+            _settle(node, replica)
             called += _rename_functions(node, library, suffix)
     for gradient in source.library.gradient:
         if {gradient.function_name, gradient.gradient_func} <= copied:
@@ -212,7 +228,7 @@ def _adapt(node: Any, names: _Names, scope: str, replica: Replica | None) -> Non
         del node.attr["_class"]
         if together:
             node.attr["_class"].list.s.extend(together)
-    _put_on(node, replica)
+    _settle(node, replica)
     if replica is None:
         return
     own = {key: node.attr[key].s for key in _NAMES_OF_A_STEP if key in node.attr}
@@ -225,12 +241,16 @@ def _adapt(node: Any, names: _Names, scope: str, replica: Replica | None) -> Non
         node.device = _device(replica.device, node.device)
 
 
-def _put_on(node: Any, replica: Replica | None) -> None:
-    """Puts a node on the stream of its replica; what all share is on none."""
-    if replica is not None:
-        node.attr[STREAM_ID].i = replica.stream
-    elif STREAM_ID in node.attr:
-        del node.attr[STREAM_ID]
+def _settle(node: Any, replica: Replica | None) -> None:
+    """Puts a node on the stream of its replica, and has it draw what no other draws; what all share is on none."""
+    if replica is None:
+        if STREAM_ID in node.attr:
+            del node.attr[STREAM_ID]
+        return
+    node.attr[STREAM_ID].i = replica.stream
+    seeded = any(key in node.attr and node.attr[key].i for key in ("seed", "seed2"))
+    if seeded and node.op in DRAWS:  # without one TensorFlow takes another each time
+        node.attr["seed2"].i += replica.seed
 
 
 def _device(device: str, pinned: str) -> str:

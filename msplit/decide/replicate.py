@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.decide.model import opened
-from msplit.decide.replicas import Ensemble, Replica, ensemble
+from msplit.decide.replicas import Ensemble, Replica, ensemble, has_variables
 from msplit.decide.saved_model import saved_model
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import writer
 from msplit.formats.model import Format, Model
 from msplit.formats.sniffer import SAVED_MODEL_FILES
-from msplit.opset.traits import VARIABLES
 from msplit.progress import phase
 
 COMBINE = ("mean", "stack")
@@ -94,14 +93,14 @@ def replicate(
     bare = source.format.binary is Format.GRAPH_DEF
     target = replace(source, format=source.format if bare else Format.SAVED_MODEL)
     writer.check_place(target, Path(out), force=force)
-    has_variables = any(source.graph.ops[node] in VARIABLES for node in _needed(source))
-    if has_variables and bare and len(replication.weights) < replication.times:
+    trained = has_variables(source)
+    if trained and bare and len(replication.weights) < replication.times:
         raise LoadError(
             "holds a graph without the values of its variables",
             where=str(source.path),
             fix="give --weights for each replica, freeze the model, or give a SavedModel",
         )
-    frozen = [] if has_variables else [_like(source, Path(path)) for path in replication.weights]
+    frozen = [] if trained else [_like(source, Path(path)) for path in replication.weights]
     streams = replication.streams or replication.times
     devices = replication.devices or ("",)
     with phase("copying"):
@@ -110,6 +109,7 @@ def replicate(
                 frozen[number].graph_def if number < len(frozen) else source.graph_def,
                 number % streams,
                 devices[number % len(devices)],
+                number,
             )
             for number in range(replication.times)
         ]
@@ -124,7 +124,7 @@ def replicate(
             target = replace(target, format=Format.SAVED_MODEL)
             writer.write_message(target, message, Path(out), force=force, beside=_beside(source, values))
     tensors = {name: end.tensor.removesuffix(":0") for name, end in made.outputs.items()}
-    return Replicated(Path(out), tensors, made.shared, made.copied, _notes(replication))
+    return Replicated(Path(out), tensors, made.shared, made.copied, _notes(source, replication))
 
 
 def _check(replication: Replication) -> None:
@@ -142,11 +142,6 @@ def _check(replication: Replication) -> None:
     wrong = next((device for device in replication.devices if not _DEVICE.fullmatch(device)), None)
     if wrong is not None:
         raise MsplitError(f"{wrong!r} is no device", fix="write it as /gpu:0, or /job:worker/task:1/device:GPU:0")
-
-
-def _needed(model: Model) -> list[int]:
-    graph = model.graph
-    return graph.ancestors(graph.index[end.node] for end in model.outputs).nonzero()[0].tolist()
 
 
 def _like(model: Model, path: Path) -> Model:
@@ -210,9 +205,11 @@ def _beside(model: Model, values: Mapping[str, NDArray[Any]]) -> Callable[[Path]
     return fill
 
 
-def _notes(replication: Replication) -> tuple[str, ...]:
-    if len(replication.weights) >= replication.times - 1 and len(set(map(str, replication.weights))) == len(
-        replication.weights
-    ):
-        return ()
-    return ("Replicas have equal weights, and so give equal results: --weights PATH gives each its own.",)
+def _notes(model: Model, replication: Replication) -> tuple[str, ...]:
+    notes = []
+    own = replication.times - len(replication.weights)
+    if len({os.path.realpath(path) for path in replication.weights}) + min(own, 1) < replication.times:
+        notes.append("Replicas have equal weights, and so give equal results: --weights PATH gives each its own.")
+    if model.targets:
+        notes.append(f"Left out, as it gives no tensor: {', '.join(model.targets[:8])}.")
+    return tuple(notes)

@@ -52,6 +52,7 @@ def refuse(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> None:
 
 def initializers(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> list[int]:
     """What fills the tables that are needed: initializers, groups of them taken apart, without those of weights."""
+    lasting = _lasting(graph)
     waiting = [graph.index[name] for name in model.init_ops]
     found: dict[int, None] = {}
     seen = set(waiting)
@@ -65,14 +66,14 @@ def initializers(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> list[
         before = np.flatnonzero(graph.ancestors([node])).tolist()
         if any(needed[one] and graph.ops[one] in VARIABLES for one in before):
             continue  # the value comes from a checkpoint
-        if any(needed[one] and _lasts(graph, one) for one in before):
+        if any(needed[one] and one in lasting for one in before):
             found[node] = None
     return list(found)
 
 
-def _lasts(graph: Graph, node: int) -> bool:
-    """Whether a node is a table, queue or iterator, which lasts from step to step under its own name. Not variables, which do."""
-    return graph.ops[node] not in VARIABLES and "shared_name" in graph.attrs[node]
+def _lasting(graph: Graph) -> set[int]:
+    """Tables, queues and iterators, which last from step to step under their own names. Variables do, too, and are not meant."""
+    return {node for node in graph.nodes_with("shared_name") if graph.ops[node] not in VARIABLES}
 
 
 def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Sequence[int]) -> NDArray[np.bool_]:
@@ -85,7 +86,7 @@ def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Se
         name = graph.names[node]
         return all(nodes[name].attr["value"] == own[name].attr["value"] for nodes in theirs)
 
-    lasting = [node for node in range(len(graph)) if _lasts(graph, node)]
+    lasting = _lasting(graph)
     fed = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
     shared = graph.ancestors([*lasting, *fed, *init])
     different = [node for node in np.flatnonzero(shared).tolist() if graph.ops[node] in CONSTANTS and not equal(node)]
@@ -95,7 +96,6 @@ def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Se
             where=str(model.path),
             fix="give models with the same vocabularies and the same preprocessing",
         )
-    lasts = set(lasting)
     waiting = np.bincount(graph.edges.dst, minlength=len(graph))
     ready = [node for node in range(len(graph)) if not waiting[node] or shared[node]]
     done = np.zeros(len(graph), np.bool_)
@@ -104,7 +104,7 @@ def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Se
         if done[node]:
             continue
         done[node] = True
-        if not shared[node] and not _same_for_all(graph, node, lasts, equal):
+        if not shared[node] and not _same_for_all(graph, node, lasting, equal):
             continue
         shared[node] = True
         for consumer in graph.successors(node).tolist():
@@ -114,14 +114,14 @@ def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Se
     return shared
 
 
-def _same_for_all(graph: Graph, node: int, lasts: Container[int], equal: Callable[[int], bool]) -> bool:
+def _same_for_all(graph: Graph, node: int, lasting: Container[int], equal: Callable[[int], bool]) -> bool:
     """Whether a node of which all inputs are shared is shared, too."""
     op = graph.ops[node]
     if op in CONSTANTS:
         value = graph.attrs[node].get("value")
-        if not isinstance(value, TensorValue) or (value.dtype in FLOATING and int(np.prod(value.shape)) != 1):
+        if not isinstance(value, TensorValue) or (value.dtype in FLOATING and value.shape):
             return False  # weights: though they may be equal, each replica has its own
         return equal(node)
     if op in _STAYS_WHOLE or op in VARIABLES or schema.lookup(op) is None:
         return False
-    return not is_stateful(op) or any(int(before) in lasts for before in graph.predecessors(node))
+    return not is_stateful(op) or any(int(before) in lasting for before in graph.predecessors(node))

@@ -17,7 +17,10 @@ from msplit import api, formats
 from msplit.analysis.rows import Rows, independent_rows
 from msplit.api import Replication
 from msplit.cost.workload import Workload
+from msplit.engines.tensorflow.bundle import save
 from msplit.engines.tensorflow.engine import reference
+from msplit.errors import LoadError
+from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.make import feeds_for
 from msplit.measure.verification import compare
 from msplit.opset.traits import VARIABLES
@@ -125,7 +128,8 @@ def test_any_graph_in_copies_computes_itself(tmp_path_factory: pytest.TempPathFa
     whole = flat.graph
     for tensor in flat.outputs:
         before = np.flatnonzero(whole.ancestors([tensor.node]))
-        weighs = any(whole.attrs[node].get("dtype") == "float32" for node in before if whole.ops[node] == "Const")
+        constants = [whole.attrs[node]["value"] for node in before if whole.ops[node] == "Const"]
+        weighs = any(value.dtype == "float32" and value.shape for value in constants)
         value = found[tensors[tensor.name]]
         for part in value if weighs else [value]:
             np.testing.assert_array_equal(part, expected[tensor.name], strict=True)
@@ -274,6 +278,110 @@ def test_the_cuda_engine_runs_alike_replicas_in_the_kernels_of_one(
             run(copies, feeds, streams, **options), {key: np.mean([part[key] for part in alone], 0) for key in alone[0]}
         )
         assert found.passed, found.describe()
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("bare", [False, True])
+def test_replicas_of_a_training_graph_predict_by_their_checkpoints(bare: bool, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph_, v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 2], name="x")
+        kernel = v1.get_variable("kernel", [2, 3], initializer=v1.glorot_uniform_initializer(seed=7))
+        bias = v1.get_variable("bias", [3], initializer=v1.zeros_initializer(), use_resource=True)
+        y = tf.add(x @ kernel, bias, name="y")
+        train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(
+            tf.reduce_mean(tf.square(y - 1.0), name="loss"), name="train"
+        )
+        saver, fed = v1.train.Saver(), {x: np.arange(8, dtype=np.float32).reshape(4, 2)}
+        session.run(v1.global_variables_initializer())
+        expected, weights = [], []
+        for number in range(3):
+            weights.append(saver.save(session, str(tmp_path / "model"), global_step=number))
+            expected.append(session.run(y, fed))
+            session.run(train, fed)
+        (tmp_path / "graph.pb").write_bytes(graph_.as_graph_def().SerializeToString())
+    path = tmp_path / "graph.pb" if bare else Path(f"{weights[2]}.meta")
+    flat = api.load(path, outputs=["y"])
+    made = api.replicate(flat, Replication(3, weights if bare else weights[:2], "stack"), tmp_path / "out")
+    assert made.outputs == {"y": "y"}
+    found, _ = outputs(tmp_path / "out", {"x": fed[x]})
+    np.testing.assert_array_equal(found["y"], expected)
+    with pytest.raises(LoadError, match="of another model"):
+        api.replicate(flat, Replication(3, [*weights[:2], saved_elsewhere(tmp_path)]), tmp_path / "none")
+
+
+def saved_elsewhere(tmp_path: Path) -> Path:
+    """A checkpoint with the same names and another shape."""
+    save(tmp_path / "wider", {("kernel", ""): np.ones((2, 4), np.float32), ("bias", ""): np.ones(3, np.float32)})
+    return tmp_path / "wider"
+
+
+@pytest.mark.tf
+def test_a_variable_that_an_input_has_by_default_keeps_its_value(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 2], name="x")
+        kernel, rate = (
+            v1.get_variable(name, [2], initializer=v1.constant_initializer(3.0)) for name in ("kernel", "rate")
+        )
+        y = x * kernel * v1.placeholder_with_default(rate, [2], name="scale")
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, str(tmp_path / "model"), {"x": x}, {"y": y})
+    api.replicate(tmp_path / "model", Replication(2), tmp_path / "out")
+    found, _ = outputs(tmp_path / "out", {"x": np.ones((1, 2), np.float32)})
+    assert found["y"].tolist() == [[9.0, 9.0]]
+
+
+@pytest.mark.tf
+def test_what_is_fed_inside_of_the_model_is_fed_to_all(tmp_path: Path) -> None:
+    inner = "expert_0/dense_0/Relu"
+    flat = api.load(SAMPLES / "mmoe_small.pb", inputs=[inner], outputs=["expert_0/dense_1/Relu"])
+    weights = [other_weights(SAMPLES / "mmoe_small.pb", seed, tmp_path / f"{seed}.pb") for seed in (1, 2)]
+    api.replicate(flat, Replication(2, weights, "stack"), tmp_path / "out.pb")
+    copies = api.load(tmp_path / "out.pb")
+    (fed,) = copies.inputs
+    value = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
+    found = reference(copies, {fed.name: value})["expert_0/dense_1/Relu"]
+    for part, path in zip(found, weights, strict=True):
+        alone = api.load(path, inputs=[inner], outputs=["expert_0/dense_1/Relu"])
+        np.testing.assert_array_equal(part, reference(alone, {inner: value})["expert_0/dense_1/Relu"])
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64"])
+def test_the_mean_of_every_floating_type(dtype: str, tmp_path: Path) -> None:
+    kind = f"DT_{dtype.upper().replace('FLOAT64', 'DOUBLE').replace('FLOAT16', 'HALF').replace('BHALF', 'BFLOAT16')}"
+    text = f"""
+        x Placeholder | attr {{ key: "dtype" value {{ type: {kind} }} }}
+        w {CONSTANT.format(kind, "tensor_shape { dim { size: 4 } }")}
+        y AddV2 x w | attr {{ key: "T" value {{ type: {kind} }} }}
+    """
+    replicas_of(tmp_path, text, times=4)
+    value = np.array([0.5, 1, -2, 3]).astype(numpy_dtype(dtype))
+    found = reference(api.load(tmp_path / "out.pb"), {"x": value})["y"]
+    np.testing.assert_array_equal(found, value, strict=True)
+
+
+@pytest.mark.tf
+def test_replicas_draw_numbers_of_their_own_though_seeds_are_given(tmp_path: Path) -> None:
+    seeds = 'attr { key: "seed" value { i: 5 } } attr { key: "seed2" value { i: 6 } }'
+    text = f"""
+        x {INPUT}
+        w {WEIGHT}
+        shape {SHAPE}
+        noise RandomStandardNormal shape | attr {{ key: "dtype" value {{ type: DT_FLOAT }} }} {FLOAT.replace("FLOAT", "INT32")} {seeds}
+        sum AddV2 noise w | {FLOAT}
+        y Mul sum x | {FLOAT}
+    """
+    replicas_of(tmp_path, text, times=3, combine="stack")
+    fed = {"x": np.float32(1)}
+    (found,), (alone,) = (list(outputs(tmp_path / name, fed)[0].values()) for name in ("out.pb", "model.pb"))
+    np.testing.assert_array_equal(found[0], alone)
+    assert len(set(found.ravel().tolist())) == found.size
 
 
 def test_rows_of_an_average_stay_independent(tmp_path: Path) -> None:

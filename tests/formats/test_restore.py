@@ -165,3 +165,22 @@ def test_restored_tensor_that_goes_nowhere_is_passed_over(tmp_path: Path) -> Non
         other.attr["T"].type = 1
 
     assert len(formats.variables(edited(tmp_path, edit))) == 9
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.zeros((200, 8), np.float32), ""),
+        (np.zeros((200, 8), np.float64), "is float32, there float64"),
+        (np.zeros((201, 8), np.float32), "is [200, 8], there [201, 8]"),
+        (np.zeros(8, np.float32), "is [200, 8], there [8]"),
+    ],
+)
+def test_a_value_of_another_type_or_shape_is_told(value: Any, said: str, tmp_path: Path) -> None:
+    from tests.formats.models import graph
+
+    shape = 'attr { key: "shape" value { shape { dim { size: 200 } dim { size: 8 } } } }'
+    text = f'v VarHandleOp | attr {{ key: "dtype" value {{ type: DT_FLOAT }} }} {shape}'
+    (tmp_path / "v.pb").write_bytes(graph(text).SerializeToString())
+    found = formats.differs(formats.read(tmp_path / "v.pb"), "v", value)
+    assert found == (f"variable 'v' {said}" if said else "")

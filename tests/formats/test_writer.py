@@ -462,3 +462,23 @@ def test_tensorflow_takes_generated_graphs_that_pass_the_verifier(tmp_path: Path
     for nodes in cases:
         data = proto.graph_pb2.GraphDef(node=[x, *nodes]).SerializeToString()
         assert reads(data) == imports(data), nodes
+
+
+def test_a_message_with_other_files_beside_it(tmp_path: Path) -> None:
+    model = read(SAMPLES / "keras_lookup")
+
+    def beside(folder: Path) -> None:
+        writer.copy_beside(model, folder, lambda name: name == "assets")
+
+    writer.write_message(model, model.proto, tmp_path / "out", beside=beside)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["assets", "saved_model.pb"]
+    assert [path.name for path in (tmp_path / "out" / "assets").iterdir()] == [
+        path.name for path in (SAMPLES / "keras_lookup" / "assets").iterdir()
+    ]
+    writer.write_message(model, model.proto, tmp_path / "out", force=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["saved_model.pb"]
+    bare = read(SAMPLES / "while_v1.pb")
+    writer.write_message(bare, bare.graph_def, tmp_path / "out.pb")
+    assert read(tmp_path / "out.pb").graph_def == bare.graph_def
+    with pytest.raises(WriteError, match="is the input"):
+        writer.write_message(bare, bare.graph_def, bare.path, force=True)
