@@ -37,12 +37,14 @@ class Replica:
         stream: Stream id of all its nodes.
         device: Device of all its nodes, "" for none. What the model pins to a CPU stays on that of this task.
         seed: Added to the seeds of what draws random numbers: those of equal seeds would be the same in all replicas.
+        host: What runs on the host and so is on no stream, as (function, node); None for the function is the graph itself.
     """
 
     graph_def: Any = field(repr=False)
     stream: int
     device: str = ""
     seed: int = 0
+    host: Container[tuple[str | None, str]] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,14 @@ def _copy(made: Any, source: Any, names: _Names, scope: str = "", replica: Repli
         node.CopyFrom(encoded[names.graph.names[number]])
         _adapt(node, names, scope, replica)
         called += _rename_functions(node, library, suffix)
+    _copy_functions(made, source.library, library, called, scope, replica)
+
+
+def _copy_functions(
+    made: Any, encoded: Any, library: Mapping[str, Any], called: list[str], scope: str, replica: Replica | None
+) -> None:
+    """Copies functions, those that they call, and which of them are gradients of others."""
+    suffix = f"_{scope}" if scope else ""
     copied = set()
     while called:
         name = called.pop()
@@ -208,10 +218,15 @@ def _copy(made: Any, source: Any, names: _Names, scope: str = "", replica: Repli
         function = made.library.function.add()
         function.CopyFrom(library[name])
         function.signature.name += suffix
+        inside = {one.name for one in (*function.signature.input_arg, *function.node_def)}
         for node in function.node_def:
-            _settle(node, replica)
+            _settle(node, name, replica)
+            groups = node.attr["_class"].list.s if "_class" in node.attr else []
+            for number, text in enumerate(groups):
+                if scope and text[5:].decode(errors="replace") not in inside:  # no node but a name, which each has
+                    groups[number] = text[:5] + f"{scope}/".encode() + text[5:]
             called += _rename_functions(node, library, suffix)
-    for gradient in source.library.gradient:
+    for gradient in encoded.gradient:
         if {gradient.function_name, gradient.gradient_func} <= copied:
             made.library.gradient.add(
                 function_name=gradient.function_name + suffix, gradient_func=gradient.gradient_func + suffix
@@ -228,7 +243,7 @@ def _adapt(node: Any, names: _Names, scope: str, replica: Replica | None) -> Non
         del node.attr["_class"]
         if together:
             node.attr["_class"].list.s.extend(together)
-    _settle(node, replica)
+    _settle(node, None, replica)
     if replica is None:
         return
     own = {key: node.attr[key].s for key in _NAMES_OF_A_STEP if key in node.attr}
@@ -241,13 +256,14 @@ def _adapt(node: Any, names: _Names, scope: str, replica: Replica | None) -> Non
         node.device = _device(replica.device, node.device)
 
 
-def _settle(node: Any, replica: Replica | None) -> None:
+def _settle(node: Any, function: str | None, replica: Replica | None) -> None:
     """Puts a node on the stream of its replica, and has it draw what no other draws; what all share is on none."""
+    if STREAM_ID in node.attr:
+        del node.attr[STREAM_ID]
     if replica is None:
-        if STREAM_ID in node.attr:
-            del node.attr[STREAM_ID]
         return
-    node.attr[STREAM_ID].i = replica.stream
+    if (function, node.name) not in replica.host:
+        node.attr[STREAM_ID].i = replica.stream
     seeded = any(key in node.attr and node.attr[key].i for key in ("seed", "seed2"))
     if seeded and node.op in DRAWS:  # without one TensorFlow takes another each time
         node.attr["seed2"].i += replica.seed

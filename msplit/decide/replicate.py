@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
@@ -17,6 +18,7 @@ from msplit.decide.replicas import Ensemble, Replica, ensemble, has_variables
 from msplit.decide.saved_model import saved_model
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.flatten.origin import original
 from msplit.formats import writer
 from msplit.formats.model import Format, Model
 from msplit.formats.sniffer import SAVED_MODEL_FILES
@@ -89,7 +91,8 @@ def replicate(
         WriteError: It can not be written. What was there before is unharmed.
     """
     _check(replication)
-    source = opened(model).model
+    flat = opened(model)
+    source = flat.model
     bare = source.format.binary is Format.GRAPH_DEF
     target = replace(source, format=source.format if bare else Format.SAVED_MODEL)
     writer.check_place(target, Path(out), force=force)
@@ -103,6 +106,10 @@ def replicate(
     frozen = [] if trained else [_like(source, Path(path)) for path in replication.weights]
     streams = replication.streams or replication.times
     devices = replication.devices or ("",)
+    host = frozenset(
+        original(flat, int(flat.origin_function[node]), int(flat.origin_node[node]))[:2]
+        for node in np.flatnonzero(flat.host & (flat.origin_node >= 0)).tolist()
+    )
     with phase("copying"):
         replicas = [
             Replica(
@@ -110,6 +117,7 @@ def replicate(
                 number % streams,
                 devices[number % len(devices)],
                 number,
+                host,
             )
             for number in range(replication.times)
         ]
