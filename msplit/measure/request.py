@@ -11,8 +11,8 @@ from msplit.cost import DEFAULT_GPU
 from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
 from msplit.decide.basis import ON_COSTS, RECORDED, Given, settle
-from msplit.engines.cuda.options import Shards
 from msplit.engines.base import TensorFlowOptions
+from msplit.engines.cuda.options import Shards
 from msplit.engines.tensorflow.devices import Function
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import STEPS, Key, Op, OpGraph, mutated
+from msplit.engines.base import STEPS
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
 from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
 from msplit.engines.cuda.options import Shards
 from msplit.errors import EngineError
