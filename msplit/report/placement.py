@@ -27,7 +27,7 @@ def tables(placements: Mapping[str, Placement]) -> list[Table]:
         )
         for label, nodes in placements.items()
     ]
-    note = "moved: nodes that were to be elsewhere, where there is no such device or it has no kernel for them"
+    note = "moved: nodes that were to be elsewhere: no such device, no kernel for them there, or a variable or loop binds them"
     return [Table("Devices", ("", "device", ">nodes", ">moved"), rows, note), *logs] if placements else []
 
 
@@ -37,10 +37,10 @@ def notes(placements: Mapping[str, Placement]) -> list[str]:
     for label, nodes in placements.items():
         moved = [node for node in nodes if _is_moved(node.asked, node.device)]
         if moved:
-            first = moved[0]
+            one, verb = moved[0], "is" if len(moved) == 1 else "are"
             found.append(
-                f"{label}: TensorFlow put {plural(len(moved), 'node')} elsewhere than asked, such as {first.name} on {first.device} "
-                f"instead of {first.asked}; --no-soft-placement makes that an error."
+                f"{label}: {plural(len(moved), 'node')} of {count(len(nodes))} {verb} elsewhere than asked, such as {one.name} on "
+                f"{one.device} instead of {one.asked}; --no-soft-placement refuses devices that are not there."
             )
     return found
 

@@ -101,9 +101,19 @@ class TensorFlowEngine:
                 timeout=job.tensorflow.timeout,
             )
             try:
-                return executable.placement(job.feeds, placed.graph_def)
+                return executable.placement(job.feeds, placed.graph_def, _asked(job))
             finally:
                 executable.close()
+
+
+def _asked(job: Job) -> dict[str, str]:
+    """Node -> the device that its id names. Constants, which go to who reads them, and what the host runs are nobody's choice."""
+    own, flat = job.tensorflow, job.flat
+    if not (job.ids.any() or own.devices):
+        return {}
+    devices = own.devices or runtime.devices(job.streams, cpu_only=own.cpu)
+    named = zip(flat.graph.names, flat.graph.ops, job.ids.tolist(), flat.host.tolist(), strict=True)
+    return {name: devices[number] for name, op, number, host in named if op != "Const" and not host}
 
 
 def _placed(job: Job, single: bool) -> tuple[Placed, dict[str, Any]]:

@@ -159,11 +159,12 @@ class SessionExecutable:
                 run(*self._last, run_metadata=metadata)
         return from_metadata(metadata)
 
-    def placement(self, feeds: Arrays, graph_def: Any) -> Placement:
+    def placement(self, feeds: Arrays, graph_def: Any, asked: Mapping[str, str]) -> Placement:
         """Where TensorFlow puts the nodes of a step, by running one. What is fed is nowhere.
 
         Args:
             graph_def: What the session was given.
+            asked: Node -> the device that it was to have, where that is not the one in the graph: what touches a variable is with it.
         """
         metadata = tensorflow().compat.v1.RunMetadata()
         run = _callable(self._session, *self._parts, timeout=self._timeout, trace=True)
@@ -173,7 +174,7 @@ class SessionExecutable:
         given = {node.name: node for node in graph_def.node}  # what the runtime adds, such as sends, is not there
         found = {node.name: node.device for graph in metadata.partition_graphs for node in graph.node}
         return tuple(
-            PlacedNode(name, given[name].op, short(given[name].device), short(device))
+            PlacedNode(name, given[name].op, short(asked.get(name, given[name].device)), short(device))
             for name, device in sorted(found.items())
             if name in given
         )
