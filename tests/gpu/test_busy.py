@@ -1,0 +1,40 @@
+"""How busy a GPU is as the driver tells, and NVIDIA's switches of TensorFlow, on a real one."""
+
+from __future__ import annotations
+
+import pytest
+
+from msplit.engines.base import TensorFlowOptions
+from msplit.measure.benchmark import bench
+from msplit.measure.busy import advice, busy
+from msplit.measure.request import BenchRequest
+from msplit.measure.results import Settings
+from tests.cli.runner import SAMPLES
+
+pytestmark = pytest.mark.gpu
+
+QUICK = Settings(duration=0.3, builds=1)
+
+
+def test_bench_says_how_busy_the_gpu_is() -> None:
+    request = BenchRequest(engine="cuda", streams=(1, 4), batch=128, compare_tensorflow=False, settings=QUICK)
+    found = bench(SAMPLES / "mmoe_small.pb", request)
+    variants = [one for one in found.result.variants if one.host is not None]
+    loads = busy(variants, found.limits)
+    assert [one.label for one in loads] == [one.label for one in variants]
+    assert all(one.works is not None and 0 < one.works <= 1 for one in loads)
+    assert all(one.driver is not None and 0 <= one.driver <= 1 for one in loads)
+    assert any(one.filled is not None for one in loads)
+    assert len(advice(loads, variants)) == 1
+
+
+@pytest.mark.tf
+def test_each_switch_of_tensorflow_runs_and_gives_the_same() -> None:
+    tensorflow = pytest.importorskip("tensorflow")
+    if not tensorflow.config.list_physical_devices("GPU"):
+        pytest.skip("this TensorFlow sees no GPU")
+    own = TensorFlowOptions(merge_streams=True, private_threads=2, priorities=(-1, 0), limits=(2048, 4096))
+    request = BenchRequest(engine="tensorflow", streams=(1, 2), batch=128, settings=QUICK, tensorflow=own)
+    found = bench(SAMPLES / "mmoe_small.pb", request)
+    assert [one.skipped for one in found.result.variants] == [""] * 6
+    assert not found.result.failed
