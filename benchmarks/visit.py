@@ -202,7 +202,13 @@ JOBS = (
     foreign("ple,bucket_columns", 100),
     foreign("din,autoint,dcn", 100),
     Job("gpus", "all", 300, ("gpus.py",), gets_all=True),
-    Job("gpus", "tests", 150, ("-m", "pytest", "-q", "-m", "needs_gpus", "tests/gpu"), gets_all=True),
+    Job(
+        "gpus",
+        "tests",
+        150,
+        ("-m", "pytest", "-q", "-m", "needs_gpus", "tests/gpu", "tests/engines/cuda/device"),
+        gets_all=True,
+    ),
 )
 """In the order in which they begin: long ones first, so that all GPUs are done at about the same time. Quiet ones come last."""
 

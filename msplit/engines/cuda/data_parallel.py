@@ -15,7 +15,7 @@ from msplit.engines.cuda.kernels.store import made_for
 from msplit.engines.cuda.runtime.data_parallel import Batch, DataParallel
 from msplit.engines.cuda.runtime.executables import executable_of
 from msplit.engines.cuda.stored.program import pack
-from msplit.engines.cuda.stored.rung import Opened
+from msplit.engines.cuda.stored.rung import HARMLESS, Opened
 from msplit.engines.cuda.stored.weights import Weights
 from msplit.errors import EngineError, MsplitError
 
@@ -72,7 +72,8 @@ def shared_batch(job: Job) -> Batch:
 
 def are_alike(first: str, other: str) -> bool:
     """Whether a device runs what was compiled and measured for another one."""
-    return made_for(Device.of(torch.device(first))) == made_for(Device.of(torch.device(other)))
+    one, two = (made_for(Device.of(torch.device(device))) for device in (first, other))
+    return all(one[name] == two[name] for name in one if name not in HARMLESS)
 
 
 def missing(devices: Sequence[str]) -> str | None:

@@ -126,7 +126,7 @@ def test_what_is_compiled_of_a_graph_is_kept_by_each_device_until_all_forget_it(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.needs_gpus(2)
 def test_two_gpus_time_and_capture_on_their_own():
     one, other = (Device.of(torch.device("cuda", index)) for index in (0, 1))
     times = []
