@@ -94,6 +94,7 @@ class DataParallel:
 
     def __init__(self, replicas: Sequence[Executable], batch: Batch, feeds: Arrays, devices: Sequence[str]) -> None:
         self._replicas, self._batch, self._devices = tuple(replicas), batch, tuple(devices)
+        self._beginning = [replica for replica in replicas if isinstance(replica, Begins)]
         self._like = {name: (value.dtype, value.shape) for name, value in feeds.items()}
         self._threads = ThreadPoolExecutor(len(self._replicas), thread_name_prefix="msplit-device")
 
@@ -107,10 +108,12 @@ class DataParallel:
 
     def _begun(self, parts: Sequence[Feeds]) -> list[Mapping[str, NDArray[Any]]] | None:
         """Outputs of all devices; None where one of them can not begin."""
+        if len(self._beginning) < len(parts):
+            return None
         running: list[Begins] = []
         try:
-            for replica, part in zip(self._replicas, parts, strict=True):
-                if not (isinstance(replica, Begins) and replica.begin(part)):
+            for replica, part in zip(self._beginning, parts, strict=True):
+                if not replica.begin(part):
                     return None
                 running.append(replica)
             return [running.pop(0).end() for _ in parts]
@@ -136,9 +139,8 @@ class DataParallel:
         """
         for name, (dtype, shape) in self._like.items():
             value: Any = feeds.get(name)
-            if not (
-                is_array(value) and value.shape == shape and value.dtype == dtype
-            ):  # or it is a tensor, or a string
+            if not (is_array(value) and value.shape == shape and value.dtype == dtype):
+                # Or it is a tensor, or text.
                 refuse_fed(feeds, {key: (kind.name, size) for key, (kind, size) in self._like.items()})
                 break
         return self._batch.cut({name: feeds[name] for name in self._like})

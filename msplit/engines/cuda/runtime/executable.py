@@ -307,9 +307,7 @@ class CudaExecutable:
         """See `engines.base.Begins`: a captured graph, fed from the host, runs by itself. On the current stream of its GPU."""
         if not self._capture:
             return False
-        if (
-            not self.device.is_current
-        ):  # the default stream's handle is the same on every GPU, and means that of the current one
+        if not self.device.is_current:  # a default stream has one handle on all GPUs, which means the current one's
             with self.device.entered():
                 return self.begin(feeds)
         if not self._inputs.send(feeds):
