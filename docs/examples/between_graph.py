@@ -5,7 +5,7 @@
     python docs/examples/between_graph.py first.pb second.pb
 
 One client puts inputs into a queue per member and averages what comes back. A member that does not answer in time is left out, and the
-others go on: in one graph (`msplit replicate`, whose results are shown beside these) a dead task ends the step for all.
+others go on. Beside it the same ensemble as one graph over the same tasks (`msplit replicate --devices`): for that all must be there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import multiprocessing
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,13 @@ def answer(cluster: dict[str, list[str]], member: int, path: Path, seconds: floa
                     session.run(step, options=within(10 * seconds))
             except tf.errors.OutOfRangeError:  # closed, and empty: the end of the data
                 session.run(made.close())
+    server.join()  # its task stays for others until it is ended
 
 
 def ask(
-    target: str, flat: Any, members: int, batches: Sequence[dict[str, Any]], seconds: float
+    target: str, flat: Any, alive: list[int], batches: Sequence[dict[str, Any]], seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """The client: sends each batch to all members, and averages what those give that answer."""
-    alive = list(range(members))
+    """The client: sends each batch to all members, and averages what those give that answer; the others are taken out of `alive`."""
     with tf.Graph().as_default():
         pairs = [tuple(queues(flat, member)) for member in alive]
         fed = {end.name: v1.placeholder(end.dtype) for end in flat.model.inputs}
@@ -102,7 +103,7 @@ def ask(
                 if not answers:
                     raise SystemExit("no member answers")
                 yield {end.name: np.mean([one[end.name] for one in answers], 0) for end in flat.model.outputs}
-            session.run(closes)
+            session.run(closes, options=within(seconds))
 
 
 def free_addresses(count: int) -> list[str]:
@@ -114,8 +115,27 @@ def free_addresses(count: int) -> list[str]:
     return addresses
 
 
-def between_graphs(paths: Sequence[Path], batches: Sequence[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
-    """Means of the members' outputs, a process each. On several hosts each would be started there, with the same cluster."""
+def in_one_graph(
+    target: str, paths: Sequence[Path], batches: Sequence[dict[str, Any]], seconds: float
+) -> list[dict[str, Any]]:
+    """The same by one graph and one client, each replica on the task of a member."""
+    with tempfile.TemporaryDirectory() as folder, tf.Graph().as_default():
+        devices = [f"/job:member/task:{member}" for member in range(len(paths))]
+        made = api.replicate(
+            paths[0], api.Replication(len(paths), paths, devices=devices), Path(folder) / "ensemble.pb"
+        )
+        ensemble = msplit.load(made.path).model
+        tf.import_graph_def(ensemble.graph_def, name="")
+        names = {end.name: end.tensor for end in ensemble.inputs}
+        fetches = {name: f"{tensor}:0" for name, tensor in made.outputs.items()}
+        config = v1.ConfigProto(operation_timeout_in_ms=int(seconds * 1000))
+        with v1.Session(target, config=config) as session:
+            return [session.run(fetches, {names[key]: value for key, value in batch.items()}) for batch in batches]
+
+
+@contextmanager
+def members_of(paths: Sequence[Path], seconds: float) -> Iterator[str]:
+    """Starts a process per member, as each host would with the same cluster, and gives the address of the inputs."""
     first, *others = free_addresses(1 + len(paths))
     cluster = {"inputs": [first], "member": others}
     # Forked before TensorFlow starts a thread here: its import is paid once.
@@ -126,23 +146,10 @@ def between_graphs(paths: Sequence[Path], batches: Sequence[dict[str, Any]], sec
         process.start()
     server = v1.train.Server(cluster, job_name="inputs", task_index=0)
     try:
-        return list(ask(server.target, msplit.load(paths[0]), len(paths), batches, seconds))
+        yield server.target
     finally:
         for process in processes:
-            process.join(seconds)
             process.kill()
-
-
-def in_one_graph(paths: Sequence[Path], batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same by one graph and one client, as `msplit replicate` makes it."""
-    with tempfile.TemporaryDirectory() as folder, v1.Session(graph=tf.Graph()) as session:
-        flat = msplit.load(paths[0])
-        made = api.replicate(flat, api.Replication(len(paths), paths), Path(folder) / "ensemble.pb")
-        with session.graph.as_default():
-            tf.import_graph_def(msplit.load(made.path).model.graph_def, name="")
-        fetches = {name: f"{tensor}:0" for name, tensor in made.outputs.items()}
-        names = {end.name: end.tensor for end in flat.model.inputs}
-        return [session.run(fetches, {names[key]: value for key, value in batch.items()}) for batch in batches]
 
 
 def main() -> None:
@@ -161,16 +168,17 @@ def main() -> None:
         {end.name: random.normal(size=[options.rows, *end.shape[1:]]).astype(end.dtype) for end in flat.model.inputs}
         for _ in range(options.batches)
     ]
-    between = between_graphs(options.models, batches, options.timeout)
+    alive = list(range(len(options.models)))
+    with members_of(options.models, options.timeout) as target:
+        between = list(ask(target, flat, alive, batches, options.timeout))
+        # TensorFlow would wait for a task that is not there however long.
+        everybody = len(alive) == len(options.models)
+        inside = in_one_graph(target, options.models, batches, options.timeout) if everybody else []
     for count, means in enumerate(between):
         print(f"batch {count}:", ", ".join(f"{name} {value.mean():.6f}" for name, value in means.items()))
-    try:
-        inside = in_one_graph(options.models, batches)
-    except msplit.MsplitError as problem:
-        print(f"in one graph: {problem}")
-        return
-    pairs = [(means[name], other[name]) for means, other in zip(between, inside, strict=True) for name in means]
-    print(f"largest difference to one graph: {max(np.abs(one - other).max() for one, other in pairs):.2g}")
+    if inside:
+        pairs = [(means[name], other[name]) for means, other in zip(between, inside, strict=True) for name in means]
+        print(f"largest difference to one graph: {max(np.abs(one - other).max() for one, other in pairs):.2g}")
 
 
 if __name__ == "__main__":

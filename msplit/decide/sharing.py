@@ -48,6 +48,16 @@ def refuse(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> None:
             )
     if not model.outputs:
         raise MsplitError("the model has no output", where=where, fix="name the tensors with --outputs")
+    infos = (
+        model.meta.signature_def[model.signature].outputs if model.signature and model.choice.outputs is None else {}
+    )
+    parts = [name for name in sorted(infos) if infos[name].WhichOneof("encoding") != "name"]
+    if parts:
+        raise MsplitError(
+            f"output {parts[0]!r} is of several tensors, sparse or ragged, which differ in size from replica to replica",
+            where=where,
+            fix="name dense outputs with --outputs",
+        )
 
 
 def initializers(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> list[int]:

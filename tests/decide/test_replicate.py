@@ -28,11 +28,13 @@ from tests.campaign import CAMPAIGN, examples
 from tests.cli.runner import SAMPLES, fine, msplit, unchanged
 from tests.engines.cuda.cases import CudaEngine, job, run
 from tests.engines.cuda.random_graphs import random_graphs
-from tests.formats.models import graph
+from tests.formats.models import graph, signatures
+from tests.formats.models import save as save_meta
 from tests.weights import other_variables, other_weights
 
 SAVED_MODELS = ["control_flow_v2", "feature_columns", "keras_lookup", "ragged_sparse", "tf1_saved_model"]
 SAVED_MODELS += ["gru_while", "keras_inception", "two_signatures", "two_tags"] if CAMPAIGN else []
+FROZEN = ["mmoe_small.pbtxt", "while_v1.pb", "cond_v1.pb", *(["towers_small.pb", "lstm_small.pb"] if CAMPAIGN else [])]
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -52,7 +54,7 @@ def assert_members(stacked: Arrays, members: list[dict[str, NDArray[Any]]]) -> N
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("name", ["mmoe_small.pbtxt", "towers_small.pb", "lstm_small.pb", "while_v1.pb", "cond_v1.pb"])
+@pytest.mark.parametrize("name", FROZEN)
 def test_replicas_of_a_frozen_model_compute_what_their_models_do(name: str, tmp_path: Path) -> None:
     own = SAMPLES / name
     weights = [other_weights(own, seed, tmp_path / f"{seed}.pb") for seed in (1, 2)]
@@ -217,7 +219,7 @@ def test_each_replica_is_on_its_stream_with_the_functions_that_it_calls(tmp_path
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("name", ["feature_columns", "keras_lookup", "ragged_sparse"])
+@pytest.mark.parametrize("name", ["feature_columns", "ragged_sparse"])
 def test_check_finds_nothing_that_the_model_has_not(name: str, tmp_path: Path) -> None:
     api.replicate(SAMPLES / name, Replication(3), tmp_path / "out")
 
@@ -408,7 +410,11 @@ def test_the_same_files_come_out_each_time_and_the_model_stays(tmp_path: Path) -
     shutil.copy(SAMPLES / "while_v1.pb", source)
     with unchanged(source):
         for out in ("a.pb", "b.pb"):
-            fine("replicate", source / "while_v1.pb", "--times", 3, "-q", "-o", tmp_path / out)
+            done = fine("replicate", source / "while_v1.pb", "--times", 3, "-o", tmp_path / out, columns=200)
+    assert done.out.splitlines() == [
+        f"Written: {tmp_path / 'b.pb'}, 3 replicas of 46 nodes, 3 shared; mean of output.",
+        "Replicas have equal weights, and so give equal results: --weights PATH gives each its own.",
+    ]
     assert (tmp_path / "a.pb").read_bytes() == (tmp_path / "b.pb").read_bytes()
 
 
@@ -427,7 +433,13 @@ def test_what_can_not_be_done_is_said(tmp_path: Path) -> None:
             f"x {INPUT}\nw {WEIGHT}\ny Mul x w | {FLOAT}\nz Rank y | {FLOAT}\nbest ArgMax y z | {FLOAT}"
         ).SerializeToString()
     )
+    sparse = signatures("serving_default")
+    of = sparse.signature_def["serving_default"].outputs["y"].coo_sparse
+    of.values_tensor_name = of.indices_tensor_name = of.dense_shape_tensor_name = "y:0"
+    (tmp_path / "sparse").mkdir()
+    save_meta(tmp_path / "sparse", sparse)
     for arguments, said in (
+        ((tmp_path / "sparse", "--times", 2), "output 'y' is of several tensors, sparse or ragged"),
         ((mmoe,), "--times or --weights is missing"),
         ((mmoe, "--times", 1, "--weights", mmoe, "--weights", mmoe), "weights for 2 replicas, and 1 are to be made"),
         ((mmoe, "--weights", SAMPLES / "towers_small.pb"), "is not the same graph as"),
