@@ -7,7 +7,7 @@ functions. The inputs and outputs of the whole are called as those of one.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,16 +153,17 @@ def has_variables(model: Model) -> bool:
     return bool(np.any(needed & graph.with_ops(VARIABLES)))
 
 
-def _reached(model: Model) -> tuple[set[Endpoint], Graph, NDArray[np.bool_]]:
+def _reached(model: Model) -> tuple[list[Endpoint], Graph, NDArray[np.bool_]]:
     """What is fed inside of the model, the graph without what computes that, and which of its nodes the outputs need."""
     index, ops = model.graph.index, model.graph.ops
-    inner = {end for end in model.inputs if ops[index[end.node]] not in PLACEHOLDERS}
-    graph = _without_what_feeds(model.graph, inner)
+    inner = {(end.node, end.port): end for end in model.inputs if ops[index[end.node]] not in PLACEHOLDERS}
+    graph = _without_what_feeds(model.graph, inner.values())
     kept = () if model.meta is None else model.inputs  # a signature takes them, needed or not
-    return inner, graph, graph.ancestors(index[end.node] for end in (*model.outputs, *kept) if end not in inner)
+    roots = [index[end.node] for end in (*model.outputs, *kept) if (end.node, end.port) not in inner]
+    return list(inner.values()), graph, graph.ancestors(roots)
 
 
-def _without_what_feeds(graph: Graph, inner: set[Endpoint]) -> Graph:
+def _without_what_feeds(graph: Graph, inner: Collection[Endpoint]) -> Graph:
     """The graph without what computes its inputs, where they are no placeholders."""
     edges = graph.edges
     kept = np.ones(len(edges), np.bool_)
