@@ -17,7 +17,7 @@ from typing import IO
 from msplit.errors import RankLost
 from msplit.training.hosts import Hosts, Rank, address
 
-GRACE = 25.0
+GRACE = 6.0
 """Seconds that the others have to find out for themselves that one has ended, and to say so."""
 
 _LOOK = 0.05

@@ -27,7 +27,7 @@ MEET = 120.0
 LONGEST = 1800.0
 """Seconds that one waits for what another, which is alive, says: to prepare a model may take that long."""
 
-SILENT = 20.0
+SILENT = 18.0
 """Seconds after which one that does not show that it is alive is gone: it may be loading a library all the while."""
 
 _RESUME = "the last checkpoint is whole: go on with --resume"
