@@ -173,6 +173,78 @@ def test_large_gradients_do_not_wait_for_each_other(monkeypatch):
     assert_same(flat, batches(), state, Shards(2, SPLIT), mode=KernelMode.GROUPED)
 
 
+def small(build):
+    """The flat graph of a step of gradient descent on the loss that `build` makes, and values of its variables."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as made:
+        v1.set_random_seed(1)
+        loss, others = build(tf, v1)
+        tf.identity(loss, "loss")
+        step = others or v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="step")
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            state = {one.op.name: session.run(one) for one in v1.global_variables()}
+    return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
+
+
+@pytest.mark.parametrize("clipped", ["", "by norm", "by global norm"])
+def test_rows_alone(clipped):
+    """The loss is a square of what gradients of rows are multiples of, and of these a norm may be taken, too."""
+
+    def build(tf, v1):
+        weights = v1.get_variable("weights", [IDS, WIDTH], use_resource=True)
+        x, ids = v1.placeholder(tf.float32, [None, WIDTH], "x"), v1.placeholder(tf.int64, [None], "ids")
+        loss = tf.reduce_mean(tf.square(tf.gather(weights, ids) - x))
+        trainer = v1.train.GradientDescentOptimizer(0.1)
+        ((gradient, variable),) = trainer.compute_gradients(loss)
+        if clipped == "by norm":
+            gradient = tf.clip_by_norm(gradient, 0.05)
+        elif clipped:
+            (gradient,), _ = tf.clip_by_global_norm([gradient], 0.05)
+        return loss, trainer.apply_gradients([(gradient, variable)], name="step")
+
+    flat, state = small(build)
+    fed = [{"x": one["x"], "ids": one["ids"]} for one in batches()]
+    assert_same(flat, fed, state, Shards(2, ("x", "ids")))
+
+
+def test_counts_of_ids_are_of_all_rows():
+    def build(tf, v1):
+        counts = v1.get_variable("weights", [IDS], initializer=v1.zeros_initializer(), use_resource=False)
+        ids = v1.placeholder(tf.int64, [None], "ids")
+        counted = v1.scatter_add(counts, ids, tf.ones_like(ids, tf.float32))
+        with tf.control_dependencies([counted]):
+            return tf.constant(1.0), tf.no_op("step")
+
+    flat, state = small(build)
+    assert_same(flat, [{"ids": one["ids"]} for one in batches()], state, Shards(2, ("ids",)))
+
+
+def test_where_all_have_the_same_rows_each_does_as_if_it_were_alone():
+    """So does what is normalized by one kernel over the rows that each has."""
+
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [None, 2, 2, WIDTH], "x")
+        scale, offset = (v1.get_variable(name, [WIDTH], use_resource=True) for name in ("weights", "offset"))
+        moving = v1.get_variable("moving", [WIDTH], trainable=False, use_resource=True)
+        found, mean, _ = v1.nn.fused_batch_norm(x, scale, offset, is_training=True)
+        with tf.control_dependencies([moving.assign_sub((moving - mean) * 0.1)]):
+            return tf.reduce_mean(tf.square(found - tf.square(x))), None
+
+    flat, state = small(build)
+    once = [
+        {"x": np.random.default_rng(step).normal(size=(4, 2, 2, WIDTH)).astype(np.float32)} for step in range(STEPS)
+    ]
+    expected, after = alone(flat, once, state)
+    twice = [{"x": np.concatenate([one["x"]] * 2)} for one in once]
+    every, variables = together(lambda feeds: job_of(flat, feeds, state), twice, Shards(2, ("x",)), state)
+    for outputs, own in zip(every, variables, strict=True):
+        np.testing.assert_allclose([one["loss"] for one in outputs], [one["loss"] for one in expected], rtol=WITHIN)
+        assert not [name for name, away in apart(own, after).items() if away > WITHIN]
+
+
 @pytest.mark.parametrize("found_out", [True, False])
 def test_a_graph_of_a_fixed_batch(found_out, monkeypatch):
     """Where it can not be found out what has rows, what updates take is averaged."""

@@ -25,7 +25,7 @@ import numpy as np
 
 from msplit.engines.base import STEPS
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
-from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
+from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS, RowOptimizer
 from msplit.engines.cuda.options import Shards
 from msplit.errors import EngineError
 from msplit.opset.traits import SPARSE_SEGMENTS, ops_with
@@ -89,9 +89,8 @@ class _Walk:
 
     def resizes(self, key: Key) -> bool:
         """Whether the size of the batch is one of its sizes, as far as that is known."""
-        if self.resized is None:
-            return False
-        return self.graph.shapes.get(key) != self.resized.get(key)
+        other = None if self.resized is None else self.resized.get(key)
+        return other is not None and self.graph.shapes.get(key) != other
 
     def is_number(self, key: Key) -> bool:
         """Whether it is made of numbers that have a mean."""
@@ -137,8 +136,9 @@ class _Walk:
 
     def _compute(self, op: Op) -> None:
         kinds = [self.kind(key) for key in op.inputs]
-        if kinds == [Kind.LOCAL] and op.inputs[0] in self.slices and op.op not in _LINEAR:  # as for their norm
-            self.say(op, 0, gathered=True, scaled=True)
+        if set(kinds) == {Kind.LOCAL} and {*op.inputs} <= self.slices and op.op not in _LINEAR:  # as for their norm
+            for slot in range(len(kinds)):
+                self.say(op, slot, gathered=True, scaled=True)
             return
         for slot, key in enumerate(op.inputs):
             if kinds[slot] is Kind.PART and (key, False) in self.said:  # its mean is there already
@@ -176,7 +176,8 @@ class _Walk:
         """Says of what kind the outputs of an op are that have a fixed size, and those that the batch has a part in."""
         for key in self.outputs(op):
             kind = rows if self.resizes(key) else fixed
-            if kind is Kind.PART and not self.is_number(key):
+            is_known = self.resized is not None and key in self.resized
+            if kind is Kind.PART and not (is_known and self.is_number(key)):
                 kind = Kind.LOCAL
             if kind is not Kind.SAME:
                 self.kinds[key] = kind
@@ -185,15 +186,16 @@ class _Walk:
         rows = ROW_OPTIMIZERS.get(op.op)
         for slot, key in enumerate(op.inputs):
             kind = self.kind(key)
-            if slot in slots or kind is Kind.SAME:
+            if slot in slots:
                 continue
-            if rows is not None and slot in (rows.gradient, rows.indices):
-                if kind is Kind.PART:
-                    self.say(op, slot)
-                    continue
+            if rows is not None and slot in (rows.gradient, rows.indices) and self._gathers(op, rows):
                 scaled = slot == rows.gradient and self.is_number(key) and key not in self.graph.constants
-                self.say(op, slot, gathered=True, scaled=scaled)
-            elif op.op not in _CHANGES_ROWS and self.is_number(key) and not self.resizes(key):
+                self.say(op, slot, gathered=True, scaled=scaled and kind is not Kind.SAME)
+            elif kind is Kind.SAME:
+                continue
+            elif self.is_number(key) and (
+                slot == rows.gradient if rows is not None else op.op not in _CHANGES_ROWS and not self.resizes(key)
+            ):
                 self.say(op, slot)
             else:
                 what = "rows of the batch" if self.resizes(key) or op.op in _CHANGES_ROWS else "what is no mean"
@@ -202,6 +204,11 @@ class _Walk:
                     where=f"node {op.name}",
                     fix="train on one GPU, or leave that update out: --target",
                 )
+
+    def _gathers(self, op: Op, rows: RowOptimizer) -> bool:
+        """Whether each process has rows of its own to update, and a gradient for each of them."""
+        indices, gradient = op.inputs[rows.indices], op.inputs[rows.gradient]
+        return self.kind(indices) is Kind.LOCAL and self.graph.shape(gradient) != ()
 
 
 def exchange(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple[int, ...]] | None) -> bool:
@@ -282,8 +289,9 @@ def _slices(graph: OpGraph, again: frozenset[int]) -> frozenset[Key]:
         if key in found or made is None:
             continue
         found.add(key)
-        if made.op in _LINEAR or made.op in _MULTIPLY:
-            waiting += [one for one in made.inputs if graph.shape(one) != ()]
+        scaled = [one for one in made.inputs if math.prod(graph.shape(one) or (1,)) != 1]
+        if len(scaled) == 1 and (made.op in _MULTIPLY or made.op == "Neg"):  # such as by the learning rate
+            waiting += scaled
     return frozenset(found)
 
 
