@@ -37,6 +37,8 @@ from msplit.training.world import ALONE, World
 STREAMS = 8
 """The largest number where nobody says one."""
 
+_ON_CUDA = "use --engine cuda, with --device cpu where there is no GPU"
+
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -133,6 +135,8 @@ class Trainer(Shown):
         self.runner: Runner | None = None
         self.fetches = tuple(tensor.name for tensor in self.flat.outputs)
         self._request = request or BenchRequest(streams=(STREAMS,))
+        if world.size > 1 and self._request.engine == "tensorflow":
+            raise EngineError("the tensorflow engine trains in one process", fix=_ON_CUDA)
         self.specs = {spec.name: spec for spec in input_specs(self.flat, 1, {})[0]}
         self.world, self.shards = world, shards_of(self.specs, world.size)
         self._progress = progress
@@ -189,8 +193,7 @@ class Trainer(Shown):
         if self.shards is not None:
             if not isinstance(runner.executable, JoinsOthers):
                 self.close()
-                fix = "use --engine cuda, with --device cpu where there is no GPU"
-                raise EngineError(f"the {runner.engine} engine trains in one process", fix=fix)
+                raise EngineError(f"the {runner.engine} engine trains in one process", fix=_ON_CUDA)
             runner.executable.join()
         return runner
 

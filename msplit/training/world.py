@@ -108,7 +108,7 @@ ALONE = World()
 def _lost(said: str) -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ValueError) as error:
         raise RankLost(f"{said}: {str(error).partition(chr(10))[0]}") from error
 
 

@@ -13,7 +13,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda import compile
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode, Shards
-from msplit.engines.cuda.passes import exchange
+from msplit.engines.cuda.passes import collectives as collectives_pass
 from msplit.errors import EngineError
 from tests.campaign import CAMPAIGN, campaign
 from tests.engines.cuda.cases import flat_of, options_of, scattered
@@ -167,7 +167,7 @@ def test_all_dense_gradients_and_the_loss_are_one_message_and_rows_another():
 
 
 def test_large_gradients_do_not_wait_for_each_other(monkeypatch):
-    monkeypatch.setattr(exchange, "BUCKET", 1)
+    monkeypatch.setattr(collectives_pass, "BUCKET", 1)
     flat, state = graph("plain", "adam", clip=True)
     assert collectives(flat, batches(1)[0], state, Shards(2, SPLIT)).count("_AllReduce") == 3
     assert_same(flat, batches(), state, Shards(2, SPLIT), mode=KernelMode.GROUPED)

@@ -205,6 +205,7 @@ class CudaExecutable:
         synchronize(self.device.place)
         if self._capture:
             self._free_graphs()
+            self._memory = torch.cuda.graph_pool_handle()  # one that no graph uses any more can not be captured into
             self._capture_graphs()
 
     @contextlib.contextmanager
