@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import comparing, options, stock
+from msplit.cli import clusters, comparing, options, stock
 from msplit.progress import telling
 from msplit.report.text import plural
 
@@ -35,6 +35,8 @@ class Run(stock.Stock, options.Execution):
     reference: Path | None
     save_reference: Path | None
     plan: Path | None
+    cluster: str | None
+    ps_strategy: str
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Asked:
 )
 @options.kernel_options
 @stock.stock_options
+@clusters.cluster_options
 @click.option("--no-tensorflow", is_flag=True, help="cuda: do not measure TensorFlow beside it.")
 @click.option(
     "--tolerance",
@@ -258,8 +261,8 @@ def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: compari
     }
     if asked.bisect and (extra := [name for name, value in others.items() if value]):
         raise click.UsageError(f"--bisect measures nothing: leave {extra[0]} out.")
-    if asked.bisect and run.engine == "tensorflow":
-        raise click.UsageError("--bisect looks into the cuda engine: leave --engine out.")
+    if asked.bisect and (run.engine == "tensorflow" or run.cluster is not None):
+        raise click.UsageError("--bisect looks into the cuda engine: leave --engine and --cluster out.")
     if asked.bisect and (work.several or asked.style == "csv"):
         raise click.UsageError(
             "--bisect looks at one batch, and has no rows for csv: give one --batch, and --format json."
@@ -317,6 +320,7 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
         place=run.place,
         log_placement=run.log_placement,
         tensorflow=run.tensorflow(),
+        cluster=clusters.over(run.cluster, run.ps_strategy),
         timelines=asked.trace is not None,
         command=("msplit", *sys.argv[1:]),
         **given,

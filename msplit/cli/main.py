@@ -39,6 +39,7 @@ COMMANDS = {
     "show": "What is in a model's file: tags, signatures, inputs, outputs, functions.",
     "strip": "Write a model without its stream ids.",
     "train": "Train a model on streams, with checkpoints that TensorFlow reads.",
+    "worker": "Be one process of a cluster that runs graphs in TensorFlow.",
 }
 """Subcommand -> one line of help. Each lives in the module of its name and is imported only when it is called."""
 
@@ -82,6 +83,7 @@ EXAMPLES = {
         "msplit train model.meta --fetch loss --data 'day-*.tfrecord' --steps 100000 --save checkpoints --every 5000 --resume",
         "msplit train model.meta --fetch loss --data my_data:batches --steps 1000",
     ),
+    "worker": ("msplit worker --cluster cluster.yaml --job worker --task 0",),
 }
 """Subcommand -> what to type, for its --help."""
 

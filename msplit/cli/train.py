@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import interrupt, options, output
+from msplit.cli import clusters, interrupt, options, output
 from msplit.cli.pooling import Engine, engine_options
 from msplit.progress import telling
 
 if TYPE_CHECKING:
+    from msplit.engines.base import ClusterOptions
     from msplit.measure.request import BenchRequest
     from msplit.training.data import Data
     from msplit.training.hosts import Hosts
@@ -60,7 +61,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Spread:
-    """Which GPUs of which hosts train together."""
+    """Which GPUs of which hosts train together, or which servers of TensorFlow run it."""
 
     gpus: tuple[str, ...] | None
     nnodes: int | None
@@ -68,6 +69,9 @@ class Spread:
     master: str | None
     hosts: Path | None
     task: str | None
+    cluster: str | None
+    ps_strategy: str
+    container: str | None
 
     def of_hosts(self) -> Hosts:
         """The hosts: of a file, of options, or of TF_CONFIG."""
@@ -83,6 +87,10 @@ class Spread:
         if not by_number and os.environ.get("TF_CONFIG"):
             return hosts.of_tf_config(os.environ["TF_CONFIG"])
         return hosts.Hosts(self.nnodes or 1, self.node_rank or 0, self.master or "")
+
+    def over(self) -> ClusterOptions | None:
+        """The servers."""
+        return clusters.over(self.cluster, self.ps_strategy, self.container)
 
     @property
     def is_asked_for(self) -> bool:
@@ -165,6 +173,8 @@ _MOST_GPUS = 64
 )
 @click.option("--task", metavar="JOB:INDEX", help="Which of --hosts this is, such as worker:0.")
 @engine_options
+@clusters.cluster_options
+@clusters.container_option
 @options.format_option
 @options.together(step=Step, feeding=Feeding, length=Length, spread=Spread)
 def command(
@@ -199,7 +209,7 @@ def command(
         return launch.launch(launch.own_command(), spread.of_hosts(), spread.gpus or ("0",))
     try:
         with joined(rank, on_gpu=engine.device == "cuda", tell=output.tell) as world, telling() as tell:
-            flat, request = choice.load(model), engine.request()
+            flat, request = choice.load(model), replace(engine.request(), cluster=spread.over())
             with Trainer(flat, step.target, step.fetch, request, progress=tell, world=world) as trainer:
                 data = _data(trainer, feeding, request, endless=length.steps is not None)
                 if length.restore is not None and world.rank == 0:  # the others begin with what it has

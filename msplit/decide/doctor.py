@@ -215,6 +215,7 @@ def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]
         "sample": (_needing("sample", ("tensorflow",), lacking),),
         "serve": (_serve(bench, findings),),
         "train": (_train(bench, lacking),),
+        "worker": (_needing("worker", ("tensorflow",), lacking),),
     }
     light = "needs no TensorFlow, no PyTorch and no GPU"
     return [finding for name in names for finding in heavy.get(name, (Finding(name, OK, light),))]

@@ -16,11 +16,31 @@ from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.cluster import Cluster
 
 Arrays = Mapping[str, NDArray[Any]]
 
 Feeds = Mapping[str, Any]
 """Arrays, and tensors wherever they lie: whatever speaks DLPack, as PyTorch, CuPy, JAX and TensorFlow do."""
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """How the tensorflow engine runs a job over a cluster.
+
+    Attributes:
+        devices: The device of each stream, as in ``/job:worker/task:1/device:CPU:0``; empty: those that the tasks have are asked for.
+        ps_strategy: Which task of `ps` keeps which variable, where there are such tasks: ``bytes`` (even loads) or ``round-robin``.
+        container: What the tasks keep variables under, so that they are there for the next client; None: what nobody else sees, and
+            is given up at the end.
+        limit_s: Seconds that a step may take.
+    """
+
+    cluster: Cluster
+    devices: tuple[str, ...] = ()
+    ps_strategy: str = "bytes"
+    container: str | None = None
+    limit_s: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +53,7 @@ class TensorFlowOptions:
         merge_streams: Let copies use the stream of the kernels (``stream_merge_options``). The first session of a process decides it for
             all of them.
         config: A file with a ConfigProto as text, for what msplit does not set itself.
+        cluster: Processes that run it, in place of this one.
         devices: Device of each id of a job, as in ``/device:GPU:1``; "" leaves a node to TensorFlow. Where there are none, ids are
             logical devices of the first GPU.
         soft: Let TensorFlow move a node from a device that is not there, or has no kernel for it; otherwise that is an error.
@@ -50,6 +71,7 @@ class TensorFlowOptions:
     cpu: bool = False
     merge_streams: bool = False
     config: Path | None = None
+    cluster: ClusterOptions | None = None
     devices: tuple[str, ...] = ()
     soft: bool = True
     timeout: float | None = None
@@ -267,6 +289,15 @@ class JoinsOthers(Protocol):
 
     def join(self) -> None:
         """From now on steps are those of all processes of PyTorch's default group, which all call this. Variables are the first one's."""
+
+
+@runtime_checkable
+class SharesState(Protocol):
+    """An executable whose variables live outside of it, where others may use them."""
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Variables that had values already when it was built, and have them still."""
 
 
 @runtime_checkable

@@ -102,7 +102,9 @@ def chosen_variant(setup: Setup, made: Compiled, label: str | None = None) -> Va
         labels = ", ".join(one.label for one in made.variants)
         raise MsplitError(f"there is no variant {label!r}", fix=f"one of: {labels}")
     if setup.engine is not CUDA:
-        return next((one for one in made.variants if one.job.tensorflow.devices), made.variants[0])
+        over = [one for one in made.variants if one.job.tensorflow.cluster is not None]
+        placed = next((one for one in made.variants if one.job.tensorflow.devices), made.variants[0])
+        return max(over, key=lambda one: one.job.streams, default=placed)
     if setup.request.plan is not None:
         planned = made.labels[plan_label(setup.request.plan)]
         return next(one for one in made.variants if one.label == planned)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from msplit.decide.model import opened
-from msplit.engines.base import Arrays, Executable, HasBuffers
+from msplit.engines.base import Arrays, Executable, HasBuffers, TensorFlowOptions
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -47,7 +47,7 @@ def prepare(
         variant: Label of the variant of the bench to run, or what it were called if all streams asked for were used. By
             default the plan, where there is one, else that of the layers of the bench
             (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation. TensorFlow runs on one
-            stream, where it is the fastest.
+            stream, where it is the fastest, or over its cluster.
         progress: Told what is being done and how much of it is done.
         improve: Be ready as soon as with ``effort="fast"``, whatever the request's, and prepare in full meanwhile, in a thread: what
             that makes is verified, against the first one, too, and takes over between two steps if it is faster (`Runner.improved`).
@@ -131,10 +131,11 @@ def make_ready(
         with verified([chosen] if alone else [one, replace(chosen, against=one.label, over=())], how) as running:
             _refuse_wrong(running)
             ready = running.pop()  # what is still listed is closed
+            _share(ready, request)
         prepared()
-    notes = (
-        made.notes if chosen.engine is CUDA or chosen.job.streams > 1 or chosen.job.tensorflow.devices else (_ON_ONE,)
-    )
+    own = chosen.job.tensorflow
+    spread = chosen.job.streams > 1 or own.devices or own.cluster is not None
+    notes = made.notes if chosen.engine is CUDA or spread else (_ON_ONE,)
     runner = runner_of(
         ready.running,
         chosen.job.feeds,
@@ -147,6 +148,16 @@ def make_ready(
         preparation=phases.stop(),
     )
     return Ready(runner, chosen, setup, made.tuned, _why(made, chosen.label))
+
+
+def _share(ready: Running, request: BenchRequest) -> None:
+    """Has what was verified with variables of its own go on with those that others use, where that is asked for."""
+    cluster = ready.variant.job.tensorflow.cluster
+    if cluster is None or request.cluster is None or request.cluster.container is None:
+        return
+    ready.close()
+    shared = TensorFlowOptions(cluster=replace(cluster, container=request.cluster.container))
+    ready.build(replace(ready.variant.job, tensorflow=shared))
 
 
 def runner_of(

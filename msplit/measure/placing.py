@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msplit.engines.base import Job
+from msplit.engines.base import ClusterOptions, Job
 from msplit.engines.tensorflow.devices import Function, places
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError, MsplitError
@@ -32,6 +32,8 @@ def tensorflow_variants(job: Job, assignments: Sequence[StreamIds], request: Ben
         MsplitError: Where nodes are to go is not told.
     """
     variants = [Variant("TensorFlow, 1 stream", TENSORFLOW, job)]
+    if request.cluster is not None:
+        return [*variants, *_over(job, assignments, request.cluster)]
     for streams, ids, _ in assignments:
         label = f"TensorFlow, {plural(streams, 'logical device')}"
         asked = (plural(streams, "stream"),)
@@ -39,6 +41,22 @@ def tensorflow_variants(job: Job, assignments: Sequence[StreamIds], request: Ben
     if request.place is not None:
         variants.append(_placed(job, request.place))
     return [*variants, *switched(variants, request)]
+
+
+def _over(job: Job, assignments: Sequence[StreamIds], cluster: ClusterOptions) -> list[Variant]:
+    """A cluster on one of its devices and on several."""
+    # What is measured leaves others' variables alone.
+    own = replace(job.tensorflow, cluster=replace(cluster, container=None))
+    variants = []
+    for streams, ids in [(1, job.ids), *((streams, ids) for streams, ids, _ in assignments)]:
+        if streams > len(cluster.devices):
+            continue  # a graph's own ids, on a cluster of one device
+        on = plural(streams, "stream")
+        over = replace(job, ids=ids, streams=streams, tensorflow=own)
+        variants.append(
+            Variant(f"TensorFlow on the cluster, {on}", TENSORFLOW, over, "TensorFlow, 1 stream", asked=(on,))
+        )
+    return variants
 
 
 def switched(variants: Sequence[Variant], request: BenchRequest) -> list[Variant]:

@@ -11,7 +11,7 @@ from msplit.cost import DEFAULT_GPU
 from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
 from msplit.decide.basis import ON_COSTS, RECORDED, Given, settle
-from msplit.engines.base import TensorFlowOptions
+from msplit.engines.base import ClusterOptions, TensorFlowOptions
 from msplit.engines.cuda.options import Shards
 from msplit.engines.tensorflow.devices import Function
 from msplit.errors import MsplitError
@@ -57,6 +57,7 @@ class BenchRequest:
         save_reference: Where to save inputs and reference outputs.
         force: Whether that may replace what is there.
         op_libraries: Shared objects with custom TensorFlow ops.
+        cluster: Processes that run it, in place of this one; TensorFlow only. Each stream is a device of theirs.
         settings: How to measure.
         tune: Search for the fastest plan first, for up to the largest number of `streams`; cuda engine only.
         plan: A plan file to run, too: one that `save_plan` wrote runs in its own order; cuda engine only.
@@ -93,6 +94,7 @@ class BenchRequest:
     save_reference: Path | None = None
     force: bool = False
     op_libraries: Sequence[Path] = ()
+    cluster: ClusterOptions | None = None
     settings: Settings = field(default_factory=Settings)
     tune: TuneSettings | None = None
     plan: Path | None = None
@@ -115,6 +117,10 @@ class BenchRequest:
             raise MsplitError(f"GPUs are {list(self.devices)}", fix="name each once")
         if self.effort not in EFFORTS:
             raise MsplitError(f"there is no effort {self.effort!r}", fix=f"one of: {', '.join(EFFORTS)}")
+        if self.cluster is not None and self.engine not in (None, "tensorflow"):
+            raise MsplitError(
+                f"a cluster runs TensorFlow, not the {self.engine} engine", fix="leave one of the two out"
+            )
         if self.is_fast and self.tune is not None:
             raise MsplitError("to tune is to measure, and the effort is fast", fix="leave one of the two out")
 

@@ -104,6 +104,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
     engine, why = choose_engine(request, flat)
     _refuse(request, engine, why)
     refuse_devices(request, engine, why)
+    request, reached = _reached(request)
     stored = None if request.plan is None else planfile.load(request.plan)
     if request.save_reference is not None:
         check_places(flat, [request.save_reference], force=request.force)
@@ -125,7 +126,9 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
     refused = cuda.refused_folders() if engine is CUDA else ()
     if request.is_fast and engine is TENSORFLOW:
         notes.append("effort fast is for the cuda engine: TensorFlow runs as it does otherwise")
-    notes += filter(None, [*said, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))])
+    notes += filter(
+        None, [*reached, *said, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))]
+    )
     job = Job(
         flat=flat,
         ids=np.zeros(len(flat), np.int32),
@@ -166,10 +169,26 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
 
 
 def _state(flat: FlatGraph, request: BenchRequest) -> Arrays:
-    """What variables begin with, where steps change them."""
-    if not any(map(written, flat.graph.ops)):
+    """What variables begin with, where steps change them, or other processes have to be given them."""
+    if request.cluster is None and not any(map(written, flat.graph.ops)):
         return {}
     return initial_state(flat, op_libraries=request.op_libraries)
+
+
+def _reached(request: BenchRequest) -> tuple[BenchRequest, tuple[str, ...]]:
+    """The request with the devices of its cluster, and streams for which there are as many, and what to tell of it.
+
+    Raises:
+        EngineError: A task of the cluster can not be reached.
+    """
+    if request.cluster is None:
+        return request, ()
+    from msplit.engines.tensorflow.cluster import connect
+
+    devices = request.cluster.devices or connect(request.cluster.cluster)
+    streams = tuple(dict.fromkeys(min(count, len(devices)) for count in request.streams))
+    request = replace(request, streams=streams, cluster=replace(request.cluster, devices=devices))
+    return request, (f"the cluster has {plural(len(devices), 'device')} to compute on, one for each stream",)
 
 
 def _sized(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, Reference | None, list[str]]:
@@ -201,6 +220,8 @@ def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
     if engine is not TENSORFLOW and (request.place is not None or request.log_placement):
         option = "--place" if request.place is not None else "--log-placement"
         raise EngineError(f"{option} is for TensorFlow, which puts nodes on devices", fix="give --engine tensorflow")
+    if request.timelines and request.cluster is not None:
+        raise EngineError("a step over a cluster is not traced", fix="leave --trace or --cluster out")
     if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
         raise EngineError(
             "TensorFlow tells no times of single kernels on a GPU, so its steps can not be traced",
@@ -229,7 +250,7 @@ def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple
     Raises:
         EngineError: The engine asked for can not run here.
     """
-    if request.engine is None and (request.place is not None or request.log_placement):
+    if request.cluster is not None or (request.engine is None and (request.place is not None or request.log_placement)):
         request = replace(request, engine=TENSORFLOW.name)
     if request.engine is not None:
         if request.engine not in ENGINES:

@@ -259,7 +259,9 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
 def _precise(variant: Variant) -> bool:
     """Whether a variant has no TF32: it is not to, or will run on a CPU, as far as its engine tells before it is built."""
     engine, job = variant.engine, variant.job
-    return job.ieee or (isinstance(engine, KnowsDevice) and engine.device(job).upper().startswith("CPU"))
+    on_cpu = isinstance(engine, KnowsDevice) and engine.device(job).upper().startswith("CPU")
+    # Servers of a cluster have a setting of their own, which a client can not change.
+    return on_cpu or (job.ieee and job.tensorflow.cluster is None)
 
 
 def _verify(running: Sequence[Running], how: Verification) -> None:

@@ -113,12 +113,12 @@ def read(model: Model, variables: Sequence[str], needed: Collection[str], path: 
             details=[*wrong[:_SHOWN], *([f"… and {more} more"] if more > 0 else [])],
             fix="give one that was written of this graph: by its saver, or by `msplit train`",
         )
-    steps = int(checkpoint.tensor(STEPS)) if STEPS in checkpoint else _global_step(model, found)
+    steps = int(checkpoint.tensor(STEPS)) if STEPS in checkpoint else global_step(model, found)
     note = bytes(checkpoint.tensor(NOTE)[()]).decode() if NOTE in checkpoint else ""
     return Saved(found, steps, note)
 
 
-def _global_step(model: Model, state: Mapping[str, NDArray[Any]]) -> int | None:
+def global_step(model: Model, state: Mapping[str, NDArray[Any]]) -> int | None:
     """What the global step of a graph of TensorFlow 1 says, if it has one of that name."""
     value = state.get("global_step")
     return int(value) if value is not None and value.shape == () and value.dtype.kind in "iu" else None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from msplit import formats
 from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import STEPS, Feeds, HasState, JoinsOthers
+from msplit.engines.base import STEPS, Feeds, HasState, JoinsOthers, SharesState
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
@@ -146,6 +146,7 @@ class Trainer(Shown):
         # What neither a step nor the saver wants, such as counts of a metric, is not part of this.
         self._names = (*self._needed, *(name for name in others if saved[name].by_saver or not has_saver))
         self._state: dict[str, NDArray[Any]] | None = None  # by variable, as far as the engine does not hold it
+        self._given = False  # whether somebody has said what variables are to begin with
         self._closed = False
         if state is not None:
             self.load(state)
@@ -189,7 +190,12 @@ class Trainer(Shown):
         if not isinstance(runner.executable, HasState):
             self.close()
             raise EngineError(f"the {runner.engine} engine can not train this model here", fix="see `msplit doctor`")
-        self._put(state)
+        shared = isinstance(runner.executable, SharesState) and bool(runner.executable.kept)
+        if shared and not self._given:
+            # Others train them, or have: what they have made of them is what this goes on with.
+            self.steps = checkpoint.global_step(self.flat.model, runner.executable.save_state()) or 0
+        else:
+            self._put(state)
         if self.shards is not None:
             if not isinstance(runner.executable, JoinsOthers):
                 self.close()
@@ -252,6 +258,7 @@ class Trainer(Shown):
             raise MsplitError(
                 wrong[0], where=str(self.flat.model.path), fix="`Trainer.variables` has names, types and shapes"
             )
+        self._given = True
         state = {**self._host_state(), **{name: np.array(value) for name, value in values.items()}}
         self._put(state)
 
@@ -323,6 +330,7 @@ class Trainer(Shown):
             LoadError: There is none, or it is one of another model. Nothing is changed then.
         """
         found = checkpoint.read(self.flat.model, self._names, self._needed, checkpoint.latest(Path(path)))
+        self._given = True
         without = [name for name in self._needed if name not in found.state]
         self.steps = found.steps or 0
         self._put({**(self._host_state() if without else self._state or {}), **found.state})

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from msplit.cost.costs import Costs
-from msplit.engines.base import Job
+from msplit.engines.base import ClusterOptions, Job, TensorFlowOptions
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
+from msplit.formats.cluster import parse
 from msplit.inputs.reference import Reference
 from msplit.measure.diagnose import Hints, diagnose, hints
 from msplit.measure.measure import bench
@@ -260,6 +261,18 @@ def test_on_a_gpu_everything_is_verified_in_ieee_first_with_the_tight_tolerance(
     result = bench([variant("plain", plain), variant("bad", bad)], fresh=fresh, settings=QUICK)
     assert result.failed, "0.4 % is no IEEE float32"
     assert result.variants[1].host is None
+
+
+def test_the_precision_of_a_cluster_of_gpus_is_its_own():
+    """It may round as TF32 does whatever a client asks for; on CPUs there is no such rounding."""
+    cluster = TensorFlowOptions(cluster=ClusterOptions(parse("worker: ['a:1']", "cluster.yaml")))
+    for where, passed in (("GPU", True), ("CPU", False)):
+        over = variant("cluster", Fake("servers", wrong="ieee", where=where), against="here")
+        over = replace(over, job=replace(over.job, tensorflow=cluster))
+        result = bench([variant("here", Fake("here", where=where)), over], fresh=fresh, settings=QUICK)
+        assert result.failed is not passed
+        precisions = {check.precision for check in result.variants[1].checks}
+        assert precisions == ({"tf32"} if where == "GPU" else {"ieee"})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.specialize import list_choices, trace
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_stream_seconds
-from msplit.engines.cuda.runtime.host import HostPart
+from msplit.engines.cuda.runtime.host import HostOptions, HostPart
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.text import JsonValue
@@ -94,11 +93,10 @@ def _optimized(job: Job, device: Device) -> Optimized:
             job.flat,
             job.feeds,
             device.place,
-            op_libraries=job.op_libraries,
+            host=HostOptions(job.op_libraries, timeout),
             group=groups,
             state=job.state,
             shards=shards,
-            timeout=timeout,
         )
     found: Optimized = cache[key]
     return found
@@ -204,23 +202,21 @@ def optimize(
     feeds: Arrays,
     device: torch.device,
     *,
-    op_libraries: Sequence[Path] = (),
+    host: HostOptions | None = None,
     simplify: bool = True,
     group: bool = False,
     state: Arrays | None = None,
     shards: Shards | None = None,
-    timeout: float | None = None,
 ) -> Optimized:
     """Imports a graph and runs the passes that every layout and mode has in common.
 
     Args:
         feeds: An array per input: they fix the shapes.
-        op_libraries: Shared objects with custom TensorFlow ops, for the host part.
+        host: How the host part runs; None: as TensorFlow does by itself.
         simplify: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.
         state: See `Job`.
         shards: See `EngineOptions`.
-        timeout: Of a step of the host part, see `TensorFlowOptions`.
 
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
@@ -232,14 +228,14 @@ def optimize(
         partition = partition_graph(flat, raised.bodies)
         refuse(flat, partition)
     fed: Mapping[str, tuple[int, int]] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
-    host = None
+    part = None
     if partition.frontier or partition.fetched or partition.host_outputs:
         with phase("running the host part"):
-            host = HostPart(whole, partition, op_libraries, raised.origin, timeout)
-            feeds, _ = host.run(feeds)
-        fed = {**fed, **host.feeds}
+            part = HostPart(whole, partition, host or HostOptions(), raised.origin)
+            feeds, _ = part.run(feeds)
+        fed = {**fed, **part.feeds}
         others = {*partition.fetched, *partition.host_outputs}
-        flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *host.handed))
+        flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *part.handed))
     with phase("importing the graph"):
         graph = build(flat, fed, state=state)
     if STEPS in graph.feeds:
@@ -248,9 +244,9 @@ def optimize(
     graph.unrolled = {node: raised.frames.get(node, ()) for node, op in graph.ops.items() if op.op in FUNCTIONAL}
     context = Context(feeds, device, len(flat), raised.bodies, simplify=simplify, group=group, shards=shards)
     if shards is not None:
-        context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), host))
+        context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
-    return Optimized(graph, {name: feeds[name] for name in graph.feeds}, context, host)
+    return Optimized(graph, {name: feeds[name] for name in graph.feeds}, context, part)
 
 
 def _half(feeds: Arrays, inputs: Sequence[str]) -> Arrays:

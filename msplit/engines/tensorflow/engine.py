@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable, Job
-from msplit.engines.tensorflow import runtime, xla
+from msplit.engines.tensorflow import cluster_session, runtime, xla
 from msplit.engines.tensorflow.devices import how_many
 from msplit.engines.tensorflow.placed import Placed, place, unplaced
 from msplit.engines.tensorflow.session import Placement, SessionExecutable
@@ -53,6 +53,8 @@ class TensorFlowEngine:
 
     def device(self, job: Job) -> str:
         """Where a job will run: "GPU" or "CPU"."""
+        if job.tensorflow.cluster is not None:
+            return "GPU" if any("GPU" in name for name in job.tensorflow.cluster.devices) else "CPU"
         return "GPU" if runtime.has_gpu() and not job.tensorflow.cpu else "CPU"
 
     def build(self, job: Job) -> Executable:
@@ -61,6 +63,8 @@ class TensorFlowEngine:
         Raises:
             EngineError: TensorFlow is not installed, or XLA is asked for on several streams.
         """
+        if job.tensorflow.cluster is not None:
+            return cluster_session.build(job, job.tensorflow.cluster)
         missing = self.unavailable()
         if missing:
             raise EngineError(missing)

@@ -74,10 +74,19 @@ def unplaced(flat: FlatGraph) -> Placed:
     )
 
 
-def place(flat: FlatGraph, ids: Ints, devices: Sequence[str], host: str, *, clone_limit: int = CLONE_LIMIT) -> Placed:
+def place(
+    flat: FlatGraph,
+    ids: Ints,
+    devices: Sequence[str],
+    host: str,
+    *,
+    pinned: Ints | None = None,
+    clone_limit: int = CLONE_LIMIT,
+) -> Placed:
     """Puts every node of the flat graph on the device of its stream.
 
     Args:
+        pinned: Index in `devices` of the device of each node that is to have that one, whatever its stream; -1 for the others.
         clone_limit: See `CLONE_LIMIT`. A larger constant is kept once, on a stream that reads it.
 
     Raises:
@@ -89,6 +98,8 @@ def place(flat: FlatGraph, ids: Ints, devices: Sequence[str], host: str, *, clon
         graph_def.CopyFrom(flat.model.graph_def)
     places = _places(flat, ids)
     moved = int(np.count_nonzero((places != ids) & (places != HOST)))
+    if pinned is not None:
+        places = np.where(pinned >= 0, pinned, places).astype(np.int32)
     nodes, names = _nodes(flat, graph_def)
     edges = _with_back_edges(flat)
     _home_constants(flat, nodes, edges, places)

@@ -28,6 +28,11 @@ _MOST_CONFIG = 1 << 20
 
 _configured: dict[str, Any] = {"gpu_memory": None, "gpus": 1, "priorities": (), "libraries": set()}
 
+_SAYS_NOTHING = re.compile(
+    r"root error\(s\) found|^Detected at node|^Graph execution error:$|^=+$|^[A-Z_]+: From /job:\S+:$"
+)
+"""Lines that TensorFlow puts in front of what went wrong."""
+
 _NOT_FETCHED = ("not convertible to numpy", "does not have value", "marked as not fetchable")
 """What TensorFlow says of outputs that are handles, or in a loop or on the side of a cond that was not taken."""
 
@@ -304,7 +309,7 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's text that says something."""
     message = getattr(error, "message", None) or str(error)
     lines = [line.strip() for line in str(message).splitlines() if line.strip()]
-    told = [line for line in lines if "root error(s) found" not in line and not line.startswith("Detected at node")]
+    told = [line for line in lines if not _SAYS_NOTHING.search(line)]
     text = re.sub(r"^\(\d+\) \w+: ", "", told[0]) if told else type(error).__name__
     text = re.sub(r" in binary running on .*", "", text)  # the machine's name, and advice on TensorFlow 1's contrib
     return text if len(text) <= 300 else text[:297] + "…"

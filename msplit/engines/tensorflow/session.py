@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Timeline
+from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.devices import short
 from msplit.engines.tensorflow.placed import Placed
 from msplit.engines.tensorflow.queues import QUEUES, Filling, filling, reached
@@ -20,7 +21,6 @@ from msplit.engines.tensorflow.runtime import errors_of, set_precision, tensorfl
 from msplit.engines.tensorflow.timeline import from_metadata
 from msplit.errors import EngineError
 from msplit.formats.model import Format, Model
-from msplit.opset.traits import ops_with
 
 _TRACED_RUNS = 3
 """Steps of a traced callable; the last one is told, when everything is warm."""
@@ -77,7 +77,7 @@ class SessionExecutable:
             with errors_of(self._model), self._graph.as_default():
                 set_precision(ieee)
                 _load(self._session, model, placed)
-                self._variables = {name: _variable(self._graph, name) for name in placed.variables}
+                self._variables = {name: variables.variable_ops(self._graph, name) for name in placed.variables}
                 self._prepare(placed)
                 self._fill(model)
         except BaseException:
@@ -192,15 +192,12 @@ class SessionExecutable:
     def save_state(self) -> dict[str, NDArray[Any]]:
         """The values of the variables that the graph uses, by node name."""
         with errors_of(self._model):
-            known = self._session.run({name: one.known for name, one in self._variables.items()})
-            values = self._session.run({name: one.read for name, one in self._variables.items() if known[name]})
-        return {name: np.array(value) for name, value in values.items()}
+            return variables.save(self._session, self._variables)
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Gives variables the values that `save_state` of this or of another executable of the same model returned."""
-        chosen = [(self._variables[name], value) for name, value in state.items() if name in self._variables]
         with errors_of(self._model):
-            self._session.run([one.write for one, _ in chosen], {one.value: value for one, value in chosen})
+            variables.load(self._session, self._variables, state)
 
     def _arrays(self, feeds: Arrays) -> list[NDArray[Any]]:
         missing = [name for name in self._inputs if name not in feeds]
@@ -256,7 +253,7 @@ def _load(session: Any, model: Model, placed: Placed) -> None:
     checkpoint = model.path.with_suffix("")
     operations = {operation.name for operation in graph.get_operations()}
     if saver is not None and saver.restore_op_name and Path(f"{checkpoint}.index").is_file():
-        _run_initializers(session, [name for name in model.init_ops if _is_for_tables(graph, name)])
+        _run_initializers(session, [name for name in model.init_ops if variables.fills_tables(graph, name)])
         session.run(saver.restore_op_name, {saver.filename_tensor_name: str(checkpoint)})
     else:
         _run_initializers(session, [name for name in model.init_ops if name in operations])
@@ -265,22 +262,6 @@ def _load(session: Any, model: Model, placed: Placed) -> None:
 def _run_initializers(session: Any, names: list[str]) -> None:
     for name in names:
         session.run(session.graph.get_operation_by_name(name))
-
-
-def _is_for_tables(graph: Any, name: str) -> bool:
-    """Whether an initializer fills lookup tables: a checkpoint does not hold them."""
-    seen = {name}
-    waiting = [graph.get_operation_by_name(name)]
-    while waiting:
-        operation = waiting.pop()
-        if operation.type in ops_with("fills a table"):
-            return True
-        if operation.type == "NoOp":
-            for before in operation.control_inputs:
-                if before.name not in seen:
-                    seen.add(before.name)
-                    waiting.append(before)
-    return False
 
 
 def _load_saved_model(session: Any, model: Model, placed: Placed) -> None:
@@ -301,25 +282,3 @@ def _load_saved_model(session: Any, model: Model, placed: Placed) -> None:
             if entry.is_dir():
                 (Path(folder) / entry.name).symlink_to(entry, target_is_directory=True)
         loader.load(session, list(model.tags), folder)
-
-
-class _Variable(NamedTuple):
-    """Ops of a variable: whether it has a value, the value, and what gives it the value that `value` is fed."""
-
-    known: Any
-    read: Any
-    write: Any
-    value: Any
-
-
-def _variable(graph: Any, name: str) -> _Variable:
-    tf = tensorflow()
-    holder = graph.get_operation_by_name(name)
-    dtype, handle = holder.get_attr("dtype"), holder.outputs[0]
-    value = tf.compat.v1.placeholder(dtype)
-    if holder.type == "VarHandleOp":
-        known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-        read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-        return _Variable(known, read, tf.raw_ops.AssignVariableOp(resource=handle, value=value), value)
-    known, read = tf.raw_ops.IsVariableInitialized(ref=handle), tf.raw_ops.Identity(input=handle)
-    return _Variable(known, read, tf.raw_ops.Assign(ref=handle, value=value, validate_shape=False), value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,19 @@ if TYPE_CHECKING:
     from msplit.engines.tensorflow.session import SessionExecutable
 
 
+@dataclass(frozen=True)
+class HostOptions:
+    """How the host part runs.
+
+    Attributes:
+        op_libraries: Shared objects with custom TensorFlow ops.
+        timeout: Seconds that a step of it may take; see `TensorFlowOptions`.
+    """
+
+    op_libraries: Sequence[Path] = ()
+    timeout: float | None = None
+
+
 class HostPart:
     """Everything in front of the device part as one TensorFlow session, and everything behind it as another.
 
@@ -60,12 +73,10 @@ class HostPart:
         self,
         flat: FlatGraph,
         partition: Partition,
-        op_libraries: Sequence[Path],
+        options: HostOptions,
         origin: Mapping[Key, Key],
-        timeout: float | None = None,
     ) -> None:
-        names = flat.graph.names
-        self._op_libraries, self._timeout = op_libraries, timeout
+        names, self._options = flat.graph.names, options
         fed = {(tensor.node, tensor.port): tensor.name for tensor in flat.inputs}
         self.feeds = {f"{names[node]}:{port} (host)": (node, port) for node, port in partition.frontier}
         self.handed = partition.handed_outputs()
@@ -88,14 +99,14 @@ class HostPart:
         from msplit.engines.tensorflow.placed import place
         from msplit.engines.tensorflow.session import SessionExecutable
 
-        runtime.load_op_libraries(self._op_libraries)
+        runtime.load_op_libraries(self._options.op_libraries)
         # The flat graph, so that values inside of functions can be fetched.
         cut = replace(
             flat, outputs=tuple(Tensor(name, *origin.get(key, key)) for name, key in wanted.items()), targets=()
         )
         placed = place(cut, np.zeros(len(flat), np.int32), ["/device:CPU:0"], "/device:CPU:0")
         config = runtime.session_config(1, cpu_only=True)
-        return SessionExecutable(flat.model, placed, config, ieee=True, facts={}, timeout=self._timeout)
+        return SessionExecutable(flat.model, placed, config, ieee=True, facts={}, timeout=self._options.timeout)
 
     def run(self, feeds: Arrays) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         """Runs what is in front of the device part, on the model's inputs.

@@ -1,0 +1,235 @@
+"""Runs a graph over a cluster of TensorFlow servers: its parts are where their streams are, its variables on the parameter servers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays, ClusterOptions, Job
+from msplit.engines.tensorflow import cluster as clusters
+from msplit.engines.tensorflow import variables
+from msplit.engines.tensorflow.parameter_servers import kept_by
+from msplit.engines.tensorflow.placed import Placed, place
+from msplit.engines.tensorflow.runtime import errors_of, load_op_libraries, tensorflow
+from msplit.engines.tensorflow.traffic import Sent, sent_in
+from msplit.errors import EngineError
+from msplit.formats.model import Model
+from msplit.progress import phase
+
+
+def build(job: Job, options: ClusterOptions) -> ClusterExecutable:
+    """Makes a session over a cluster for a job, stream k on its k-th device.
+
+    Raises:
+        EngineError: A task can not be reached, there are fewer devices than streams, or TensorFlow can not run the graph so.
+    """
+    load_op_libraries(job.op_libraries)
+    devices = [*(options.devices or clusters.connect(options.cluster))]
+    if job.streams > len(devices):
+        raise EngineError(
+            f"the cluster has {len(devices)} devices to compute on, and {job.streams} streams are to have one each",
+            where=options.cluster.source,
+            fix="ask for fewer --streams, list more tasks, or start each with more: msplit worker --devices N",
+        )
+    servers = options.cluster.servers
+    where = "GPU" if any("GPU" in name for name in devices) else "CPU"
+    facts: dict[str, Any] = {"engine": "tensorflow", "streams": job.streams, "device": where}
+    facts |= {"devices": job.streams, "ps_tasks": len(servers)}
+    pinned = None
+    if servers:
+        kept = kept_by(job.flat, len(servers), options.ps_strategy, job.state)
+        pinned = np.where(kept >= 0, kept + len(devices), -1).astype(np.int32)
+    host = clusters.cpu(options.cluster.workers[0])
+    placed = place(job.flat, job.ids, [*devices, *map(clusters.cpu, servers)], host, pinned=pinned)
+    facts |= {"cross_stream_tensors": placed.copies, "cloned_constants": placed.clones, "moved_nodes": placed.moved}
+    with phase("opening a session over the cluster"):
+        return ClusterExecutable(job, placed, options, facts)
+
+
+class ClusterExecutable:
+    """A graph in a session over a cluster.
+
+    Its first step is traced, which takes longer: what it sends between tasks is known from then on.
+    """
+
+    def __init__(self, job: Job, placed: Placed, options: ClusterOptions, facts: Mapping[str, Any]) -> None:
+        v1 = tensorflow().compat.v1
+        self._facts = dict(facts)
+        self._cluster, self._limit_s = options.cluster, options.limit_s
+        self._model = str(job.flat.model.path)
+        self._own = options.container is None
+        self._lost = False
+        self._variables: dict[str, variables.VariableOps] = {}
+        self._last: Arrays | None = None
+        self._sent: tuple[Sent, ...] | None = None
+        self._client_bytes = 0
+        self._graph = v1.Graph()
+        self._session = v1.Session(
+            clusters.target(options.cluster.workers[0]), graph=self._graph, config=clusters.config()
+        )
+        try:
+            with self._graph.as_default():
+                _keep_in(placed.graph_def, options.container or f"msplit-{uuid.uuid4().hex}")
+                with errors_of(self._model):
+                    tensorflow().graph_util.import_graph_def(placed.graph_def, name="")
+                self._variables = {name: variables.variable_ops(self._graph, name) for name in placed.variables}
+            self._prepare(placed)
+            self._kept = frozenset(self._call(lambda: variables.initialized(self._session, self._variables)))
+            missing = [name for name in self._variables if name not in self._kept | job.state.keys()]
+            if missing:
+                raise EngineError(
+                    f"variable {missing[0]!r} has no value to begin with",
+                    where=self._model,
+                    fix="put a checkpoint beside the model, or give the values",
+                )
+            self._call(lambda: _fill_tables(self._session, job.flat.model))
+            self.load_state({name: value for name, value in job.state.items() if name not in self._kept})
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, placed: Placed) -> None:
+        graph = self._graph
+        self._inputs = {name: graph.get_tensor_by_name(tensor) for name, tensor in placed.feeds.items()}
+        self._fetched: dict[str, Any] = {}
+        self._targets = [graph.get_operation_by_name(name) for name in placed.targets]
+        for name, tensor in placed.fetches.items():
+            operation = graph.get_operation_by_name(tensor.rpartition(":")[0])
+            if operation.outputs:
+                self._fetched[name] = graph.get_tensor_by_name(tensor)
+            else:
+                self._targets.append(operation)  # a train step: it runs, and gives nothing
+
+    def _call(self, call: Callable[[], clusters.Result]) -> clusters.Result:
+        """What a call of the session gives, its errors in plain words."""
+        try:
+            with clusters.errors_of(self._cluster, self._model, self._limit_s):
+                return clusters.watched(self._cluster, call)
+        except EngineError as error:
+            self._lost = self._lost or (error.__cause__ is not None and clusters.is_lost(error.__cause__))
+            raise
+
+    def _run(self, fetches: list[Any], feeds: Arrays, metadata: Any = None) -> list[Any]:
+        """One run. Not by a callable: over gRPC that takes no limit, and a lost task makes it send a request twice, which is refused."""
+        v1 = tensorflow().compat.v1
+        options = v1.RunOptions(timeout_in_ms=max(1, round(self._limit_s * 1000)))
+        if metadata is not None:
+            options.trace_level = v1.RunOptions.FULL_TRACE
+        given = {self._inputs[name]: value for name, value in feeds.items()}
+        return self._call(lambda: list(self._session.run([*fetches, *self._targets], given, options, metadata)))
+
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """Runs one step. See `Executable`."""
+        arrays = self._last = self._arrays(feeds)
+        metadata = tensorflow().compat.v1.RunMetadata() if self._sent is None else None
+        values = self._run([*self._fetched.values()], arrays, metadata)
+        outputs = dict(zip(self._fetched, map(np.asarray, values), strict=False))
+        if metadata is not None:
+            self._sent = sent_in(metadata)
+            self._client_bytes = sum(value.nbytes for value in [*arrays.values(), *outputs.values()])
+        return outputs
+
+    def launch(self) -> None:
+        """Runs one step on the last inputs and copies no output."""
+        if self._last is None:
+            raise EngineError("launch was called before the first step", fix="call step once")
+        self._run([tensor.op for tensor in self._fetched.values()], self._last)
+
+    def device_times(self, count: int) -> None:
+        """None: the stock runtime does not tell a step's time on the device."""
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Variables that had a value in the container before, and have it still: an earlier client's, or another one's."""
+        return self._kept
+
+    def facts(self) -> Mapping[str, Any]:
+        """What is known of the run; of the network, once there was a step."""
+        if self._sent is None:
+            return dict(self._facts)
+        return {
+            **self._facts,
+            "network_bytes": sum(one.bytes for one in self._sent),
+            "network_tensors": sum(one.tensors for one in self._sent),
+            "client_bytes": self._client_bytes,
+            "network": [vars(one) for one in self._sent],
+        }
+
+    def close(self) -> None:
+        """Ends the session, and gives up the variables that nobody else has a name for."""
+        if self._lost:
+            # The first worker asks the task that is gone, and waits for it: nobody is to wait for that, nor the session's own end.
+            Thread(target=_end, args=(self._session,), daemon=True).start()
+            return
+        if self._own:
+            with suppress(tensorflow().errors.OpError):
+                self._give_up()
+        _end(self._session)
+
+    def _give_up(self) -> None:
+        """Frees the memory of the variables. A server has no other way to forget them but to end all of its sessions."""
+        tf = tensorflow()
+        with self._graph.as_default():
+            ends = [
+                tf.raw_ops.DestroyResourceOp(resource=one.handle)
+                if one.handle.dtype == tf.resource
+                else tf.raw_ops.Assign(ref=one.handle, value=tf.zeros((0,), one.read.dtype), validate_shape=False)
+                for one in self._variables.values()
+            ]
+        self._session.run(ends)
+
+    def save_state(self) -> dict[str, NDArray[Any]]:
+        """The values of the variables that the graph uses, by node name."""
+        return self._call(lambda: variables.save(self._session, self._variables))
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Gives variables values, in the container that they are kept in: for all who use it."""
+        self._call(lambda: variables.load(self._session, self._variables, state))
+
+    def _arrays(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        return {
+            name: np.asarray(feeds[name]).astype(tensor.dtype.as_numpy_dtype, copy=False)
+            for name, tensor in self._inputs.items()
+        }
+
+
+def _end(session: Any) -> None:
+    with suppress(tensorflow().errors.OpError):
+        session.close()
+
+
+def _keep_in(graph_def: Any, container: str) -> None:
+    """Puts what keeps state, and says no container, into one."""
+    from tensorflow.python.framework import op_def_registry
+
+    ops: dict[str, bool] = {}
+    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        for node in nodes:
+            if node.op not in ops:
+                known = op_def_registry.get(node.op)
+                ops[node.op] = known is not None and any(attr.name == "container" for attr in known.attr)
+            if ops[node.op] and not node.attr["container"].s:
+                node.attr["container"].s = container.encode()
+
+
+def _fill_tables(session: Any, model: Model) -> None:
+    """Runs the initializers of lookup tables; of a SavedModel all that there are, for none of them is of a variable.
+
+    Files that they read are where the model is, on the machine of the first worker, too.
+    """
+    graph = session.graph
+    there = {operation.name for operation in graph.get_operations()}
+    assets = {}
+    if model.is_saved_model:
+        for one in model.proto.meta_graphs[model.meta_graph].asset_file_def:
+            if one.tensor_info.name.partition(":")[0] in there:
+                assets[one.tensor_info.name] = str(model.path.resolve() / "assets" / one.filename)
+    for name in model.init_ops:
+        if name in there and (model.is_saved_model or variables.fills_tables(graph, name)):
+            session.run(graph.get_operation_by_name(name), assets)

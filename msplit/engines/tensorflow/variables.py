@@ -1,0 +1,90 @@
+"""Variables of a graph in a session: what they hold, and how they are given something to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.tensorflow.runtime import tensorflow
+from msplit.opset.traits import ops_with
+
+_AT_ONCE = 1 << 28
+"""Bytes that one run feeds to variables: a message between processes has less than 2 GiB."""
+
+
+class VariableOps(NamedTuple):
+    """Ops of a variable: its handle, whether it has a value, the value, and what gives it the value that `value` is fed."""
+
+    handle: Any
+    known: Any
+    read: Any
+    write: Any
+    value: Any
+
+
+def variable_ops(graph: Any, name: str) -> VariableOps:
+    """Adds them to the graph, which is the default one; `name` is a node that refers to the variable."""
+    tf = tensorflow()
+    holder = graph.get_operation_by_name(name)
+    dtype, handle = holder.get_attr("dtype"), holder.outputs[0]
+    value = tf.compat.v1.placeholder(dtype)
+    if holder.type == "VarHandleOp":
+        known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+        read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        write = tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    else:
+        known, read = tf.raw_ops.IsVariableInitialized(ref=handle), tf.raw_ops.Identity(input=handle)
+        write = tf.raw_ops.Assign(ref=handle, value=value, validate_shape=False)
+    return VariableOps(handle, known, read, write, value)
+
+
+def initialized(session: Any, variables: Mapping[str, VariableOps]) -> set[str]:
+    """The names of those that hold a value."""
+    found = session.run({name: one.known for name, one in variables.items()})
+    return {name for name, has in found.items() if has}
+
+
+def save(session: Any, variables: Mapping[str, VariableOps]) -> dict[str, NDArray[Any]]:
+    """What they hold, by name; without those that hold nothing."""
+    there = initialized(session, variables)
+    values = session.run({name: one.read for name, one in variables.items() if name in there})
+    return {name: np.array(value) for name, value in values.items()}
+
+
+def load(session: Any, variables: Mapping[str, VariableOps], state: Mapping[str, NDArray[Any]]) -> None:
+    """Gives them values, by name. What is none of them is passed over."""
+    for part in _parts((name, value) for name, value in state.items() if name in variables):
+        chosen = [(variables[name], value) for name, value in part]
+        session.run([one.write for one, _ in chosen], {one.value: value for one, value in chosen})
+
+
+def _parts(values: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[list[tuple[str, NDArray[Any]]]]:
+    part: list[tuple[str, NDArray[Any]]] = []
+    size = 0
+    for name, value in values:
+        if part and size + value.nbytes > _AT_ONCE:
+            yield part
+            part, size = [], 0
+        part.append((name, value))
+        size += value.nbytes
+    if part:
+        yield part
+
+
+def fills_tables(graph: Any, name: str) -> bool:
+    """Whether an initializer fills lookup tables: a checkpoint does not hold them."""
+    seen = {name}
+    waiting = [graph.get_operation_by_name(name)]
+    while waiting:
+        operation = waiting.pop()
+        if operation.type in ops_with("fills a table"):
+            return True
+        if operation.type == "NoOp":
+            for before in operation.control_inputs:
+                if before.name not in seen:
+                    seen.add(before.name)
+                    waiting.append(before)
+    return False
