@@ -10,6 +10,9 @@ import click
 
 from msplit.cli import options
 
+DEVICE_GPUS = 2
+"""GPUs of the shipped rule set `device`."""
+
 VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
 
 
@@ -20,6 +23,12 @@ VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
 )
 @click.option("--function", help="Look inside this function, such as the body of a While, instead of at the model.")
 @click.option("--engine", type=click.Choice(["cuda"]), help="Also tell which ops this engine can run.")
+@click.option(
+    "--gpus",
+    type=click.IntRange(2, 64),
+    metavar="N",
+    help="Also tell whether to split the model over N such GPUs, by the simulator.",
+)
 @options.cost_options
 @options.format_option
 def command(
@@ -28,6 +37,7 @@ def command(
     views: Sequence[str],
     function: str | None,
     engine: str | None,
+    gpus: int | None,
     work: options.Work,
     style: str,
 ) -> None:
@@ -43,6 +53,7 @@ def command(
         from msplit.engines.cuda.coverage import cover
 
         coverage = cover(flat, found.shapes, build=True)
+    split = None if gpus is None else found.on_gpus(gpus)
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
     following: Sequence[str] = ()
     if function is None:
@@ -54,9 +65,12 @@ def command(
             "--profile": work.profile_path,
         }
         judged = found.judgement
-        if judged.helps:
-            # in the folder where the user is, beside nothing that is there
-            name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
+        # in the folder where the user is, beside nothing that is there
+        name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
+        if split is not None and split.helps:
+            if gpus == DEVICE_GPUS:  # another number stands in a rules file of the user's own
+                following = options.command_line("assign", model, {"--rules": "device", **given, "-o": name})
+        elif judged.helps:
             given = {"--rules": "auto", "--streams": judged.streams, **given, "-o": name}
             following = options.command_line("assign", model, given)
         elif judged.kind != "nothing":
@@ -65,6 +79,6 @@ def command(
     options.show(
         style,
         "analyze",
-        analysis.document(found, chosen, coverage, following),
-        lambda: analysis.payload(found, chosen, coverage, following),
+        analysis.document(found, chosen, coverage, following, split),
+        lambda: analysis.payload(found, chosen, coverage, following, split),
     )

@@ -28,6 +28,7 @@ class Run(stock.Stock, options.Execution):
     engine: str | None
     devices: tuple[int, ...]
     effort: str
+    split: tuple[int, ...] | None
     no_capture: bool
     no_fuse: bool
     no_group: bool
@@ -95,6 +96,11 @@ class Asked:
     default="1,2,4",
     show_default=True,
     help="Numbers of streams to compare.",
+)
+@click.option(
+    "--split",
+    type=options.Numbers(click.IntRange(0)),
+    help="cuda: also run one step on several GPUs, such as 0,1, its streams divided over them (with --rules device).",
 )
 @options.rules_option
 @options.engine_option
@@ -307,6 +313,7 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
         engine=run.engine,
         devices=run.devices,
         effort=run.effort,
+        split=run.split or (),
         capture=not run.no_capture,
         fuse=not run.no_fuse,
         group=not run.no_group,

@@ -33,6 +33,9 @@ class Gpu:
         tflops: Peak 10^12 operations per second by type; see the data file.
         launch_us: Time of a tiny kernel inside a CUDA graph, µs.
         wait_us: What a wait for another stream adds inside a CUDA graph, µs.
+        link_gbs: What a copy to another GPU of the host reaches, 10^9 bytes per second, one way.
+        link_us: What such a copy takes beyond its bytes, µs.
+        other_gpu_us: By how much later each further GPU starts that one thread launches a step on, µs.
     """
 
     name: str
@@ -44,6 +47,9 @@ class Gpu:
     tflops: Mapping[str, float]
     launch_us: float
     wait_us: float
+    link_gbs: float = 25.0
+    link_us: float = 18.0
+    other_gpu_us: float = 28.0
 
     @property
     def bytes_per_us(self) -> float:
@@ -79,6 +85,8 @@ _OWN: dict[str, Gpu] = {}
 
 _LARGEST = 1 << 16
 _KEYS = ("sms", "memory_gb", "bandwidth_gbs", "l2_mb", "clock_mhz", "launch_us", "wait_us", "tflops")
+_LINKS = ("link_gbs", "link_us", "other_gpu_us")
+"""What a sheet may leave out: it is that of PCIe 4 then."""
 _FIX = f"write it as in msplit/data/gpus.yaml: a name, and below it {', '.join(_KEYS)}"
 
 
@@ -164,10 +172,10 @@ def _read(path: Path) -> Gpu:
 def _problem(sheet: Mapping[Any, Any]) -> str | None:
     """What is wrong with a data sheet, or None."""
     for key in sheet:
-        if key not in _KEYS:
-            near = get_close_matches(str(key), _KEYS, 1)
+        if key not in (*_KEYS, *_LINKS):
+            near = get_close_matches(str(key), (*_KEYS, *_LINKS), 1)
             return f"there is no {str(key)[:40]!r} in a data sheet{f' (did you mean {near[0]}?)' if near else ''}"
-    for key in _KEYS:
+    for key in (*_KEYS, *(key for key in _LINKS if key in sheet)):
         if key not in sheet:
             return f"`{key}` is missing"
         if key == "sms" and not (isinstance(sheet[key], int) and _positive(sheet[key])):

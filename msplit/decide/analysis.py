@@ -24,7 +24,9 @@ from msplit.decide.shown import Facts, Shown, gain
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import phase
 from msplit.schedule.bounds import Bounds, bounds
-from msplit.schedule.judge import Judgement, foresee, judge
+from msplit.schedule.judge import Judgement, foresee, judge, problem_of
+from msplit.schedule.split.judge import SplitJudgement, judge_split
+from msplit.schedule.split.problem import SplitProblem
 from msplit.shapes import Shapes
 
 GAIN_STREAMS = (2, 4, 8)
@@ -92,6 +94,12 @@ class Analysis(Shown):
         with phase("simulating streams"), no_collection():
             gain, streams = foresee(self.flat, self.costs)
         return judge(self.bounds, gain, streams, guessed=self.guesses.share)
+
+    def on_gpus(self, gpus: int) -> SplitJudgement:
+        """Whether to split the model over so many GPUs of this kind, by the best way that the simulator finds."""
+        with phase("simulating GPUs"), no_collection():
+            split = SplitProblem.of(self.flat, self.costs, problem_of(self.flat, self.costs), gpus)
+            return judge_split(split, self.costs.gpu)
 
 
 def analyze(flat: FlatGraph | str | os.PathLike[str], workload: Workload) -> Analysis:

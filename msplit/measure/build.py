@@ -186,7 +186,12 @@ def make(
 
 
 def _check_batches(flat: FlatGraph, request: BenchRequest | None, batches: Sequence[int]) -> None:
-    """Refuses batches that make no sense, before any work is done for them."""
+    """Refuses batches that make no sense, and what no build holds, before any work is done for them."""
+    if request is not None and request.split:
+        raise MsplitError(
+            "builds and pools are for one GPU, and the request splits each step over several",
+            fix="prepare it (`msplit.prepare`, `msplit bench --split`), or leave split out",
+        )
     for each in batches:
         if each < 1:
             raise MsplitError(f"a batch of {each} has no rows", fix="give batches of one or more")

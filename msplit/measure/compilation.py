@@ -108,6 +108,9 @@ def chosen_variant(setup: Setup, made: Compiled, label: str | None = None) -> Va
     if setup.request.plan is not None:
         planned = made.labels[plan_label(setup.request.plan)]
         return next(one for one in made.variants if one.label == planned)
+    split = [one for one in made.variants if one.job.options.split]
+    if split:  # who asks for several GPUs gets them
+        return max(split, key=lambda one: one.job.streams)
     known = [step for step in made.steps if step.predicted_us is not None]
     if not known:
         return max(made.variants, key=lambda one: one.job.streams)

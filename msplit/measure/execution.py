@@ -127,8 +127,12 @@ def make_ready(
         one = next(one for one in made.variants if one.engine is sketched.engine and one.against is None)
         chosen = as_it_runs(sketched, request)
         how = Verification(setup.fresh, request.settings, setup.reference, progress or silent)
-        alone = chosen.label == one.label
-        with verified([chosen] if alone else [one, replace(chosen, against=one.label, over=())], how) as running:
+        if chosen.job.options.split:  # one GPU may not hold it
+            beside = [replace(chosen, against=None)]
+        else:
+            alone = chosen.label == one.label
+            beside = [chosen] if alone else [one, replace(chosen, against=one.label, over=())]
+        with verified(beside, how) as running:
             _refuse_wrong(running)
             ready = running.pop()  # what is still listed is closed
             _share(ready, request)

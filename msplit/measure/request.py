@@ -50,6 +50,8 @@ class BenchRequest:
         devices: Numbers of the GPUs to use, as CUDA counts those that it sees; none: the current one. Of several, each runs a share of the
             rows of every step that is prepared (rows have to be independent), and each runs whole steps of a pool. A bench measures the
             first one alone, too. Cuda engine only.
+        split: Numbers of the GPUs that the streams of one step are divided over, evenly and in order, as the rule ``device`` assigns them;
+            empty: one GPU. Cuda engine only.
         compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU.
         compare_xla: And with XLA, which compiles for seconds to minutes.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
@@ -88,6 +90,7 @@ class BenchRequest:
     group: bool = True
     device: str = "cuda"
     devices: Sequence[int] = ()
+    split: Sequence[int] = ()
     compare_tensorflow: bool = True
     compare_xla: bool = True
     reference: Path | None = None
@@ -120,6 +123,11 @@ class BenchRequest:
         if self.cluster is not None and self.engine not in (None, "tensorflow"):
             raise MsplitError(
                 f"a cluster runs TensorFlow, not the {self.engine} engine", fix="leave one of the two out"
+            )
+        if len(set(self.split)) != len(self.split) or any(gpu < 0 for gpu in self.split) or len(self.split) == 1:
+            raise MsplitError(
+                f"a step can not be split over the GPUs {', '.join(map(str, self.split))}",
+                fix="name two GPUs or more, each once, such as 0,1",
             )
         if self.is_fast and self.tune is not None:
             raise MsplitError("to tune is to measure, and the effort is fast", fix="leave one of the two out")

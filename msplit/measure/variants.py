@@ -222,6 +222,11 @@ def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
         raise EngineError(f"{option} is for TensorFlow, which puts nodes on devices", fix="give --engine tensorflow")
     if request.timelines and request.cluster is not None:
         raise EngineError("a step over a cluster is not traced", fix="leave --trace or --cluster out")
+    if engine is not CUDA and request.split:
+        raise EngineError(
+            f"--split is for the cuda engine; {why}",
+            fix="give TensorFlow devices: `msplit assign --rules device --emit placement`",
+        )
     if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
         raise EngineError(
             "TensorFlow tells no times of single kernels on a GPU, so its steps can not be traced",
@@ -314,6 +319,12 @@ def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchReq
         label, asked = f"msplit, {plural(streams, 'stream')}, {how}", (plural(streams, "stream"),)
         own = replace(job, ids=ids, streams=streams, options=options)
         variants.append(Variant(label, CUDA, own, one, asked=asked))
+        if request.split:
+            label = f"msplit, {plural(streams, 'stream')} on {len(request.split)} GPUs, {how}"
+            over = replace(own, options=replace(options, split=tuple(request.split)))
+            variants.append(
+                Variant(label, CUDA, over, one, asked=(f"{plural(streams, 'stream')} on {len(request.split)} GPUs",))
+            )
     return variants
 
 

@@ -15,6 +15,7 @@ from msplit.formats.model import Endpoint
 from msplit.report import isomorphic
 from msplit.report.document import Document, Name, Table, first
 from msplit.report.text import count, dimensions, heading, micros, operations, percent, plural, ratio, size, some
+from msplit.schedule.split.judge import SplitJudgement
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.coverage import Coverage
@@ -26,9 +27,14 @@ _FEW_OPS = 8
 
 
 def document(
-    found: Analysis, views: Sequence[str], coverage: Coverage | None = None, next_command: Sequence[str] = ()
+    found: Analysis,
+    views: Sequence[str],
+    coverage: Coverage | None = None,
+    next_command: Sequence[str] = (),
+    split: SplitJudgement | None = None,
 ) -> Document:
-    """What the user asked to see: `views` are of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and ``all``."""
+    """What the user asked to see: `views` are of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and ``all``; `split` is
+    what several GPUs are worth, where that was asked for."""
     everything, summary = "all" in views, "summary" in views
     most = {view: None if everything or view in views else _FEW for view in ("branches", "embeddings", "regions")}
     tables: list[Table] = []
@@ -51,7 +57,7 @@ def document(
         title=heading(found.flat.model.path, found.flat.model.format),
         facts=facts,
         tables=tables,
-        notes=_notes(found, coverage),
+        notes=[*_notes(found, coverage), *([split.words] if split is not None else ())],
         warnings=_warnings(found),
         following=next_command,
     )
@@ -259,7 +265,11 @@ def _coverage_note(coverage: Coverage) -> str:
 
 
 def payload(
-    found: Analysis, views: Sequence[str], coverage: Coverage | None = None, next_command: Sequence[str] = ()
+    found: Analysis,
+    views: Sequence[str],
+    coverage: Coverage | None = None,
+    next_command: Sequence[str] = (),
+    split: SplitJudgement | None = None,
 ) -> dict[str, Any]:
     """The analysis for JSON. The arguments are those of `document`."""
     flat, model, costs, limits = found.flat, found.flat.model, found.costs, found.bounds
@@ -349,7 +359,31 @@ def payload(
         ]
     if coverage is not None:
         result["coverage"] = asdict(coverage)
+    if split is not None:
+        result["split"] = _split(split)
     return result
+
+
+def _split(found: SplitJudgement) -> dict[str, Any]:
+    best = found.best
+    return {
+        "gpus": found.gpus,
+        "kind": found.kind,
+        "helps": found.helps,
+        "words": found.words,
+        "one_us": found.one_us,
+        "gain": found.gain,
+        "best": None
+        if best is None
+        else {
+            "way": best.name,
+            "makespan_us": best.makespan_us,
+            "copies": best.copies,
+            "copied_bytes": best.copied,
+            "weight_bytes": list(best.weights),
+            "tables": list(best.tables),
+        },
+    }
 
 
 def _endpoint(endpoint: Endpoint) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from msplit.report.text import count, heading, micros, percent, plural, ratio, s
 
 _MOST_REMARKS = 12
 
-_EXPLAINING = frozenset({"no-gain", "dominant", "moved", "host", "kernels"})
+_EXPLAINING = frozenset({"no-gain", "dominant", "moved", "host", "kernels", "split"})
 """Kinds of remarks that explain; the others ask the user to look."""
 
 

@@ -16,6 +16,7 @@ from msplit.rules.auto import Auto
 from msplit.rules.base import Rule
 from msplit.rules.branch import Branch
 from msplit.rules.colocation import Colocation
+from msplit.rules.device import Device
 from msplit.rules.embedding import Embedding
 from msplit.rules.manual import Manual
 from msplit.rules.options import RuleOptions, RulesReading
@@ -30,6 +31,7 @@ RULES: dict[str, Callable[[RuleOptions], Rule]] = {
     Colocation.key: Colocation.from_options,
     Propagate.key: Propagate.from_options,
     Auto.key: Auto.from_options,
+    Device.key: Device.from_options,
 }
 """The rules by their keys in YAML. Reads a rule's options, noting mistakes with `RuleOptions.problem`."""
 

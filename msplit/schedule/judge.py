@@ -91,10 +91,7 @@ def foresee(flat: FlatGraph, costs: Costs) -> tuple[float, int]:
     `auto` itself simulates longer, to refine what it finds here, so that it may gain a little more. Near-linear: all algorithms up to
     20,000 blocks, above it list scheduling.
     """
-    order = canonical(flat, costs.time_us)
-    same = copies(flat, costs.time_us)
-    tie = with_copies(flat, groups(flat, handles=False, state=False), same).of
-    problem = Problem.from_flat(flat, costs, tie=tie, same=same, order=order, machine=Machine.of_costs(costs))
+    problem = problem_of(flat, costs)
     if not len(problem):
         return 1.0, 1
     found = choose(problem, STREAMS, None if len(problem) <= _ALL else (LIST,), refining=0)
@@ -103,3 +100,11 @@ def foresee(flat: FlatGraph, costs: Costs) -> tuple[float, int]:
     if not winner.makespan_us:
         return 1.0, 1
     return one.makespan_us / winner.makespan_us, max(winner.streams, 1)
+
+
+def problem_of(flat: FlatGraph, costs: Costs) -> Problem:
+    """The problem behind a model, where no rule says what else must share a stream."""
+    order = canonical(flat, costs.time_us)
+    same = copies(flat, costs.time_us)
+    tie = with_copies(flat, groups(flat, handles=False, state=False), same).of
+    return Problem.from_flat(flat, costs, tie=tie, same=same, order=order, machine=Machine.of_costs(costs))

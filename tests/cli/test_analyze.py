@@ -14,6 +14,7 @@ import pytest
 import msplit as library
 from tests.campaign import sampled
 from tests.cli.runner import ALL, ROOT, SAMPLES, fine, msplit, on_terminal, options_of, process
+from tests.large_tables import recommender
 
 
 @pytest.mark.parametrize("model", ALL)
@@ -103,3 +104,29 @@ def test_errors_of_a_real_process() -> None:
     assert done.err == (
         "error: sample_graphs/two_tags: the SavedModel holds 2 graphs: serve; serve,gpu\n  fix: choose one with --tag\n"
     )
+
+
+def test_whether_several_gpus_pay_is_told_without_allocating_a_table(tmp_path: Path) -> None:
+    """Eight tables of 25.6 GB each, announced by their shapes."""
+    model = tmp_path / "tables.pbtxt"
+    model.write_text(recommender({f"t{number}": 50_000_000 for number in range(8)}))
+    done = fine("analyze", model, "--batch", 4096, "--gpus", 2, columns=2000)
+    assert "The weights, 204.8 GB, do not fit on one H200 (126.9 GB for weights)" in done.out
+    assert "102.4 GB and 102.4 GB of weights (4 and 4 tables)" in done.out
+    assert f"msplit assign {model} --rules device" in done.out
+    found = fine("analyze", model, "--batch", 4096, "--gpus", 2, "--format", "json").json["split"]
+    assert (found["kind"], found["helps"], found["one_us"], found["gain"]) == ("needed", True, None, None)
+    assert sum(found["best"]["weight_bytes"]) == pytest.approx(204.8e9, rel=0.01)
+    assert found["best"]["tables"] == [4, 4]
+    found = fine("analyze", model, "--batch", 4096, "--gpus", 2, "--gpu", "h100", "--format", "json").json["split"]
+    assert (found["kind"], found["best"]) == ("too large", None)
+    assert "use 3 or more" in found["words"]
+
+
+def test_small_towers_are_said_to_lose_on_several_gpus() -> None:
+    model = SAMPLES / "towers_small.pb"
+    found = fine("analyze", model, "--batch", 128, "--gpus", 2, "--format", "json").json
+    assert (found["split"]["kind"], found["split"]["helps"]) == ("loses", False)
+    assert found["split"]["gain"] < 0.5
+    assert "2 GPUs do not pay" in fine("analyze", model, "--batch", 128, "--gpus", 2).out
+    assert "split" not in fine("analyze", model, "--batch", 128, "--format", "json").json

@@ -53,6 +53,17 @@ def test_a_sheet_of_ones_own_prices_the_nodes_of_every_command(tmp_path: Path) -
     assert msplit("check", MODEL, "--config", tmp_path / "msplit.yaml").code == 0
 
 
+def test_what_joins_two_gpus_may_be_left_out_and_decides_whether_a_split_pays(tmp_path: Path) -> None:
+    plain = data_sheet(str(own(tmp_path)))
+    assert (plain.link_gbs, plain.link_us, plain.other_gpu_us) == (25.0, 18.0, 28.0)
+
+    def gain(**links: float) -> float:
+        given = ("--batch", 2048, "--gpus", 2, "--gpu", own(tmp_path, **links), "--format", "json")
+        return float(fine("analyze", MODEL, *given).json["split"]["gain"])
+
+    assert gain(link_gbs=1e6, link_us=0.1, other_gpu_us=0.1) > gain() > gain(link_gbs=0.1)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -60,6 +71,7 @@ def test_a_sheet_of_ones_own_prices_the_nodes_of_every_command(tmp_path: Path) -
         ({"sms": 1.5}, "`sms` is not a whole number above 0"),
         ({"sms": True}, "`sms` is not a whole number above 0"),
         ({"l2_mb": 0}, "`l2_mb` is not a number above 0"),
+        ({"link_gbs": 0}, "`link_gbs` is not a number above 0"),
         ({"l2_mb": float("nan")}, "`l2_mb` is not a number above 0"),
         ({"wait_us": float("inf")}, "`wait_us` is not a number above 0"),
         ({"tflops": {"float16": 1}}, "`tflops` is no mapping with `float32`"),

@@ -37,16 +37,16 @@ UNITS = ("us", "s", "seconds", "bytes", "flops", "percent", "mb", "gb")
 PLAIN = frozenset(
     (
         "batch", "batches", "blocks", "bound", "branches", "builds", "changed", "changes_tried", "colocation_groups", "compared",
-        "concurrency", "confidence", "constants", "count", "covered", "crossings", "cv", "decided_by", "differing", "distinct",
+        "concurrency", "confidence", "constants", "copies", "count", "covered", "crossings", "cv", "decided_by", "differing", "distinct",
         "edges", "edges_cut", "elements", "error", "fork_join", "functions", "gain", "gain_at_most", "gain_over_one", "gpu",
-        "graph", "groups", "guessed", "helps", "high", "hits", "host", "info", "inputs", "is", "kernel", "kernels", "launches",
+        "gpus", "graph", "groups", "guessed", "helps", "high", "hits", "host", "info", "inputs", "is", "kernel", "kernels", "launches",
         "level", "level_width", "line", "lookups", "low", "max_antichain", "max_burst", "max_gain", "max_rounds", "measured",
         "memory_ratio", "merged_waits", "min_rounds", "minimal", "mismatches", "most", "needed", "new", "node_count", "nodes",
         "occupancy", "old", "omitted", "once_per_stream", "original", "outliers", "predicted_gain", "predicted_gain_over_one",
         "processes",
         "ratio", "records", "registers", "resident", "rounds", "rows", "schema_version", "seed", "shape", "shapes", "share", "size",
         "sizes", "sms", "step", "steps", "steps_before",
-        "stream", "streams", "summary", "tensors", "threads", "times", "tolerance", "total", "unassigned",
+        "stream", "streams", "summary", "tables", "tensors", "threads", "times", "tolerance", "total", "unassigned",
         "unknown", "unknown_shapes", "unmeasured", "value", "values", "verify_inputs", "versions", "waits", "warning", "was",
         "width", "worst",
         # of load
@@ -108,6 +108,7 @@ def test_commands_that_only_look(model: str) -> None:
 
 def test_other_answers_of_these_commands(tmp_path: Path) -> None:
     validate("analyze", fine("analyze", MMOE, "--format", "json").json)
+    validate("analyze", fine("analyze", MMOE, "--gpus", 2, "--format", "json").json)
     validate("show", fine("show", SAMPLES / "two_tags", "--format", "json").json)
     emits = [part for kind in ("json", "plan", "placement") for part in ("--emit", kind, tmp_path / kind)]
     validate("assign", fine("assign", MMOE, "--streams", "4", "-o", tmp_path / "m.pb", *emits, "--format", "json").json)

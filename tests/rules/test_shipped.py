@@ -16,7 +16,7 @@ from msplit.rules.ruleset import RULES
 from msplit.schedule.predict import predict
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
-NAMES = ("auto", "default", "example", "recsys", "rnn", "vision")
+NAMES = ("auto", "default", "device", "example", "recsys", "rnn", "vision")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_each_can_be_named_without_a_path(name):
 
 def test_the_example_shows_every_rule_and_every_option():
     found = rules.load("example")
-    assert {rule.key for rule in found.rules} == set(RULES) - {"auto"}
+    assert {rule.key for rule in found.rules} == set(RULES) - {"auto", "device"}
     text = (Path(__file__).parents[2] / "rules" / "example.yaml").read_text()
     options = (
         "patterns",
@@ -152,7 +152,7 @@ def test_each_spreads_what_it_is_for(name, graph, streams, graphs):
 def test_a_name_that_is_nearly_right_gets_a_hint():
     with pytest.raises(RulesError, match="did you mean 'recsys'") as error:
         rules.load("recsis")
-    assert "auto, default, example, recsys, rnn, vision" in error.value.fix
+    assert "auto, default, device, example, recsys, rnn, vision" in error.value.fix
 
 
 def test_a_file_beside_the_user_needs_its_suffix_or_a_folder(tmp_path, monkeypatch):

@@ -38,6 +38,7 @@ from msplit.engines.cuda.passes.pointwise_fusion import inductor
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.specialize import list_choices, trace
+from msplit.engines.cuda.passes.split import Split
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_stream_seconds
 from msplit.engines.cuda.runtime.host import HostOptions, HostPart
 from msplit.errors import EngineError
@@ -68,8 +69,8 @@ def compile_job(job: Job) -> Compiled:
 
 
 def _compile(job: Job, begin: Begin | None = None) -> Compiled:
-    device = Device.of(torch.device(job.options.device))
-    key = (_shapes(job), job.ieee, job.options.for_program())
+    device = Device.of(torch.device(job.options.first))
+    key = (_shapes(job), job.ieee, job.options.for_program(), _where(job))
     cache: dict[tuple[Any, ...], Any] = device.compiled.setdefault(job.flat, {})
     if key not in cache:
         with device.entered(), precision(job.ieee):
@@ -82,21 +83,34 @@ def _shapes(job: Job) -> tuple[Any, ...]:
     return tuple(sorted((name, value.shape, str(value.dtype)) for name, value in job.feeds.items()))
 
 
+def _split(job: Job) -> Split | None:
+    """Where nodes run, of a job for several GPUs."""
+    return Split.of(job.ids, job.streams, job.options.split) if job.options.split else None
+
+
+def _where(job: Job) -> bytes:
+    """The same as a key."""
+    split = _split(job)
+    return b"" if split is None else split.gpu.tobytes()
+
+
 def _optimized(job: Job, device: Device) -> Optimized:
     """See `optimize`. It asks neither for a precision nor for what is measured, so that whatever is compiled of a graph shares it, and
     constants on the device that no kernel wants in another way."""
     groups = job.options.mode.groups
     shards, timeout = job.options.shards, job.tensorflow.timeout
-    cache, key = device.compiled.setdefault(job.flat, {}), ("optimized", _shapes(job), groups, shards, timeout)
+    where = (job.options.split, _where(job))
+    cache, key = device.compiled.setdefault(job.flat, {}), ("optimized", _shapes(job), groups, shards, timeout, where)
     if key not in cache:
         cache[key] = optimize(
             job.flat,
             job.feeds,
-            device.place,
+            # Shapes are found where all weights fit: those of a split graph may be too many for one GPU.
+            torch.device("cpu") if job.options.split else device.place,
             host=HostOptions(job.op_libraries, timeout),
             group=groups,
             state=job.state,
-            shards=shards,
+            several=shards or _split(job),
         )
     found: Optimized = cache[key]
     return found
@@ -114,13 +128,14 @@ def _unfused(job: Job, device: Device, begin: Begin | None) -> Compiled:
     )
     wanted = {"nhwc": [False], "nchw": [True]}.get(job.options.layout, [False, True])
     measure = job.options.measure
-    if not has_choice or not device.is_gpu or not measure:
+    if not has_choice or not device.is_gpu or not measure or job.options.split:
         wanted = wanted[:1]
 
     def laid_out(nchw: bool) -> Compiled:
         held = _choices_ahead(optimized, job, device, nchw, will_fuse=begin is not None) if measure else {}
-        own = optimized.at(Stage.LAID_OUT, nchw=nchw, measure=measure)
-        program = trace(own.graph, optimized.feeds, device.place, nchw=nchw, measure=measure, held=held)
+        own = optimized.at(Stage.LAID_OUT, nchw=nchw, measure=measure, device=device.place)
+        gpus = job.options.split
+        program = trace(own.graph, optimized.feeds, device.place, nchw=nchw, measure=measure, held=held, gpus=gpus)
         facts = merge_facts(own.graph.merges) if groups else {}
         return Compiled(program, "nchw" if nchw else "nhwc" if has_choice else "none", own, facts)
 
@@ -156,7 +171,7 @@ def _choices_ahead(
             held.update(list_choices(graph, optimized.feeds, device.place, nchw=nchw))
         return True
 
-    if tuner.can_list():
+    if tuner.can_list() and not job.options.split:
         tuner.choose(LISTED, (graph.signature(), groups, nchw, job.ieee), listed)
     return held
 
@@ -172,7 +187,8 @@ def _fused(job: Job, device: Device) -> Compiled:
     Workers that compile these kernels start while the rest is still being compiled.
     """
     unfused = replace(job, options=replace(job.options, mode=KernelMode.of(groups=job.options.mode.groups)))
-    compiles = device.is_gpu if job.options.compile is None else job.options.compile
+    # What the compiler makes belongs to one GPU.
+    compiles = (device.is_gpu and not job.options.split) if job.options.compile is None else job.options.compile
     workers, tuner = device.owned(Workers), device.owned(Tuner)
     asked: dict[tuple[Any, ...], bool] = {}
 
@@ -193,7 +209,8 @@ def _fused(job: Job, device: Device) -> Compiled:
     for key in asked:
         tuner.choose(FUSED, key, lambda: True)
     nchw, measure = plain.layout == "nchw", job.options.measure
-    program = trace(optimized.graph, optimized.feeds, device.place, nchw=nchw, measure=measure, held=held)
+    gpus = job.options.split
+    program = trace(optimized.graph, optimized.feeds, device.place, nchw=nchw, measure=measure, held=held, gpus=gpus)
     return Compiled(program, plain.layout, optimized, {**plain.facts, **optimized.graph.facts})
 
 
@@ -206,7 +223,7 @@ def optimize(
     simplify: bool = True,
     group: bool = False,
     state: Arrays | None = None,
-    shards: Shards | None = None,
+    several: Shards | Split | None = None,
 ) -> Optimized:
     """Imports a graph and runs the passes that every layout and mode has in common.
 
@@ -216,7 +233,7 @@ def optimize(
         simplify: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.
         state: See `Job`.
-        shards: See `EngineOptions`.
+        several: Of a graph for several GPUs, how the batch is split over processes, or where nodes run.
 
     Raises:
         EngineError: Something in the graph can not run; the message names it and the way out.
@@ -242,7 +259,11 @@ def optimize(
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())
     graph.unrolled = {node: raised.frames.get(node, ()) for node, op in graph.ops.items() if op.op in FUNCTIONAL}
-    context = Context(feeds, device, len(flat), raised.bodies, simplify=simplify, group=group, shards=shards)
+    shards = several if isinstance(several, Shards) else None
+    split = None if isinstance(several, Shards) else several
+    context = Context(
+        feeds, device, len(flat), raised.bodies, simplify=simplify, group=group, shards=shards, split=split
+    )
     if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)

@@ -13,6 +13,7 @@ import numpy as np
 
 from msplit.engines.base import Arrays, Executable, Feeds, HasState, Job
 from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
+from msplit.engines.cuda.options import MOST_GPUS
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, importing
@@ -142,8 +143,16 @@ class CudaEngine:
     def compile(self, job: Job) -> Compiled:
         """The job's graph as a program; see `compile.compile_job`."""
         with importing("torch", "PyTorch"):
+            import torch
+
             from msplit.engines.cuda.compile import compile_job
 
+        here = torch.cuda.device_count() if job.options.on_gpu else MOST_GPUS
+        if missing := [gpu for gpu in job.options.split if gpu >= here]:
+            raise EngineError(
+                f"there is no GPU {missing[0]} here: PyTorch sees {here}",
+                fix="split over others, or see CUDA_VISIBLE_DEVICES",
+            )
         return compile_job(job)
 
     def beside(self, busy: Callable[[], object]) -> AbstractContextManager[None]:

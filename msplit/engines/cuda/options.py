@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+MOST_GPUS = 64
+"""More are not simulated."""
+
 
 class KernelMode(StrEnum):
     """Which kernels a graph's ops become."""
@@ -110,6 +113,8 @@ class EngineOptions:
         compile: Whether fused ops become compiled kernels, or one step that runs op by op; None: they do on a GPU.
         plan: The plan to run by, where it fits the program.
         shards: Of a graph that trains on several GPUs.
+        split: Numbers of the GPUs that the job's streams are divided over, evenly and in order, the one that takes inputs and gives outputs
+            first; empty: all streams are on `device`. With "cpu" they are simulated, each with a memory of its own.
     """
 
     device: str = "cuda"
@@ -122,6 +127,7 @@ class EngineOptions:
     torture: Torture | None = None
     shards: Shards | None = None
     devices: tuple[str, ...] = ()
+    split: tuple[int, ...] = ()
 
     def on(self, device: str) -> EngineOptions:
         """The same on one device alone."""
@@ -131,6 +137,11 @@ class EngineOptions:
     def on_gpu(self) -> bool:
         """Whether a GPU runs it."""
         return self.device.startswith("cuda")
+
+    @property
+    def first(self) -> str:
+        """The device that takes inputs and gives outputs, as PyTorch names it."""
+        return f"{self.device.partition(':')[0]}:{self.split[0]}" if self.split else self.device
 
     def for_program(self) -> EngineOptions:
         """What decides on the kernels, the rest at its defaults: jobs that agree in it run the same program."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from msplit.core.dag import Dag
 from msplit.core.graph import Ints
 from msplit.engines.cuda.ir.dtypes import to_torch
+from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.ir.state import State
 
@@ -67,6 +68,7 @@ class Program:
         fed: Input name -> shape and dtype name that the program was traced with.
         unrolled, streamless: See `OpGraph`.
         state: Variables, of a training graph.
+        gpus: Where everything is, of a program for several GPUs.
     """
 
     steps: tuple[KernelCall, ...]
@@ -80,6 +82,7 @@ class Program:
     unrolled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     streamless: frozenset[int] = frozenset()
     state: State = field(default_factory=State)
+    gpus: Gpus | None = None
 
     def conflicts(self) -> Dag:
         """Steps that must not run at the same time since one writes memory of a variable that the other reads or writes, in the order of
@@ -124,6 +127,31 @@ class Program:
         A step that does the work of several nodes runs where the first of them that has a stream (the product or convolution) is
         assigned; one whose nodes have none where the first step that needs it does, otherwise behind one that it needs.
         """
+        chosen = self._chosen(ids)
+        launches = np.asarray([step.launches for step in self.steps], np.bool_)
+        used, numbered = np.unique(np.maximum(chosen[launches], 0), return_inverse=True)
+        lanes = np.full(len(self.steps), -1, np.int32)
+        lanes[launches] = numbered
+        return lanes, len(used)
+
+    def lanes_on_gpus(self, ids: Ints, streams: int) -> Ints:
+        """The same for a program for several GPUs, of which each has so many of the ids. Where something is copied from one to another, the
+        other has a stream for that. Stream 0 is on the first GPU, whether it does something or not."""
+        assert self.gpus is not None
+        gpu = np.asarray(self.gpus.steps, np.int32)
+        chosen = np.maximum(self._chosen(ids), 0)
+        lanes = np.where(chosen // streams == gpu, chosen, gpu * streams)
+        came = {key: self.gpus.steps[number] for key, number in self.producers().items()}
+        count = len(self.gpus.places)
+        for number, step in enumerate(self.steps):
+            if step.op.op == PEER_COPY:
+                lanes[number] = count * streams + gpu[number] * count + came.get(step.inputs[0], 0)
+        lanes[[not step.launches for step in self.steps]] = -1
+        used = np.unique(np.append(lanes[lanes >= 0], 0))
+        return np.where(lanes < 0, -1, np.searchsorted(used, lanes)).astype(np.int32)
+
+    def _chosen(self, ids: Ints) -> Ints:
+        """Stream of each step, or that of its neighbours."""
         chosen = np.asarray([self._stream_of(step, ids) for step in self.steps], np.int32)
         for after, (start, near) in ((True, self.dag.consumers()), (False, (self.dag.start, self.dag.src))):
             starts, others = start.tolist(), near.tolist()
@@ -131,11 +159,7 @@ class Program:
             for number in reversed(follow) if after else follow:
                 found = (int(chosen[one]) for one in others[starts[number] : starts[number + 1]])
                 chosen[number] = next((stream for stream in found if stream != _FOLLOWS), _FOLLOWS)
-        launches = np.asarray([step.launches for step in self.steps], np.bool_)
-        used, numbered = np.unique(np.maximum(chosen[launches], 0), return_inverse=True)
-        lanes = np.full(len(self.steps), -1, np.int32)
-        lanes[launches] = numbered
-        return lanes, len(used)
+        return chosen
 
     def _stream_of(self, step: KernelCall, ids: Ints) -> int:
         if not step.launches:

@@ -38,6 +38,7 @@ from msplit.engines.cuda.passes.merge_updates import merge_assigns, merge_update
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.reassociate_bias import reassociate_bias
 from msplit.engines.cuda.passes.specialize import specialize
+from msplit.engines.cuda.passes.split import Split, own_constants, split_graph
 from msplit.progress import phase
 
 VERIFY = "MSPLIT_VERIFY"
@@ -62,6 +63,7 @@ class Context:
         constants: Constants that are on the device already.
         shards: How the batch is split over processes; None: it is not.
         resized: Shapes with another size of the batch, where the graph leaves it open; see `shapes_of`.
+        split: Where flat nodes run, of a graph for several GPUs.
     """
 
     feeds: Mapping[str, NDArray[Any]]
@@ -77,6 +79,7 @@ class Context:
     constants: Mapping[Key, torch.Tensor] | None = None
     shards: Shards | None = None
     resized: Mapping[Key, tuple[int, ...]] | None = None
+    split: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,10 @@ def _keep_boundaries(graph: OpGraph) -> bool:
     return bool(found)
 
 
+def _split_graph(graph: OpGraph, context: Context) -> bool:
+    return context.split is not None and split_graph(graph, context.split)
+
+
 def _merge_convolutions(graph: OpGraph, context: Context) -> bool:
     return context.measure and not context.nchw and merge_siblings(graph, decide_on(context.device))
 
@@ -188,12 +195,16 @@ PIPELINE = (
     Pass("eliminate_identity", _pure(eliminate_identity)),
     Pass("count_nodes_once", _pure(_count_nodes_once)),
     Pass("sum_in_updates", _pure(sum_in_updates)),
+    Pass(
+        "split_graph", _split_graph, option=""
+    ),  # behind what joins an op with its neighbours, before what joins branches
     Pass("fuse_lookups", _pure(fuse_lookups), option="group", phase=_GROUPING),
     Pass("keep_boundaries", _pure(_keep_boundaries)),  # lookups are proved and fused by the attribute
     Pass("batch_branches", _pure(batch_branches), option="group", phase=_GROUPING),
     Pass("merge_row_updates", _pure(merge_row_updates), option="group", phase=_GROUPING),
     Pass("merge_updates", _pure(merge_updates), option="group", phase=_GROUPING),
     Pass("merge_assigns", _pure(merge_assigns), option="group", phase=_GROUPING),
+    Pass("own_constants", _pure(own_constants), option=""),
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),
 )

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from msplit.core.dag import Dag
 from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.ir.functions import Bodies
+from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus, apart, gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
 from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, evaluate, static_slots
 from msplit.engines.cuda.ir.lowering import Lowering, table
@@ -79,16 +81,35 @@ class Tracer:
         self._stamps: dict[
             Key, dict[str, int]
         ] = {}  # of values in their memory: how often they had been when the value was made
+        self.places: tuple[torch.device, ...] = ()  # of a split graph
+        self.gpus: dict[int, int] = {}  # op -> where it runs
+        self.constant_gpus: dict[Key, int] = {}
         for op in graph.ops.values():
             if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
                 self.shared.add(op.inputs[1])
+
+    def split(self, gpus: tuple[int, ...]) -> None:
+        """The graph is one for several GPUs, with these numbers."""
+        self.gpus = gpus_of(self.graph)
+        wrong = apart(self.graph, self.gpus)
+        if wrong is not None:
+            raise EngineError(f"internal error: {wrong}", fix="please report this; run on one GPU meanwhile")
+        self.places = tuple(torch.device(self.device.type, gpu) for gpu in gpus)
+        for number, op in self.graph.ops.items():
+            for key in op.inputs:
+                if key in self.static:
+                    self.constant_gpus.setdefault(key, self.gpus.get(number, 0))
+
+    def place(self, gpu: int) -> torch.device:
+        """Where a GPU of a split graph is."""
+        return self.places[gpu] if self.places else self.device
 
     def feed(self, feeds: Mapping[str, NDArray[Any]]) -> None:
         """Puts the inputs on the device."""
         for name, key in self.graph.feeds.items():
             if name not in feeds:
                 raise EngineError(f"no value for input {name}", fix="give one with --input, or let msplit make it")
-            self.values[key] = to_torch(np.array(feeds[name]), self.device)
+            self.values[key] = to_torch(np.array(feeds[name]), self.place(0))
             self.shapes[key] = feeds[name].shape
         if self.graph.state:
             self.state = StateMemory(variables_of(self.graph), self.device)
@@ -136,14 +157,15 @@ class Tracer:
         if tensor is None:
             if key not in self.static:
                 raise EngineError("a node reads an output that no node has", fix="export the model again")
-            op = self.filters.get(key)
+            op, place = self.filters.get(key), self.place(self.constant_gpus.get(key, 0))
             if op is None:
-                tensor = Device.of(self.device).owned(Placed).of(self.static[key])
+                tensor = Device.of(place).owned(Placed).of(self.static[key])
             else:
-                tensor = to_torch(self.static[key], self.device)
+                tensor = to_torch(self.static[key], place)
                 channels_last = keeps_channels_last(Node(op.name, op.op, op.attrs, self.nchw))
                 tensor = FILTERS[op.op](tensor, channels_last)
-            self.constants[key] = tensor
+            # Simulated GPUs share no memory either.
+            self.constants[key] = tensor = tensor.clone() if self.places and place.type == "cpu" else tensor
         return tensor
 
     def run(self, op: Op) -> bool:
@@ -162,7 +184,16 @@ class Tracer:
                 for port, result in enumerate(results):
                     self.know((op.node, port), result)
                 return False
-        self._step(lowering, op, varying)
+        place = self.place(self.gpus.get(op.node, 0))
+        if not self.places or place.type != "cuda":
+            self._step(lowering, op, varying)
+            return True
+        with torch.cuda.device(place):
+            if op.op == PEER_COPY:  # no events order what is on two GPUs here
+                synchronize(self.place(self.gpus.get(op.inputs[0][0], 0)))
+            self._step(lowering, op, varying)
+            if op.op == PEER_COPY:
+                synchronize(place)
         return True
 
     def know(self, key: Key, value: NDArray[Any]) -> None:
@@ -400,17 +431,20 @@ def trace(
     measure: bool = True,
     observe: Callable[[KernelCall, list[torch.Tensor]], None] | None = None,
     held: Mapping[Key, torch.Tensor] | None = None,
+    gpus: tuple[int, ...] = (),
 ) -> Program:
     """Runs the graph once on example inputs, which fix every shape. The graph is not changed.
 
     With `measure`, kernels are chosen by timing them on a GPU. `observe` is called with each step and its inputs right after it ran.
-    Constants that another program has on the device are shared where they are `held`.
+    Constants that another program has on the device are shared where they are `held`. `gpus` are those that the graph is split for.
 
     Raises:
         EngineError: An op failed on these shapes; the message names the node.
     """
     tracer = Tracer(graph, device, nchw)
     tracer.measures = tracer.measures and measure
+    if gpus:
+        tracer.split(gpus)
     tracer.hold(held or {})
     tracer.feed(feeds)
     fed = {
@@ -471,6 +505,7 @@ def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> P
         reads += [(step_of[reader], step_of[writer]) for reader in readers if reader in step_of]
     fetches = {name: key for name, key in tracer.graph.fetches.items() if key not in tracer.static}
     known = {name: tracer.static[key] for name, key in tracer.graph.fetches.items() if key in tracer.static}
+    gpus = tuple(tracer.gpus.get(step.op.node, 0) for step in tracer.steps)
     return Program(
         tuple(tracer.steps),
         tracer.constants,
@@ -483,4 +518,5 @@ def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> P
         tracer.graph.unrolled,
         tracer.graph.streamless,
         variables_of(tracer.graph),
+        Gpus(tracer.places, gpus, tracer.constant_gpus) if tracer.places else None,
     )

@@ -19,6 +19,7 @@ from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.state import StateMemory
 from msplit.engines.cuda.runtime.input_staging import taken
+from msplit.engines.cuda.runtime.several_gpus import SeparateMemory
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, simulate
 from msplit.engines.cuda.runtime.timeline import HostTap, timeline
 
@@ -62,7 +63,12 @@ class SimulatedExecutable:
         values = {key: _own(name, feeds[name]) for name, key in self.program.feeds.items()}
         values |= self.state.values()
         with torch.no_grad(), self._ranks.talking(self._group):
-            simulate(self.program, self.stream_program, values, self._seed, tap)
+            if self.program.gpus is None:
+                simulate(self.program, self.stream_program, values, self._seed, tap)
+            else:
+                memory = SeparateMemory(self.program)
+                memory.fed(values)
+                simulate(self.program, self.stream_program, values, self._seed, tap, memory.run)
         return self.program.results(values)
 
     def launch(self) -> None:

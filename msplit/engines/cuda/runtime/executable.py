@@ -29,6 +29,7 @@ from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
+from msplit.engines.cuda.runtime.several_gpus import CaptureMemory, give_back, lease, reach
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, poison_memory
 from msplit.engines.cuda.runtime.timeline import EventTap, timeline
 from msplit.errors import EngineError
@@ -152,7 +153,14 @@ class CudaExecutable:
         self._chance = random.Random(self._torture.seed)
         self._lent = shared.streams is not None
         count = max(stream_program.count, 1)
-        self._streams = [*shared.streams[:count]] if shared.streams else device.streams.lease(count)
+        self._others: tuple[torch.device, ...] = ()  # GPUs beside the first, of a split program
+        if program.gpus is not None:
+            self._others = program.gpus.places[1:]
+            reach(program.gpus.places)
+            self._streams = lease(program, stream_program)
+        else:
+            self._streams = [*shared.streams[:count]] if shared.streams else device.streams.lease(count)
+        self._memories = [CaptureMemory(place) for place in self._others if capture]
         self._origin = self._streams[0]
         stream = self._origin.cuda_stream if self._lent else None
         self._inputs = Inputs(feeds, device, own_kernel=own_copies, stream=stream)
@@ -180,7 +188,7 @@ class CudaExecutable:
                 results = self._record()
             if not self._timing_only:
                 self._outputs = Outputs(results, self.device, captured=self._capture, own_kernel=self._own_copies)
-        synchronize(self.device.place)
+        self._synchronize()
         before = torch.cuda.memory_reserved(self.device.place)
         if self._capture:
             self._capture_graphs()
@@ -192,7 +200,7 @@ class CudaExecutable:
         if not self._timing_only:
             self._capture_graph(copies=True)
             self._outputs.aim()
-            synchronize(self.device.place)
+            self._synchronize()
             self._outputs.settle()
             self._seen, self._looks = self._outputs.seen, 0
 
@@ -202,7 +210,7 @@ class CudaExecutable:
         self.state.spread(self._group.spread)
         with self._on_origin(), self.state.kept():
             self._record()  # NCCL makes its connections outside of any capture
-        synchronize(self.device.place)
+        self._synchronize()
         if self._capture:
             self._free_graphs()
             self._memory = torch.cuda.graph_pool_handle()  # one that no graph uses any more can not be captured into
@@ -217,7 +225,12 @@ class CudaExecutable:
             torch.cuda.stream(self._origin),
             self._ranks.talking(self._group),
         ):
-            yield
+            before = [torch.cuda.current_stream(place) for place in self._others]
+            try:
+                yield
+            finally:
+                for stream in (*before, self._origin):
+                    torch.cuda.set_stream(stream)
 
     def _record(self, make_tap: Callable[[], Tap] | None = None) -> dict[str, torch.Tensor]:
         """Issues every instruction on its stream. The current stream is the origin."""
@@ -280,7 +293,9 @@ class CudaExecutable:
             EngineError: A step can not be captured; it is named.
         """
         noted = self.device.semaphores.noted(self._counters)
-        with self._on_origin(), self._capturing() as graph, noted:
+        with self._on_origin(), self._capturing() as graph, noted, contextlib.ExitStack() as stack:
+            for memory in self._memories:
+                stack.enter_context(memory.used())
             if copies and self._inputs.rest:
                 self._inputs.rest_to_device()
             elif len(self.stream_program.fork) >= _ROOTS:
@@ -290,6 +305,10 @@ class CudaExecutable:
                 self._outputs.to_host(results)
         self._graphs[copies] = GraphExec(graph, self.device.place)
         self._results[copies] = results
+
+    def _synchronize(self) -> None:
+        for place in (self.device.place, *self._others):
+            synchronize(place)
 
     def _capturing(self) -> contextlib.AbstractContextManager[torch.cuda.CUDAGraph]:
         return capturing(self._streams, self._memory, release=not self._timing_only)
@@ -417,6 +436,8 @@ class CudaExecutable:
         """One step with timing events around all of its parts; see `timeline`."""
         if not self.stream_program.instructions:
             return Timeline((), (), "nothing runs on the device")
+        if self._others:  # the clocks of two GPUs have nothing in common
+            return Timeline((), (), "steps on several GPUs are not timed in parts")
         plain = statistics.median(self.device_times(TIMELINE_RUNS))
         taps: list[EventTap] = []
 
@@ -463,10 +484,12 @@ class CudaExecutable:
     def close(self) -> None:
         """Frees graphs and memory and gives the streams back."""
         if self._streams:
-            synchronize(self.device.place)
+            self._synchronize()
             self._free_graphs()
+            for memory in self._memories:
+                memory.give_back()
             if not self._lent:
-                self.device.streams.give_back(self._streams)
+                give_back(self._streams)
             self._streams = []
 
     def _free_graphs(self) -> None:

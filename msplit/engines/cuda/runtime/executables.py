@@ -15,6 +15,7 @@ from msplit.cost.costs import Costs
 from msplit.engines.base import STEPS, Arrays, Executable, Job
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.dtypes import to_torch
+from msplit.engines.cuda.ir.gpus import PEER_COPY
 from msplit.engines.cuda.ir.graph import OpGraph
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.verify import Stage
@@ -25,6 +26,7 @@ from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.host import Counting, HostPart, Steps, WithHost
 from msplit.engines.cuda.runtime.plan_binding import restore
+from msplit.engines.cuda.runtime.several_gpus import gpu_of_streams
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
 from msplit.progress import phase
@@ -95,6 +97,8 @@ class Compiled:
     def plan(self, job: Job) -> Plan:
         """The plan that the job brings, where it was made for this program; else one made for its ids."""
         stored = job.options.plan
+        if self.program.gpus is not None:
+            return plan_on_gpus(self.program, job.ids, job.streams // len(job.options.split))
         plan = restore(self.program, stored) if stored is not None else None
         return plan_for(self.program, job.ids, job.costs) if plan is None else prove(plan, self.program)
 
@@ -144,10 +148,12 @@ def executable_for(
     stream_program = arrange(program, plan)
     about = {} if timing_only else {**plan_facts(program, plan, stream_program.peak_bytes), **compiled.facts}
     facts = {**about, "layout": compiled.layout, "captured": capture}
+    if program.gpus is not None:
+        facts |= split_facts(program)
     if not options.on_gpu:
         return SimulatedExecutable(program, stream_program, {**facts, "device": "CPU, simulated streams"})
     feeds = {name: to_torch(np.array(compiled.optimized.feeds[name]), torch.device("cpu")) for name in program.feeds}
-    device = Device.of(torch.device(options.device))
+    device = Device.of(torch.device(options.first))
     with device.entered():
         return CudaExecutable(
             program,
@@ -194,12 +200,27 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
         return prove(keep_lanes(plan), program)
 
 
+def plan_on_gpus(program: Program, ids: Ints, streams: int) -> Plan:
+    """The plan of a program for several GPUs, each with so many of the ids. It is one plan over all of them, copies included, and proved as
+    any other.
+
+    Raises:
+        EngineError: The second checker found it wrong, which is a bug in msplit.
+    """
+    with phase("planning"):
+        lanes = program.lanes_on_gpus(ids, streams)
+        times = np.asarray([float(step.launches) for step in program.steps])
+        return prove(keep_lanes(make_plan(program.dag, lanes, record_order(program.dag, times))), program)
+
+
 def prove(plan: Plan, program: Program) -> Plan:
     """The plan, after the second checker has found nothing wrong with it.
 
     Raises:
         EngineError: It has, which is a bug in msplit.
     """
+    if program.gpus is not None:
+        gpu_of_streams(program, plan)
     violations = check(plan, program.dag) or check(plan, program.conflicts())
     if violations:
         raise EngineError(f"internal error: the plan does not hold: step {violations[0].consumer} {violations[0].text}")
@@ -222,4 +243,19 @@ def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, An
         "peak_bytes_one_stream": arrange(program, one).peak_bytes,
         "weight_bytes": sum(memory.values()),
         **({"state_bytes": program.state.bytes} if program.state.keys else {}),
+    }
+
+
+def split_facts(program: Program) -> Mapping[str, Any]:
+    """What the report says about a program for several GPUs."""
+    assert program.gpus is not None
+    copies = [step for step in program.steps if step.op.op == PEER_COPY]
+    weights = [0] * len(program.gpus.places)
+    for key, tensor in program.constants.items():
+        weights[program.gpus.constants.get(key, 0)] += tensor.untyped_storage().nbytes()
+    return {
+        "gpus": len(program.gpus.places),
+        "copies": len(copies),
+        "copied_bytes": sum(step.bytes for step in copies),
+        "weight_bytes_of_gpus": weights,
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -226,6 +226,7 @@ def simulate(
     values: dict[Key, torch.Tensor],
     seed: int,
     tap: Tap | None,
+    run: Callable[[Program, int, dict[Key, torch.Tensor]], None] = run_step,
 ) -> None:
     """Runs the instructions on the CPU, streams interleaved at random as the waits allow.
 
@@ -234,13 +235,14 @@ def simulate(
 
     Args:
         values: Inputs, filled with every value still alive at the end.
+        run: Runs a step.
     """
     queues: list[list[Instruction]] = [[] for _ in range(stream_program.count)]
     for instruction in reversed(stream_program.instructions):
         queues[instruction.lane].append(instruction)
     chance = random.Random(seed)
     finished: set[int] = set()
-    postponed = _run_views(program, stream_program.first_views, values)
+    postponed = _run_views(program, stream_program.first_views, values, run)
     while any(queues):
         ready = [queue for queue in queues if queue and finished.issuperset(queue[-1].waits)]
         if not ready:
@@ -248,23 +250,28 @@ def simulate(
         instruction = chance.choice(ready).pop()
         if tap is not None:
             tap.before(instruction)
-        run_step(program, instruction.step, values)
+        run(program, instruction.step, values)
         if tap is not None:
             tap.after(instruction)
         finished.add(instruction.step)
-        postponed = _run_views(program, (*postponed, *instruction.views), values)
+        postponed = _run_views(program, (*postponed, *instruction.views), values, run)
         for key in instruction.frees:
             value = values.pop(key, None)
             if value is not None and value.numel():
                 poison_memory(value)
 
 
-def _run_views(program: Program, views: tuple[int, ...], values: dict[Key, torch.Tensor]) -> tuple[int, ...]:
+def _run_views(
+    program: Program,
+    views: tuple[int, ...],
+    values: dict[Key, torch.Tensor],
+    run: Callable[[Program, int, dict[Key, torch.Tensor]], None],
+) -> tuple[int, ...]:
     """Makes the views whose inputs are there; returns the others (a view of several values, not all of them made yet)."""
     postponed = []
     for view in views:
         if all(key in values or key in program.constants for key in program.steps[view].inputs):
-            run_step(program, view, values)
+            run(program, view, values)
         else:
             postponed.append(view)
     return tuple(postponed)

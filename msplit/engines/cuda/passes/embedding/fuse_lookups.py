@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from msplit.engines.cuda.ir.gpus import gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.index_chain import Chain
@@ -87,9 +88,11 @@ def fuse_lookups(graph: OpGraph) -> bool:
         parts.visit(op)
     wanted = parts.wanted()
     names: dict[Key, Key] = {}
-    for stage in sorted({parts.of[key].stage for key in wanted}):
+    gpus = gpus_of(graph)
+    places = {key: (parts.of[key].stage, gpus.get(key[0], 0)) for key in wanted}
+    for place in sorted(set(places.values())):
         for dtype in sorted(FLOATS):
-            keys = [key for key in wanted if (parts.of[key].stage, parts.of[key].dtype) == (stage, dtype)]
+            keys = [key for key in wanted if (places[key], parts.of[key].dtype) == (place, dtype)]
             if len(set().union(*(parts.of[key].lookups for key in keys))) >= _FEWEST:
                 names |= _emit(graph, [(key, parts.of[key]) for key in keys], dtype)
     graph.rename(names)

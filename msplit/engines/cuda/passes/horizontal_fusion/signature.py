@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msplit.engines.cuda.ir.gpus import gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import BATCH_RULES, weight_slot
@@ -29,6 +30,7 @@ class Signatures:
 
     def __init__(self, graph: OpGraph) -> None:
         self._graph = graph
+        self._gpus = gpus_of(graph)
         self.dtypes = value_types(graph)
         self._numbers: dict[Any, int] = {}
         self.own: dict[int, int] = {}
@@ -68,7 +70,7 @@ class Signatures:
             else:
                 slots.append((shapes[key], types[key], slot == weights))
         outputs = tuple(shapes[op.node, port] for port in range(self._graph.ports(op.node)))
-        return op.op, attrs_key(op.attrs), tuple(slots), outputs
+        return op.op, attrs_key(op.attrs), tuple(slots), outputs, self._gpus.get(op.node, 0)
 
     def _forward(self) -> dict[int, int]:
         current = {number: self.own.get(number, -1) for number in self._graph.ops}
