@@ -116,11 +116,12 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
 
     with phase("making inputs"):
         feeds = feeds_of(request.seed)
-    reference, unverified = (loaded, ()) if loaded is not None else _reference(flat, engine, feeds, request)
+    state = _state(flat, request) if state is None else state
+    reference, unverified = (loaded, ()) if loaded is not None else _reference(flat, engine, feeds, request, state)
     if loaded is not None:
         feeds = loaded.feeds
     if request.save_reference is not None:
-        saved = replace(reference or _by_tensorflow(flat, feeds, request), source=_ON_CPU)
+        saved = replace(reference or _by_tensorflow(flat, feeds, request, state), source=_ON_CPU)
         save_reference(request.save_reference, saved, force=request.force)
     assignments, said = ([], []) if request.place is not None else assignments_for(flat, sizes, costs, request)
     refused = cuda.refused_folders() if engine is CUDA else ()
@@ -137,7 +138,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
         ieee=request.ieee,
         op_libraries=request.op_libraries,
         costs=costs,
-        state=_state(flat, request) if state is None else state,
+        state=state,
         tensorflow=request.tensorflow.without_switches,
     )
     if request.shared:  # told before anything is compiled
@@ -393,12 +394,13 @@ def _tensorflow_sees_gpu() -> bool:
     return runtime.has_gpu()
 
 
-def _by_tensorflow(flat: FlatGraph, feeds: Arrays, request: BenchRequest) -> Reference:
-    return Reference(feeds, tensorflow_reference(flat, feeds, op_libraries=request.op_libraries), _ON_CPU)
+def _by_tensorflow(flat: FlatGraph, feeds: Arrays, request: BenchRequest, state: Arrays) -> Reference:
+    made = tensorflow_reference(flat, feeds, op_libraries=request.op_libraries, state=state)
+    return Reference(feeds, made, _ON_CPU)
 
 
 def _reference(
-    flat: FlatGraph, engine: Engine, feeds: Arrays, request: BenchRequest
+    flat: FlatGraph, engine: Engine, feeds: Arrays, request: BenchRequest, state: Arrays
 ) -> tuple[Reference | None, tuple[str, ...]]:
     """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference."""
     if engine is TENSORFLOW:
@@ -411,4 +413,4 @@ def _reference(
         return None, (
             "TensorFlow is not here, so outputs were compared between streams only: bring a reference with --reference",
         )
-    return _by_tensorflow(flat, feeds, request), ()
+    return _by_tensorflow(flat, feeds, request, state), ()

@@ -124,7 +124,7 @@ def test_a_kill_between_any_two_operations_leaves_a_whole_checkpoint(
 ) -> None:
     """Every call that changes the folder is the last one once."""
     trainer.save(tmp_path / "model", keep=2)
-    calls = [(atomic.os, "replace"), (atomic.os, "fsync"), (checkpoint, "_save"), (Path, "unlink")]
+    calls = [(atomic.os, "replace"), (atomic.os, "fsync"), (checkpoint, "save"), (Path, "unlink")]
     for fatal in range(200):
         whole = {trainer.steps: trainer.variables}
         trainer.step(batches(1)[0])
@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
         raise OSError(errno.ENOSPC if "space" in said else errno.EFBIG, said)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "_save", full)
+        patched.setattr(checkpoint, "save", full)
         with pytest.raises(
             WriteError, match="the disk is full" if "space" in said else "larger than the system allows"
         ):
@@ -347,3 +347,22 @@ def test_the_example_of_deeprec_trains_on_the_engine(monkeypatch: pytest.MonkeyP
     found = importlib.import_module("deeprec_training").run(150, "cpu")
     for name, wanted in (("weight_0", 3.0), ("weight_1", -2.0), ("bias", 0.5)):
         assert abs(float(found[name]) - wanted) < 0.2
+
+
+def test_values_that_are_given_are_what_the_first_step_is_verified_with(model: Path, tmp_path: Path) -> None:
+    """With full effort, as on a GPU, a step is held against TensorFlow's before the first one: from those values, not from initial ones."""
+    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), ieee=True)
+    with msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as other:
+        other.run(batches(3))
+        path, state, expected = other.save(tmp_path / "model"), other.variables, losses(other.run(batches(2)))
+    for given in (None, state):
+        with msplit.Trainer(model, "train_op", ["loss"], request, state=given) as trainer:
+            if given is None:
+                trainer.restore(path)
+            np.testing.assert_allclose(losses(trainer.run(batches(2))), expected, rtol=1e-5)
+
+
+def test_a_handle_has_no_value_to_fetch(model: Path) -> None:
+    with pytest.raises(EngineError, match=r"'global_step' is a variable's handle") as told:
+        msplit.Trainer(model, "train_op", ["loss", "global_step"], ON_TENSORFLOW)
+    assert "fix: fetch what reads it, such as global_step/" in str(told.value)

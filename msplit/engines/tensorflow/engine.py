@@ -151,7 +151,12 @@ ENGINE = TensorFlowEngine()
 
 
 def reference(
-    flat: FlatGraph, feeds: Arrays, *, op_libraries: Sequence[Path] = (), inlined: bool = False
+    flat: FlatGraph,
+    feeds: Arrays,
+    *,
+    op_libraries: Sequence[Path] = (),
+    inlined: bool = False,
+    state: Arrays | None = None,
 ) -> dict[str, NDArray[Any]]:
     """The outputs of the model by TensorFlow on the CPU, in IEEE float32: what other engines are held against.
 
@@ -163,6 +168,7 @@ def reference(
         feeds: Its inputs.
         op_libraries: Shared objects with custom ops to load first.
         inlined: Run the flat graph in place of the model, so that outputs may be inside of functions.
+        state: What variables are before the step, where steps change them; as the model has them where nothing is said.
 
     Raises:
         EngineError: TensorFlow can not run the model.
@@ -174,6 +180,8 @@ def reference(
         config = runtime.session_config(1, cpu_only=True, optimized=False)
         executable = SessionExecutable(flat.model, placed, config, ieee=True, facts={})
         try:
+            if state:
+                executable.load_state(state)
             return executable.step(feeds)
         finally:
             executable.close()

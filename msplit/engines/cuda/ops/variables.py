@@ -38,12 +38,12 @@ def assign_sub(node: Node, variable: Tensor, value: Tensor) -> Tensor:
     return variable
 
 
-_TOGETHER: dict[str, Callable[[list[Tensor], list[Tensor]], object]] = {
+TOGETHER: dict[str, Callable[[list[Tensor], list[Tensor]], object]] = {
     "Assign": torch._foreach_copy_,
     "AssignAdd": torch._foreach_add_,
     "AssignSub": torch._foreach_sub_,
 }
-"""PyTorch launches one kernel for dozens of tensors."""
+"""What PyTorch has to do an op with many variables: a kernel for dozens of them."""
 
 
 @lowering("_AssignAll", own=True)
@@ -53,7 +53,7 @@ def assign_all(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     variables, values = inputs[:count], inputs[count:]
     for pair in zip(variables, values, strict=True):
         fit(node, *pair)
-    _TOGETHER[node.attrs["op"]](list(variables), apart(values, variables))
+    TOGETHER[node.attrs["op"]](list(variables), apart(values, variables))
     return variables
 
 

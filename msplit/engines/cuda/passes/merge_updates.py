@@ -13,14 +13,13 @@ from typing import Any
 
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
+from msplit.engines.cuda.ops.variables import TOGETHER
 from msplit.engines.cuda.passes.pattern import FLOATS, value_key
 
 LARGEST = 1 << 20
 """Elements of a variable whose update is joined with others. Adam moves 28 MB for so many, which takes an H200 three launches' time."""
 
 FLAT, ASSIGNS = "_ApplyFlat", "_AssignAll"
-
-_ASSIGNS = frozenset({"Assign", "AssignAdd", "AssignSub"})
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def merge_assigns(graph: OpGraph) -> bool:
 
 
 def _assigned(graph: OpGraph, op: Op) -> Update | None:
-    if op.op not in _ASSIGNS:
+    if op.op not in TOGETHER:
         return None
     variable, value = op.inputs
     shape, dtype = graph.shape(variable), graph.dtypes.get(variable)

@@ -229,7 +229,7 @@ class CudaExecutable:
             try:
                 yield
             finally:
-                for stream in (*before, self._origin):
+                for stream in (*before, self._origin) if before else ():
                     torch.cuda.set_stream(stream)
 
     def _record(self, make_tap: Callable[[], Tap] | None = None) -> dict[str, torch.Tensor]:

@@ -255,6 +255,7 @@ def test_a_layout_that_was_measured_is_the_only_one_that_is_traced(device, monke
     monkeypatch.setattr(compile, "one_stream_seconds", seconds)
     monkeypatch.setattr(compile, "trace", lambda *a, **named: traced.append(named["nchw"]) or trace(*a, **named))
     monkeypatch.setattr(Device, "is_gpu", True)
+    monkeypatch.setattr(Device, "is_current", True)
     for process in ("first", "second"):
         monkeypatch.setattr(devices, "_DEVICES", {})
         flat = msplit.load(SAMPLES / "keras_inception")
@@ -285,6 +286,7 @@ def test_a_layout_that_was_measured_of_plain_kernels_is_not_taken_for_grouped_on
         lambda job, compiled: 1.0 if (compiled.layout == "nchw") != job.options.mode.groups else 2.0,
     )
     monkeypatch.setattr(Device, "is_gpu", True)
+    monkeypatch.setattr(Device, "is_current", True)
     monkeypatch.setattr(devices, "_DEVICES", {})
     flat = msplit.load(SAMPLES / "keras_inception")
     feeds = make_inputs(flat, {}, batch=2)
