@@ -27,7 +27,6 @@ from msplit.measure.initial import initial_state, variables_of
 from msplit.measure.request import BenchRequest
 from msplit.measure.runner import Runner
 from msplit.opset.state import written
-from msplit.opset.traits import ops_with
 from msplit.progress import Progress
 from msplit.training import checkpoint
 from msplit.training.ahead import ahead
@@ -68,7 +67,7 @@ def to_train(
 
     Raises:
         LoadError: A name is not in the graph.
-        EngineError: The step changes no variable, or a fetch has no value.
+        EngineError: The step changes no variable.
     """
     flat = opened(model)
     targets = (target,) if isinstance(target, str) else target
@@ -81,21 +80,6 @@ def to_train(
             where=str(flat.model.path),
             fix="name the op that applies the gradients: --target",
         )
-    graph = flat.graph
-    for output in flat.outputs:
-        if graph.ops[output.node] in ops_with("handle"):
-            whole = flat.model.graph
-            readers = (
-                whole.uses(whole.index[graph.names[output.node]], 0) if graph.names[output.node] in whole.index else []
-            )
-            reads = [whole.names[node] for node, _ in readers if whole.ops[node] == "ReadVariableOp"]
-            raise EngineError(
-                f"{output.name!r} is a variable's handle, which has no value to fetch",
-                where=str(flat.model.path),
-                fix=f"fetch what reads it, such as {reads[0]}"
-                if reads
-                else "fetch what reads it; `Trainer.variables` has all values",
-            )
     return flat
 
 
