@@ -30,6 +30,7 @@ def test_bench_says_how_busy_the_gpu_is() -> None:
 
 @pytest.mark.tf
 def test_each_switch_of_tensorflow_runs_and_gives_the_same() -> None:
+    pytest.importorskip("tensorflow.python")  # there may be its protos alone
     tensorflow = pytest.importorskip("tensorflow")
     if not tensorflow.config.list_physical_devices("GPU"):
         pytest.skip("this TensorFlow sees no GPU")

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.tf]
 
 @pytest.fixture(scope="module")
 def keras() -> Any:
+    pytest.importorskip("tensorflow.python")  # there may be its protos alone
     tf = pytest.importorskip("tensorflow")
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
