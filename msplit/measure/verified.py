@@ -314,17 +314,21 @@ def _verify_state(pairs: Sequence[tuple[Running, Running, bool]], state: Arrays,
     """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
     did in one is what the next learns from."""
     found: dict[int, list[Comparison]] = {}
+    tolerances: dict[tuple[Running, bool], dict[str, float]] = {}  # on the first input: each costs two more steps
     for number in range(how.settings.verify_inputs):
         feeds = how.fresh(how.settings.seed + 1 + number)
         made: dict[Running, Arrays] = {}
-        tolerances: dict[tuple[Running, bool], dict[str, float]] = {}
         for index, (one, partner, ieee) in enumerate(pairs):
             for each in (one, partner):
                 if each not in made:
                     made[each] = _after(each, feeds, state)
             if (partner, ieee) not in tolerances:
                 tolerances[partner, ieee] = state_tolerances(
-                    state, partial(_after, partner, feeds), ieee=ieee, tolerance=how.settings.tolerance
+                    state,
+                    made[partner],
+                    partial(_after, partner, feeds),
+                    ieee=ieee,
+                    tolerance=how.settings.tolerance,
                 )
             compared = compare_state(made[one], made[partner], tolerances[partner, ieee])
             found.setdefault(index, []).append(compared)

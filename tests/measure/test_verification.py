@@ -221,15 +221,22 @@ def relu_step(state):
 
 
 def test_what_rounding_does_to_a_step_is_allowed_and_no_more():
-    smooth = state_tolerances(variables(w=[1.5, 2.0]), relu_step, ieee=True)
+    begun = variables(w=[1.5, 2.0])
+    smooth = state_tolerances(begun, relu_step(begun), relu_step, ieee=True)
     assert smooth["w"] <= 3 * 2.0**-15 * 2
-    edge = state_tolerances(variables(w=[1.0, 1.0, 1.0, 1.0]), relu_step, ieee=True)
+    begun = variables(w=[1.0, 1.0, 1.0, 1.0])
+    edge = state_tolerances(begun, relu_step(begun), relu_step, ieee=True)
     assert edge["w"] > 0.5  # half of the units learn or do not
 
 
 def test_steps_that_can_not_be_repeated_are_held_to_the_plain_tolerance():
     generator = np.random.default_rng(0)
-    found = state_tolerances(variables(w=np.ones(9)), lambda s: {"w": s["w"] * generator.uniform(0, 1, 9)}, ieee=True)
+    begun = variables(w=np.ones(9))
+
+    def stepped(state):
+        return {"w": state["w"] * generator.uniform(0, 1, 9)}
+
+    found = state_tolerances(begun, stepped(begun), stepped, ieee=True)
     assert found == {"w": 1e-4}
 
 
