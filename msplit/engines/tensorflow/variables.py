@@ -74,6 +74,20 @@ def _parts(values: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[list[tuple[st
         yield part
 
 
+def touched(operation: Any) -> set[str]:
+    """The names of the variables that an op, or something that it waits for, reads or writes."""
+    seen, waiting, found = {operation.name}, [operation], set()
+    while waiting:
+        one = waiting.pop()
+        if one.type in ops_with("variable"):
+            found.add(one.name)
+        for before in (*(tensor.op for tensor in one.inputs), *one.control_inputs):
+            if before.name not in seen:
+                seen.add(before.name)
+                waiting.append(before)
+    return found
+
+
 def fills_tables(graph: Any, name: str) -> bool:
     """Whether an initializer fills lookup tables: a checkpoint does not hold them."""
     seen = {name}

@@ -12,6 +12,7 @@ from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow import runtime, session
 from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError, MsplitError
+from msplit.formats.model import Format
 from tests.formats import foreign
 from tests.formats.foreign import built
 
@@ -347,3 +348,38 @@ def test_a_file_that_holds_no_options_of_sessions(text, tmp_path):
         path.write_bytes(text)
     with pytest.raises(MsplitError, match="config"):
         runtime.config_of(path)
+
+
+def initialized_by(names_of, count=3):
+    """A file without a checkpoint: variables, one of which begins with what another holds."""
+    tf, v1 = runtime.tensorflow(), runtime.tensorflow().compat.v1
+    graph = tf.Graph()
+    with graph.as_default(), v1.variable_scope("", use_resource=True):
+        every = [v1.get_variable(f"v{k}", initializer=tf.constant([float(k)])) for k in range(count)]
+        last = v1.get_variable("last", initializer=every[-1] + 1.0)
+        tf.add_n([*every, last], name="out")
+        meta = v1.train.export_meta_graph()
+    return models.flat_of(
+        meta.graph_def,
+        [],
+        [("out", "out:0")],
+        init_ops=names_of([*every, last]),
+        fmt=Format.META_GRAPH,
+        proto=meta,
+    )
+
+
+def test_a_variable_that_begins_with_what_another_holds_is_initialized_after_it():
+    flat = initialized_by(lambda variables: [one.initializer.name for one in variables])
+    assert run(flat, zeros(flat), 1, {})["out"] == 0 + 1 + 2 + 3
+
+
+def test_many_variables_are_initialized_at_once(monkeypatch):
+    runs = []
+    usual = runtime.tensorflow().compat.v1.Session.run
+    monkeypatch.setattr(
+        runtime.tensorflow().compat.v1.Session, "run", lambda self, *args: (runs.append(args), usual(self, *args))[1]
+    )
+    flat = initialized_by(lambda variables: [one.initializer.name for one in variables], count=20)
+    assert run(flat, zeros(flat), 1, {})["out"] == sum(range(21))
+    assert len(runs) <= 2  # all, and the one that waits for another
