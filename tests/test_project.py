@@ -284,16 +284,18 @@ def test_all_that_is_imported_is_declared_and_the_other_way_round() -> None:
         "grpc": "grpcio",
     }
     brought = {"triton-python-backend-utils"}  # by the server that imports us
-    needed = {normal(distributions.get(name, name)) for name in imported()} - brought
+    run = {"tf2onnx"}  # as a program
+    needed = {normal(distributions.get(name, name)) for name in imported()} - brought | run
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
-    assert needed == set(declared([*project["dependencies"], *extras["cuda"], *extras["serve"]]))
+    assert needed == set(declared([*project["dependencies"], *extras["cuda"], *extras["serve"], *extras["onnx"]]))
 
 
 def test_the_exact_versions_are_in_the_ranges() -> None:
     exact = pins("constraints.txt")
     groups = PROJECT["dependency-groups"]
-    needed = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["serve"]]
+    extras = PROJECT["project"]["optional-dependencies"]
+    needed = [*PROJECT["project"]["dependencies"], *extras["serve"], *extras["onnx"]]
     for name, lowest in declared([*needed, *groups["test"], *groups["clients"]]).items():
         assert version(exact[name]) >= version(lowest), name
     assert exact["torch"] == "2.13.0"

@@ -123,7 +123,7 @@ class Asked:
 @options.kernel_options
 @stock.stock_options
 @clusters.cluster_options
-@click.option("--no-tensorflow", is_flag=True, help="cuda: do not measure TensorFlow beside it.")
+@click.option("--no-tensorflow", is_flag=True, help="cuda: do not measure TensorFlow and ONNX Runtime beside it.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),

@@ -52,7 +52,8 @@ class BenchRequest:
             first one alone, too. Cuda engine only.
         split: Numbers of the GPUs that the streams of one step are divided over, evenly and in order, as the rule ``device`` assigns them;
             empty: one GPU. Cuda engine only.
-        compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU.
+        compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU, and ONNX Runtime, where it and tf2onnx are
+            installed.
         compare_xla: And with XLA, which compiles for seconds to minutes.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
             are given, they are the file's.

@@ -14,6 +14,7 @@ from msplit.cost.costs import Costs
 from msplit.decide.export import check_places
 from msplit.decide.model import price
 from msplit.decide.plans import stored_job
+from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
@@ -312,6 +313,10 @@ def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchReq
     if sketch:
         options = replace(options, measure=False, compile=False)
     one = f"msplit, 1 stream, {how}"
+    if request.compare_tensorflow and request.device == "cuda" and onnx.runs_on_gpu() and not onnx.why_not(job.flat):
+        against = variants[0].label if variants else one
+        for label, captured in (("ONNX Runtime", False), ("ONNX Runtime, CUDA graph", True)):
+            variants.append(Variant(label, onnx.OnnxRuntime(captured), job, against, optional=True))
     if request.capture and request.device == "cuda":
         eager = replace(job, options=replace(options, capture=False))
         variants.append(Variant("msplit, 1 stream, eager", CUDA, eager, one))

@@ -111,6 +111,7 @@ def test_every_option_that_writes_refuses_before_any_work(what: str, tmp_path: P
 WRITERS = {"formats/atomic.py", "formats/folder_copy.py"}
 OF_THEIR_OWN = {
     "samples/": "files of the repository, written by its developers",
+    "engines/onnxruntime.py": "a temporary folder",
     "engines/tensorflow/": "temporary folders",
     "cli/output.py": "the null device, for streams that the caller has closed",
 }

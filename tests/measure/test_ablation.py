@@ -78,3 +78,14 @@ def test_a_bench_is_listed_before_anything_is_compiled(monkeypatch: pytest.Monke
     setup = variants.set_up(api.load(SAMPLES / "mmoe_small.pb"), request)
     assert [variant.job.streams for variant in setup.variants] == [1, 2]
     assert [variant.job.options.mode for variant in setup.ablation.variants] == ["fused", "fused and grouped"]
+
+
+@pytest.mark.parametrize(("there", "compare"), [(True, True), (True, False), (False, True)])
+def test_onnx_runtime_is_two_rows_where_it_is_installed(monkeypatch, there, compare) -> None:
+    monkeypatch.setattr(variants.onnx, "runs_on_gpu", lambda: there)
+    monkeypatch.setattr(variants, "_tensorflow_sees_gpu", lambda: False)
+    request = BenchRequest(compare_tensorflow=compare)
+    rows = variants._cuda_variants(job(*graph(pointwise=True)), [], request, False)
+    found = {row.label: row for row in rows if row.label.startswith("ONNX")}
+    assert [*found] == (["ONNX Runtime", "ONNX Runtime, CUDA graph"] if there and compare else [])
+    assert all(row.optional and row.against == "msplit, 1 stream, CUDA graph" for row in found.values())
