@@ -1,8 +1,8 @@
 """Train steps without what the cuda engine has no graph for, as far as that can be said otherwise.
 
 A cond that assigns becomes two calls, and each assignment inside of them one of a chosen value: the new one on the side that is taken, else
-what the variable has. Keras accumulates gradients so, scales losses and overwrites weights by their averages. And what XLA would compile
-as a whole is a call like any other.
+what the variable has, and where it adds, zeros. Keras accumulates gradients so, scales losses and overwrites weights by their averages. And
+what XLA would compile as a whole is a call like any other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from msplit.opset.state import written
 from msplit.opset.traits import CALLS, ops_with
 
 _CONDS = ops_with("if")
-_ASSIGNS, _ADDS = frozenset({"AssignVariableOp"}), frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
+_ASSIGNS = frozenset({"AssignVariableOp"})
+_ADDS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"}) | ops_with("adds rows")
+"""What is added, to all or to some rows, comes last among the inputs."""
 _BOOL, _NO_VALUES = 10, frozenset({20, 21})  # DT_BOOL; DT_RESOURCE and DT_VARIANT
 _COMPILED = "_XlaMustCompile"
 
@@ -179,7 +181,8 @@ class _Conds:
 
 def _chosen(assign: Any, only_if: str) -> list[Any]:
     """Has an assignment assign what was there already, or add nothing, unless an argument says so; and what that takes."""
-    handle, value, *waits = assign.input
+    last = max(number for number, text in enumerate(assign.input) if not text.startswith("^"))
+    handle, value, waits = assign.input[0], assign.input[last], assign.input[last + 1 :]
     dtype = assign.attr["dtype"].type
     if assign.op in _ADDS:
         other = _node(assign, "nothing", "ZerosLike", [value], T=dtype)
@@ -188,7 +191,7 @@ def _chosen(assign: Any, only_if: str) -> list[Any]:
         other = _node(assign, "before", "ReadVariableOp", [handle, *waits], dtype=dtype)
         otherwise = f"{other.name}:value:0"
     choice = _node(assign, "chosen", "SelectV2", [only_if, value, otherwise], T=dtype)
-    assign.input[1] = f"{choice.name}:output:0"
+    assign.input[last] = f"{choice.name}:output:0"
     return [other, choice]
 
 

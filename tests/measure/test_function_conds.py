@@ -30,7 +30,12 @@ def tf() -> Any:
 
 
 VARIABLES = st.integers(0, 2)
-WRITES = st.tuples(st.sampled_from(["assign", "assign_add", "assign_sub"]), VARIABLES, VARIABLES, VARIABLES)
+WRITES = st.tuples(
+    st.sampled_from(["assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub"]),
+    VARIABLES,
+    VARIABLES,
+    VARIABLES,
+)
 STATEMENTS = st.recursive(
     st.lists(WRITES, min_size=1, max_size=3),
     lambda inner: st.lists(
@@ -65,6 +70,8 @@ class Program:
             else:
                 target, source, factor = rest
                 value = 0.5 * self.variables[source] + signs[factor]
+                if what.startswith("scatter"):
+                    value = tf.IndexedSlices(value, tf.constant([1, 1]))
                 getattr(self.variables[target], what)(value)
                 seen += self.variables[target]
         return seen
@@ -88,8 +95,8 @@ def test_variables_are_left_as_by_the_conds(tf: Any, tmp_path_factory: Any, stat
 STATEMENT = (
     "if",
     0,
-    [("assign", 0, 1, 2), ("if", 1, [("assign_add", 1, 0, 0)], [("assign", 0, 2, 1)])],
-    [("assign_sub", 0, 0, 2)],
+    [("assign", 0, 1, 2), ("scatter_add", 2, 0, 1), ("if", 1, [("assign_add", 1, 0, 0)], [("assign", 0, 2, 1)])],
+    [("assign_sub", 0, 0, 2), ("scatter_sub", 1, 2, 0)],
 )
 
 

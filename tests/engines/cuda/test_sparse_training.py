@@ -11,7 +11,7 @@ from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.flatten import flatten
 from msplit.formats import read
-from tests.campaign import sampled
+from tests.campaign import CAMPAIGN, sampled
 from tests.engines.cuda.cases import flat_of, options_of, scattered
 
 pytestmark = pytest.mark.tf
@@ -90,12 +90,28 @@ def graph(lookup, optimizer, resource, clip=False, parts=0):
     return flat_of(made.as_graph_def(), outputs=["loss", step.name]), state
 
 
+KERAS = {
+    "SGD": {"momentum": 0.9},
+    "Adam": {"amsgrad": True},
+    "Adagrad": {},
+    "RMSprop": {"momentum": 0.5, "centered": True},
+    "Adadelta": {"clipnorm": 0.1},
+    "Adafactor": {},
+    "Adamax": {},
+    "Nadam": {},
+    "Lamb": {},
+    "Lion": {},
+    "Ftrl": {"l2_shrinkage_regularization_strength": 0.1},
+}
+"""Names of optimizers, and what else than a learning rate they take."""
+
+
 def keras_graph(optimizer, folder):
     """The same of a step of a Keras optimizer: sparse gradients are not made distinct there."""
     import keras
     import tensorflow as tf
 
-    layer, trainer = keras.layers.Embedding(ROWS, WIDTH), getattr(keras.optimizers, optimizer)(0.1)
+    layer, trainer = keras.layers.Embedding(ROWS, WIDTH), getattr(keras.optimizers, optimizer)(0.1, **KERAS[optimizer])
     layer.build()
     trainer.build(layer.trainable_variables)
 
@@ -188,7 +204,7 @@ def test_tables_of_parts_train_as_in_tensorflow(lookup, optimizer, resource, par
     check(*graph(lookup, optimizer, resource, parts=parts))
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize("optimizer", KERAS if CAMPAIGN else ["Adam", "Adagrad", "RMSprop", "Adadelta"])
 def test_keras_trains_as_in_tensorflow(optimizer, tmp_path):
     check(keras_graph(optimizer, tmp_path), None)
 

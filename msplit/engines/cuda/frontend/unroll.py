@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.frontend.importer import hands_on
 from msplit.engines.cuda.frontend.list_values import Result, TensorList, chosen
+from msplit.engines.cuda.frontend.row_union import below, row_union
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, OF_LISTS
 from msplit.engines.cuda.ir.functions import FRAME, FUNCTIONAL, Bodies, Body, functions_of, taken
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, final
@@ -239,6 +240,9 @@ class Unroller:
         self.kept.update([condition, *arguments])
         otherwise = yield from self._run(bodies[0], self._in_branch(condition, 0, arguments), op, "else/")
         self.kept.update(otherwise)
+        divided = None if self._bodies is None else row_union(self._bodies, *bodies)
+        if divided is not None:
+            return (yield from self._keeping(below(self, op, divided, condition, arguments, otherwise)))
         then = yield from self._run(bodies[1], self._in_branch(condition, 1, arguments), op, "then/")
         self.kept.update(then)
         results = []

@@ -26,6 +26,7 @@ from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
 from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
 from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique, fold_partition
 from msplit.engines.cuda.passes.embedding.row_updates import merge_row_updates, sum_in_updates
+from msplit.engines.cuda.passes.embedding.split_row_unions import split_row_unions
 from msplit.engines.cuda.passes.exchange import exchange
 from msplit.engines.cuda.passes.flatten_matmul import flatten_matmul
 from msplit.engines.cuda.passes.fold_affine import fold_affine
@@ -181,6 +182,7 @@ PIPELINE = (
     Pass("fold_partition", _fold_partition, phase=_SPECIALIZING),
     Pass("exchange", _exchange, option="", phase=_SPECIALIZING),
     Pass("eliminate_identity", _pure(eliminate_identity)),
+    Pass("split_row_unions", _pure(split_row_unions)),
     Pass("flatten_matmul", _pure(flatten_matmul)),  # products become matrices
     Pass("fold_dilation", _pure(fold_dilation)),
     Pass("fold_padding", _pure(fold_padding)),
