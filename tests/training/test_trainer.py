@@ -360,3 +360,13 @@ def test_values_that_are_given_are_what_the_first_step_is_verified_with(model: P
             if given is None:
                 trainer.restore(path)
             np.testing.assert_allclose(losses(trainer.run(batches(2))), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["tensorflow", "cuda"])
+def test_a_variable_that_is_fetched_has_the_value_that_the_step_leaves(model: Path, engine: str) -> None:
+    request = msplit.BenchRequest(engine=engine, device="cpu", streams=(2,)) if engine == "cuda" else ON_TENSORFLOW
+    with msplit.Trainer(model, "train_op", ["global_step", "loss", "bias"], request) as trainer:
+        for number, feeds in enumerate(batches(2), 1):
+            found, left = trainer.step(feeds), trainer.variables
+            assert found["global_step"] == number
+            np.testing.assert_array_equal(found["bias"], left["bias"])

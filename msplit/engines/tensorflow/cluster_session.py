@@ -97,14 +97,7 @@ class ClusterExecutable:
     def _prepare(self, placed: Placed) -> None:
         graph = self._graph
         self._inputs = {name: graph.get_tensor_by_name(tensor) for name, tensor in placed.feeds.items()}
-        self._fetched: dict[str, Any] = {}
-        self._targets = [graph.get_operation_by_name(name) for name in placed.targets]
-        for name, tensor in placed.fetches.items():
-            operation = graph.get_operation_by_name(tensor.rpartition(":")[0])
-            if operation.outputs:
-                self._fetched[name] = graph.get_tensor_by_name(tensor)
-            else:
-                self._targets.append(operation)  # a train step: it runs, and gives nothing
+        self._fetched, self._targets = variables.fetched(graph, placed.fetches, placed.targets)
 
     def _call(self, call: Callable[[], clusters.Result]) -> clusters.Result:
         """What a call of the session gives, its errors in plain words."""

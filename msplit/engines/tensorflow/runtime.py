@@ -36,6 +36,9 @@ _SAYS_NOTHING = re.compile(
 _NOT_FETCHED = ("not convertible to numpy", "does not have value", "marked as not fetchable")
 """What TensorFlow says of outputs that are handles, or in a loop or on the side of a cond that was not taken."""
 
+OTHER_OUTPUTS = "it is no value that can be fetched: name other outputs with --outputs"
+"""What mends that."""
+
 
 @contextmanager
 def quiet_stderr() -> Iterator[None]:
@@ -291,7 +294,7 @@ def errors_of(model: str) -> Iterator[None]:
                 "TensorFlow Serving; export it with model.export() or keras.export.ExportArchive, or freeze it"
             )
         elif any(part in str(error) for part in _NOT_FETCHED):
-            fix = "it is no value that can be fetched: name other outputs with --outputs"
+            fix = OTHER_OUTPUTS
         elif isinstance(error, tf.errors.FailedPreconditionError):
             fix = "the model's variables or tables have no values here: export it as a SavedModel, or freeze it"
         elif "Cannot assign a device" in str(error):

@@ -87,14 +87,7 @@ class SessionExecutable:
     def _prepare(self, placed: Placed) -> None:
         graph = self._graph
         self._inputs = {name: graph.get_tensor_by_name(tensor) for name, tensor in placed.feeds.items()}
-        fetched: dict[str, Any] = {}
-        targets = [graph.get_operation_by_name(name) for name in placed.targets]
-        for name, tensor in placed.fetches.items():
-            operation = graph.get_operation_by_name(tensor.rpartition(":")[0])
-            if operation.outputs:
-                fetched[name] = graph.get_tensor_by_name(tensor)
-            else:
-                targets.append(operation)  # a train step: it runs, and gives nothing
+        fetched, targets = variables.fetched(graph, placed.fetches, placed.targets)
         self._outputs = tuple(fetched)
         feeds = list(self._inputs.values())
         self._parts = (feeds, list(fetched.values()), targets)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.tensorflow.runtime import tensorflow
+from msplit.engines.tensorflow.runtime import OTHER_OUTPUTS, tensorflow
+from msplit.errors import EngineError
 from msplit.opset.traits import ops_with
 
 _AT_ONCE = 1 << 28
@@ -39,6 +40,47 @@ def variable_ops(graph: Any, name: str) -> VariableOps:
         known, read = tf.raw_ops.IsVariableInitialized(ref=handle), tf.raw_ops.Identity(input=handle)
         write = tf.raw_ops.Assign(ref=handle, value=value, validate_shape=False)
     return VariableOps(handle, known, read, write, value)
+
+
+def fetched(graph: Any, tensors: Mapping[str, str], targets: Iterable[str]) -> tuple[dict[str, Any], list[Any]]:
+    """What a step gives by name, and what else it runs. An output that is a variable gives its value when all else is done.
+
+    Args:
+        graph: Gets ops that read variables.
+        tensors: Name of the tensor, or of a node that gives none, by the output's name.
+        targets: Nodes to run.
+
+    Raises:
+        EngineError: An output is a handle of something else.
+    """
+    tf = tensorflow()
+    found, runs = {}, [graph.get_operation_by_name(name) for name in targets]
+    for name, tensor in tensors.items():
+        operation = graph.get_operation_by_name(tensor.rpartition(":")[0])
+        if operation.outputs:
+            found[name] = graph.get_tensor_by_name(tensor)
+        else:
+            runs.append(operation)  # a train step: it runs, and gives nothing
+    refers = {name: one for name, one in found.items() if one.dtype == tf.resource or one.dtype._is_ref_dtype}
+    before = [*runs, *(one.op for name, one in found.items() if name not in refers)]
+    with graph.as_default(), tf.control_dependencies([*before, *(one.op for one in refers.values())]):
+        for name, one in refers.items():
+            found[name] = _read(tf, name, one)
+    return found, runs
+
+
+def _read(tf: Any, name: str, tensor: Any) -> Any:
+    """The value of the variable that a tensor refers to."""
+    if tensor.dtype != tf.resource:
+        return tf.raw_ops.Identity(input=tensor)
+    holder = tensor.op
+    while holder.type == "Identity":
+        holder = holder.inputs[0].op
+    if holder.type not in ops_with("variable"):
+        raise EngineError(
+            f"the output {name!r} is the handle of a {holder.type}, which has no value", fix=OTHER_OUTPUTS
+        )
+    return tf.raw_ops.ReadVariableOp(resource=tensor, dtype=holder.get_attr("dtype"))
 
 
 def initialized(session: Any, variables: Mapping[str, VariableOps]) -> set[str]:

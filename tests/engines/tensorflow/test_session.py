@@ -13,6 +13,7 @@ from msplit.engines.tensorflow import runtime, session
 from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError, MsplitError
 from msplit.formats.model import Format
+from tests.engines.cuda.cases import graph_of
 from tests.formats import foreign
 from tests.formats.foreign import built
 
@@ -383,3 +384,36 @@ def test_many_variables_are_initialized_at_once(monkeypatch):
     flat = initialized_by(lambda variables: [one.initializer.name for one in variables], count=20)
     assert run(flat, zeros(flat), 1, {})["out"] == sum(range(21))
     assert len(runs) <= 2  # all, and the one that waits for another
+
+
+@pytest.mark.parametrize("resource", [False, True])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_variable_that_is_fetched_has_its_value_when_all_else_is_done(resource, streams):
+    def build_graph(tf, v1):
+        x = v1.placeholder(tf.float32, [2], "x")
+        variable = v1.get_variable("v", [2], use_resource=resource, initializer=v1.zeros_initializer())
+        before = tf.multiply(variable, 1.0, "before")  # an identity of a reference would share its memory
+        with tf.control_dependencies([before]):
+            first = variable.assign_add(x)
+        with tf.control_dependencies([first]):
+            variable.assign_add(10.0 * x, name="last")
+
+    flat = graph_of(build_graph, outputs=["v", "before", "last"])
+    executable = build(flat, models.scattered(flat, streams, 0), streams)
+    executable.load_state({"v": np.zeros(2, np.float32)})
+    x = np.array([1, 2], np.float32)
+    for step in range(3):
+        found = executable.step({"x": x})
+        np.testing.assert_array_equal(found["before"], 11 * step * x)
+        np.testing.assert_array_equal(found["v"], 11 * (step + 1) * x)
+    executable.close()
+
+
+def test_a_handle_of_something_else_is_refused():
+    def build_graph(tf, v1):
+        queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.float32], name="queue")
+        tf.raw_ops.QueueSizeV2(handle=queue, name="size")
+
+    flat = graph_of(build_graph, outputs=["queue", "size"])
+    with pytest.raises(EngineError, match="'queue' is the handle of a FIFOQueueV2, which has no value"):
+        build(flat, zeros(flat), 1)
