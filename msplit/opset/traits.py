@@ -183,6 +183,7 @@ functional: Runs functions of the library, each node of which has a side of its 
 # Random numbers
 draws: Random with a state: what it draws depends on how often it has run.
 draws on device (draws, no effect, makes): Of these: the cuda engine runs it, once in every step.
+draws classes: Of these: draws some of a range of classes.
 
 # Kernels, as the cost model counts them
 free: Launches no kernel: sources, handles, shape functions, control flow. Lists and arrays hand buffers around.
@@ -265,8 +266,8 @@ _XlaMerge: xla merge
 
 # Random numbers
 AllCandidateSampler FixedUnigramCandidateSampler FractionalAvgPool FractionalMaxPool LearnedUnigramCandidateSampler
-  LogUniformCandidateSampler Multinomial RandomCrop SampleDistortedBoundingBox SampleDistortedBoundingBoxV2
-  ThreadUnsafeUnigramCandidateSampler UniformCandidateSampler: draws
+  Multinomial RandomCrop SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 ThreadUnsafeUnigramCandidateSampler: draws
+LogUniformCandidateSampler UniformCandidateSampler: draws on device, draws classes
 ParameterizedTruncatedNormal RandomGamma RandomPoisson RandomPoissonV2: no effect, draws
 RandomGammaGrad: broadcasts
 RandomShuffle: same shape, no effect, draws, moves

@@ -25,7 +25,7 @@ from msplit.errors import EngineError, LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.opset import schema
-from msplit.opset.traits import DRAWN_ON_DEVICE, VARIABLES
+from msplit.opset.traits import DRAWN_ON_DEVICE, VARIABLES, ops_with
 
 _HANDS_ON = (identity, identity_n, check_numerics)
 """Lowerings that give their inputs back: such ops vanish."""
@@ -76,9 +76,9 @@ def build(
         elif op == "Const":
             graph.constants[node, 0] = _constant(flat, node)
         elif op in DRAWN_ON_DEVICE:
-            dtype = flat.graph.attrs[node].get("dtype", "float32")
-            attrs, inputs = {"seeds": seeds_of(flat, node), "draws": op, "dtype": dtype}, [*inputs, _steps(graph)]
-            graph.ops[node] = Op(node, flat.graph.names[node], "_StatefulRandom", attrs, inputs, [node])
+            attrs = {"dtype": "float32", **plain(flat.graph.attrs[node]), "seeds": seeds_of(flat, node), "draws": op}
+            name = "_SampleCandidates" if op in ops_with("draws classes") else "_StatefulRandom"
+            graph.ops[node] = Op(node, flat.graph.names[node], name, attrs, [*inputs, _steps(graph)], [node])
         elif hands_on(op, flat.graph.attrs[node]):
             for port, key in enumerate(inputs):
                 names.setdefault((node, port), key)

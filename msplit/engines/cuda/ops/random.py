@@ -83,12 +83,23 @@ def stateful_random(node: Node, shape: np.ndarray, *inputs: Tensor) -> Tensor:
     Each run of TensorFlow's kernel sets 256 results of the generator aside for every number.
     """
     *limits, steps = inputs
-    seed, seed2 = (torch.full_like(steps, value) for value in node.attrs["seeds"])
-    low = steps * (math.prod(integers(shape)) * _RESERVED_PER_NUMBER)
-    generator = Generator(split(seed), (*split(low), *split(seed2)))
+    generator = generator_of_step(node, steps, math.prod(integers(shape)) * _RESERVED_PER_NUMBER)
     if limits:
         return _integers(shape, generator, *limits)
     return _floats(node, shape, generator, _DRAWS[node.attrs["draws"]])
+
+
+def generator_of_step(node: Node, steps: Tensor, reserved: int) -> Generator:
+    """The generator of a random op with a state, behind what that has set aside in the steps before.
+
+    Args:
+        node: Has the op's seeds.
+        steps: How many steps there were.
+        reserved: Results of the generator that are set aside in each.
+    """
+    seed, seed2 = (torch.full_like(steps, value) for value in node.attrs["seeds"])
+    low = steps * reserved
+    return Generator(split(seed), (*split(low), *split(seed2)))
 
 
 @lowering("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg")

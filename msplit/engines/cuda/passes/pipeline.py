@@ -23,6 +23,7 @@ from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.cse import eliminate_common_subexpressions
 from msplit.engines.cuda.passes.eliminate_identity import eliminate_identity
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
+from msplit.engines.cuda.passes.embedding.pad_hits import pad_hits
 from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
 from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique, fold_partition
 from msplit.engines.cuda.passes.embedding.row_updates import merge_row_updates, sum_in_updates
@@ -178,6 +179,7 @@ _SPECIALIZING, _GROUPING = "fixing shapes", "grouping alike branches"
 PIPELINE = (
     Pass("eliminate_unique", _pure(eliminate_unique), Stage.IMPORTED),
     Pass("pad_unique", _pure(pad_unique), Stage.IMPORTED),
+    Pass("pad_hits", _pure(pad_hits), Stage.IMPORTED),
     Pass("specialize", _specialize, option="", phase=_SPECIALIZING),
     Pass("fold_partition", _fold_partition, phase=_SPECIALIZING),
     Pass("exchange", _exchange, option="", phase=_SPECIALIZING),
