@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import training_models
+from msplit.engines.base import STEPS as STEPS_BEFORE
 from msplit.engines.base import Job
 from msplit.engines.cuda import compile
 from msplit.engines.cuda.engine import ENGINE
@@ -308,3 +309,46 @@ def test_models_of_the_benchmark(name, optimizer, mode):
     )
     np.testing.assert_allclose([one["loss"] for one in every[0]], [one["loss"] for one in expected], rtol=WITHIN)
     assert not [name for name, away in apart(variables[1], after).items() if away > 10 * WITHIN]
+
+
+def keras_step(tf, v1, kind):
+    """A step as Keras writes it: squares are of the rows of a sparse gradient, not of what those of an id sum up to."""
+    from keras import ops
+
+    x, ids = v1.placeholder(tf.float32, [None, WIDTH], "x"), v1.placeholder(tf.int64, [None], "ids")
+    table = v1.get_variable("table", [IDS, WIDTH], use_resource=True)
+    weights = v1.get_variable("weights", [WIDTH, 2], use_resource=True)
+    squares = v1.get_variable("squares", [IDS, WIDTH], use_resource=True, initializer=v1.constant_initializer(0.1))
+    loss = tf.reduce_mean(tf.square((tf.nn.embedding_lookup(table, ids) + x) @ weights - 1.0))
+    rows, dense = tf.gradients(loss, [table, weights])
+    if kind == "adagrad":
+        change = squares.scatter_add(ops.square(rows))
+    else:
+        change = squares.assign(0.9 * squares.read_value() + ops.multiply(0.1, ops.square(rows)))
+    with tf.control_dependencies([change]):
+        root = ops.sqrt(ops.add(squares.read_value(), 1e-7))
+    if kind == "adam":
+        update = table.assign_sub(0.1 * tf.convert_to_tensor(rows) / root)
+    else:
+        update = table.scatter_sub(ops.divide(ops.multiply(0.1, rows), root))
+    return loss, tf.group(update, weights.assign_sub(0.1 * dense), name="step")
+
+
+@pytest.mark.parametrize("kind", ["adagrad", "adam", "rmsprop"])
+def test_squares_of_rows_are_those_of_the_whole_batch(kind):
+    flat, state = small(lambda tf, v1: keras_step(tf, v1, kind))
+    given = [{name: one[name] for name in ("x", "ids")} for one in batches()]
+    assert_same(flat, given, state, Shards(2, ("x", "ids")))
+
+
+def test_classes_that_are_drawn_are_the_same_everywhere():
+    def build(tf, v1):
+        x, ids = v1.placeholder(tf.float32, [None, WIDTH], "x"), v1.placeholder(tf.int64, [None], "ids")
+        weights = v1.get_variable("weights", [20, WIDTH], use_resource=True)
+        biases = v1.get_variable("biases", [20], use_resource=True)
+        dense = v1.get_variable("dense", [WIDTH, WIDTH], use_resource=True)
+        return tf.reduce_mean(tf.nn.sampled_softmax_loss(weights, biases, ids[:, None], x @ dense, 5, 20)), None
+
+    flat, state = small(build)
+    given = [{name: one[name] for name in ("x", "ids")} for one in batches()]
+    assert_same(flat, given, {**state, STEPS_BEFORE: np.array(0, np.int64)}, Shards(2, ("x", "ids")))

@@ -117,6 +117,9 @@ class _Walk:
             for slot in range(len(kinds)):
                 self.say(op, slot, gathered=True, scaled=True)
             return
+        if op.op == _SUM and op.inputs[0] in self.longer and kinds[:2] == [Kind.SAME, Kind.LOCAL]:
+            self.say(op, 1, gathered=True)
+            return
         for slot, key in enumerate(op.inputs):
             if kinds[slot] is Kind.PART and (key, False) in self.said:  # its mean is there already
                 self.say(op, slot)
@@ -166,6 +169,8 @@ class _Walk:
             if slot in slots:
                 continue
             if rows is not None and slot in (rows.gradient, rows.indices) and self._gathers(op, rows):
+                if slot == rows.gradient and key in self.longer and kind is Kind.SAME:
+                    continue  # they are of all processes already
                 scaled = slot == rows.gradient and self.is_number(key) and key not in self.graph.constants
                 self.say(op, slot, gathered=True, scaled=scaled and kind is not Kind.SAME)
             elif kind is Kind.SAME:
@@ -259,7 +264,21 @@ def _slices(graph: OpGraph, again: frozenset[int]) -> frozenset[Key]:
     """The rows of sparse gradients, back to where they come from. Those of one process are as many times larger as the batch is."""
     waiting = [op.inputs[ROW_OPTIMIZERS[op.op].gradient] for op in graph.ops.values() if op.op in ROW_OPTIMIZERS]
     waiting += [graph.ops[graph.ops[number].inputs[0][0]].inputs[0] for number in again if graph.ops[number].op == _SUM]
-    found: set[Key] = set()
+    return _linear_in(graph, waiting) | _squared(graph)
+
+
+def _squared(graph: OpGraph) -> frozenset[Key]:
+    """Rows of sparse gradients of which a variable takes squares: one by one, as Keras' optimizers do, and not of their sums."""
+    taken = [op.inputs[ROW_OPTIMIZERS[op.op].gradient] for op in graph.ops.values() if op.op in ROW_OPTIMIZERS]
+    taken += [op.inputs[0] for op in graph.ops.values() if op.op == _SUM]
+    rows = _linear_in(graph, taken)
+    squares = [made for key in rows if (made := graph.ops.get(key[0])) is not None and made.op == "Square"]
+    return frozenset(op.inputs[0] for op in squares if rows & _linear_in(graph, op.inputs))
+
+
+def _linear_in(graph: OpGraph, keys: Sequence[Key]) -> frozenset[Key]:
+    """Values, and those that they are multiples of."""
+    waiting, found = [*keys], set[Key]()
     while waiting:
         key = waiting.pop()
         made = graph.ops.get(key[0])
@@ -269,6 +288,8 @@ def _slices(graph: OpGraph, again: frozenset[int]) -> frozenset[Key]:
         scaled = [one for one in made.inputs if math.prod(graph.shape(one) or (1,)) != 1]
         if len(scaled) == 1 and (made.op in _MULTIPLY or made.op == "Neg"):  # such as by the learning rate
             waiting += scaled
+        elif made.op in _DIVIDE:
+            waiting.append(made.inputs[0])
     return frozenset(found)
 
 

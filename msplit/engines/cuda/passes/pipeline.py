@@ -182,9 +182,9 @@ PIPELINE = (
     Pass("pad_hits", _pure(pad_hits), Stage.IMPORTED),
     Pass("specialize", _specialize, option="", phase=_SPECIALIZING),
     Pass("fold_partition", _fold_partition, phase=_SPECIALIZING),
+    Pass("split_row_unions", _pure(split_row_unions), phase=_SPECIALIZING),
     Pass("exchange", _exchange, option="", phase=_SPECIALIZING),
     Pass("eliminate_identity", _pure(eliminate_identity)),
-    Pass("split_row_unions", _pure(split_row_unions)),
     Pass("flatten_matmul", _pure(flatten_matmul)),  # products become matrices
     Pass("fold_dilation", _pure(fold_dilation)),
     Pass("fold_padding", _pure(fold_padding)),
