@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from msplit.core.arguments import number, whole
 from msplit.core.graph import Ints
+from msplit.core.precision import Precision
 from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, MsplitError
@@ -115,7 +116,9 @@ class Job:
         ids: Stream id per node of `flat`, all in ``0..streams-1``.
         streams: How many streams the assignment uses.
         feeds: Example inputs by name: they fix shapes and dtypes.
-        ieee: Products and convolutions in IEEE float32 instead of TF32.
+        ieee: Products and convolutions of float32 in IEEE float32 instead of TF32.
+        half: The type that float32 is computed in where that gains, "bfloat16" or "float16": see `opset.half`, and of TensorFlow its own
+            mixed precision. "" for none.
         options: What only the cuda engine knows.
         tensorflow: What only the tensorflow engine knows.
         op_libraries: Shared objects with custom TensorFlow ops to load first.
@@ -128,11 +131,21 @@ class Job:
     streams: int
     feeds: Arrays
     ieee: bool = False
+    half: str = ""
     options: EngineOptions = field(default_factory=EngineOptions)
     tensorflow: TensorFlowOptions = field(default_factory=TensorFlowOptions)
     op_libraries: Sequence[Path] = ()
     costs: Costs | None = None
     state: Arrays = field(default_factory=dict)
+
+    @property
+    def precision(self) -> Precision:
+        """What it is computed in."""
+        return Precision.of(ieee=self.ieee, half=self.half)
+
+    def in_precision(self, precision: Precision) -> Job:
+        """The same computed in another one."""
+        return replace(self, ieee=precision.ieee, half=precision.half)
 
 
 def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:

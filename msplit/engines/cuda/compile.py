@@ -70,7 +70,7 @@ def compile_job(job: Job) -> Compiled:
 
 def _compile(job: Job, begin: Begin | None = None) -> Compiled:
     device = Device.of(torch.device(job.options.first))
-    key = (_shapes(job), job.ieee, job.options.for_program(), _where(job))
+    key = (_shapes(job), job.precision, job.options.for_program(), _where(job))
     cache: dict[tuple[Any, ...], Any] = device.compiled.setdefault(job.flat, {})
     if key not in cache:
         with device.entered(), precision(job.ieee):
@@ -95,8 +95,8 @@ def _where(job: Job) -> bytes:
 
 
 def _optimized(job: Job, device: Device) -> Optimized:
-    """See `optimize`. It asks neither for a precision nor for what is measured, so that whatever is compiled of a graph shares it, and
-    constants on the device that no kernel wants in another way."""
+    """See `optimize`. It asks neither how products are made nor for what is measured, so that whatever is compiled of a graph shares
+    it, and constants on the device that no kernel wants in another way. In half precision it is a copy with other types."""
     groups = job.options.mode.groups
     shards, timeout = job.options.shards, job.tensorflow.timeout
     where = (job.options.split, _where(job))
@@ -113,7 +113,12 @@ def _optimized(job: Job, device: Device) -> Optimized:
             several=shards or _split(job),
         )
     found: Optimized = cache[key]
-    return found
+    if not job.half:
+        return found
+    if (*key, job.half) not in cache:
+        cache[*key, job.half] = found.at(Stage.TYPED, half=job.half)
+    typed: Optimized = cache[*key, job.half]
+    return typed
 
 
 def _unfused(job: Job, device: Device, begin: Begin | None) -> Compiled:

@@ -85,7 +85,7 @@ def forget(graph: object) -> None:
 _LEFT = threading.Condition()
 _inside: list[tuple[int, bool]] = []
 """The threads that are in a block of `precision`, and what each wants."""
-_before: list[bool] = []
+_before: list[tuple[bool, ...]] = []
 """What was set when the first of them came."""
 
 
@@ -122,9 +122,9 @@ def _enter(mine: list[tuple[int, bool]]) -> None:
     with _LEFT:
         _LEFT.wait_for(lambda: all(one == me or wanted == ieee for one, wanted in _inside))
         if not _inside:
-            _before[:] = [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]
+            _before[:] = [_set()]
         _inside.extend(mine)
-        _allow_tf32(not ieee, not ieee)
+        _become(_of(ieee))
 
 
 def _leave(mine: list[tuple[int, bool]]) -> None:
@@ -132,11 +132,26 @@ def _leave(mine: list[tuple[int, bool]]) -> None:
         for one in mine:
             del _inside[len(_inside) - 1 - _inside[::-1].index(one)]
         if _inside:
-            _allow_tf32(not _inside[-1][1], not _inside[-1][1])
+            _become(_of(_inside[-1][1]))
         elif mine:
-            _allow_tf32(*_before)
+            _become(_before[0])
         _LEFT.notify_all()
 
 
-def _allow_tf32(matmul: bool, convolution: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
+def _of(ieee: bool) -> tuple[bool, ...]:
+    """Whether TF32 is allowed in products and in convolutions, and whether parts of products of either half precision may be added in
+    it: never, sums are in float32."""
+    return not ieee, not ieee, False, False
+
+
+def _set() -> tuple[bool, ...]:
+    """The same as it is set now."""
+    matmul = torch.backends.cuda.matmul
+    halves = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    return matmul.allow_tf32, torch.backends.cudnn.allow_tf32, *halves
+
+
+def _become(wanted: tuple[bool, ...]) -> None:
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = wanted[:2]
+    matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = wanted[2:]

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.ir.node import Node, Unsupported
 
 _DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
@@ -60,6 +60,16 @@ def torch_dtype(name: str) -> torch.dtype:
 def dtype_name(dtype: torch.dtype) -> str:
     """The TensorFlow name of a PyTorch dtype: the inverse of `torch_dtype`."""
     return str(dtype).removeprefix("torch.")
+
+
+RESULT = "Tout"
+"""Attribute that the engine gives an op which can read half precision and compute in float32, or the other way round: what it gives."""
+
+
+def wider_type(node: Node, x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """What such an op of `x` computes in, and what it gives; both as `x` where the engine says nothing else."""
+    result = torch_dtype(str(node.attrs[RESULT])) if RESULT in node.attrs else x.dtype
+    return torch.promote_types(x.dtype, result) if RESULT in node.attrs else x.dtype, result
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

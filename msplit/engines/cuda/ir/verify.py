@@ -27,10 +27,13 @@ class Stage(IntEnum):
     SPECIALIZED = 1
     """For inputs of certain shapes: what loops and conds run, and every shape that is the same in every run."""
 
-    LAID_OUT = 2
+    TYPED = 2
+    """With the types that it is computed in, where these are to be others than the model's."""
+
+    LAID_OUT = 3
     """For one memory layout of convolutions."""
 
-    FUSED = 3
+    FUSED = 4
     """Pointwise groups are one op each."""
 
 

@@ -22,7 +22,8 @@ def cast(node: Node, x: Tensor) -> Tensor:
 
     A float outside of the range of the integer, NaN included, has no defined result in TensorFlow either: the CPU gives
     what its instruction gives (for int32 the smallest integer), CUDA the nearest integer of the range and 0 for NaN.
-    `Truncate` drops mantissa bits instead of rounding to nearest.
+    `Truncate` drops mantissa bits instead of rounding to nearest. `saturate`, of the engine's own casts alone, gives the largest
+    number of the narrower type for a finite one beyond it.
     """
     target = torch_dtype(node.attrs["DstT"])
     if x.dtype == target:
@@ -32,6 +33,9 @@ def cast(node: Node, x: Tensor) -> Tensor:
         return x != 0 if target == torch.bool else torch.real(x).to(target)
     if node.get("Truncate", False):
         x = _without_low_bits(x, target)
+    if node.get("saturate", False):
+        largest = torch.finfo(target).max
+        x = torch.where(torch.isinf(x), x, x.clamp(-largest, largest))
     return x.to(target)
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from msplit.engines.cuda.ir.dtypes import wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import channels_first
@@ -71,7 +72,9 @@ def softsign(node: Node, features: Tensor) -> Tensor:
 @lowering("Softmax", "LogSoftmax")
 def softmax(node: Node, logits: Tensor) -> Tensor:
     """The softmax along the last axis, or its logarithm."""
-    return torch.softmax(logits, -1) if node.op == "Softmax" else torch.log_softmax(logits, -1)
+    function = torch.softmax if node.op == "Softmax" else torch.log_softmax
+    dtype, result = wider_type(node, logits)
+    return function(logits, -1, dtype=dtype).to(result)
 
 
 @lowering("ReluGrad")

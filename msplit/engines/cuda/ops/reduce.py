@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.dtypes import torch_dtype, wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.axes import axis_within, integer, reduced_axes
@@ -19,17 +19,19 @@ from msplit.engines.cuda.ops.axes import axis_within, integer, reduced_axes
 def reduce_sum(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
     """Sum. Integers wrap around in their own dtype."""
     axes = reduced_axes(node, axis, x.dim())
-    return x.sum(axes, _keep(node), dtype=x.dtype) if axes else x
+    dtype, result = wider_type(node, x)
+    return (x.sum(axes, _keep(node), dtype=dtype) if axes else x).to(result)
 
 
 @lowering("Mean", static=(1,))
 def reduce_mean(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
     """Mean. Of integers: rounded towards zero, and 0 of none; floats give NaN of none."""
     axes = reduced_axes(node, axis, x.dim())
+    dtype, result = wider_type(node, x)
     if not axes:
-        return x
+        return x.to(result)
     if x.is_floating_point() or x.is_complex():
-        return x.mean(axes, _keep(node))
+        return x.mean(axes, _keep(node), dtype=dtype).to(result)
     count = math.prod(x.shape[dim] for dim in axes)
     if x.dtype == torch.uint64:
         return _unsigned_quotient(x.view(torch.int64).sum(axes, _keep(node)), max(count, 1))

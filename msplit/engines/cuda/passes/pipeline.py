@@ -37,6 +37,7 @@ from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
 from msplit.engines.cuda.passes.match_rows import fuse_layer_norm, fuse_softmax
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, merge_siblings
 from msplit.engines.cuda.passes.merge_updates import merge_assigns, merge_updates
+from msplit.engines.cuda.passes.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.reassociate_bias import reassociate_bias
 from msplit.engines.cuda.passes.specialize import specialize
@@ -66,6 +67,7 @@ class Context:
         shards: How the batch is split over processes; None: it is not.
         resized: Shapes with another size of the batch, where the graph leaves it open; see `shapes_of`.
         split: Where flat nodes run, of a graph for several GPUs.
+        half: The type in which is computed what gains from half precision; "" for none.
     """
 
     feeds: Mapping[str, NDArray[Any]]
@@ -82,6 +84,7 @@ class Context:
     shards: Shards | None = None
     resized: Mapping[Key, tuple[int, ...]] | None = None
     split: Split | None = None
+    half: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Pass:
     name: str
     run: Callable[[OpGraph, Context], bool]
     stage: Stage = Stage.SPECIALIZED
-    option: Literal["", "simplify", "group", "fuse"] = "simplify"
+    option: Literal["", "simplify", "group", "half", "fuse"] = "simplify"
     phase: str = "rewriting the graph"
 
 
@@ -150,6 +153,10 @@ def _keep_boundaries(graph: OpGraph) -> bool:
         boundaries = np.asarray(op.attrs.get("boundaries", ()), np.float32).astype(wide)
         op.inputs = [*op.inputs, graph.constant(boundaries)]
     return bool(found)
+
+
+def _compute_in_half(graph: OpGraph, context: Context) -> bool:
+    return compute_in_half(graph, context.half)
 
 
 def _split_graph(graph: OpGraph, context: Context) -> bool:
@@ -209,10 +216,12 @@ PIPELINE = (
     Pass("merge_updates", _pure(merge_updates), option="group", phase=_GROUPING),
     Pass("merge_assigns", _pure(merge_assigns), option="group", phase=_GROUPING),
     Pass("own_constants", _pure(own_constants), option=""),
+    Pass("compute_in_half", _compute_in_half, Stage.TYPED, option="half"),  # behind what joins ops: fewer casts
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),
 )
-"""Up to `SPECIALIZED`, once per graph and shapes; `LAID_OUT`, once per memory layout that is tried; `FUSED`, in the one that was taken."""
+"""Up to `SPECIALIZED`, once per graph and shapes; `TYPED`, once per type of half precision; `LAID_OUT`, once per memory layout that is
+tried; `FUSED`, in the one that was taken."""
 
 
 def run_passes(graph: OpGraph, context: Context, *stages: Stage, pipeline: tuple[Pass, ...] = PIPELINE) -> None:

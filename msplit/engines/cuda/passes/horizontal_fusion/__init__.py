@@ -37,6 +37,7 @@ def batch_branches(graph: OpGraph) -> bool:
     put_rows_first(graph)
     builder.weights.finish()
     graph.forget_constants()
+    graph.dtypes |= {key: dtype for key, dtype in builder.types.items() if key[0] in graph.ops}
     graph.merges += batcher.merges
     return True
 

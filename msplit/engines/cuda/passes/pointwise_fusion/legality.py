@@ -37,10 +37,10 @@ _JOINS = ops_with("parts")
 _ONE_RESULT = ops_with("exact") | _STEPS | VIEWS | _JOINS
 _REDUCTIONS = ops_with("row kernel")
 
-_COMPUTED = frozenset({"float32", "float64", "int32", "int64", "bool"})
-"""Dtypes that a kernel computes as PyTorch does, to the bit where there is only one result."""
+_COMPUTED = frozenset({"float16", "bfloat16", "float32", "float64", "int32", "int64", "bool"})
+"""Dtypes that a kernel computes as PyTorch does, to the bit where there is one result: half precision in float32, rounded after each op."""
 
-_CAST_FROM = _COMPUTED | {"uint8", "int8", "int16", "float16", "bfloat16"}
+_CAST_FROM = _COMPUTED | {"uint8", "int8", "int16"}
 _MOST_JOINED = 8  # Inductor writes larger ones in one kernel per part
 _ADD_N_CHAIN = 4  # more addends are stacked, which is no pointwise op
 

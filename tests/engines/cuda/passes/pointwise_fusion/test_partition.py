@@ -243,7 +243,15 @@ def test_rounding_in_front_of_a_jump_stays_where_it_is():
     assert exact.groups(index) == [numbers(kept, index)]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64", "uint32", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_shares_a_kernel_which_rounds_after_each_op(dtype):
+    g = Graph()
+    a = g.op("Tanh", g.feed())
+    b = g.op("Mul", a, a)
+    assert g.groups(b, dtypes=dict.fromkeys(g.graph.shapes, dtype)) == [numbers(a, b)]
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "uint32", "float8_e5m2"])
 def test_dtypes_that_kernels_compute_in_another_width_are_left_alone(dtype):
     g = Graph()
     a = g.op("Tanh", g.feed())

@@ -1,0 +1,263 @@
+"""Half precision where it gains: products and convolutions, and what lies between them.
+
+Which ops, says `opset.half`; how far it goes, say Grappler's four rules, which TensorFlow's own mixed precision goes by:
+
+1. Products and convolutions are in half precision.
+2. What loses too much stays in float32, and so does what reads it, up to the next product.
+3. What only takes half precision is in it where it lies between two products.
+4. What does not round is in it beside an op that is.
+
+Constants are converted here, once. A value is converted where its readers want another type than it has, once for all of them; what
+comes from small integers, directly; and a sum, a mean or a softmax reads half precision itself and computes in float32. Inputs,
+outputs and variables keep their types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.ir.dtypes import RESULT, numpy_dtype
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
+from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
+from msplit.engines.cuda.passes.pattern import Readers
+from msplit.errors import EngineError
+from msplit.opset import schema
+from msplit.opset.half import HALF, MASKING, WIDENING, Half
+
+WIDE = "float32"
+LARGEST = 65504.0
+"""Of float16."""
+
+_SMALL = ("bool", "uint8", "int8", "uint16", "int16", "float16", "bfloat16")
+"""What float32 holds exactly: to go through it on the way to half precision rounds once."""
+
+
+def compute_in_half(graph: OpGraph, half: str) -> bool:
+    """Puts what gains into half precision, ``"bfloat16"`` or ``"float16"``. Whether anything is.
+
+    Raises:
+        EngineError: The graph trains, and small gradients would be zero in float16.
+    """
+    if graph.final and half == "float16":
+        raise EngineError(
+            "in float16 small gradients become zero, and msplit does not scale losses",
+            fix="train in bfloat16 (--precision bf16), which has the range of float32",
+        )
+    types = value_types(graph)
+    types |= {key: graph.initial[names[0]].dtype.name for key, names in graph.stacks.items()}
+    chosen = _Rules(graph, types, half).chosen()
+    if chosen:
+        _Casts(graph, types, half, chosen).put()
+        graph.forget_constants()
+    return bool(chosen)
+
+
+class _Rules:
+    """What Grappler's rules choose.
+
+    Args:
+        types: Of the graph's values, in float32 all of them that may be converted.
+    """
+
+    def __init__(self, graph: OpGraph, types: Mapping[Key, str], half: str) -> None:
+        self._graph, self._types = graph, types
+        self._of: dict[int, Half] = {}
+        self._makers: dict[int, list[int]] = {}
+        self._readers: dict[int, list[int]] = {}
+        for number, op in graph.ops.items():
+            keys = device_inputs(op)
+            made = [(number, port) for port in range(graph.ports(number))]
+            read = [key for key in keys if types.get(key) == WIDE]
+            for key in read:
+                if key[0] in graph.ops:
+                    self._makers.setdefault(number, []).append(key[0])
+                    self._readers.setdefault(key[0], []).append(number)
+            if WIDE not in map(types.get, (*keys, *made)) or None in map(types.get, (*keys, *made)):
+                continue  # nothing to convert, or nobody knows
+            if op.op in HALF and not (half == "float16" and _overflows(graph, op)):
+                self._of[number] = HALF[op.op]
+
+    def chosen(self) -> set[int]:
+        """The ops that run in half precision."""
+        gains, loses = self._all(Half.GAINS), self._all(Half.LOSES)
+        carriers = self._all(Half.CARRIES)
+        rounding = loses | self._all(Half.TAKES)
+        before_rounding = self._reached(rounding, self._before, carriers)
+        loses = self._reached(loses, self._after, before_rounding)
+        free = (carriers | rounding) - loses
+        sure = gains | (self._reached(gains, self._after, free) & self._reached(gains, self._before, free))
+        return self._cheaper(self._reached(sure, self._beside, carriers - loses), sure)
+
+    def _cheaper(self, chosen: set[int], sure: set[int]) -> set[int]:
+        """Without what rule 4 adds where that makes more casts than it saves, as a join of many columns that were summed in float32 does:
+        its result is converted instead, and lookups that it alone reads stay as they are, too."""
+        graph = self._graph
+        left = set(chosen)
+
+        def size(keys: Iterable[Key]) -> int:
+            return sum(math.prod(graph.shape(key) or ()) for key in keys)
+
+        for number in graph.ops:
+            if number in left and number not in sure:
+                read = [key for key in device_inputs(graph.ops[number]) if self._types.get(key) == WIDE]
+                wide = [key for key in read if key[0] not in left and key not in graph.constants]
+                made = [(number, port) for port in range(graph.ports(number))]
+                if len(wide) > 1 + sum(key[0] in left for key in read) or size(wide) > 2 * size(made):
+                    left.remove(number)
+        fed = self._reached(sure & left, self._after, left)
+        for number in reversed(graph.ops):
+            if number in left - fed and left.isdisjoint(self._after(number)):
+                left.remove(number)
+        return left
+
+    def _all(self, what: Half) -> set[int]:
+        return {number for number, one in self._of.items() if one is what}
+
+    def _before(self, number: int) -> Iterable[int]:
+        return self._makers.get(number, ())
+
+    def _after(self, number: int) -> Iterable[int]:
+        return self._readers.get(number, ())
+
+    def _beside(self, number: int) -> Iterable[int]:
+        return (*self._before(number), *self._after(number))
+
+    @staticmethod
+    def _reached(starts: set[int], step: Callable[[int], Iterable[int]], through: set[int]) -> set[int]:
+        """All that are reached from some ops by way of others, those included."""
+        found, stack = set(starts), list(starts)
+        while stack:
+            for other in step(stack.pop()):
+                if other in through and other not in found:
+                    found.add(other)
+                    stack.append(other)
+        return found
+
+
+def _overflows(graph: OpGraph, op: Op) -> bool:
+    """Whether an op reads a constant that float16 can not hold, and that it does more with than to add or to choose it."""
+    return op.op not in MASKING and any(_is_large(graph.constants.get(key)) for key in device_inputs(op))
+
+
+def _is_large(value: NDArray[np.generic] | None) -> bool:
+    if value is None or value.dtype != np.float32 or not value.size:
+        return False
+    with np.errstate(invalid="ignore"):
+        return bool(np.any(np.isfinite(value) & (np.abs(value) > LARGEST)))
+
+
+class _Casts:
+    """Puts the casts in: `put` changes the graph."""
+
+    def __init__(self, graph: OpGraph, types: dict[Key, str], half: str, chosen: set[int]) -> None:
+        self._graph, self._types, self._half, self._chosen = graph, types, half, chosen
+        self._made: dict[tuple[Key, str], Key] = {}
+        self._readers = graph.consumers()
+        self._large = self._may_be_large() if half == "float16" else set()
+
+    def put(self) -> None:
+        """Gives the chosen ops their type, and every reader what it wants."""
+        graph, types, half = self._graph, self._types, self._half
+        for number in self._chosen:
+            op = graph.ops[number]
+            op.attrs |= _typed(op, half)
+            made = schema.output_dtypes(op.op, op.attrs, graph.ports(number)) or ()
+            ports = [port for port in range(graph.ports(number)) if _in(made, port, half)]
+            changed = {(number, port): half for port in ports if types.get((number, port)) == WIDE}
+            types |= changed
+            graph.dtypes |= changed
+        for number, op in list(graph.ops.items()):
+            self._convert(op, half if number in self._chosen else WIDE)
+        graph.fetches = {name: self._wanted(key, WIDE) for name, key in graph.fetches.items()}
+        self._round_sums()
+
+    def _convert(self, op: Op, wanted: str) -> None:
+        """Lets an op read what it wants."""
+        if op.op == "Cast" and wanted == WIDE:
+            if self._types.get(op.inputs[0]) == self._half and op.attrs.get("SrcT") == WIDE:
+                op.attrs["SrcT"] = self._half
+            return
+        if op.op in WIDENING and wanted == WIDE and self._is_half(op.inputs[0]):
+            op.attrs |= {"T": self._half, RESULT: WIDE}
+            self._graph.dtypes[op.node, 0] = WIDE
+            return
+        static, types = static_slots(op), schema.input_dtypes(op.op, op.attrs) or ()
+        for slot, key in enumerate(op.inputs):
+            if slot not in static and (wanted == WIDE or _in(types, slot, wanted)):
+                op.inputs[slot] = self._wanted(key, wanted)
+
+    def _round_sums(self) -> None:
+        """Lets what computes in float32 in any case, and is only wanted in half precision, round its result itself."""
+        graph, readers = self._graph, Readers(self._graph)
+        names: dict[Key, Key] = {}
+        for (key, dtype), made in self._made.items():
+            maker = graph.ops.get(key[0])
+            if maker is not None and maker.op in WIDENING and dtype != WIDE and readers.only(key) is not None:
+                maker.attrs[RESULT] = graph.dtypes[key] = dtype
+                names[made] = key
+        graph.rename(names)
+
+    def _is_half(self, key: Key) -> bool:
+        return key[0] in self._chosen and self._types.get(key) == self._half
+
+    def _wanted(self, key: Key, dtype: str) -> Key:
+        """A value in a type, where it is in the other one of the two; else the value itself."""
+        if not (self._is_half(key) if dtype == WIDE else self._types.get(key) == WIDE):
+            return key
+        if (key, dtype) not in self._made:
+            constant = self._graph.constants.get(key)
+            made = self._cast(key, dtype) if constant is None else self._graph.constant(self._narrow(constant))
+            self._made[key, dtype] = made
+            self._graph.dtypes[made] = dtype
+        return self._made[key, dtype]
+
+    def _narrow(self, constant: NDArray[np.generic]) -> NDArray[np.generic]:
+        if self._half == "float16" and _is_large(constant):
+            constant = np.where(np.isfinite(constant), np.clip(constant, -LARGEST, LARGEST), constant)
+        with np.errstate(over="ignore"):
+            return constant.astype(numpy_dtype(self._half))
+
+    def _cast(self, key: Key, dtype: str) -> Key:
+        """A new op that converts a value; what comes from a small integer is converted from there."""
+        graph, source = self._graph, self._types[key]
+        maker = graph.ops.get(key[0])
+        like = graph.ops[self._readers[key][0]] if maker is None else maker
+        given, start = key, source
+        if maker is not None and maker.op == "Cast" and maker.attrs.get("SrcT") in _SMALL and dtype != WIDE:
+            given, start = maker.inputs[0], str(maker.attrs["SrcT"])
+        attrs = {"SrcT": start, "DstT": dtype} | ({"saturate": True} if key in self._large and dtype != WIDE else {})
+        number = graph.fresh()
+        graph.ops[number] = Op(number, like.name, "Cast", attrs, [given], [like.source_nodes[0]])
+        if key in graph.shapes:
+            graph.shapes[number, 0] = graph.shapes[key]
+        return number, 0
+
+    def _may_be_large(self) -> set[Key]:
+        """Values that ops in float32 make of constants beyond the largest number of float16, such as those of a mask."""
+        found: set[Key] = set()
+        for number, op in self._graph.ops.items():
+            if number in self._chosen:
+                continue
+            keys = device_inputs(op)
+            if any(key in found or _is_large(self._graph.constants.get(key)) for key in keys):
+                found |= {(number, port) for port in range(self._graph.ports(number))}
+        return found
+
+
+def _typed(op: Op, half: str) -> dict[str, Any]:
+    """The attributes that name the type that an op computes in, changed. A norm's parameters have another one, and keep it."""
+    found: dict[str, Any] = {name: half for name in ("T", "Tparams", "dtype") if op.attrs.get(name) == WIDE}
+    if "TArgs" in op.attrs and "FusedBatchNorm" not in op.attrs.get("fused_ops", ()):
+        found["TArgs"] = tuple(half if one == WIDE else one for one in op.attrs["TArgs"])
+    return found
+
+
+def _in(types: Sequence[str | None], number: int, half: str) -> bool:
+    """Whether one of an op's inputs or outputs is of the type that it computes in, where the table of ops does not say otherwise."""
+    return number >= len(types) or types[number] in (None, half)

@@ -1,0 +1,258 @@
+"""Half precision: which ops, which casts, and how far the outputs are from float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from msplit import api
+from msplit.core.precision import Precision
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
+from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.interpret import walk
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.errors import EngineError
+from msplit.inputs.make import make_inputs
+from msplit.measure.verification import compare
+from tests.campaign import examples
+from tests.engines.cuda.cases import CPU, SAMPLES, bits, flat_of, graph_of, options_of, scattered
+from tests.engines.cuda.random_graphs import random_graphs
+
+BF16, FP16 = "bfloat16", "float16"
+DISTANCE = {BF16: 2e-2, FP16: 2.5e-3}
+"""Of a few layers from float32: a unit in the last place is 2**-8 and 2**-11 of a number."""
+
+rng = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def job(flat, feeds, half, streams=1, **options):
+    ids = scattered(flat, streams, streams)
+    return Job(flat, ids, streams, feeds, ieee=not half, half=half, options=options_of(**options))
+
+
+def outputs_of(flat, feeds, half, streams=1, **options):
+    executable = CudaEngine().build(job(flat, feeds, half, streams, **options))
+    try:
+        return executable.step(feeds)
+    finally:
+        executable.close()
+
+
+def program_of(flat, feeds, half=BF16, **options):
+    return CudaEngine().compile(job(flat, feeds, half, **options)).program
+
+
+def steps(program):
+    """The ops that launch something, each with the type of its first result."""
+    found = {}
+    for step, _, call in walk(program, {name: np.zeros(*shape) for name, shape in program.fed.items()}, CPU):
+        if step.launches:
+            found.setdefault(step.op.op, []).append(dtype_name(call()[0].dtype))
+    return found
+
+
+def check(build, feeds, half=BF16, *, wide=(), casts=1, within=None):
+    """Near float32 in every kernel mode, with so many casts, and these ops in float32 beside casts; all others are in half precision."""
+    flat = graph_of(build, outputs=["out"])
+    expected = outputs_of(flat, feeds, "")
+    for options in ({}, {"fuse": True, "group": True}):
+        got = outputs_of(flat, feeds, half, **options)
+        assert {name: value.dtype for name, value in got.items()} == {
+            name: value.dtype for name, value in expected.items()
+        }
+        found = compare(got, expected, precision=Precision.BF16, tolerance=within or DISTANCE[half])
+        assert found.passed, found.describe()
+    made = steps(program_of(flat, feeds, half))
+    assert len(made.pop("Cast", [])) == casts
+    assert {op for op, types in made.items() if half not in types} == set(wide)
+    return flat
+
+
+def test_products_with_what_lies_between_them_are_in_half_precision():
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [4, 8], name="x")
+        hidden = tf.nn.relu(tf.tanh(x @ normal(8, 16)) + normal(4, 16))
+        tf.identity(hidden @ normal(16, 4), name="out")
+
+    check(build, {"x": normal(4, 8)}, casts=2)
+
+
+def test_what_overflows_stays_in_float32_with_what_reads_it_up_to_the_next_product():
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [4, 8], name="x")
+        hidden = tf.exp(x @ normal(8, 16)) * 0.1 + 1.0
+        tf.identity(hidden @ normal(16, 4), name="out")
+
+    check(build, {"x": normal(4, 8) / 4}, wide={"Exp", "Mul", "AddV2"}, casts=4)
+
+
+def test_sums_and_softmax_read_half_precision_and_compute_in_float32():
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [2, 8, 8, 3], name="x")
+        pooled = tf.reduce_mean(tf.nn.conv2d(x, normal(3, 3, 3, 16), 1, "SAME"), [1, 2])
+        tf.nn.softmax(pooled @ normal(16, 5), name="out")
+
+    flat = check(
+        build, {"x": normal(2, 8, 8, 3)}, wide={"Softmax"}
+    )  # the mean gives half precision: a product alone wants it
+    large = {"x": np.full((2, 8, 8, 3), 600, np.float32)}
+    assert np.isfinite(outputs_of(flat, large, FP16)["out"]).all()  # 64 of some thousands are more than float16 has
+
+
+def test_a_norm_keeps_its_parameters_in_float32():
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [2, 6, 6, 3], name="x")
+        first = tf.nn.conv2d(x, normal(3, 3, 3, 8), 1, "SAME")
+        joined = tf.concat([first, tf.nn.relu(first)], 3)  # two read it, so it is not folded
+        y, *_ = v1.nn.fused_batch_norm(
+            joined, normal(16), normal(16), normal(16), np.abs(normal(16)) + 1e-6, is_training=False
+        )
+        tf.identity(tf.nn.conv2d(tf.nn.relu(y), normal(1, 1, 16, 4), 1, "SAME"), name="out")
+
+    flat = check(build, {"x": normal(2, 6, 6, 3)}, casts=2, within=5e-2)
+    norms = [step for step in program_of(flat, {"x": normal(2, 6, 6, 3)}).steps if "Norm" in step.op.op]
+    assert [
+        dtype_name(program_of(flat, {"x": normal(2, 6, 6, 3)}).constants[key].dtype) for key in norms[0].inputs[1:3]
+    ] == ["float32"] * 2
+
+
+def test_an_image_of_bytes_is_converted_at_once():
+    def build(tf, v1):
+        x = v1.placeholder(tf.uint8, [2, 8, 8, 3], name="x")
+        tf.identity(tf.nn.conv2d(tf.cast(x, tf.float32), normal(3, 3, 3, 4), 2, "VALID"), name="out")
+
+    feeds = {"x": rng.integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)}
+    flat = check(build, feeds, casts=2)
+    first = next(step for step in program_of(flat, feeds).steps if step.op.op == "Cast")
+    assert (first.op.attrs["SrcT"], first.op.attrs["DstT"]) == ("uint8", BF16)
+
+
+@pytest.mark.parametrize("half", [BF16, FP16])
+def test_a_mask_beyond_float16_masks(half):
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [2, 4, 8], name="x")
+        kept = v1.placeholder(tf.int32, [2, 4], name="kept")
+        mask = (1.0 - tf.cast(kept, tf.float32)) * -1e9
+        scores = tf.nn.softmax(tf.matmul(x, x, transpose_b=True) / 8.0 + mask[:, None, :])
+        tf.identity(tf.matmul(scores, x), name="out")
+
+    feeds = {"x": normal(2, 4, 8), "kept": np.array([[1, 1, 0, 0], [0, 0, 0, 0]], np.int32)}
+    flat = graph_of(build, outputs=["out"])
+    got = outputs_of(flat, feeds, half)
+    assert compare(got, outputs_of(flat, feeds, ""), precision=Precision.BF16, tolerance=2 * DISTANCE[half]).passed
+
+
+def test_a_factor_beyond_float16_stays_in_float32():
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [4, 8], name="x")
+        y = tf.tanh(tf.minimum((x @ normal(8, 8)) * 1e6, 1e9) * 1e-6)
+        tf.identity(y @ normal(8, 2), name="out")
+
+    # The factor is folded into the first product's weights, which then are as large.
+    check(build, {"x": normal(4, 8)}, FP16, wide={"Mul", "Minimum", "Tanh"}, casts=2, within=1e-2)
+
+
+def test_what_is_summed_in_float32_is_joined_before_it_is_converted():
+    def build(tf, v1):
+        ids = v1.placeholder(tf.int32, [4, 3], name="ids")
+        columns = [tf.reduce_sum(tf.gather(normal(9, 4), ids), 1) for _ in range(5)]
+        tf.identity(tf.concat(columns, 1) @ normal(20, 3), name="out")
+
+    check(build, {"ids": rng.integers(0, 9, (4, 3)).astype(np.int32)}, wide={"GatherV2", "Sum", "ConcatV2"}, casts=2)
+
+
+def test_tables_that_a_product_reads_are_converted_once():
+    def build(tf, v1):
+        ids = v1.placeholder(tf.int32, [4], name="ids")
+        columns = [tf.gather(normal(9, 4), ids) for _ in range(5)]
+        tf.identity(tf.concat(columns, 1) @ normal(20, 3), name="out")
+
+    feeds = {"ids": rng.integers(0, 9, 4).astype(np.int32)}
+    flat = check(build, feeds, casts=1)
+    assert {dtype_name(one.dtype) for one in program_of(flat, feeds).constants.values()} == {BF16}
+    # One kernel for all lookups adds in float32, and one cast follows it.
+    assert sorted(steps(program_of(flat, feeds, group=True))) == ["Cast", "MatMul", "_Columns"]
+
+
+def test_a_model_of_half_precision_is_left_as_it_is():
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [4, 8], name="x")
+        inner = tf.cast(x, tf.float16) @ tf.constant(normal(8, 8), tf.float16)
+        tf.cast(tf.exp(inner), tf.float32, name="out")
+
+    flat = graph_of(build, outputs=["out"])
+    feeds = {"x": normal(4, 8) / 4}
+    assert bits(outputs_of(flat, feeds, FP16)) == bits(outputs_of(flat, feeds, ""))
+
+
+def test_a_graph_without_products_stays_in_float32():
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [4, 8], name="x")
+        tf.tanh(x * 2.0, name="out")
+
+    feeds = {"x": normal(4, 8)}
+    flat = graph_of(build, outputs=["out"])
+    assert bits(outputs_of(flat, feeds, BF16)) == bits(outputs_of(flat, feeds, ""))
+
+
+@pytest.mark.no_cover
+@settings(max_examples=examples(25, 1000), deadline=None)
+@given(random_graphs())
+def test_random_graphs_have_the_types_that_passes_say_and_no_races(made):
+    graph_def, feeds, outputs = made
+    flat = flat_of(graph_def, outputs=outputs)
+    engine = CudaEngine()
+    expected = outputs_of(flat, feeds, "")
+    for half in (BF16, FP16):
+        compiled = engine.compile(job(flat, feeds, half, group=True))
+        types = compiled.optimized.graph.dtypes
+        for step, _, call in walk(compiled.program, feeds, CPU):
+            for port, result in enumerate(call()):
+                assert types.get((step.op.node, port), dtype_name(result.dtype)) == dtype_name(result.dtype)
+        one = outputs_of(flat, feeds, half)
+        assert bits(outputs_of(flat, feeds, half, 4)) == bits(one)
+        assert {name: (value.dtype, value.shape) for name, value in one.items()} == {
+            name: (value.dtype, value.shape) for name, value in expected.items()
+        }
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("name", ["mmoe_small.pb", "keras_inception", "lstm_small.pb", "towers_small.pb"])
+def test_outputs_are_about_as_near_to_float32_as_those_of_tensorflows_own_mixed_precision(name):
+    flat = api.load(SAMPLES / name)
+    feeds = make_inputs(flat, {}, batch=64, seed=0)
+    theirs = {}
+    for half in ("", BF16):
+        executable = TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, ieee=not half, half=half))
+        theirs[half] = executable.step(feeds)
+        executable.close()
+
+    def away(got):
+        return {one.name: one.distance for one in compare(got, theirs[""], precision=Precision.BF16).outputs}
+
+    ours, stock = away(outputs_of(flat, feeds, BF16, fuse=True, group=True)), away(theirs[BF16])
+    assert all(0 < ours[output] <= 3 * stock[output] for output in stock), (ours, stock)
+
+
+def test_float16_does_not_train():
+    from tests.engines.cuda.test_training import graph
+
+    flat, training = graph("mmoe", "Adam", "resource")
+    wanted = Job(
+        flat,
+        np.zeros(len(flat), np.int32),
+        1,
+        training.feeds(4),
+        half=FP16,
+        options=options_of(),
+        state=training.state(),
+    )
+    with pytest.raises(EngineError, match="small gradients") as caught:
+        ENGINE.compile(wanted)
+    assert "bf16" in str(caught.value.fix)
