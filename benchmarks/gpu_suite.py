@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--rules", help="one rule set for all models (default: the one that fits each)")
     parser.add_argument("--no-tensorflow", action="store_true")
     parser.add_argument("--no-xla", default="", help="models whose XLA compilation is left out")
-    parser.add_argument("--precision", choices=["tf32", "ieee"], default="tf32")
+    parser.add_argument("--precision", choices=["tf32", "ieee", "bf16", "fp16"], default="tf32")
     parser.add_argument("--seconds", type=float, default=540, help="start no further model after this")
     parser.add_argument("--name", default="h200")
     arguments = parser.parse_args()
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> tuple[Any, Any]
         ruleset=arguments.rules or models.RULES[name],
         engine="cuda",
         batch=batch,
-        ieee=arguments.precision == "ieee",
+        precision=arguments.precision,
         compare_tensorflow=not arguments.no_tensorflow,
         compare_xla=name not in arguments.no_xla.split(","),
         settings=Settings(duration=arguments.duration, warmup=0.1, min_rounds=5, builds=arguments.builds),

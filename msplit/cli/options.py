@@ -233,7 +233,7 @@ class Execution:
         return {
             "inputs": input_files(self.given),
             "seed": self.seed,
-            "ieee": self.precision == "ieee",
+            "precision": self.precision,
             "layout": self.layout,
             "op_libraries": tuple(self.op_libraries),
         }
@@ -280,10 +280,10 @@ run_options = together(
     ),
     click.option(
         "--precision",
-        type=click.Choice(["tf32", "ieee"]),
+        type=click.Choice(["tf32", "ieee", "bf16", "fp16"]),
         default="tf32",
         show_default=True,
-        help="Of products, on every engine.",
+        help="What float32 is computed in, on every engine: bf16 and fp16 where that gains, as TensorFlow's mixed precision.",
     ),
     click.option(
         "--layout",

@@ -117,7 +117,7 @@ class Profile:
         ops: Op -> nodes of it, to say how another graph differs.
         inputs: What was fed.
         device: Where.
-        precision: "tf32" or "ieee".
+        precision: The name of a `Precision`.
         layout: Memory layout of convolutions: "nhwc", "nchw" or "none".
         constants: Of the device.
         kernels: What was measured.

@@ -11,6 +11,7 @@ import json
 import os
 from typing import Any
 
+from msplit.core.precision import Precision
 from msplit.cost.costs import Constants
 from msplit.cost.profile import Device, Kernel, Profile, Shape, Step
 from msplit.errors import MsplitError
@@ -29,7 +30,7 @@ _LATER = ("one_us",)
 """Keys that older profiles do not have."""
 
 _FIX = "measure it again: msplit profile MODEL -o PATH"
-_PRECISIONS = ("tf32", "ieee")
+_PRECISIONS = tuple(str(one) for one in Precision)
 _LAYOUTS = ("nhwc", "nchw", "none")
 
 

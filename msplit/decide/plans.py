@@ -127,7 +127,7 @@ def made_for(job: Job, batch: int | None = None, *, layout: str = "none") -> dic
         "msplit": known["msplit"],
         "batch": batch,
         "inputs": {name: [value.dtype.name, *value.shape] for name, value in sorted(job.feeds.items())},
-        "precision": "ieee" if job.ieee else "tf32",
+        "precision": str(job.precision),
         "options": {
             **({"fuse": True} if job.options.mode.fuses else {}),
             **({"group": True} if job.options.mode.groups else {}),

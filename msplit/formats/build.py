@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from msplit.core.precision import Precision
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file, write_pieces
 from msplit.formats.special import open_regular
@@ -73,7 +74,7 @@ class Manifest:
         label: What runs, as a bench calls it.
         why: Why that was chosen.
         notes: What is worth knowing of it.
-        ieee: Whether products are in IEEE float32.
+        precision: What float32 is computed in: the name of a `Precision`.
         capture: Whether a step is one CUDA graph.
         measured: Whether kernels were chosen by timing them; otherwise nothing was compiled.
         outputs: Names of the outputs, in order.
@@ -92,7 +93,7 @@ class Manifest:
     label: str
     why: str
     notes: tuple[str, ...]
-    ieee: bool
+    precision: str
     capture: bool
     measured: bool
     outputs: tuple[str, ...]
@@ -230,7 +231,7 @@ def _manifest(value: JsonValue) -> Manifest:
         label=value.at("label").text(),
         why=value.at("why").text(),
         notes=tuple(one.text() for one in value.at("notes").items()),
-        ieee=value.at("ieee").flag(),
+        precision=value.at("precision").one_of(tuple(Precision)),
         capture=value.at("capture").flag(),
         measured=value.at("measured").flag(),
         outputs=tuple(one.text() for one in value.at("outputs").items()),

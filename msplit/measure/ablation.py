@@ -148,4 +148,4 @@ def plural(count: int, unit: str) -> str:
 
 
 def _label(job: Job, name: str) -> str:
-    return f"msplit, {plural(job.streams, 'stream')}, {name}{'' if job.options.capture else ', eager'}"
+    return f"msplit, {plural(job.streams, 'stream')}, {name}{'' if job.options.capture else ', eager'}{job.precision.suffix}"

@@ -20,7 +20,7 @@ from msplit.engines.tensorflow.session import Placement
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.table_hits import Hits, hits
 from msplit.measure.ablation import AblationStep
-from msplit.measure.compilation import chosen_variant, compiled
+from msplit.measure.compilation import beside_float32, chosen_variant, compiled
 from msplit.measure.diagnose import hints
 from msplit.measure.limits import Limits, limits
 from msplit.measure.measure import bench as measure
@@ -113,7 +113,8 @@ def bench(
         request, said = as_recorded(flat, request or BenchRequest())
         setup = set_up(flat, request)
         made = compiled(setup, progress)
-        request, variants, tuned = setup.request, made.variants, made.tuned
+        request, tuned = setup.request, made.tuned
+        variants = beside_float32(setup, made)
         if request.shared:
             variants = (*variants, on_all(chosen_variant(setup, made), request))
         result = measure(

@@ -150,7 +150,7 @@ class _Sides:
         expected = self.tensorflow(keys)
         computed = computed_in(cut)
         got = self._engine(cut, kernels, given or {})
-        found = compare(got, expected, ieee=True, tolerance=self._request.settings.tolerance, computed=computed)
+        found = compare(got, expected, tolerance=self._request.settings.tolerance, computed=computed)
         by_name = {one.name: one for one in found.outputs}
         return {key: by_name[self.name(key)] for key in keys}
 

@@ -171,7 +171,7 @@ def make(
         label=label,
         why=why,
         notes=tuple(dict.fromkeys([*said, *(note for _, _, told in chosen for note in told)])),
-        ieee=request.ieee,
+        precision=request.precision,
         capture=request.capture,
         measured=not request.is_fast,
         outputs=tuple(output.name for output in flat.outputs),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.formats.build import Manifest
@@ -80,9 +81,8 @@ def bench_build(
             ids=np.zeros(0, np.int32),
             streams=1,
             feeds=reference.feeds,
-            ieee=manifest.ieee,
             options=EngineOptions(measure=False),
-        )
+        ).in_precision(Precision(manifest.precision))
         variants = [Variant(one, _OneRung(loaded, rung.program, True), job)]
         if rung.streams > 1:
             engine = _OneRung(loaded, rung.program, False)

@@ -118,6 +118,17 @@ def chosen_variant(setup: Setup, made: Compiled, label: str | None = None) -> Va
     return next(one for one in made.variants if one.label == best)
 
 
+def beside_float32(setup: Setup, made: Compiled) -> tuple[Variant, ...]:
+    """The variants; of half precision, what should be the fastest once more in float32 behind them, to show what that gains and costs."""
+    if not setup.job.half:
+        return made.variants
+    best = chosen_variant(setup, made)
+    job = replace(best.job.in_precision(best.job.precision.wide), options=replace(best.job.options, plan=None))
+    label = f"{best.label.removesuffix(best.job.precision.suffix)}, float32"
+    own = [replace(one, over=(*one.over, label)) if one is best else one for one in made.variants]
+    return (*own, Variant(label, best.engine, job))
+
+
 def _auto(setup: Setup, variants: Sequence[Variant], progress: Progress | None) -> Ablation:
     """What the rule `auto` would run, where it has the last word and the user has asked for it."""
     request, job = setup.request, setup.job

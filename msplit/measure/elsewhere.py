@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import Ints
+from msplit.core.precision import Precision
 from msplit.decide.model import load
 from msplit.engines.base import Arrays, Executable, HasState, Job, TensorFlowOptions
 from msplit.engines.process import Problem, Process, serve, told
@@ -34,7 +35,7 @@ class Spec:
     ids: Ints
     streams: int
     feeds: Arrays
-    ieee: bool
+    precision: Precision
     options: TensorFlowOptions
     op_libraries: Sequence[Path]
 
@@ -74,7 +75,7 @@ class Elsewhere:
         model = job.flat.model
         self._process = Process("msplit.measure.elsewhere", "TensorFlow with other options")
         spec = Spec(
-            model.path, model.choice, job.ids, job.streams, job.feeds, job.ieee, job.tensorflow, job.op_libraries
+            model.path, model.choice, job.ids, job.streams, job.feeds, job.precision, job.tensorflow, job.op_libraries
         )
         try:
             self._facts: Mapping[str, Any] = self._ask("build", spec)
@@ -142,10 +143,9 @@ def build(spec: Spec) -> Executable:
             ids=np.asarray(spec.ids),
             streams=spec.streams,
             feeds=spec.feeds,
-            ieee=spec.ieee,
             tensorflow=spec.options,
             op_libraries=spec.op_libraries,
-        )
+        ).in_precision(spec.precision)
     )
 
 

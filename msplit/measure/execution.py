@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from msplit.core.precision import Precision
 from msplit.decide.model import opened
 from msplit.engines.base import Arrays, Executable, HasBuffers, TensorFlowOptions
 from msplit.engines.cuda.engine import ENGINE as CUDA
@@ -84,7 +85,9 @@ def prepare(
             better = make_ready(flat, replace(request, effort=FULL))
         finally:
             CUDA.forget(flat)
-        return better.runner, Inputs(better.setup.fresh, request.settings, request.ieee, computed_in(flat))
+        return better.runner, Inputs(
+            better.setup.fresh, request.settings, Precision(request.precision), computed_in(flat)
+        )
 
     start_improving(runner, in_full)
     return runner

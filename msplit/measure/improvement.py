@@ -19,6 +19,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Arrays, Executable, HasState
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError
@@ -43,13 +44,13 @@ class Inputs:
     """What both are given, to be held against each other: sets of inputs that `fresh` makes from a seed.
 
     Attributes:
-        ieee: Whether products are in IEEE float32.
+        precision: What float32 is computed in.
         computed: Output -> the type it was computed in; see `verification.compare`.
     """
 
     fresh: Callable[[int], Arrays]
     settings: Settings
-    ieee: bool
+    precision: Precision
     computed: Mapping[str, str]
 
 
@@ -206,7 +207,7 @@ def _compared(
         comparison = compare(
             better.executable.step(feeds),
             expected,
-            ieee=inputs.ieee,
+            precision=inputs.precision,
             tolerance=settings.tolerance,
             computed=inputs.computed,
         )
@@ -217,8 +218,7 @@ def _compared(
                 fix="see `msplit bench`, which compares every way to run the model",
             )
     name = f"{fast.label}, with effort fast"
-    precision = "ieee" if inputs.ieee else "tf32"
-    return () if comparison is None else (Check(name, precision, settings.verify_inputs, comparison),)
+    return () if comparison is None else (Check(name, inputs.precision, settings.verify_inputs, comparison),)
 
 
 def _timed(

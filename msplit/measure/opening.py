@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.options import EngineOptions
@@ -140,7 +141,14 @@ def _bring(
     options = EngineOptions(device=device, capture=manifest.capture, measure=manifest.measured)
     with _whole_or_not(folder):
         with phase("loading weights"):
-            opened = cuda.Opened(memory, folder / KERNELS, options, ieee=manifest.ieee, fits=not serious, steps=steps)
+            opened = cuda.Opened(
+                memory,
+                folder / KERNELS,
+                options,
+                ieee=Precision(manifest.precision).ieee,
+                fits=not serious,
+                steps=steps,
+            )
         restored, references = {}, dict[str, Reference]()
         for rung in manifest.rungs:
             with phase("loading kernels"):
@@ -183,12 +191,12 @@ def verify_step(step: Callable[[Arrays], Arrays], reference: Reference, manifest
     Raises:
         EngineError: It gives other outputs.
     """
-    ieee = manifest.ieee or manifest.made_for.get("device") == "cpu"
-    found = compare(step(reference.feeds), reference.outputs, ieee=ieee, computed=reference.computed)
+    precision = Precision(manifest.precision).on(gpu=manifest.made_for.get("device") != "cpu")
+    found = compare(step(reference.feeds), reference.outputs, precision=precision, computed=reference.computed)
     if not found.passed:
         raise EngineError(
             f"it gives other outputs than {reference.source}:",
             details=found.describe().splitlines(),
             fix="build it anew, with --force",
         )
-    return Check(reference.source, "ieee" if ieee else "tf32", 1, found)
+    return Check(reference.source, precision, 1, found)

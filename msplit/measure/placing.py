@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msplit.core.precision import Precision
 from msplit.engines.base import ClusterOptions, Job
 from msplit.engines.tensorflow.devices import Function, places
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -31,11 +32,11 @@ def tensorflow_variants(job: Job, assignments: Sequence[StreamIds], request: Ben
         EngineError: A switch says something of logical devices that no row has.
         MsplitError: Where nodes are to go is not told.
     """
-    variants = [Variant("TensorFlow, 1 stream", TENSORFLOW, job)]
+    variants = [Variant(f"TensorFlow, 1 stream{job.precision.suffix}", TENSORFLOW, job)]
     if request.cluster is not None:
         return [*variants, *_over(job, assignments, request.cluster)]
     for streams, ids, _ in assignments:
-        label = f"TensorFlow, {plural(streams, 'logical device')}"
+        label = f"TensorFlow, {plural(streams, 'logical device')}{job.precision.suffix}"
         asked = (plural(streams, "stream"),)
         variants.append(Variant(label, TENSORFLOW, replace(job, ids=ids, streams=streams), asked=asked))
     if request.place is not None:
@@ -54,7 +55,13 @@ def _over(job: Job, assignments: Sequence[StreamIds], cluster: ClusterOptions) -
         on = plural(streams, "stream")
         over = replace(job, ids=ids, streams=streams, tensorflow=own)
         variants.append(
-            Variant(f"TensorFlow on the cluster, {on}", TENSORFLOW, over, "TensorFlow, 1 stream", asked=(on,))
+            Variant(
+                f"TensorFlow on the cluster, {on}",
+                TENSORFLOW,
+                over,
+                f"TensorFlow, 1 stream{job.precision.suffix}",
+                asked=(on,),
+            )
         )
     return variants
 
@@ -77,6 +84,12 @@ def switched(variants: Sequence[Variant], request: BenchRequest) -> list[Variant
         job = replace(of.job, tensorflow=replace(options, devices=of.job.tensorflow.devices))
         found.append(Variant(f"{of.label}, {name}", OWN_PROCESS, job, of.label, optional=True))
     return found
+
+
+def mixed(plain: Variant) -> list[Variant]:
+    """TensorFlow's row with its own mixed precision, which is float16 on a GPU."""
+    job = plain.job.in_precision(Precision.FP16)
+    return [Variant(f"{plain.label}, mixed precision", TENSORFLOW, job, plain.label, optional=True)]
 
 
 def _placed(job: Job, place: str | Function) -> Variant:

@@ -13,6 +13,7 @@ import numpy as np
 
 from msplit._version import __version__
 from msplit.core.arguments import whole
+from msplit.core.precision import Precision
 from msplit.cost import profile as profiles
 from msplit.cost.profile import Device, Profile, Shape, Step
 from msplit.cost.workload import Workload
@@ -41,7 +42,7 @@ class ProfileRequest:
         shapes: Whole shapes by input name.
         inputs: Files by input name, and under "" one that names its inputs itself: .npy, .npz, TFRecord or JSON.
         seed: Of made-up inputs.
-        ieee: IEEE float32 instead of TF32 in products and convolutions.
+        precision: What float32 is computed in, on every engine: ``ieee``, ``tf32``, ``bf16`` or ``fp16``; see `Precision`.
         layout: Memory layout of convolutions: ``auto`` measures.
         seconds: How long measuring may take, building the model not counted. What is not reached is priced statically.
         grids: Record grids and occupancy too.
@@ -53,7 +54,7 @@ class ProfileRequest:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     inputs: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0
-    ieee: bool = False
+    precision: str = "tf32"
     layout: str = "auto"
     seconds: float = 20.0
     grids: bool = True
@@ -64,6 +65,7 @@ class ProfileRequest:
         if self.batch is not None:
             whole("the batch", self.batch)
         whole("the seed", self.seed, 0)
+        Precision.read(self.precision)
 
 
 def profile(
@@ -97,10 +99,9 @@ def profile(
         np.zeros(len(flat), np.int32),
         1,
         feeds,
-        ieee=request.ieee,
         options=EngineOptions(device=request.device, layout=request.layout),
         op_libraries=request.op_libraries,
-    )
+    ).in_precision(Precision(request.precision))
     if progress is not None:
         progress("building the model", 0.0)
     compiled = ENGINE.compile(job)
@@ -119,7 +120,7 @@ def profile(
         ops=profiles.op_counts(flat),
         inputs={name: Shape(value.dtype.name, value.shape) for name, value in sorted(feeds.items())},
         device=_device(device),
-        precision="ieee" if request.ieee else "tf32",
+        precision=str(Precision(request.precision)),
         layout=compiled.layout,
         constants=found.constants,
         kernels=found.kernels,
@@ -134,10 +135,10 @@ def profile(
     return made, tuple(notes)
 
 
-def compared(profile: Profile, *, ieee: bool, layout: str = "auto") -> list[str]:
+def compared(profile: Profile, *, precision: str, layout: str = "auto") -> list[str]:
     """What costs a run goes by, and how this run differs from the one that they were measured in; layout "auto" leaves that open."""
     gpu = next(iter(environment.gpus()), {})
-    there, precision = profile.device, "ieee" if ieee else "tf32"
+    there = profile.device
     pairs = [
         (there.name, gpu.get("name", ""), "on"),
         (f"driver {there.driver}", f"driver {gpu['driver']}" if gpu else "", "with"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msplit.core.arguments import MAX_STREAMS, whole
+from msplit.core.precision import Precision
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
@@ -38,7 +39,7 @@ class BenchRequest:
         gpu: Data sheet that prices the nodes; None: the default.
         profile: What was measured on this graph, in place of the data sheet. Shapes that are not given are the profile's.
         seed: Of made-up inputs.
-        ieee: IEEE float32 instead of TF32 in products and convolutions, on every engine.
+        precision: What float32 is computed in, on every engine: ``ieee``, ``tf32``, ``bf16`` or ``fp16``; see `Precision`.
         capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: ``auto`` measures.
         effort: ``full``, or ``fast`` to be ready in seconds: no kernel is timed and none is compiled of fused ops, so that libraries run
@@ -83,7 +84,7 @@ class BenchRequest:
     gpu: str | None = None
     profile: Profile | None = None
     seed: int = 0
-    ieee: bool = False
+    precision: str = "tf32"
     capture: bool = True
     layout: str = "auto"
     effort: str = FULL
@@ -115,6 +116,7 @@ class BenchRequest:
         if self.batch is not None:
             whole("the batch", self.batch)
         whole("the seed", self.seed, 0)
+        Precision.read(self.precision)
         for number in self.devices:
             whole("the number of a GPU", number, 0)
         if len(set(self.devices)) < len(self.devices):

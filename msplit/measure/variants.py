@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from msplit import formats
+from msplit.core.precision import Precision
 from msplit.cost.costs import Costs
 from msplit.decide.export import check_places
 from msplit.decide.model import price
@@ -28,7 +29,7 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
 from msplit.measure.ablation import Ablation, list_steps, plural
 from msplit.measure.initial import initial_state
-from msplit.measure.placing import switched, tensorflow_variants
+from msplit.measure.placing import mixed, switched, tensorflow_variants
 from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest
@@ -136,12 +137,11 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
         ids=np.zeros(len(flat), np.int32),
         streams=1,
         feeds=feeds,
-        ieee=request.ieee,
         op_libraries=request.op_libraries,
         costs=costs,
         state=state,
         tensorflow=request.tensorflow.without_switches,
-    )
+    ).in_precision(Precision(request.precision))
     if request.shared:  # told before anything is compiled
         cuda.shared_batch(replace(job, options=replace(cuda_options(request), devices=request.shared)))
     if engine is TENSORFLOW:
@@ -198,7 +198,7 @@ def _sized(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, Refere
     notes: list[str] = []
     loaded = None
     if request.profile is not None:
-        notes += compared(request.profile, ieee=request.ieee, layout=request.layout)
+        notes += compared(request.profile, precision=request.precision, layout=request.layout)
     if request.reference is not None:
         loaded = load_reference(request.reference)
         batch, shapes = fit(flat, loaded, request.reference, batch=request.batch, shapes=request.shapes)
@@ -301,14 +301,15 @@ def on_all(variant: Variant, request: BenchRequest) -> Variant:
 
 
 def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchRequest, sketch: bool) -> list[Variant]:
-    how = "CUDA graph" if request.capture else "eager"
+    how = ("CUDA graph" if request.capture else "eager") + job.precision.suffix
     variants = []
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
-        variants.append(Variant("TensorFlow", TENSORFLOW, job, optional=True))
+        stock = job.in_precision(job.precision.wide)
+        variants.append(Variant("TensorFlow", TENSORFLOW, stock, optional=True))
         if request.compare_xla and DRAWN_ON_DEVICE.isdisjoint(job.flat.graph.ops):  # XLA draws others
-            xla = replace(job, tensorflow=replace(job.tensorflow, xla=True))
+            xla = replace(stock, tensorflow=replace(job.tensorflow, xla=True))
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
-        variants += switched(variants[:1], request)
+        variants += [*switched(variants[:1], request), *mixed(variants[0])[: bool(job.half)]]
     options = cuda_options(request)
     if sketch:
         options = replace(options, measure=False, compile=False)
@@ -407,10 +408,12 @@ def _by_tensorflow(flat: FlatGraph, feeds: Arrays, request: BenchRequest, state:
 def _reference(
     flat: FlatGraph, engine: Engine, feeds: Arrays, request: BenchRequest, state: Arrays
 ) -> tuple[Reference | None, tuple[str, ...]]:
-    """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference."""
+    """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference, unless it is to
+    run in half precision."""
     if engine is TENSORFLOW:
-        return None, ()
-    if request.is_fast:
+        if not Precision(request.precision).half:
+            return None, ()
+    elif request.is_fast:
         return None, (
             "with effort fast outputs were compared between streams only, in one precision: bring a reference with --reference",
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Arrays, Engine, Executable, HasState, Job, Timeline
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import EndOfData, EngineError
@@ -234,14 +235,14 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
     """
     ours = [one.variant.job.options for one in running if one.variant.engine.name == CudaEngine.name]
     hurried = bool(ours) and not any(options.measure for options in ours)
-    if hurried or all(_precise(one.variant) for one in running):
+    if hurried or all(_precision(one.variant).ieee for one in running):
         return
     # It is the graph that this proves right. Kernels that are chosen by timing are held against the libraries' when they are timed, and
     # what runs is verified again below: to time them in this precision, too, takes as long as all else.
     strict = []
     for one in running:
         job = one.variant.job
-        job = replace(job, ieee=True, options=replace(job.options, measure=False))
+        job = replace(job.in_precision(Precision.IEEE), options=replace(job.options, measure=False))
         strict.append(Running(replace(one.variant, job=job), one.partner))
     try:
         for number, one in enumerate(strict):
@@ -256,12 +257,13 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
             one.close()
 
 
-def _precise(variant: Variant) -> bool:
-    """Whether a variant has no TF32: it is not to, or will run on a CPU, as far as its engine tells before it is built."""
+def _precision(variant: Variant) -> Precision:
+    """What a variant is computed in: on a CPU never in TF32, as far as its engine tells before it is built where it will run."""
     engine, job = variant.engine, variant.job
     on_cpu = isinstance(engine, KnowsDevice) and engine.device(job).upper().startswith("CPU")
-    # Servers of a cluster have a setting of their own, which a client can not change.
-    return on_cpu or (job.ieee and job.tensorflow.cluster is None)
+    if job.precision.ieee and job.tensorflow.cluster is not None and not on_cpu:
+        return Precision.TF32  # servers of a cluster have a setting of their own, which a client can not change
+    return job.precision.on(gpu=not on_cpu)
 
 
 def _verify(running: Sequence[Running], how: Verification) -> None:
@@ -276,68 +278,70 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
             if isinstance(one.running, HasState):
                 one.running.load_state(state)
     computed = computed_in(built[0].variant.job.flat) if how.computed is None else how.computed
-    precise = {one: _precise(one.variant) for one in built}
+    own = {one: _precision(one.variant) for one in built}
 
-    def compared(got: Arrays, expected: Arrays, ieee: bool) -> Comparison:
-        return compare(got, expected, ieee=ieee, tolerance=settings.tolerance, computed=computed)
+    def compared(got: Arrays, expected: Arrays, precision: Precision) -> Comparison:
+        return compare(got, expected, precision=precision, tolerance=settings.tolerance, computed=computed)
 
     if reference is not None:
         for number, one in enumerate(built):
             how.tell(f"verifying {one.variant.label}", number / len(built))
             with phase("verifying outputs"):
-                comparison = compared(one.step(reference.feeds), reference.outputs, precise[one])
-            one.checks.append(Check(reference.source, _precision(precise[one]), 1, comparison))
+                comparison = compared(one.step(reference.feeds), reference.outputs, own[one])
+            one.checks.append(Check(reference.source, own[one], 1, comparison))
     outcomes: dict[Running, Comparison] = {}
     partner_of = {one.variant.label: one for one in built}
     # A variant without a partner that runs is held against the first that does, whatever its engine.
     partners = [(one, partner_of.get(one.partner or "", built[0])) for one in built]
-    pairs = [(one, partner, precise[one] and precise[partner]) for one, partner in partners if one is not partner]
+    pairs = [
+        (one, partner, Precision.coarsest(own[one], own[partner])) for one, partner in partners if one is not partner
+    ]
     for number in range(settings.verify_inputs if pairs else 0):
         how.tell("verifying", number / settings.verify_inputs)
         with phase("verifying outputs"):
             feeds = how.fresh(settings.seed + 1 + number)
             outputs = {one: one.step(feeds) for one in built}
-            for one, partner, ieee in pairs:
-                found = compared(outputs[one], outputs[partner], ieee)
+            for one, partner, precision in pairs:
+                found = compared(outputs[one], outputs[partner], precision)
                 if one not in outcomes or (outcomes[one].passed and not found.passed):
                     outcomes[one] = found
-    for one, partner, ieee in pairs:
+    for one, partner, precision in pairs:
         if one in outcomes:
-            check = Check(partner.variant.label, _precision(ieee), settings.verify_inputs, outcomes[one])
+            check = Check(partner.variant.label, precision, settings.verify_inputs, outcomes[one])
             one.checks.append(check)
     if state and settings.verify_inputs:
         with phase("verifying variables"):
             _verify_state(pairs, state, how)
 
 
-def _verify_state(pairs: Sequence[tuple[Running, Running, bool]], state: Arrays, how: Verification) -> None:
+def _verify_state(pairs: Sequence[tuple[Running, Running, Precision]], state: Arrays, how: Verification) -> None:
     """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
     did in one is what the next learns from."""
     found: dict[int, list[Comparison]] = {}
-    tolerances: dict[tuple[Running, bool], dict[str, float]] = {}  # on the first input: each costs two more steps
+    tolerances: dict[tuple[Running, Precision], dict[str, float]] = {}  # on the first input: each costs two more steps
     for number in range(how.settings.verify_inputs):
         feeds = how.fresh(how.settings.seed + 1 + number)
         made: dict[Running, Arrays] = {}
-        for index, (one, partner, ieee) in enumerate(pairs):
+        for index, (one, partner, precision) in enumerate(pairs):
             for each in (one, partner):
                 if each not in made:
                     made[each] = _after(each, feeds, state)
-            if (partner, ieee) not in tolerances:
-                tolerances[partner, ieee] = state_tolerances(
+            if (partner, precision) not in tolerances:
+                tolerances[partner, precision] = state_tolerances(
                     state,
                     made[partner],
                     partial(_after, partner, feeds),
-                    ieee=ieee,
+                    precision=precision,
                     tolerance=how.settings.tolerance,
                 )
-            compared = compare_state(made[one], made[partner], tolerances[partner, ieee])
+            compared = compare_state(made[one], made[partner], tolerances[partner, precision])
             found.setdefault(index, []).append(compared)
     for index, comparisons in found.items():
-        one, partner, ieee = pairs[index]
+        one, partner, precision = pairs[index]
         together = best_of(comparisons)
         if together.outputs:
             name = f"variables of {partner.variant.label}"
-            one.checks.append(Check(name, _precision(ieee), len(comparisons), together))
+            one.checks.append(Check(name, precision, len(comparisons), together))
 
 
 def _after(one: Running, feeds: Arrays, state: Arrays) -> Arrays:
@@ -347,7 +351,3 @@ def _after(one: Running, feeds: Arrays, state: Arrays) -> Arrays:
     one.running.load_state(state)
     one.step(feeds)
     return one.running.save_state()
-
-
-def _precision(ieee: bool) -> str:
-    return "ieee" if ieee else "tf32"

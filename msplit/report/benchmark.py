@@ -6,17 +6,20 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from msplit.core.precision import Precision
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.table_hits import Hits
 from msplit.measure.benchmark import Bench
 from msplit.measure.busy import advice
 from msplit.measure.busy import busy as measured_busy
 from msplit.measure.results import BenchResult, VariantResult
+from msplit.measure.verification import OutputComparison
 from msplit.report import bounds, busy, layers, network, placement, tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, gain, heading, micros, percent, plural, size
 
 _MOST_TABLES = 12
+_MOST_OUTPUTS = 8
 
 
 def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Document:
@@ -32,6 +35,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
     tables = [
         _times(result.variants),
         *_gains(result.variants, hidden),
+        _errors(result.variants),
         layers.table(found),
         _memory(result.variants),
         busy.table(loads) if loads else None,
@@ -114,6 +118,32 @@ def verified(variants: Sequence[VariantResult]) -> str:
     against = dict.fromkeys(check.against for check in checks)
     precisions = dict.fromkeys(check.precision for check in checks)
     return f"outputs are equal in {plural(len(checks), 'comparison')}, against {'; '.join(against)} ({', '.join(precisions)})"
+
+
+def _errors(variants: Sequence[VariantResult]) -> Table | None:
+    """How far outputs in half precision are from what they are first held against, the reference if there is one; the furthest first."""
+    rows = []
+    for variant in variants:
+        check = next((check for check in variant.checks if check.precision != Precision.IEEE), None)
+        outputs = [one for one in check.comparison.outputs if one.as_a_whole] if check is not None else []
+        rows += [(bounds.short(variant.label), check, one) for one in outputs if check is not None]
+    shown = sorted(rows, key=lambda row: -row[2].distance)[:_MOST_OUTPUTS]
+    if not shown:
+        return None
+    left = f"; {len(rows) - len(shown)} more are no further away" if len(rows) > len(shown) else ""
+    return Table(
+        "What half precision costs",
+        ("", "output", "against", "in", ">distance", ">allowed", "worst element"),
+        [
+            (label, one.name, check.against, check.precision, f"{one.distance:.2g}", f"{one.tolerance:g}", _worst(one))
+            for label, check, one in shown
+        ],
+        f"distance: root mean square of what elements differ by, over that of what is expected{left}",
+    )
+
+
+def _worst(one: OutputComparison) -> str:
+    return "" if one.worst is None else f"{one.got:.4g}, not {one.expected:.4g}"
 
 
 def _times(variants: Sequence[VariantResult]) -> Table:

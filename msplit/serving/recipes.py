@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from msplit.core.precision import Precision
 from msplit.decide.model import opened
 from msplit.engines.base import Arrays, Executable, Feeds
 from msplit.engines.cuda import engine as cuda
@@ -152,7 +153,7 @@ def _in_memory(made: Made, places: Sequence[str]) -> tuple[Loaded, ...]:
     for place in places:
         options = EngineOptions(device=place, capture=manifest.capture, measure=manifest.measured)
         fits = cuda.are_alike(places[0], place)
-        opened = cuda.Opened(memory, None, options, ieee=manifest.ieee, fits=fits, steps=steps)
+        opened = cuda.Opened(memory, None, options, ieee=Precision(manifest.precision).ieee, fits=fits, steps=steps)
         references, restored = {}, {}
         for rung in manifest.rungs:
             one = made.packed[rung.program]

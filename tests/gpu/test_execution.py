@@ -20,7 +20,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 @pytest.mark.parametrize("sample", ["mmoe_small.pb", "towers_small.pb"])
 def test_steps_give_what_simulated_ones_give(sample, capture):
     flat = msplit.load(SAMPLES / sample)
-    request = msplit.BenchRequest(streams=(4,), engine="cuda", batch=16, ieee=True, capture=capture)
+    request = msplit.BenchRequest(streams=(4,), engine="cuda", batch=16, precision="ieee", capture=capture)
     with msplit.prepare(flat, request) as ours, msplit.prepare(flat, replace(request, device="cpu")) as simulated:
         assert ours.inputs == simulated.inputs
         for seed in range(10):

@@ -24,7 +24,9 @@ from tests.engines.cuda.cases import flat_of, job
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_gpus(2)]
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
-ONE = msplit.BenchRequest(streams=(4,), engine="cuda", batch=24, ieee=True, compare_tensorflow=False, compare_xla=False)
+ONE = msplit.BenchRequest(
+    streams=(4,), engine="cuda", batch=24, precision="ieee", compare_tensorflow=False, compare_xla=False
+)
 TWO = replace(ONE, devices=(0, 1))
 LARGE = 8 << 20
 """Bytes of an input that is on the bus, piece by piece, while the rest of it is still being copied."""

@@ -30,7 +30,7 @@ def tell(text):
 
 
 def request_of(**more):
-    return msplit.BenchRequest(**{"streams": (4,), "engine": "cuda", "batch": 16, "ieee": True, **more})
+    return msplit.BenchRequest(**{"streams": (4,), "engine": "cuda", "batch": 16, "precision": "ieee", **more})
 
 
 @pytest.mark.parametrize(("sample", "batch"), [("mmoe_small.pb", 16), ("keras_inception", 4)])
@@ -112,9 +112,9 @@ def test_another_model_is_made_ready_while_one_is_improved():
     one, other = (msplit.load(SAMPLES / name) for name in ("keras_inception", "mmoe_small.pb"))
     feeds = make_inputs(other, {}, batch=16, seed=0)
     with msplit.prepare(one, request_of(batch=4), improve=True) as runner:
-        for ieee in (False, True, False):
+        for precision in ("tf32", "ieee", "tf32"):
             began = time.perf_counter()
-            with msplit.prepare(other, request_of(ieee=ieee, effort="fast")) as second:
+            with msplit.prepare(other, request_of(precision=precision, effort="fast")) as second:
                 tell(f"ready after {time.perf_counter() - began:.2f} s; improved meanwhile: {runner.improved.done()}")
                 assert all(check.passed for check in second.checks)
                 second.step(feeds)

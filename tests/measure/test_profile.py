@@ -82,7 +82,7 @@ def test_bench_goes_by_the_profile_and_says_so(path):
         streams=(2,),
         ruleset="auto",
         profile=profile_file.load(path),
-        ieee=True,
+        precision="ieee",
         reference=None,
         settings=Settings(duration=0.05, warmup=0.0, min_rounds=2, builds=1),
     )
@@ -95,7 +95,7 @@ def test_bench_goes_by_the_profile_and_says_so(path):
 def test_what_differs_from_the_profile_is_said(path):
     found = profile_file.load(path)
     other = replace(found, device=replace(found.device, pytorch="1.13"), layout="nhwc", precision="ieee")
-    notes = compared(other, ieee=False, layout="nchw")[1:]
+    notes = compared(other, precision="tf32", layout="nchw")[1:]
     assert [note.split(", ")[0] for note in notes][-3:] == [
         "the profile was measured with PyTorch 1.13",
         "the profile was measured in ieee",

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from msplit.core.precision import Precision
 from msplit.inputs.make import make_inputs
 from msplit.measure.verification import best_of, compare, compare_state, computed_in, state_tolerances
 from tests.inputs.graphs import flat_of
@@ -99,9 +100,9 @@ def test_tolerance_follows_the_type(dtype, error, passed):
 
 def test_tf32_is_looser_for_float32_only():
     expected, got = np.ones(4, np.float32), np.full(4, 1.004, np.float32)
-    assert not one(got, expected, ieee=True).passed
-    assert one(got, expected, ieee=False).passed
-    assert not one(got.astype(np.float64), expected.astype(np.float64), ieee=False).passed
+    assert not one(got, expected, precision=Precision.IEEE).passed
+    assert one(got, expected, precision=Precision.TF32).passed
+    assert not one(got.astype(np.float64), expected.astype(np.float64), precision=Precision.TF32).passed
 
 
 def test_shape_type_and_names_must_agree():
@@ -222,10 +223,10 @@ def relu_step(state):
 
 def test_what_rounding_does_to_a_step_is_allowed_and_no_more():
     begun = variables(w=[1.5, 2.0])
-    smooth = state_tolerances(begun, relu_step(begun), relu_step, ieee=True)
+    smooth = state_tolerances(begun, relu_step(begun), relu_step, precision=Precision.IEEE)
     assert smooth["w"] <= 3 * 2.0**-15 * 2
     begun = variables(w=[1.0, 1.0, 1.0, 1.0])
-    edge = state_tolerances(begun, relu_step(begun), relu_step, ieee=True)
+    edge = state_tolerances(begun, relu_step(begun), relu_step, precision=Precision.IEEE)
     assert edge["w"] > 0.5  # half of the units learn or do not
 
 
@@ -236,7 +237,7 @@ def test_steps_that_can_not_be_repeated_are_held_to_the_plain_tolerance():
     def stepped(state):
         return {"w": state["w"] * generator.uniform(0, 1, 9)}
 
-    found = state_tolerances(begun, stepped(begun), stepped, ieee=True)
+    found = state_tolerances(begun, stepped(begun), stepped, precision=Precision.IEEE)
     assert found == {"w": 1e-4}
 
 
@@ -254,3 +255,22 @@ def test_a_variable_passes_that_is_close_on_one_input_and_never_far():
     assert not away(0, np.nan).passed
     exact = best_of([compare_state({"n": np.array(n)}, {"n": np.array(1)}, {}) for n in (1, 2)])
     assert not exact.passed
+
+
+@pytest.mark.parametrize(("precision", "most"), [(Precision.FP16, 0.1), (Precision.BF16, 0.5)])
+def test_in_half_precision_it_is_the_distance_that_counts(precision, most):
+    expected = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    for share, passes in ((0.9 * most, True), (1.1 * most, False)):
+        found = one(expected * np.float32(1 - share), expected, precision=precision)
+        assert (found.passed, found.as_a_whole, found.tolerance) == (passes, True, most)
+        assert found.needed == found.distance == pytest.approx(share, rel=1e-5)
+    assert f"tolerance {most:g}" in found.describe()
+    assert "away (root mean square, relative)" in found.describe()
+    far = expected.copy()
+    far[7] += 3 * most  # one element alone
+    assert one(far, expected, precision=precision).passed
+    assert not one(np.zeros_like(expected), expected, precision=precision).passed
+    assert not one(expected[::-1], expected, precision=precision).passed
+    far[7] = np.nan
+    assert not one(far, expected, precision=precision).passed
+    assert not one(np.int32([1, 2]), np.int32([1, 3]), precision=precision).passed

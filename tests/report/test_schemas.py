@@ -41,7 +41,7 @@ PLAIN = frozenset(
         "edges", "edges_cut", "elements", "error", "fork_join", "functions", "gain", "gain_at_most", "gain_over_one", "gpu",
         "gpus", "graph", "groups", "guessed", "helps", "high", "hits", "host", "info", "inputs", "is", "kernel", "kernels", "launches",
         "level", "level_width", "line", "lookups", "low", "max_antichain", "max_burst", "max_gain", "max_rounds", "measured",
-        "memory_ratio", "merged_waits", "min_rounds", "minimal", "mismatches", "most", "needed", "new", "node_count", "nodes",
+        "memory_ratio", "merged_waits", "min_rounds", "minimal", "mismatches", "most", "distance", "needed", "new", "node_count", "nodes",
         "occupancy", "old", "omitted", "once_per_stream", "original", "outliers", "predicted_gain", "predicted_gain_over_one",
         "processes",
         "ratio", "records", "registers", "resident", "rounds", "rows", "schema_version", "seed", "shape", "shapes", "share", "size",

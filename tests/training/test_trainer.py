@@ -306,7 +306,7 @@ def test_a_saved_model_of_tensorflow_2_trains_and_its_objects_are_restored(tmp_p
 
 
 def test_the_cuda_engine_trains_as_tensorflow_does_and_resumes_bit_equal(model: Path, tmp_path: Path) -> None:
-    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), ieee=True, effort="fast")
+    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="ieee", effort="fast")
     with (
         msplit.Trainer(model, "train_op", ["loss"], request) as trainer,
         msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as other,
@@ -325,7 +325,7 @@ def test_the_cuda_engine_trains_as_tensorflow_does_and_resumes_bit_equal(model: 
 def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """What random ops count is no variable of the graph. It goes on in a new process, too, and in one that is at another step."""
     model = regression(tmp_path / "model.meta", dropout=0.5)
-    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), ieee=True, effort="fast")
+    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="ieee", effort="fast")
     with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
         trainer.run(batches(2))
         path = trainer.save(tmp_path / "model")
@@ -351,7 +351,7 @@ def test_the_example_of_deeprec_trains_on_the_engine(monkeypatch: pytest.MonkeyP
 
 def test_values_that_are_given_are_what_the_first_step_is_verified_with(model: Path, tmp_path: Path) -> None:
     """With full effort, as on a GPU, a step is held against TensorFlow's before the first one: from those values, not from initial ones."""
-    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), ieee=True)
+    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="ieee")
     with msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as other:
         other.run(batches(3))
         path, state, expected = other.save(tmp_path / "model"), other.variables, losses(other.run(batches(2)))

@@ -144,6 +144,8 @@ def _config(job: Job, *, optimized: bool = True) -> Any:
     )
     if own.devices:
         config.device_count["CPU"] = max(1, how_many(own.devices, "CPU"))
+    if job.half:
+        runtime.mix_precision(config, job.half, cpu=own.cpu)
     return config
 
 

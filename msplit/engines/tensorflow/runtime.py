@@ -237,6 +237,14 @@ def session_config(
     return config
 
 
+def mix_precision(config: Any, half: str, *, cpu: bool = False) -> None:
+    """Switches TensorFlow's own mixed precision on (Grappler's). On a GPU it is float16, whatever is asked for."""
+    rewrites = config.graph_options.rewrite_options
+    name = "onednn_bfloat16" if half == "bfloat16" else "cpu"
+    switch = f"auto_mixed_precision_{name}" if cpu or not has_gpu() else "auto_mixed_precision"
+    setattr(rewrites, switch, rewrites.ON)
+
+
 def set_precision(ieee: bool) -> None:
     """Switches TF32 off (ieee) or on for what runs next. TensorFlow has one switch per process."""
     setting = tensorflow().config.experimental

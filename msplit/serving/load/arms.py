@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from msplit.core.precision import Precision
 from msplit.decide.model import load
 from msplit.engines.base import Arrays, Executable, Job, TensorFlowOptions
 from msplit.engines.process import Process, told
@@ -228,10 +229,9 @@ def sessions(spec: Spec) -> Arm:
         ids=np.zeros(len(flat), np.int32),
         streams=1,
         feeds=spec.feeds[0],
-        ieee=spec.request.ieee,
         tensorflow=options,
         op_libraries=spec.request.op_libraries,
-    )
+    ).in_precision(Precision(spec.request.precision))
     count = spec.groups if spec.takes_memory else 1
     TENSORFLOW.prepare([replace(job, streams=count)])
     built: list[Executable] = []

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Arrays, Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import MsplitError
@@ -94,14 +95,14 @@ class Prepared:
         feeds: Inputs by name, of each request.
         answers: Outputs by name, of each.
         source: What gave the answers, in words.
-        ieee: Whether products are IEEE float32 where requests are answered; see `verification.tolerance_of`.
+        precision: In which requests are answered; see `verification.tolerance_of`.
         computed: Output -> a coarser type that it was computed in.
     """
 
     feeds: Sequence[Arrays]
     answers: Sequence[Arrays]
     source: str
-    ieee: bool
+    precision: Precision
     computed: Mapping[str, str]
 
     @property
@@ -182,7 +183,7 @@ class Checker:
     def __init__(self, prepared: Prepared, plain: Sequence[Arrays]) -> None:
         self._prepared = prepared
         found = [
-            compare(got, expected, ieee=prepared.ieee, computed=prepared.computed)
+            compare(got, expected, precision=prepared.precision, computed=prepared.computed)
             for expected, got in zip(prepared.answers, plain, strict=True)
         ]
         self.wrong = next((one.describe().splitlines()[0] for one in found if not one.passed), "")
@@ -195,15 +196,16 @@ class Checker:
         self._close: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
         for name, kept in prepared.kept.items():
             values = [answer[name] for answer in prepared.answers]
-            most = tolerance_of(kept.dtype, ieee=prepared.ieee)
+            most = tolerance_of(kept.dtype, prepared.precision)
             self.tolerances[name] = most
             if kept.dtype == "object":
                 self._exact[name] = np.array([digest(value) for value in values], np.uint64)
             elif not most:
                 self._exact[name] = np.stack(values)
             else:
-                coarse = tolerance_of(prepared.computed.get(name, ""), ieee=True)
-                least = max(min(tolerance_of(kept.dtype, ieee=True), most), 0.0 if prepared.ieee else _ROUNDING, coarse)
+                coarse = tolerance_of(prepared.computed.get(name, ""))
+                rounding = 0.0 if prepared.precision.ieee else max(_ROUNDING, tolerance_of(prepared.precision.half))
+                least = max(min(tolerance_of(kept.dtype), most), rounding, coarse)
                 tolerance = min(max(most, coarse), _ROOM * max(least, needed[name]))
                 self.tolerances[name] = tolerance
                 expected = np.stack([_parts(value) for value in values])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.core.arguments import number, whole
+from msplit.core.precision import Precision
 from msplit.decide.environment import environment, gpus
 from msplit.decide.model import opened
 from msplit.errors import EngineError, MsplitError
@@ -281,7 +282,7 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: BenchReque
             answers = requests.by_steps(pool.step, feeds)
     else:
         answers = requests.by_steps(pool.step, feeds)
-    return Prepared(feeds, answers, source, request.ieee or not _may_round(request), computed)
+    return Prepared(feeds, answers, source, Precision(request.precision).on(gpu=_may_round(request)), computed)
 
 
 def _may_round(request: BenchRequest) -> bool:

@@ -97,7 +97,7 @@ def test_what_is_sent_is_what_the_partition_says() -> None:
 
 def trained(options: ClusterOptions | None, steps: int, **further: object) -> tuple[dict[str, np.ndarray], list[float]]:
     """Variables and losses of a regression after some steps."""
-    request = msplit.BenchRequest(streams=(2,), engine="tensorflow", cluster=options, ieee=True)
+    request = msplit.BenchRequest(streams=(2,), engine="tensorflow", cluster=options, precision="ieee")
     with msplit.Trainer(model(), fetches=["loss"], request=request, **further) as trainer:
         losses = [float(trainer.step(feeds)["loss"]) for feeds in batches(steps)]
         return trainer.variables, losses
@@ -123,7 +123,7 @@ def test_a_container_keeps_variables_for_the_next_client() -> None:
     """And for one beside it; and training over a cluster is that of one process, to the last bit."""
     named = ClusterOptions(here(2, 2), container="kept")
     after, losses = trained(named, 12)
-    request = msplit.BenchRequest(streams=(2,), cluster=named, ieee=True)
+    request = msplit.BenchRequest(streams=(2,), cluster=named, precision="ieee")
     with msplit.Trainer(model(), fetches=["loss"], request=request) as trainer:
         trainer.prepare(batches(1)[0])
         assert trainer.steps == 12

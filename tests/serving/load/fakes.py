@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 
+from msplit.core.precision import Precision
 from msplit.serving.load.bridge import Watch, drive
 from msplit.serving.load.generator import Generator, Sending, Sent
 from msplit.serving.load.prepared import Prepared, Verdict
@@ -28,7 +29,7 @@ ANSWERS: Sequence[Mapping[str, Any]] = [
     {"score": np.array([number, number + 0.5], np.float32), "id": np.array(number, np.int64)}
     for number in range(DISTINCT)
 ]
-PREPARED = Prepared(FEEDS, ANSWERS, "by hand", ieee=True, computed={})
+PREPARED = Prepared(FEEDS, ANSWERS, "by hand", precision=Precision.IEEE, computed={})
 
 
 class FakePool:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import msplit
+from msplit.core.precision import Precision
 from msplit.errors import MsplitError
 from msplit.measure.request import BenchRequest
 from msplit.measure.verification import compare
@@ -97,7 +98,7 @@ numbers = st.floats(-1e3, 1e3, width=32) | st.sampled_from([np.nan, np.inf, -np.
 def test_it_says_what_verification_says(values: list[list[float]], other: list[float], off: float, which: int) -> None:
     """Of every single answer, with the tolerance that is told."""
     answers = [{"y": np.array(value, np.float32)} for value in values]
-    prepared = Prepared([{}] * len(answers), answers, "by hand", ieee=True, computed={})
+    prepared = Prepared([{}] * len(answers), answers, "by hand", precision=Precision.IEEE, computed={})
     checker = Checker(prepared, answers)
     made = answered(prepared, len(answers), checker)
     which %= len(answers)
@@ -114,7 +115,7 @@ def test_tf32_has_no_more_room_than_plain_steps_show() -> None:
     """Its tolerance in verification, a fifth, would let the answers of all requests pass for each other's."""
     rng = np.random.default_rng(0)
     answers = [{"y": rng.uniform(0.4, 0.6, 64).astype(np.float32)} for _ in range(32)]
-    prepared = Prepared([{}] * 32, answers, "by hand", ieee=False, computed={})
+    prepared = Prepared([{}] * 32, answers, "by hand", precision=Precision.TF32, computed={})
     plain = [{"y": one["y"] * np.float32(1.0005)} for one in answers]
     checker = Checker(prepared, plain)
     assert checker.tolerances["y"] == pytest.approx(0.02)
@@ -127,7 +128,7 @@ def test_tf32_has_no_more_room_than_plain_steps_show() -> None:
 
 def test_answers_that_are_alike_are_not_told_apart() -> None:
     answers = [ANSWERS[0], ANSWERS[1], ANSWERS[0]]
-    prepared = Prepared(FEEDS[:3], answers, "by hand", ieee=True, computed={})
+    prepared = Prepared(FEEDS[:3], answers, "by hand", precision=Precision.IEEE, computed={})
     assert Checker(prepared, answers).told_apart() == 1
 
 
@@ -146,7 +147,7 @@ def test_every_type_is_kept_and_checked(dtype: str) -> None:
         return np.array([number + 1, 3 * number + 1]).astype(kind)
 
     answers = [{"y": value(number)} for number in range(2)]
-    prepared = Prepared([{}, {}], answers, "by hand", ieee=True, computed={})
+    prepared = Prepared([{}, {}], answers, "by hand", precision=Precision.IEEE, computed={})
     checker = Checker(prepared, answers)
     made = answered(prepared, 20, checker)
     assert checker.check(made).wrong == 0
@@ -159,7 +160,7 @@ def test_every_type_is_kept_and_checked(dtype: str) -> None:
 def test_outputs_whose_shape_depends_on_values_are_refused() -> None:
     answers = [{"y": np.zeros(1)}, {"y": np.zeros(2)}]
     with pytest.raises(MsplitError, match="another shape"):
-        _ = Prepared([{}, {}], answers, "by hand", ieee=True, computed={}).kept
+        _ = Prepared([{}, {}], answers, "by hand", precision=Precision.IEEE, computed={}).kept
 
 
 def test_rows_are_drawn_from_legal_ones_and_stay_together() -> None:

@@ -1,0 +1,110 @@
+"""Half precision on a real GPU: kernels chosen for it, captured, fused and grouped, near what the CPU gives in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+import msplit
+from msplit.core.precision import Precision
+from msplit.engines.cuda.autotune import matmul
+from msplit.engines.cuda.autotune.tuner import Tuner, differ
+from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
+from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.options import Torture
+from msplit.inputs.make import make_inputs
+from msplit.measure.verification import compare
+from tests.engines.cuda.cases import bits, flat_of, job, run, scattered
+from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
+from tests.gpu.test_products import lowered
+
+pytestmark = pytest.mark.gpu
+
+SAMPLES = Path(__file__).parents[2] / "sample_graphs"
+HALVES = {"bfloat16": (Precision.BF16, 3e-2), "float16": (Precision.FP16, 4e-3)}
+"""Precision, and how far outputs of these few layers may be from float32: the CPU is 0.005 and 0.0008 away at most."""
+
+
+@pytest.fixture(autouse=True)
+def _time_to_measure(monkeypatch):
+    monkeypatch.setattr(Tuner.of(torch.device("cuda")), "spent", 0.0)
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize(
+    "options", [{}, {"fuse": True}, {"group": True}, {"fuse": True, "group": True}, {"layout": "nchw"}]
+)
+@pytest.mark.parametrize("name", ["mmoe_small.pb", "towers_small.pb", "lstm_small.pb", "keras_inception"])
+def test_a_captured_step_in_half_precision_is_near_float32_and_the_same_in_every_replay(name, half, options):
+    flat = msplit.load(SAMPLES / name)
+    feeds = make_inputs(flat, {}, batch=16, seed=0)
+    expected = run(flat, feeds)
+    torture = Torture(poison=True, delay_cycles=20_000, seed=1)
+    wanted = job(flat, feeds, scattered(flat, 4), streams=4, device="cuda", torture=torture, **options)
+    executable = ENGINE.build(replace(wanted, ieee=False, half=half))
+    first = executable.step(feeds)
+    for _ in range(3):
+        assert bits(executable.step(feeds)) == bits(first)
+    executable.close()
+    one, most = HALVES[half]
+    found = compare(first, expected, precision=one, tolerance=most)
+    assert found.passed, found.describe()
+    assert {key: value.dtype for key, value in first.items()} == {key: value.dtype for key, value in expected.items()}
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(random_graphs(most=25, steps=POINTWISE))
+def test_fused_kernels_of_half_precision_round_as_single_ones_do(case):
+    graph_def, feeds, outputs = case
+    flat = flat_of(graph_def, outputs=outputs)
+    engine = CudaEngine()
+    for half, (one, most) in HALVES.items():
+        made = {}
+        for fuse in (False, True):
+            wanted = job(flat, feeds, scattered(flat, 4), streams=4, device="cuda", layout="nhwc", fuse=fuse)
+            executable = engine.build(replace(wanted, ieee=False, half=half))
+            made[fuse] = executable.step(feeds)
+            executable.close()
+        found = compare(made[True], made[False], precision=one, tolerance=most)
+        assert found.passed, found.describe()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(128, 512, 256), (16, 2048, 33), (1024, 96, 512)])
+def test_every_kernel_that_a_product_in_half_precision_may_get_adds_in_float32(dtype, rows, inner, columns):
+    x, weights = torch.rand(rows, inner, device="cuda").to(dtype), torch.rand(inner, columns, device="cuda").to(dtype)
+    expected = x.double() @ weights.double()
+    op = Op(3, "n", "MatMul", {}, [(1, 0), (2, 0)], [3])
+    with precision(ieee=False):
+        chosen, laid = matmul.choose(op, [x, weights], lowered, movable=False)
+        for one in (chosen, *(matmul._tiled(op, tile) for tile in matmul._tiles(op, [x, laid]))):
+            (found,) = lowered(one)(x, laid)
+            assert found.dtype == dtype
+            # One rounding of the result: all numbers are positive, so that sums in half precision would be far too small.
+            assert float(((found - expected) / expected).abs().max()) < 1.01 * torch.finfo(dtype).eps
+
+
+def test_results_that_differ_by_a_last_bit_are_the_same():
+    for dtype in (torch.float16, torch.bfloat16):
+        value = torch.full((4,), 1.5, device="cuda", dtype=dtype)
+        assert not differ(
+            [torch.nextafter(value.float(), value.float() * 2).to(dtype) + torch.finfo(dtype).eps], [value]
+        )
+        assert differ([value * 1.1], [value])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_bench_in_half_precision_tells_the_error_and_passes(precision):
+    request = msplit.BenchRequest(
+        streams=(4,), engine="cuda", batch=16, precision=precision, settings=msplit.Settings(duration=0.3, builds=1)
+    )
+    found = msplit.bench(SAMPLES / "mmoe_small.pb", request)
+    assert not found.result.failed
+    labels = [one.label for one in found.result.variants]
+    assert any(label.endswith("float32") for label in labels)
+    assert any(label.endswith(precision) for label in labels)
