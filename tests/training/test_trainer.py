@@ -322,6 +322,18 @@ def test_the_cuda_engine_trains_as_tensorflow_does_and_resumes_bit_equal(model: 
         np.testing.assert_allclose(losses(other.run(batches(3))), after, rtol=1e-5)
 
 
+def test_bfloat16_trains_variables_of_float32(model: Path) -> None:
+    def trained(precision: str) -> tuple[list[float], Any]:
+        request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision=precision, effort="fast")
+        with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
+            return losses(trainer.run(batches(6))), trainer.variables
+
+    (got, state), (expected, exact) = trained("bf16"), trained("ieee")
+    np.testing.assert_allclose(got, expected, rtol=3e-2)
+    assert got != expected
+    assert {name: value.dtype for name, value in state.items()} == {name: value.dtype for name, value in exact.items()}
+
+
 def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """What random ops count is no variable of the graph. It goes on in a new process, too, and in one that is at another step."""
     model = regression(tmp_path / "model.meta", dropout=0.5)

@@ -204,8 +204,9 @@ class Checker:
                 self._exact[name] = np.stack(values)
             else:
                 coarse = tolerance_of(prepared.computed.get(name, ""))
-                rounding = 0.0 if prepared.precision.ieee else max(_ROUNDING, tolerance_of(prepared.precision.half))
-                least = max(min(tolerance_of(kept.dtype), most), rounding, coarse)
+                least = max(min(tolerance_of(kept.dtype), most), 0.0 if prepared.precision.ieee else _ROUNDING, coarse)
+                if prepared.precision.half:
+                    most *= 2  # single elements are further away than all together
                 tolerance = min(max(most, coarse), _ROOM * max(least, needed[name]))
                 self.tolerances[name] = tolerance
                 expected = np.stack([_parts(value) for value in values])

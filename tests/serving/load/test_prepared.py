@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -124,6 +125,17 @@ def test_tf32_has_no_more_room_than_plain_steps_show() -> None:
     assert checker.tolerances["y"] < Checker(prepared, rough).tolerances["y"] <= 0.2
     wrong = [{"y": one["y"] * np.float32(2)} for one in answers]
     assert "elements differ" in Checker(prepared, wrong).wrong
+
+
+def test_half_precision_has_no_more_room_than_plain_steps_show() -> None:
+    rng = np.random.default_rng(0)
+    answers = [{"y": rng.uniform(0.4, 0.6, 64).astype(np.float32)} for _ in range(32)]
+    prepared = Prepared([{}] * 32, answers, "by hand", precision=Precision.BF16, computed={})
+    plain = [{"y": one["y"].astype(ml_dtypes.bfloat16).astype(np.float32)} for one in answers]
+    checker = Checker(prepared, plain)
+    assert 0.01 < checker.tolerances["y"] <= 0.03
+    assert checker.told_apart() == 32
+    assert "away (root mean square, relative)" in Checker(prepared, [{"y": 2 * one["y"]} for one in answers]).wrong
 
 
 def test_answers_that_are_alike_are_not_told_apart() -> None:
