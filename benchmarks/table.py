@@ -5,6 +5,7 @@
     python benchmarks/table.py kernels FILE.json[.gz] …       larger kernels: one stream, streams, fused, grouped
     python benchmarks/table.py auto FILE.json[.gz] …          the same predicted and measured, and what the rule auto takes (--rules auto)
     python benchmarks/table.py foreign FILE.json[.gz] …       predicted / measured, what auto takes beside the best row (--rules auto)
+    python benchmarks/table.py precision FILE.json[.gz] …     half precision beside float32, and how far its outputs are from it
     python benchmarks/table.py schedulers FILE.json[.gz] …    ways to choose streams, side by side, and what tuning did
 
 Of several runs of a model at a batch the last counts. It needs nothing but Python.
@@ -342,6 +343,42 @@ def schedules_text(paths: list[str] | list[Path]) -> str:
     )
 
 
+def precision_table(paths: list[Path]) -> list[list[str]]:
+    """What half precision gains and costs: `gpu_suite.py --precision bf16`, one row per run."""
+    heads = ["model", "batch", "in", "TensorFlow", "its mixed precision", "msplit, float32", "half", "times faster"]
+    rows = [[*heads, "distance", "of TensorFlow's"]]
+    for run in (run for path in paths for run in content(path)["runs"]):
+        own = variants(run)
+        half = [one for label, one in own.items() if label.endswith(HALVES) and "eager" not in label]
+        best = min(half, key=lambda one: micros(one, "device") or micros(one) or 1e99)
+        wide = next(one for label, one in own.items() if label.endswith(", float32"))
+        mixed = own.get("TensorFlow, mixed precision")
+        clock = "device" if best.get("device") else "host"
+        rows.append(
+            [
+                name_of(run),
+                str(run["batch"]),
+                best["label"].rpartition(", ")[2],
+                *map(clocks, (own.get("TensorFlow"), mixed, wide, best)),
+                times_faster(micros(wide, clock), micros(best, clock)),
+                distance(best) or distance(wide, of_half=True) or "-",
+                distance(mixed) or "-",
+            ]
+        )
+    return rows
+
+
+HALVES = (", bf16", ", fp16")
+
+
+def distance(variant: dict[str, Any] | None, *, of_half: bool = False) -> str:
+    """How far outputs are from what they were held against in half precision: a float32 reference or, with `of_half`, a row in it."""
+    for check in variant["checks"] if variant is not None else ():
+        if check["precision"] in ("bf16", "fp16") and (check["against"].endswith(HALVES) == of_half):
+            return f"{max(one['distance'] for one in check['outputs']):.2g}"
+    return ""
+
+
 def by_hand_table(found: dict[str, Any]) -> list[list[str]]:
     """PyTorch's own CUDA graphs of the same models."""
     return [["model", "median µs, by the device's clock"]] + [
@@ -420,6 +457,7 @@ KINDS = {
     "auto": lambda paths: markdown(auto_table(runs(paths))),
     "foreign": lambda paths: markdown(foreign_table(runs(paths))),
     "schedulers": schedules_text,
+    "precision": lambda paths: markdown(precision_table([Path(path) for path in paths])),
     "by_hand": lambda paths: markdown(by_hand_table(content(paths[0]))),
 }
 """The tables by name, each of files."""

@@ -4,11 +4,12 @@
     python benchmarks/visit.py GRAPHS OUT [STEP …]  # on the machine with the GPU
 
 Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
-streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against
-measured time), `foreign` and `foreign_costs` (both for models that no constant was fitted to), `requests` (what pools answer),
-`training` (training steps), `curves` (of their losses), `gpus` (models on 1, 2, 4 … GPUs, and the tests that need several), `tests` (marked
-gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done). Each GPU runs one job at a time, on
-processor cores of its own; what is compared is always measured by one job. About 120 minutes of one GPU, 35 of four.
+streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against measured
+time), `precision` (half precision beside float32), `foreign` and `foreign_costs` (both for models that no constant was fitted to),
+`requests` (what pools answer), `training` (training steps), `curves` (of their losses), `gpus` (models on 1, 2, 4 … GPUs, and the tests
+that need several), `tests` (marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done).
+Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by one job. About 120 minutes of one
+GPU, 35 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
 
@@ -56,6 +57,7 @@ RESULTS = {
     "schedulers": ("schedulers.json", "rows"),
     "costs": ("cost_model.json", "models"),
     "foreign": ("h200.json", "runs"),
+    "precision": ("h200.json", "runs"),
     "foreign_costs": ("cost_model.json", "models"),
     "requests": ("requests.json", "rows"),
     "training": ("training.json", "rows"),
@@ -86,6 +88,12 @@ class Job:
 def suite(name: str, seconds: int, *options: str) -> Job:
     """Models beside TensorFlow; the name is the list of them."""
     return Job("suite", name, seconds, (*SUITE, "--models", name, *options))
+
+
+def precision(name: str, half: str, seconds: int) -> Job:
+    """The same in half precision, with float32 and TensorFlow's own mixed precision beside it."""
+    options = ("--models", name, "--precision", half, "--no-xla", name.partition(":")[0], *FEW)
+    return Job("precision", f"{name},{half}", seconds, (*SUITE, *options))
 
 
 def quiet(name: str, seconds: int) -> Job:
@@ -168,6 +176,16 @@ JOBS = (
     suite("squeezenet:1024", 90, *FEW),
     suite("bert:1024", 60, *ONCE),
     suite("bert:128", 50),
+    precision("bert:128", "bf16", 70),
+    precision("bert:1024", "bf16", 90),
+    precision("inception_v3:16", "fp16", 150),
+    precision("inception_v3:128", "fp16", 200),
+    precision("squeezenet:128", "fp16", 80),
+    precision("googlenet:128", "fp16", 120),
+    precision("nasnet_mobile:128", "fp16", 250),
+    precision("mmoe:128", "bf16", 50),
+    precision("towers:128", "bf16", 50),
+    precision("deepfm:1024", "bf16", 60),
     quiet("inception_v3:1", 100),
     quiet("mmoe:128,towers:128", 60),
     schedulers("lstm:1", 250),
@@ -355,6 +373,7 @@ def table(step: str, results: Path, folders: list[Path]) -> str:
         "auto": [["table.py", "auto", str(results)]],
         "schedulers": [["table.py", "schedulers", str(results)]],
         "foreign": both,
+        "precision": [["table.py", "precision", str(results)]],
         "training": [["training.py", "--table", str(results)]],
         "costs": [["cost_model.py", "--table", str(results)]],
         "foreign_costs": [["cost_model.py", "--table", str(results)]],
