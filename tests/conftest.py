@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -45,6 +46,33 @@ def _no_gpu(needed: int = 1) -> str | None:
     return None if there >= needed else f"{there} of {needed} CUDA devices"
 
 
+gc.set_threshold(
+    20_000, 20, 20
+)  # the few cycles that a test leaves can wait: looking for them so often took a twentieth of all time
+
+_REFINING = 15_000
+"""Blocks that a search may simulate to refine what it found: a tenth of what it takes elsewhere. What most tests ask of ids is whether they
+are kept, legal and the same, and not how good they are; tests of the search itself, on a GPU, or marked `whole_search` do ask that."""
+
+
+@functools.cache
+def _whole_search() -> dict[str, int]:
+    """The defaults of the search, as users have them."""
+    from msplit.schedule.search.choose import choose
+
+    return {**choose.__kwdefaults__}
+
+
+def _limit_search(item: pytest.Item) -> None:
+    """How long a search takes in this process. Commands that tests start search as long as ever."""
+    from msplit.schedule.search.choose import choose
+
+    _whole_search()  # before anything changes it
+    whole = CAMPAIGN or item.path.is_relative_to(Path(__file__).parent / "schedule")
+    whole = whole or any(map(item.get_closest_marker, ("whole_search", "gpu")))
+    choose.__kwdefaults__.update(_whole_search() if whole else {"refining": _REFINING})
+
+
 _settled: set[str] = set()
 
 
@@ -73,17 +101,21 @@ def _untraced(item: pytest.Item) -> Iterator[None]:
     if trace is None:
         yield
         return
+    threads = threading.gettrace()
     sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]  # and those that it starts
     try:
         yield
     finally:
         sys.settrace(trace)
+        threading.settrace(threads)  # type: ignore[arg-type]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     """Tests marked `gpu` run where there is one, those marked `needs_gpus` where there are enough."""
     _settle()
+    _limit_search(item)
     several = item.get_closest_marker("needs_gpus")
     needed = several.args[0] if several else 1 if item.get_closest_marker("gpu") else 0
     if needed and (why := _no_gpu(needed)):

@@ -13,6 +13,8 @@ import pytest
 from tests.cli.runner import ROOT, fine
 
 GOLDEN = Path(__file__).parent / "golden"
+pytestmark = pytest.mark.whole_search  # what users see
+
 MODELS = ("mmoe_small.pb", "training.meta", "feature_columns", "keras_inception")
 CASES = {
     **{f"analyze-{model}": ("analyze", f"sample_graphs/{model}") for model in MODELS},
@@ -21,7 +23,7 @@ CASES = {
     "analyze-markdown": ("analyze", "sample_graphs/towers_small.pb", "--format", "md"),
     "analyze-engine": ("analyze", "sample_graphs/custom_op.pb", "--show", "branches", "--engine", "cuda"),
     "assign-annotated": ("assign", "sample_graphs/annotated.pb", "--rules", "auto", "--streams", "3", "--dry-run"),
-    "assign-compare": ("assign", "sample_graphs/lstm_small.pb", "--compare", "--no-measure", "--streams", "4"),
+    "assign-compare": ("assign", "sample_graphs/mmoe_small.pb", "--compare", "--no-measure", "--streams", "4"),
     "assign-diff": ("assign", "sample_graphs/towers_small.pb", "--rules", "recsys", "--diff"),
     "assign-explain": ("assign", "sample_graphs/keras_inception", "--explain", "{node}"),
     "assign-markdown": ("assign", "sample_graphs/mmoe_small.pb", "--dry-run", "--format", "md"),

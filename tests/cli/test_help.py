@@ -82,18 +82,18 @@ def test_help_imports_nothing_heavy(heavy: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
 
 
-def best_of(count: int, compiled: Path, *arguments: str) -> float:
+def quickest(enough: float, compiled: Path, *arguments: str) -> float:
     """Least processor time of a whole command, s: unlike wall time it says the same on a busy machine.
 
     Args:
-        count: Runs.
+        enough: A time below which it need not be run again, s; it is run four times at most.
         compiled: Folder for byte code, which an installed program has, whatever this suite's environment says. The first run fills it.
         arguments: The command.
     """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(compiled)
-    times = []
-    for _ in range(count):
+    times: list[float] = []
+    while len(times) < 4 and min(times, default=enough) >= enough:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
             [str(Path(sys.executable).with_name("msplit")), *arguments], cwd=ROOT, capture_output=True, env=environment
@@ -105,5 +105,5 @@ def best_of(count: int, compiled: Path, *arguments: str) -> float:
 
 def test_it_starts_quickly(tmp_path: Path) -> None:
     # The targets are 0.4 s and 0.6 s on an idle machine; memory that others keep busy slows processors down by up to a half.
-    assert best_of(4, tmp_path, "--help") < 0.6
-    assert best_of(4, tmp_path, "analyze", "sample_graphs/mmoe_small.pb") < 0.9
+    assert quickest(0.6, tmp_path, "--help") < 0.6
+    assert quickest(0.9, tmp_path, "analyze", "sample_graphs/mmoe_small.pb") < 0.9

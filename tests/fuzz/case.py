@@ -89,7 +89,7 @@ def run(case: Case, folder: Path) -> Result:
 
     A case that takes too long is run twice more, and the quickest counts: what others do on the machine slows this down, too.
     """
-    _import_all()
+    import_all()
     result = _run(case, folder)
     for _ in range(2):
         if result.over:
@@ -99,7 +99,7 @@ def run(case: Case, folder: Path) -> Result:
 
 
 @cache
-def _import_all() -> None:
+def import_all() -> None:
     """Imports once what the commands import when they need it: the limits are for what they do."""
     with tempfile.TemporaryDirectory(prefix="msplit-fuzz-") as folder:
         for rules in ("auto", "default"):

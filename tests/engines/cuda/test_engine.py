@@ -265,26 +265,26 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 
-flat = flatten(read(sys.argv[1]))
-feeds = make_inputs(flat, {}, batch=2)
-ids = np.arange(len(flat), dtype=np.int32) % 3
-outputs = ENGINE.build(Job(flat, ids, 3, feeds, options=EngineOptions("cpu"))).step(feeds)
-assert all(np.isfinite(value).all() for value in outputs.values())
-assert "tensorflow" not in sys.modules
+for model in sys.argv[1:]:
+    flat = flatten(read(model))
+    feeds = make_inputs(flat, {}, batch=2)
+    ids = np.arange(len(flat), dtype=np.int32) % 3
+    outputs = ENGINE.build(Job(flat, ids, 3, feeds, options=EngineOptions("cpu"))).step(feeds)
+    assert outputs
+    assert all(np.isfinite(value).all() for value in outputs.values())
+    assert "tensorflow" not in sys.modules
 try:
     import tensorflow
 except AssertionError:
-    print(len(outputs))
+    print("blocked")
 """
 
 
-@pytest.mark.parametrize("name", ["mmoe_small.pb", "two_signatures"])
-def test_a_graph_is_read_and_run_without_importing_tensorflow(name):
-    done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, str(SAMPLES / name)], capture_output=True, text=True, check=False
-    )
+def test_a_graph_is_read_and_run_without_importing_tensorflow():
+    models = [str(SAMPLES / name) for name in ("mmoe_small.pb", "two_signatures")]
+    done = subprocess.run([sys.executable, "-c", BLOCKED, *models], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 1
+    assert done.stdout == "blocked\n"
 
 
 @pytest.mark.tf

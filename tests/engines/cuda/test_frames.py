@@ -8,6 +8,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
+from tests.campaign import CAMPAIGN
 from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, flat_of, program_of, run
 from tests.engines.cuda.control_flow import feeds_of, frames_of
 from tests.formats import foreign
@@ -134,13 +135,13 @@ def test_loops_in_loops():
 @pytest.mark.parametrize("name", ["while_v1.pb", "cond_v1.pb"])
 @pytest.mark.parametrize("damage", ["input", "attributes", "cycle"])
 def test_damaged_control_flow_is_refused(name, damage):
-    """Every node in turn without an input, without attributes, or reading what comes after it."""
+    """Every node in turn (here every third) without an input, without attributes, or reading what comes after it."""
     from msplit.opset import proto
 
     original = read(SAMPLES / name).graph_def
     last = next(node.name for node in reversed(original.node) if node.op in ("Exit", "Merge"))
     outcomes = set()
-    for number in range(len(original.node)):
+    for number in range(0, len(original.node), 1 if CAMPAIGN else 3):
         damaged = proto.graph_pb2.GraphDef()
         damaged.CopyFrom(original)
         node = damaged.node[number]
