@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msplit.analysis.paths import Paths
 from msplit.core.graph import Edges, Graph
 from msplit.flatten.control_flow import cut_back_edges
+from tests.campaign import examples
 from tests.checks.harness import found, read
 
 LOOP = """
@@ -181,7 +182,7 @@ def unrolled(turns, front, reads, values, after):
     return graph
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50, 150))
 @given(loops())
 @example(
     (1, [[], [], [], [("variable", 0), ("body", 0)]], [("body", 3)], [[0]])

@@ -8,6 +8,7 @@ from msplit.checks.ms011_unordered_plan import loose_ends
 from msplit.core.dag import Dag
 from msplit.schedule.plan import planfile
 from msplit.schedule.plan.plan import make_plan, record_order
+from tests.campaign import examples
 from tests.checks.harness import dumps, found, plan_of, skipped
 from tests.graphs import build, parse
 
@@ -80,7 +81,7 @@ def test_says_nothing_without_a_plan():
     assert skipped(GRAPH, "MS011") == "no plan was given"
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(st.data())
 def test_plans_of_any_graph_have_no_loose_ends_until_fork_or_join_lose_a_node(data):
     count = data.draw(st.integers(1, 15))

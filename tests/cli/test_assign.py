@@ -47,7 +47,7 @@ def test_every_sample_is_assigned(model: str, rules: str, tmp_path: Path) -> Non
 )
 def test_bytes_do_not_depend_on_the_hash_seed(model: str, tmp_path: Path) -> None:
     found: dict[str, list[object]] = {}
-    for seed in ("0", "1", "4242"):
+    for seed in ("0", "1", "4242") if CAMPAIGN else ("0", "4242"):
         for turn in "ab" if CAMPAIGN else "a":
             folder = tmp_path / f"{seed}{turn}"
             folder.mkdir()
@@ -63,7 +63,7 @@ def test_bytes_do_not_depend_on_the_hash_seed(model: str, tmp_path: Path) -> Non
             found.setdefault("stdout", []).append(done.stdout)
             found.setdefault("files", []).append(contents(folder))
     for values in found.values():
-        assert len(values) == (6 if CAMPAIGN else 3)
+        assert len(values) == (6 if CAMPAIGN else 2)
         assert all(value == values[0] for value in values)
 
 

@@ -64,7 +64,7 @@ def told(*arguments: str) -> str:
 
 
 def test_long_work_shows_a_bar_on_a_terminal_and_takes_it_away() -> None:
-    arguments = ("assign", "sample_graphs/inception_v3_stripped.pb", "--rules", "auto", "--dry-run")
+    arguments = ("assign", "sample_graphs/mmoe_small.pb", "--rules", "auto", "--dry-run")
     shown = told(*arguments)
     assert "rule auto" in shown
     assert "━" in shown

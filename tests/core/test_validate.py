@@ -16,6 +16,7 @@ from msplit.formats.functions import Library
 from msplit.formats.graphdef import to_graph
 from msplit.opset import proto
 from tests import strategies
+from tests.campaign import examples
 
 
 def graph_of(graph_def: Any) -> Graph:
@@ -38,7 +39,7 @@ def kinds(defects: list[Defect]) -> list[tuple[str, str]]:
     return [(defect.kind, defect.node) for defect in defects]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60, 200), deadline=None)
 @given(strategies.graph_defs())
 def test_generated_graphs_are_valid(graph_def: Any) -> None:
     assert verify(graph_of(graph_def)) == []
@@ -185,7 +186,7 @@ def test_many_small_cycles_take_linear_time() -> None:
     assert time.perf_counter() - start < 10
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(80, 300), deadline=None)
 @given(
     st.integers(1, 8).flatmap(
         lambda n: st.tuples(st.just(n), st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))))

@@ -22,6 +22,7 @@ from msplit.opset import proto
 from msplit.schedule.bounds import bounds
 from msplit.schedule.machine import Machine
 from msplit.schedule.predict import predict
+from tests.campaign import examples
 from tests.graphs import parse
 
 ROOT = Path(__file__).parents[2]
@@ -213,7 +214,7 @@ def outcome(text: str) -> Profile | MsplitError:
         return error
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(st.integers(0, 2**31))
 def test_a_damaged_file_is_one_clear_error_or_a_profile(seed):
     data = damaged(json.loads(profile_file.dumps(FULL)), random.Random(seed))

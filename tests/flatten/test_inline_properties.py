@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.flatten import flatten, to_ids
+from tests.campaign import examples
 from tests.flatten.graphdefs import function, model
 
 BINARY = {"Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: a * b}
@@ -133,7 +134,7 @@ def run_flat(view, functions, fed):
     return values
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(40, 120), deadline=None)
 @given(programs())
 def test_inlined_graph_computes_what_calls_compute(functions):
     with tempfile.TemporaryDirectory() as folder:
@@ -149,7 +150,7 @@ def test_inlined_graph_computes_what_calls_compute(functions):
         assert values[output.node, output.port] == wanted, output
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(40, 120), deadline=None)
 @given(programs())
 def test_control_edges_hold_for_all_that_is_inside_of_calls(functions):
     with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +178,7 @@ def test_control_edges_hold_for_all_that_is_inside_of_calls(functions):
     check(len(functions) - 1, "")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 60), deadline=None)
 @given(programs(), st.data())
 def test_every_flat_node_gives_its_id_to_its_origin(functions, data):
     with tempfile.TemporaryDirectory() as folder:

@@ -12,6 +12,7 @@ from msplit.core.assignment import Assignment
 from msplit.report import trace
 from msplit.report.trace import Run, Slice
 from msplit.schedule.predict import predict
+from tests.campaign import examples
 from tests.graphs import parse
 from tests.report.perfetto import complaints
 
@@ -129,7 +130,7 @@ def runs(draw: st.DrawFn) -> tuple[list[Slice], list[tuple[int, int]]]:
 
 
 @given(runs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60, 200), deadline=None)
 def test_no_run_gives_a_trace_that_viewers_complain_about(run: tuple[list[Slice], list[tuple[int, int]]]):
     pieces, pairs = run
     found = measured(pieces, pairs)

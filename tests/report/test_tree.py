@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
 from msplit.report.html.tree import KINDS, MOST_CHILDREN, Tree, contract
-from tests.campaign import CAMPAIGN
+from tests.campaign import CAMPAIGN, examples
 
 
 def dag_of(count: int, edges: list[tuple[int, int]]) -> Dag:
@@ -105,7 +105,7 @@ def dags(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], list[int]]:
 
 
 @given(dags(), st.integers(2, 20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60, 200), deadline=None)
 def test_every_leaf_is_in_the_tree_once_and_no_view_is_too_large(
     graph: tuple[int, list[tuple[int, int]], list[int]], shown: int
 ):

@@ -7,6 +7,7 @@ from msplit.core.assignment import Assignment
 from msplit.rules import parse as parse_rules
 from msplit.rules.base import Context
 from msplit.rules.branch import Branch
+from tests.campaign import examples
 from tests.graphs import build, by_name, nodes, parse
 from tests.model_shapes import inception, lstm, mmoe, towers
 
@@ -253,7 +254,7 @@ def test_every_kernel_and_nothing_else_is_claimed(data, streams):
 
 
 @given(graphs(), st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=examples(30, 60))
 def test_neither_names_nor_the_order_of_the_file_matter(data, random):
     place = list(range(data[0]))
     random.shuffle(place)

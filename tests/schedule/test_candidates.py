@@ -52,7 +52,7 @@ def by_name(candidates: list[Proposal]) -> dict[str, Proposal]:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=60)
+@settings(max_examples=examples(30, 60))
 @given(problem=problems(), streams=st.integers(1, 5))
 def test_every_algorithm_gives_a_plan_that_the_checker_proves(name, problem, streams):
     stream = run(name, problem, streams)
@@ -66,7 +66,7 @@ def test_every_algorithm_gives_a_plan_that_the_checker_proves(name, problem, str
     assert found.simulation.makespan_us >= problem.bound_us() * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 60), deadline=None)
 @given(problem=problems(), streams=st.integers(1, 5))
 def test_the_best_is_never_slower_than_one_stream(problem, streams):
     candidates = choose(problem, streams)
@@ -94,7 +94,7 @@ def test_refining_ends_when_its_effort_is_spent(simulated, monkeypatch):
     assert len(tried) <= simulated + 8  # and what is tried once, whatever the effort
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 60), deadline=None)
 @given(problem=problems(), streams=st.integers(2, 5), seed=st.integers(0, 2**31))
 def test_refining_keeps_the_score_and_the_proof(problem, streams, seed):
     stream = np.random.default_rng(seed).integers(0, streams, len(problem)).astype(np.int32)
@@ -104,7 +104,7 @@ def test_refining_keeps_the_score_and_the_proof(problem, streams, seed):
     assert check(after.plan, problem.dag) == []
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(40, 100))
 @given(problem=problems(), streams=st.integers(1, 6), seed=st.integers(0, 2**31))
 def test_merging_idle_streams_adds_no_wait_and_keeps_what_runs_at_once(problem, streams, seed):
     stream = np.random.default_rng(seed).integers(0, streams, len(problem)).astype(np.int32)
@@ -144,7 +144,7 @@ def test_the_best_candidate_is_near_the_best_of_all_assignments(problem, streams
     assert best(choose(problem, streams)).score_us <= optimum * 1.25
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(st.integers(0, 2**31), st.integers(1, 25), st.integers(1, 25), st.sampled_from([0.05, 0.2, 0.5]))
 def test_the_matching_is_as_large_as_networkx_finds(seed, left, right, density):
     edges = np.random.default_rng(seed).random((left, right)) < density
@@ -187,7 +187,7 @@ def test_nimbles_streams_are_chains_and_its_waits_are_the_fewest_with_full_concu
     assert plan_of(problem, stream).waits == len(edges) - matched
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(problems(20, contracted=False))
 def test_oparas_streams_are_paths_of_the_graph(problem):
     stream = ALGORITHMS["opara"](problem, 1)
@@ -289,7 +289,7 @@ def test_a_branch_that_is_cheaper_than_a_wait_stays():
 # --- Folding, pins and ties ---
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(40, 100))
 @given(problem=problems(), streams=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_folding_keeps_streams_whole(problem, streams, seed):
     stream = np.random.default_rng(seed).integers(0, 12, len(problem)).astype(np.int32)
@@ -304,7 +304,7 @@ def test_numbering_starts_with_the_stream_that_does_most():
     assert canonical(problem, np.asarray([7, 5, 3], np.int32)).tolist() == [1, 2, 0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(problem=problems(), seed=st.integers(0, 2**31), streams=st.integers(2, 4), pinning=st.sampled_from([0.0, 0.3]))
 def test_pinned_blocks_stay_and_tied_blocks_share_a_stream(problem, seed, streams, pinning):
     random = np.random.default_rng(seed)

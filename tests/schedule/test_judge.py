@@ -13,6 +13,7 @@ from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import foresee, judge
 from msplit.schedule.predict import predict
 from tests import graphs
+from tests.campaign import examples
 from tests.model_shapes import lstm, mmoe
 from tests.schedule.test_bounds import priced
 from tests.schedule.test_problem import LOOPS
@@ -78,7 +79,7 @@ def test_no_prediction_is_above_the_bound(graph: tuple[FlatGraph, Costs]) -> Non
     assert 1 < gain <= bounds(*graph).gain_at_most(streams)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50, 150))
 @given(priced(), st.data())
 def test_no_ids_are_predicted_to_gain_more_than_the_bound(case: tuple[FlatGraph, Costs], data: st.DataObject) -> None:
     flat, costs = case

@@ -13,6 +13,7 @@ from msplit.core.dag import Dag
 from msplit.schedule.coarsen import coarsen
 from msplit.schedule.problem import Problem
 from msplit.schedule.reachability import ancestors, cuts, transitive_reduction
+from tests.campaign import examples
 from tests.graphs import parse
 from tests.schedule.problems import experts, lstm, problems, random_dag
 
@@ -28,7 +29,7 @@ def reach(dag: Dag) -> np.ndarray:
         matrix = wider
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(st.integers(0, 2**31), st.integers(1, 20), st.sampled_from([0.05, 0.2, 0.5]), st.booleans())
 def test_a_problem_orders_exactly_what_the_graph_orders(seed, count, density, contracted):
     dag = random_dag(seed, count, density)
@@ -49,7 +50,7 @@ def test_a_problem_orders_exactly_what_the_graph_orders(seed, count, density, co
     assert (problem.block[time == 0] == -1).all()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(40, 100))
 @given(st.integers(0, 2**31), st.integers(1, 25), st.sampled_from([0.05, 0.2, 0.5]))
 def test_what_is_bypassed_hangs_on_no_order(seed, count, density):
     dag = random_dag(seed, count, density)
@@ -134,7 +135,7 @@ def test_a_chain_of_100000_kernels_is_one_block():
     assert problem.bound_us() == count
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(problems(), st.sampled_from([0.5, 2.0, 8.0, 1000.0]))
 def test_coarsening_leaves_no_cycle_and_loses_no_cost(problem, gate):
     group = coarsen(problem, gate)
@@ -160,7 +161,7 @@ def test_a_wide_fork_of_tiny_branches_stays_wide():
     assert coarsen(Problem.of(dag, 1.0), 5.0).max() + 1 > count * 0.85
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(st.integers(0, 2**31), st.integers(1, 20), st.sampled_from([0.05, 0.2, 0.5]))
 def test_cuts_are_the_nodes_that_everything_is_before_or_behind(seed, count, density):
     dag = random_dag(seed, count, density)
@@ -171,7 +172,7 @@ def test_cuts_are_the_nodes_that_everything_is_before_or_behind(seed, count, den
     assert cuts(dag).tolist() == (matrix | matrix.T).all(axis=0).tolist()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(st.integers(0, 2**31), st.integers(1, 20), st.sampled_from([0.05, 0.2, 0.5]))
 def test_the_transitive_reduction_is_networkx(seed, count, density):
     import networkx

@@ -17,6 +17,7 @@ from msplit.schedule.problem import Problem
 from msplit.schedule.search.choose import best, choose
 from msplit.schedule.search.evaluate import evaluate, node_order
 from msplit.schedule.simulate import SWITCHES, breakdown, plan_of, simulate
+from tests.campaign import examples
 from tests.schedule.problems import FREE, Builder, lstm, problems
 
 
@@ -27,7 +28,7 @@ def assigned(problem: Problem, seed: int, streams: int) -> np.ndarray:
 CASES = {"problem": problems(), "seed": st.integers(0, 2**31), "streams": st.integers(1, 6)}
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(**CASES)
 def test_no_plan_beats_the_bound_or_is_slower_than_everything_in_a_row(problem, seed, streams):
     plan = plan_of(problem, assigned(problem, seed, streams))
@@ -38,7 +39,7 @@ def test_no_plan_beats_the_bound_or_is_slower_than_everything_in_a_row(problem, 
     assert found.makespan_us <= problem.work_us.sum() + waiting + 1e-6
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(factor=st.sampled_from([0.25, 3.0, 1000.0]), **CASES)
 def test_scaling_all_costs_scales_the_makespan(problem, seed, streams, factor):
     plan = plan_of(problem, assigned(problem, seed, streams))
@@ -60,7 +61,7 @@ def test_scaling_all_costs_scales_the_makespan(problem, seed, streams, factor):
     assert simulate(slower, plan).makespan_us == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(**CASES)
 def test_everything_starts_after_what_it_needs_and_one_at_a_time_per_stream(problem, seed, streams):
     stream = assigned(problem, seed, streams)
@@ -77,7 +78,7 @@ def test_everything_starts_after_what_it_needs_and_one_at_a_time_per_stream(prob
     assert (found.start_us[problem.joints] == -1).all()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(seed=st.integers(0, 2**31), count=st.integers(2, 20))
 def test_more_edges_never_make_one_stream_faster(seed, count):
     random = np.random.default_rng(seed)
@@ -89,7 +90,7 @@ def test_more_edges_never_make_one_stream_faster(seed, count):
     assert simulate(many, plan_of(many, one)).makespan_us >= simulate(few, plan_of(few, one)).makespan_us - 1e-9
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(problem=problems())
 def test_one_stream_takes_all_the_work_and_no_wait(problem):
     plan = plan_of(problem, np.zeros(len(problem), np.int32))
@@ -268,7 +269,7 @@ def test_a_plan_whose_streams_wait_in_a_circle_is_refused():
         simulate(problem, circle)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(**CASES)
 def test_the_timed_order_is_topological(problem, seed, streams):
     order = timed_order(problem, assigned(problem, seed, streams))
@@ -296,7 +297,7 @@ def problem_streams(problem: Problem, nodes: np.ndarray) -> np.ndarray:
     return stream
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(problem=problems(contracted=True), seed=st.integers(0, 2**31))
 def test_the_order_of_blocks_gives_an_order_of_the_graph(problem, seed):
     # The graph in any other numbering than the problem's.
@@ -321,7 +322,7 @@ def test_large_graphs_are_simulated():
     assert simulate(problem, plan).makespan_us >= problem.bound_us()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(**CASES)
 def test_the_parts_are_the_whole_and_the_rest_is_what_kernels_need(problem, seed, streams):
     plan = plan_of(problem, assigned(problem, seed, streams))

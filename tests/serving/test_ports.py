@@ -236,7 +236,7 @@ def parts(draw: st.DrawFn) -> tuple[list[int], int]:
     return rows, next(batch for batch in batches if batch >= sum(rows))
 
 
-@settings(max_examples=examples(100, 5000))
+@settings(max_examples=examples(40, 5000))
 @given(parts())
 def test_join_and_cut_are_what_they_seem(drawn: tuple[list[int], int]) -> None:
     rows, rung = drawn

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msplit.core.dag import Dag
 from msplit.schedule.plan.check import check
 from msplit.schedule.plan.plan import Plan, make_plan, record_order, topological, upward_rank
+from tests.campaign import examples
 
 
 @st.composite
@@ -54,7 +55,7 @@ def make(dag: Dag, stream: np.ndarray, weights: np.ndarray) -> Plan:
     return make_plan(dag, stream, record_order(dag, weights))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(assigned_dags())
 def test_every_dependency_is_ordered_and_no_wait_is_redundant(case):
     dag, stream, weights = case
@@ -74,7 +75,7 @@ def test_every_dependency_is_ordered_and_no_wait_is_redundant(case):
         assert any(graph[a, b] and not fewer[a, b] for a in placed for b in placed)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(80, 300))
 @given(assigned_dags(), st.randoms(use_true_random=False))
 def test_a_plan_with_a_wait_dropped_is_caught(case, random):
     dag, stream, weights = case

@@ -15,6 +15,7 @@ from msplit.schedule.plan.check import check
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.evaluate import evaluate
 from msplit.schedule.search.neighbours import Schedule, neighbours
+from tests.campaign import examples
 from tests.schedule.problems import inception, lstm, problems, random_dag, towers
 
 
@@ -23,7 +24,7 @@ def start(problem: Problem, streams: int) -> Schedule:
     return Schedule(stream, evaluate(problem, stream).order)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 60), deadline=None)
 @given(problems(16), st.integers(1, 4), st.integers(0, 1000))
 def test_every_neighbour_is_another_valid_schedule(problem, streams, seed):
     schedule = start(problem, streams)

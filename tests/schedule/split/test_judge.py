@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msplit.schedule.split.judge import judge_split
 from msplit.schedule.split.place import splits
 from msplit.schedule.split.problem import Held, Link, SplitProblem
+from tests.campaign import examples
 from tests.schedule.problems import FREE, Builder, problems
 
 
@@ -91,7 +92,7 @@ def test_tables_that_fit_nowhere_are_refused_with_what_would_hold_them():
     assert "'t0' alone takes 500.0 GB: divide it by rows" in judged.words
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(40, 100))
 @given(
     problem=problems(contracted=False), seed=st.integers(0, 2**31), gpus=st.integers(1, 4), streams=st.integers(1, 3)
 )

@@ -17,6 +17,7 @@ from msplit.schedule.simulate import simulate as simulate_one
 from msplit.schedule.split.copies import INPUTS, join
 from msplit.schedule.split.problem import Held, Link, SplitProblem
 from msplit.schedule.split.simulate import simulate
+from tests.campaign import examples
 from tests.schedule.problems import FREE, Builder, problems
 
 NEAR = Link(bytes_per_us=1e3, copy_us=4.0, launch_us=0.0)
@@ -32,7 +33,7 @@ def play(split: SplitProblem, lane: list[int] | np.ndarray, streams: int = 1):
     return joined, simulate(joined.problem, joined.plan, joined.device, joined.work_us, joined.earliest_us)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(problem=problems(), seed=st.integers(0, 2**31), streams=st.integers(1, 6))
 def test_one_gpu_is_what_the_simulator_of_one_says(problem, seed, streams):
     stream = np.random.default_rng(seed).integers(0, streams, len(problem)).astype(np.int32)
@@ -44,7 +45,7 @@ def test_one_gpu_is_what_the_simulator_of_one_says(problem, seed, streams):
     np.testing.assert_allclose(found.end_us, expected.end_us, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(
     problem=problems(contracted=False), seed=st.integers(0, 2**31), gpus=st.integers(2, 4), streams=st.integers(1, 3)
 )

@@ -44,7 +44,7 @@ BODIES = st.one_of(
 
 
 @given(body=BODIES, only=st.sampled_from([*PORTS]))
-@settings(max_examples=examples(150, 5000))
+@settings(max_examples=examples(50, 5000))
 def test_whatever_comes_is_read_or_refused(body: Any, only: str) -> None:
     data = json.dumps(body).encode()
     for ports in (PORTS, {only: PORTS[only]}):

@@ -104,7 +104,7 @@ def test_open_tensors_are_read_as_they_are_written(array: np.ndarray) -> None:
 
 @given(data=st.binary(max_size=64))
 @example(data=b"\x08\x7c")  # a reference to an 8-bit float
-@settings(max_examples=examples(200, 5000))
+@settings(max_examples=examples(60, 5000))
 def test_no_bytes_do_harm(data: bytes) -> None:
     from google.protobuf.message import DecodeError
 

@@ -28,7 +28,7 @@ from msplit.schedule.plan.plan import Plan
 from msplit.schedule.problem import Problem
 from msplit.schedule.search.candidates import Candidate, single
 from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.simulate import Breakdown, breakdown, simulate
+from msplit.schedule.simulate import Breakdown, breakdown
 
 BURST_SECONDS = 0.003
 """How long one candidate runs on in a round."""
@@ -264,9 +264,8 @@ class SimulatedRunner(_Memory):
         found = []
         for candidate in candidates:
             problem = self.variants[candidate.mode].problem
-            plan = evaluate(problem, candidate.schedule.stream, candidate.schedule.order).plan
-            simulated = simulate(problem, plan).makespan_us
-            found.append([self._distort(candidate, simulated) / 1e6 for _ in range(rounds)])
+            played = evaluate(problem, candidate.schedule.stream, candidate.schedule.order).simulation
+            found.append([self._distort(candidate, played.makespan_us) / 1e6 for _ in range(rounds)])
         return found
 
     def renew(self) -> None:

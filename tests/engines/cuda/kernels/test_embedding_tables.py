@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.kernels import embedding_tables
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.ops.embedding import empty_outputs
+from tests.campaign import examples
 
 BUCKETS = (0.5, 1.5)
 
@@ -35,7 +36,7 @@ def mixtures(draw):
     return Columns(placed, ((rows, left),), "float32"), inputs
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(30, 60))
 @given(mixtures())
 def test_every_element_is_filled_once(given):
     spec, inputs = given

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.axes import lies_nchw
+from tests.campaign import examples
 
 from .harness import FLOATS, check, ints, run_lowering, run_tensorflow, values
 
@@ -183,7 +184,7 @@ def _slices(draw):
     return shape, begin, end, strides, {**masks, "new_axis_mask": draw(mask), "shrink_axis_mask": draw(mask)}
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(50, 150), deadline=None, derandomize=True)
 @given(_slices())
 def test_any_strided_slice_agrees_or_both_refuse(case):
     import tensorflow as tf

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ops import boxes as boxes_module
-from tests.campaign import sampled
+from tests.campaign import examples, sampled
 
 from .harness import check, run_lowering
 
@@ -158,7 +158,7 @@ def test_overlaps_of_all_pairs_at_once_and_row_by_row_select_the_same(monkeypatc
     check("CombinedNonMaxSuppression", given)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(30, 60))
 @given(st.integers(1, 30), st.integers(0, 12), st.integers(0, 10), st.integers(0, 10), st.integers(0, 2**31))
 def test_any_crowd(count, size, iou, least, seed):
     boxes, scores = crowd(count, seed)

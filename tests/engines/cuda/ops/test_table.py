@@ -18,26 +18,33 @@ def _definition(op):
     return op_def_registry.get(op) or op_def_registry.get(f"Resource{op}")
 
 
-@pytest.mark.parametrize("op", sorted(op for op, lowering in table().items() if not lowering.own))
-def test_every_lowering_takes_the_inputs_of_its_op(op):
-    definition = _definition(op) or _definition(f"Resource{op}")
-    assert definition is not None, f"TensorFlow has no op {op}"
-    lowering = table()[op]
+def _fits(op, lowering):
+    """Whether a lowering takes what TensorFlow gives its op: so many inputs, and lists of them where it has lists."""
+    definition = _definition(op)
+    if definition is None:
+        return False
     parameters = list(inspect.signature(lowering.function).parameters.values())[1:]
-    plain = [item for item in parameters if item.kind is not inspect.Parameter.VAR_POSITIONAL]
-    lists = [arg for arg in definition.input_arg if arg.number_attr or arg.type_list_attr]
+    plain = sum(item.kind is not inspect.Parameter.VAR_POSITIONAL for item in parameters)
+    inputs = len(definition.input_arg)
+    lists = sum(bool(arg.number_attr or arg.type_list_attr) for arg in definition.input_arg)
     if lists:
-        assert len(plain) < len(parameters), f"{op} takes a list of inputs"
-        assert len(plain) <= len(definition.input_arg) - len(lists)
-    else:
-        assert len(plain) <= len(definition.input_arg), f"{op}: {definition.input_arg}"
-        assert len(parameters) > len(plain) or len(plain) == len(definition.input_arg), f"{op}: {definition.input_arg}"
-        assert all(-len(definition.input_arg) <= slot < len(definition.input_arg) for slot in lowering.static)
+        return plain < len(parameters) and plain <= inputs - lists
+    all_of_them = plain < len(parameters) or plain == inputs
+    return plain <= inputs and all_of_them and all(-inputs <= slot < inputs for slot in lowering.static)
 
 
-@pytest.mark.parametrize("op", sorted(table()))
-def test_every_lowering_says_in_one_line_what_it_computes(op):
-    assert table()[op].summary.endswith(".")
+def test_every_lowering_takes_the_inputs_of_its_op():
+    """One test for all: a test each takes longer to start than to run."""
+    theirs = {op: lowering for op, lowering in table().items() if not lowering.own}
+    assert len(theirs) > 400
+    assert [op for op, lowering in sorted(theirs.items()) if not _fits(op, lowering)] == []
+    assert not _fits("MatMul", theirs["Relu"])
+    assert not _fits("Relu", theirs["MatMul"])
+    assert not _fits("NoSuchOp", theirs["Relu"])
+
+
+def test_every_lowering_says_in_one_line_what_it_computes():
+    assert [op for op, lowering in sorted(table().items()) if not lowering.summary.endswith(".")] == []
 
 
 def test_values_never_decide_what_is_known_before_the_run():

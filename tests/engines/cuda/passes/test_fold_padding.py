@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.campaign import examples
 from tests.engines.cuda.cases import assert_equals_tensorflow, graph_of, kernels, program_of
 from tests.engines.cuda.passes.harness import assert_equals_itself, check, image, normal, normalized, placeholder
 
@@ -115,7 +116,7 @@ def test_depthwise():
     check(build, feeds, ["DepthwiseConv2dNative"], outputs=["out"], tolerance=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 60), deadline=None)
 @given(st.data())
 def test_any_blocks_pads_and_crops(data):
     """Equal to TensorFlow, whether it is one convolution or must stay as it is because more is cut off than was put around."""

@@ -15,6 +15,7 @@ import torch
 
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.runtime import memcpy
+from tests.campaign import sampled
 
 LARGE = memcpy._SHARED_BYTES
 MEMCPY = memcpy.Memcpy(Device(torch.device("cpu")))
@@ -35,9 +36,12 @@ def test_every_byte_arrives(dtype, size):
     assert found.flags.writeable
 
 
-@pytest.mark.parametrize("processors", [1, 2, 16])
-@pytest.mark.parametrize("dtype", [np.uint8, np.complex128])
-@pytest.mark.parametrize("size", [16, 1 << 18, (1 << 18) + 48, 5 << 20, LARGE, LARGE + 112, 5 * LARGE])
+@sampled(
+    12,
+    size=[16, 1 << 18, (1 << 18) + 48, 5 << 20, LARGE, LARGE + 112, 5 * LARGE],
+    dtype=[np.uint8, np.complex128],
+    processors=[1, 2, 16],
+)
 def test_each_piece_is_told_of_once_when_it_is_there_by_the_thread_that_asked(monkeypatch, dtype, size, processors):
     monkeypatch.setattr(memcpy, "_processors", lambda: processors)
     source = np.random.default_rng(size).integers(0, 200, size).astype(np.uint8).view(dtype)
@@ -119,6 +123,7 @@ import numpy as np
 import torch
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.runtime import memcpy
+from tests.campaign import sampled
 
 def times(way, size, count):
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)

@@ -9,6 +9,7 @@ from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes.embedding import intervals as ranges
+from tests.campaign import examples
 
 SMALL = st.integers(-4, 4)
 BINARY = ["AddV2", "Sub", "Mul", "FloorMod", "FloorDiv", "Minimum", "Maximum"]
@@ -42,7 +43,7 @@ def arrays(draw, dtype, size):
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(80, 300), deadline=None)
 def test_every_result_is_in_its_interval(data):
     name = data.draw(
         st.sampled_from([*BINARY, *COMPARE, *LOGIC, "LogicalNot", "Abs", "Neg", "SelectV2", "ClipByValue"])
