@@ -55,7 +55,7 @@ def feeds_of(seed: int, true: int) -> dict[str, Any]:
     return {"ids": rng.integers(0, CLASSES, BATCH), "labels": rng.integers(0, CLASSES, (BATCH, true))}
 
 
-@sampled(4, loss=LOSSES, optimizer=OPTIMIZERS, true=[1, 2], uniform=[False, True])
+@sampled(3, loss=LOSSES, optimizer=OPTIMIZERS, true=[1, 2], uniform=[False, True])
 def test_losses_over_drawn_classes_train_as_in_tensorflow(loss: str, optimizer: str, true: int, uniform: bool) -> None:
     flat, state = graph(loss, optimizer, true, uniform)
     feeds, ids = feeds_of(0, true), scattered(flat, 3)

@@ -76,8 +76,8 @@ def _first(drawn: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def enough(count: int, size: int, log_uniform: bool) -> int:
     """How often to draw so that so many distinct classes are found, but for one of 10**15 steps.
 
-    How many classes are not found is, by its mean, rarely as large as would be too many (Markov); and how many are found is rarely far from
-    its mean, since no draw changes it by more than one (McDiarmid). Either is enough.
+    Too few are found where all draws are among fewer classes: it is known how many sets of these there are, and how likely the likeliest
+    is. And how many are found is rarely far from its mean, since no draw changes it by more than one (McDiarmid). Either is enough.
 
     Raises:
         Unsupported: TensorFlow sets fewer numbers aside for it.
@@ -85,11 +85,13 @@ def enough(count: int, size: int, log_uniform: bool) -> int:
     last = _ranks(size) if log_uniform else np.asarray([size - 1.0])
     chance = np.log((last + 2) / (last + 1)) / math.log1p(size) if log_uniform else np.asarray([1 / size])
     alike = np.diff(last, prepend=-1.0)
+    sets = math.lgamma(size + 1) - math.lgamma(count) - math.lgamma(size - count + 2)
+    among = math.log(count) / math.log1p(size) if log_uniform else (count - 1) / size
     draws = count
     while draws <= count * _RESERVED // 2:
         missing = float(alike @ np.exp(draws * np.log1p(-np.minimum(chance, 1 - 1e-16))))
         spare = size - missing - count
-        if missing * math.exp(_SURPRISE) < size - count + 1 or (spare > 0 and spare**2 * 2 / draws > _SURPRISE):
+        if not among or sets + draws * math.log(among) < -_SURPRISE or (spare > 0 and spare**2 * 2 / draws > _SURPRISE):
             return draws
         draws *= 2
     raise Unsupported(f"{count} distinct classes of {size} take more draws than can be made in a step")

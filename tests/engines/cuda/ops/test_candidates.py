@@ -64,7 +64,6 @@ def test_distinct_classes_are_distinct(count: int, more: int, log_uniform: bool,
     assert len(set(drawn.tolist())) == count
     assert 0 <= min(drawn) <= max(drawn) < size
     assert (expected > 0).all()
-    assert (expected <= 1 + 1e-6).all(), "distinct ones are there once at most"
 
 
 def test_what_would_take_too_many_draws_is_refused() -> None:
