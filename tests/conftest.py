@@ -46,31 +46,27 @@ def _no_gpu(needed: int = 1) -> str | None:
     return None if there >= needed else f"{there} of {needed} CUDA devices"
 
 
-gc.set_threshold(
-    20_000, 20, 20
-)  # the few cycles that a test leaves can wait: looking for them so often took a twentieth of all time
+# The few cycles that tests leave can wait: to look for them as often as Python does took a twentieth of all time.
+gc.set_threshold(20_000, 20, 20)
 
 _REFINING = 15_000
-"""Blocks that a search may simulate to refine what it found: a tenth of what it takes elsewhere. What most tests ask of ids is whether they
-are kept, legal and the same, and not how good they are; tests of the search itself, on a GPU, or marked `whole_search` do ask that."""
+"""Blocks that a search may simulate to refine what it found: a tenth of what it takes for users. What most tests ask of ids is whether they
+are kept, legal and the same, and not how good they are; those that ask that, or what users see, are marked `whole_search`."""
 
 
 @functools.cache
-def _whole_search() -> dict[str, int]:
-    """The defaults of the search, as users have them."""
+def _refining() -> tuple[dict[str, int], int]:
+    """The defaults of the search, which can be changed, and what they are for users."""
     from msplit.schedule.search.choose import choose
 
-    return {**choose.__kwdefaults__}
+    return choose.__kwdefaults__, choose.__kwdefaults__["refining"]
 
 
 def _limit_search(item: pytest.Item) -> None:
-    """How long a search takes in this process. Commands that tests start search as long as ever."""
-    from msplit.schedule.search.choose import choose
-
-    _whole_search()  # before anything changes it
-    whole = CAMPAIGN
-    whole = whole or any(map(item.get_closest_marker, ("whole_search", "gpu")))
-    choose.__kwdefaults__.update(_whole_search() if whole else {"refining": _REFINING})
+    """How long a search takes in this process. Commands that tests start search as long as ever, and so does a campaign."""
+    defaults, whole = _refining()
+    entire = CAMPAIGN or any(map(item.get_closest_marker, ("whole_search", "gpu")))
+    defaults["refining"] = whole if entire else _REFINING
 
 
 _settled: set[str] = set()

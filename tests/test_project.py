@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -101,11 +102,12 @@ def test_only_the_tests_of_what_has_to_be_covered_are_traced() -> None:
 
 
 @pytest.fixture(scope="module")
-def counts() -> ModuleType:
+def counts() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("counts", ROOT / "tools" / "counts.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    module.tree.cache_clear()  # a million objects that the garbage collector would look at in all tests to come
 
 
 def test_what_was_made_small_stays_small(counts: ModuleType) -> None:

@@ -12,6 +12,8 @@ import pytest
 from msplit.cli.main import COMMANDS
 from tests.cli.runner import ROOT, SAMPLES, fine
 
+pytestmark = pytest.mark.whole_search  # pages show what users see
+
 PAGES = sorted(
     path
     for pattern in ("*.md", "docs/*.md", "docs/ci-example/*.md", "sample_graphs/*.md", "benchmarks/**/*.md")

@@ -91,6 +91,7 @@ def commands(folder: Path) -> Iterator[list[str]]:
     yield ["--help"]
 
 
+@pytest.mark.whole_search
 def test_commands_give_the_same_as_with_tensorflow(light: Path, tmp_path: Path) -> None:
     with_it, without = tmp_path / "have", tmp_path / "lack"  # of one length: lines break alike
     with_it.mkdir()

@@ -14,14 +14,14 @@ import pytest
 
 from msplit.training import checkpoint
 from msplit.training.launch import _free_port
-from tests.campaign import campaign
+from tests.campaign import CAMPAIGN, campaign
 from tests.report.test_schemas import validate
 from tests.training.models import arrays, regression
 from tests.training.zygote import Zygote
 
 pytestmark = pytest.mark.tf
 
-STEPS = 100
+STEPS = 100 if CAMPAIGN else 50
 WITHIN = 30.0
 """Seconds in which the others end."""
 
@@ -81,7 +81,7 @@ def wait_for(folder: Path, step: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_two_train_as_one_and_one_that_is_killed_ends_the_other(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
-    """A hundred steps in one process, and in two, of which one is killed afterwards; the last checkpoint goes on in one."""
+    """Many steps in one process, and in two, of which one is killed afterwards; the last checkpoint goes on in one."""
     alone, kept = tmp_path / "alone", tmp_path / "kept"
     one = zygote.start(command(folder, "--steps", STEPS, "--save", alone), says=tmp_path / "alone.json")
     both = Together(zygote, tmp_path)
