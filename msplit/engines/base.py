@@ -341,6 +341,19 @@ class StaysOnDevice(Protocol):
         strings, are arrays."""
 
 
+@runtime_checkable
+class Prefetches(Protocol):
+    """An executable that takes the inputs of the next step to the device while a step runs."""
+
+    def step_prefetching(self, feeds: Feeds, then: Feeds, *, on_device: bool = False) -> dict[str, Any]:
+        """One whole step, synchronous, on `feeds`, and meanwhile copies of `then`, which the next step is fed: this very mapping, whose
+        arrays stay as they are until it has begun. Values that are no arrays, or do not fit, are left to that step.
+
+        Args:
+            on_device: As `StaysOnDevice` has it.
+        """
+
+
 class Engine(Protocol):
     """Builds executables."""
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
 DEPTH = 2
 """How many are ready at most."""
+
+_END = ("end", None)
 
 _PATIENCE = 0.05
 """Seconds after which who waits looks whether the other is still there."""
@@ -19,46 +21,64 @@ _LAST_WORD = 5.0
 """Seconds that a thread has to end once nobody wants more: it may be waiting for a disk."""
 
 
-def ahead(items: Iterator[Item], depth: int = DEPTH) -> Generator[Item, None, None]:
+class Ahead(Iterator[Item]):
     """The same items in the same order, made by a thread, up to `depth` of them before they are asked for.
 
     Close it to end the thread early. What the items raise is raised here, in its place among them.
     """
-    ready: queue.Queue[tuple[str, Item | BaseException | None]] = queue.Queue(depth)
-    unwanted = threading.Event()
 
-    def hand_over(kind: str, what: Item | BaseException | None) -> bool:
-        while not unwanted.is_set():
+    def __init__(self, items: Iterator[Item], depth: int = DEPTH) -> None:
+        self._items = items
+        self._ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
+        self._first: tuple[str, Any] | None = None  # taken out of the queue, and not given yet
+        self._unwanted = threading.Event()
+        self._thread = threading.Thread(target=self._make, name="msplit-ahead", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> Item:
+        kind, what = self._ready.get() if self._first is None else self._first
+        self._first = None if kind == "item" else _END
+        if kind == "error":
+            raise what
+        if kind == "end":
+            raise StopIteration
+        item: Item = what
+        return item
+
+    def upcoming(self) -> Item | None:
+        """The item that comes next, which stays the next; None where it is not made yet, or there is none."""
+        if self._first is None:
             try:
-                ready.put((kind, what), timeout=_PATIENCE)
+                self._first = self._ready.get_nowait()
+            except queue.Empty:
+                return None
+        kind, what = self._first
+        return what if kind == "item" else None
+
+    def close(self) -> None:
+        """Ends the thread. There are no more items."""
+        self._first = _END
+        self._unwanted.set()
+        self._thread.join(_LAST_WORD)
+
+    def _hand_over(self, kind: str, what: Any = None) -> bool:
+        while not self._unwanted.is_set():
+            try:
+                self._ready.put((kind, what), timeout=_PATIENCE)
             except queue.Full:
                 continue
             return True
         return False
 
-    def make() -> None:
+    def _make(self) -> None:
         try:
-            for item in items:
-                if not hand_over("item", item):
+            for item in self._items:
+                if not self._hand_over("item", item):
                     return
-            hand_over("end", None)
+            self._hand_over("end")
         except BaseException as error:  # noqa: BLE001  it is raised where the item is asked for
-            hand_over("error", error)
+            self._hand_over("error", error)
         finally:
-            close = getattr(items, "close", None)
+            close = getattr(self._items, "close", None)
             if close is not None:
                 close()
-
-    thread = threading.Thread(target=make, name="msplit-ahead", daemon=True)
-    thread.start()
-    try:
-        while True:
-            kind, what = ready.get()
-            if kind == "end":
-                return
-            if isinstance(what, BaseException):
-                raise what
-            yield what  # type: ignore[misc]
-    finally:
-        unwanted.set()
-        thread.join(_LAST_WORD)

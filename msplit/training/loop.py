@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from msplit.errors import EndOfData, MsplitError, WriteError
 from msplit.formats.atomic import reported
 from msplit.progress import Progress, silent
-from msplit.training.ahead import ahead
+from msplit.training.ahead import Ahead
 from msplit.training.batches import rows_of
 from msplit.training.checkpoint import listed
 from msplit.training.data import Data
@@ -180,14 +180,14 @@ class _Training:
         trainer, settings = self.trainer, self.settings
         left = None if settings.steps is None else max(settings.steps - trainer.steps, 0)
         reason, interrupted = "", False
-        with closing(ahead(islice(self.data.start(self.position), left))) as batches:
+        with closing(Ahead(islice(self.data.start(self.position), left))) as batches:
             for feeds in batches:
                 if interrupted := trainer.world.agree(stop()):
                     break
                 if trainer.runner is None:
                     self._prepare(feeds)
                 try:
-                    last = Fetched(trainer.steps + 1, trainer.step(feeds))
+                    last = Fetched(trainer.steps + 1, trainer.step(feeds, then=batches.upcoming()))
                 except EndOfData:  # of the graph's own, which is as good an end as that of ours
                     break
                 self.position += 1

@@ -29,7 +29,7 @@ from msplit.measure.runner import Runner
 from msplit.opset.state import written
 from msplit.progress import Progress
 from msplit.training import checkpoint
-from msplit.training.ahead import ahead
+from msplit.training.ahead import Ahead
 from msplit.training.batches import batches_of, fitting
 from msplit.training.shards import shards_of
 from msplit.training.world import ALONE, World
@@ -157,14 +157,16 @@ class Trainer(Shown):
 
     # --- Steps
 
-    def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+    def step(self, feeds: Feeds, *, on_device: bool = False, then: Feeds | None = None) -> dict[str, Any]:
         """One step, which is over when this returns.
 
         Args:
             feeds: A value for every input by name.
+            on_device: As for `Runner.step`, as is the next.
+            then: What the next step will be fed, to be copied to the GPU meanwhile.
 
         Returns:
-            What is fetched, by name.
+            What is fetched, by name: arrays or, `on_device`, PyTorch tensors.
 
         Raises:
             EngineError: An input is missing, or has another type or shape than that of the first step; or the engine can not run it.
@@ -172,9 +174,9 @@ class Trainer(Shown):
         if self.runner is None:
             self.prepare(feeds)
         assert self.runner is not None
-        outputs = self.runner.step(feeds)
+        outputs = self.runner.step(feeds, on_device=on_device, then=then)
         self.steps += 1
-        return {name: np.asarray(outputs[name]) for name in self.fetches}
+        return {name: outputs[name] if on_device else np.asarray(outputs[name]) for name in self.fetches}
 
     def prepare(self, feeds: Feeds) -> Runner:
         """Makes the model ready for inputs of such shapes, without a step: what the first step does."""
@@ -204,7 +206,7 @@ class Trainer(Shown):
         return runner
 
     def each(self, dataset: Any, steps: int | None = None, *, fetch_every: int = 1) -> Iterator[Fetched]:
-        """Runs steps as they are asked for. The next batches are made meanwhile, in a thread.
+        """Runs steps as they are asked for. The next batches are made meanwhile, in a thread, and the next one is copied to the GPU.
 
         Args:
             dataset: Batches: mappings from input to value, in any iterable, or a `tf.data.Dataset`. Where the model has one input, they
@@ -221,9 +223,9 @@ class Trainer(Shown):
         if fetch_every < 1:
             raise MsplitError("fetch_every is one or more")
         last: Fetched | None = None
-        with closing(ahead(islice(batches_of(dataset, [*self.specs]), steps))) as batches:
+        with closing(Ahead(islice(batches_of(dataset, [*self.specs]), steps))) as batches:
             for feeds in batches:
-                last = Fetched(self.steps + 1, self.step(feeds))
+                last = Fetched(self.steps + 1, self.step(feeds, then=batches.upcoming()))
                 if last.step % fetch_every == 0:
                     yield last
                     last = None

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from msplit.errors import LoadError
 from msplit.inputs.composite import Spec
-from msplit.training.ahead import ahead
+from msplit.training.ahead import Ahead
 from msplit.training.data import Batching, constant, open_data
 
 SPECS = {
@@ -209,7 +209,7 @@ def test_what_comes_next_is_made_ahead_and_no_further() -> None:
             made.append(number)
             yield number
 
-    with closing(ahead(items(), 2)) as found:
+    with closing(Ahead(items(), 2)) as found:
         assert next(found) == 0
         deadline = time.monotonic() + 10
         while len(made) < 4 and time.monotonic() < deadline:
@@ -217,7 +217,7 @@ def test_what_comes_next_is_made_ahead_and_no_further() -> None:
         time.sleep(0.01)
         assert made == [0, 1, 2, 3]  # two are ready, and one waits
     assert all(thread.name != "msplit-ahead" for thread in threading.enumerate())
-    assert list(ahead(iter(range(50)))) == list(range(50))
+    assert list(Ahead(iter(range(50)))) == list(range(50))
 
 
 def test_what_the_data_raise_comes_in_its_place() -> None:
@@ -225,7 +225,7 @@ def test_what_the_data_raise_comes_in_its_place() -> None:
         yield 1
         raise LoadError("no more")
 
-    found = ahead(items())
+    found = Ahead(items())
     assert next(found) == 1
     with pytest.raises(LoadError, match="no more"):
         next(found)

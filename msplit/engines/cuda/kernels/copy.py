@@ -40,14 +40,15 @@ class OutputCopy:
 
     Attributes:
         number: The number, in pinned memory: how often the kernel ran.
+        direct: Whether the addresses are arguments, so that each launch may be for other tensors.
     """
 
     def __init__(self, sizes: Sequence[int], targets: Sequence[int], device: torch.device) -> None:
         self._targets, self._words = list(targets), [-(-size // 4) for size in sizes]
-        self._direct = sum(words > 0 for words in self._words) <= _DIRECT
-        runs = [sum(self._words)] if self._direct else self._words
+        self.direct = sum(words > 0 for words in self._words) <= _DIRECT
+        runs = [sum(self._words)] if self.direct else self._words
         self._programs = max(sum(shares(words, _BLOCK) for words in runs), 1)
-        self._table = torch.zeros((1 if self._direct else self._programs, 3), dtype=torch.int64, device=device)
+        self._table = torch.zeros((1 if self.direct else self._programs, 3), dtype=torch.int64, device=device)
         self._finished = torch.zeros(1, dtype=torch.int64, device=device)
         self._host = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._number = seen_by(device, self._host)
@@ -61,7 +62,7 @@ class OutputCopy:
             self._finished,
             self._number,
             *self._places(sources),
-            DIRECT=self._direct,
+            DIRECT=self.direct,
             BLOCK=_BLOCK,
             ALONE=self._programs == 1,
             STORE=self._store,
@@ -72,7 +73,7 @@ class OutputCopy:
         found: list[int] = []
         first = 0
         for source, target, words in zip(sources, self._targets, self._words, strict=True):
-            if self._direct and words:
+            if self.direct and words:
                 found += [first, source - 4 * first, target - 4 * first]
                 first += words
         missing = _DIRECT - len(found) // 3
@@ -80,7 +81,7 @@ class OutputCopy:
 
     def aim(self, sources: Sequence[int]) -> None:
         """Issues what sets the table for all launches and replays that come after. Until then a kernel with a table copies nothing."""
-        if self._direct:
+        if self.direct:
             return
         rows = [
             (source + 4 * start, target + 4 * start, min(words - start, _BLOCK))

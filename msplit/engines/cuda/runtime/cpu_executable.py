@@ -22,6 +22,7 @@ from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.cuda.runtime.several_gpus import SeparateMemory
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, simulate
 from msplit.engines.cuda.runtime.timeline import HostTap, timeline
+from msplit.errors import EngineError
 
 
 class SimulatedExecutable:
@@ -33,6 +34,7 @@ class SimulatedExecutable:
         self.program, self.stream_program = program, stream_program
         self._facts, self._seed = dict(facts), seed
         self._feeds: Feeds = {}
+        self._prefetched: tuple[Feeds | None, Feeds] = (None, {})  # what was sent, and its values then
         self.state = StateMemory(program.state, torch.device("cpu"))
         self._ranks = Device.of(torch.device("cpu")).owned(Ranks)
         self._group: Group | None = None
@@ -56,8 +58,24 @@ class SimulatedExecutable:
         own = {name: own_copy(value) for name, value in self._run(feeds, None).items()}
         return own | self.program.known_tensors(torch.device("cpu"))
 
-    def _run(self, feeds: Feeds, tap: Tap | None) -> dict[str, torch.Tensor]:
+    def step_prefetching(self, feeds: Feeds, then: Feeds, *, on_device: bool = False) -> dict[str, Any]:
+        """See `engines.base.Prefetches`: the next step has the values that its arrays have now."""
+        outputs = self.step_on_device(feeds) if on_device else self.step(feeds)
+        try:
+            self._refuse(then)
+        except EngineError:
+            return outputs
+        if all(is_array(then[name]) for name in self.program.fed):
+            self._prefetched = (then, {name: np.array(then[name]) for name in self.program.fed})
+        return outputs
+
+    def _refuse(self, feeds: Feeds) -> None:
         refuse_fed(feeds, {name: (dtype, shape) for name, (shape, dtype) in self.program.fed.items()})
+
+    def _run(self, feeds: Feeds, tap: Tap | None) -> dict[str, torch.Tensor]:
+        (own, sent), self._prefetched = self._prefetched, (None, {})
+        feeds = sent if own is feeds else feeds
+        self._refuse(feeds)
         self._feeds = feeds
         self._seed += 1
         values = {key: _own(name, feeds[name]) for name, key in self.program.feeds.items()}

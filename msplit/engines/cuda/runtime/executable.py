@@ -29,6 +29,7 @@ from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
+from msplit.engines.cuda.runtime.prefetch import Prefetch
 from msplit.engines.cuda.runtime.several_gpus import CaptureMemory, give_back, lease, reach
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, poison_memory
 from msplit.engines.cuda.runtime.timeline import EventTap, timeline
@@ -164,6 +165,7 @@ class CudaExecutable:
         self._origin = self._streams[0]
         stream = self._origin.cuda_stream if self._lent else None
         self._inputs = Inputs(feeds, device, own_kernel=own_copies, stream=stream)
+        self._prefetch: Prefetch | None = None
         self._own_copies = own_copies
         self._memory = shared.memory or (device.scratch.handle if timing_only else torch.cuda.graph_pool_handle())
         self._graphs: dict[bool, GraphExec] = {}
@@ -315,12 +317,25 @@ class CudaExecutable:
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """One step: inputs in, from the host or a device, and host outputs back."""
-        if self.begin(feeds):
+        sent = self._prefetch is not None and self._prefetch.feeds is feeds
+        if not sent and self.begin(feeds):
             return self.end()
-        with self._ran(feeds) as results:
+        return self._step(feeds)
+
+    def step_prefetching(self, feeds: Feeds, then: Feeds, *, on_device: bool = False) -> dict[str, Any]:
+        """See `engines.base.Prefetches`: the graph without copies, behind one that takes over what was sent."""
+        if self._prefetch is None:
+            with self.device.entered():
+                self._prefetch = Prefetch(self._inputs, self.device)
+        return self.step_on_device(feeds, then) if on_device else self._step(feeds, then)
+
+    def _step(self, feeds: Feeds, then: Feeds | None = None) -> dict[str, NDArray[Any]]:
+        """A step on inputs from wherever they lie, whose outputs are fetched behind its graph."""
+        with self._ran(feeds, then) as results:
             if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
                 return {name: to_numpy(tensor) for name, tensor in results.items()} | self.program.known_outputs()
             self._outputs.copy(results)
+        self._outputs.settle()
         return self.outputs()
 
     def begin(self, feeds: Feeds) -> bool:
@@ -330,6 +345,8 @@ class CudaExecutable:
         if not self.device.is_current:  # a default stream has one handle on all GPUs, which means the current one's
             with self.device.entered():
                 return self.begin(feeds)
+        if self._prefetch is not None:
+            self._prefetch.feeds = None  # for a step before this one
         if not self._inputs.send(feeds):
             return False
         self._outputs.expect()
@@ -368,22 +385,22 @@ class CudaExecutable:
         """Outputs of the step that is over."""
         return {**self._outputs.read(), **self.program.known_outputs()}
 
-    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
+    def step_on_device(self, feeds: Feeds, then: Feeds | None = None) -> dict[str, Any]:
         """One step whose outputs stay on the device: see `engines.base.StaysOnDevice`."""
-        with self._ran(feeds) as results:
+        with self._ran(feeds, then) as results:
             own = {name: own_copy(tensor) for name, tensor in results.items()}
             known = self.program.known_tensors(self.device.place)
         return own | known
 
     @contextlib.contextmanager
-    def _ran(self, feeds: Feeds) -> Iterator[dict[str, torch.Tensor]]:
+    def _ran(self, feeds: Feeds, then: Feeds | None) -> Iterator[dict[str, torch.Tensor]]:
         """A step on inputs from wherever they lie, without the graph that fetches them from the host. Its results on the device are those
-        of the current stream inside; all of that is over at the end."""
+        of the current stream inside; all of that is over at the end. What the next step is fed is sent meanwhile."""
         place = self.device.place
         caller = torch.cuda.current_stream(place)
         if self._capture:
             with torch.no_grad(), torch.cuda.device(place), torch.cuda.stream(caller):
-                self._inputs.bring(feeds)
+                self._bring(feeds)
                 self._enqueue()
                 yield self._results[
                     False not in self._graphs
@@ -391,12 +408,20 @@ class CudaExecutable:
         else:
             with self._on_origin():
                 self._origin.wait_stream(caller)
-                self._inputs.bring(feeds)
+                self._bring(feeds)
                 results = self._record()
             caller.wait_stream(self._origin)
             with torch.no_grad(), torch.cuda.device(place), torch.cuda.stream(caller):
                 yield results
-        caller.synchronize()
+        try:
+            if then is not None and self._prefetch is not None:
+                self._prefetch.send(then)
+        finally:
+            caller.synchronize()
+
+    def _bring(self, feeds: Feeds) -> None:
+        if self._prefetch is None or not self._prefetch.take(feeds):
+            self._inputs.bring(feeds)
 
     def buffers(self) -> Arrays:
         """See `engines.base.HasBuffers`: pinned memory. It may be written again as soon as a step is over."""
@@ -488,6 +513,9 @@ class CudaExecutable:
             self._free_graphs()
             for memory in self._memories:
                 memory.give_back()
+            if self._prefetch is not None:
+                self._prefetch.close()
+                self._prefetch = None
             if not self._lent:
                 give_back(self._streams)
             self._streams = []

@@ -24,6 +24,7 @@ from msplit.engines.base import (
     HasState,
     HasTimeline,
     JoinsOthers,
+    Prefetches,
     StaysOnDevice,
     Timeline,
     is_array,
@@ -200,6 +201,7 @@ class Counting(Wrapped):
     def __init__(self, device: Executable, steps: Steps | None = None) -> None:
         super().__init__(device)
         self._steps = steps or Steps()
+        self._prefetched: tuple[Feeds | None, Feeds] = (None, {})  # what was sent, and that with its number
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """See `Executable`."""
@@ -209,8 +211,22 @@ class Counting(Wrapped):
         """See `StaysOnDevice`."""
         return self._counted(feeds, self._on_device)
 
+    def step_prefetching(self, feeds: Feeds, then: Feeds, *, on_device: bool = False) -> dict[str, Any]:
+        """See `Prefetches`. The next number goes with the rest, in vain where others count meanwhile."""
+        assert isinstance(self.device, Prefetches)
+        given = self._numbered(feeds)
+        following = {**then, STEPS: np.asarray(given[STEPS] + 1, np.int64)}
+        outputs = self.device.step_prefetching(given, following, on_device=on_device)
+        self._prefetched = (then, following)
+        return outputs
+
     def _counted(self, feeds: Feeds, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:
-        return step({**feeds, STEPS: np.asarray(next(self._steps), np.int64)})
+        return step(self._numbered(feeds))
+
+    def _numbered(self, feeds: Feeds) -> Feeds:
+        number = np.asarray(next(self._steps), np.int64)
+        (own, given), self._prefetched = self._prefetched, (None, {})
+        return given if own is feeds and given[STEPS] == number else {**feeds, STEPS: number}
 
     def save_state(self) -> Mapping[str, NDArray[Any]]:
         """How many steps there were, and what variables are."""

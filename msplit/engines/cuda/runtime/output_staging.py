@@ -55,7 +55,11 @@ class Outputs:
             self.to_host(like)  # compiles it
 
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Issues copies of tensors on the device, by name, to the host, on the current stream."""
+        """Issues copies of tensors on the device, by name, to the host, on the current stream. Wait for them, then `settle`."""
+        if self._output_copy is not None and self._output_copy.direct:
+            sources = [_aligned(tensors[name]) for name in self._block.arrays]
+            self._output_copy.issue([source.data_ptr() for source in sources])
+            return
         for name, place in self._block.arrays.items():
             target = self._block.host[self._block.starts[name] :][: place.nbytes]
             source = tensors[name].contiguous()

@@ -130,7 +130,7 @@ def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
         monkeypatch.setattr(torch.cuda, name, lambda *place: contextlib.nullcontext())
     made = CudaExecutable.__new__(CudaExecutable)
     made.device, made.ieee, made._capture, made._origin = device, True, capture, Stream("origin")
-    made._ranks, made._group, made._others = device.owned(Ranks), None, ()
+    made._ranks, made._group, made._others, made._prefetch = device.owned(Ranks), None, (), None
     made._inputs = Inputs({"x": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int64)}, device)
     results = {"y": made._inputs.on_device["x"]}  # a graph gives what is made of its inputs' memory
     made.program = SimpleNamespace(dynamic=(), known_outputs=dict, known_tensors=lambda place: {"k": torch.ones(1)})
