@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -261,20 +261,22 @@ class Trainer(Shown):
                 wrong[0], where=str(self.flat.model.path), fix="`Trainer.variables` has names, types and shapes"
             )
         self._given = True
-        state = {**self._host_state(), **{name: np.array(value) for name, value in values.items()}}
-        self._put(state)
+        self._put({name: np.array(value) for name, value in values.items()})
 
-    def _host_state(self) -> dict[str, NDArray[Any]]:
-        """Values outside of the engine: what it holds is newer."""
+    def _host_state(self, given: Container[str] = ()) -> dict[str, NDArray[Any]]:
+        """Values outside of the engine: what it holds is newer. Where all that a step needs is `given`, nobody is asked how they begin."""
         if self._closed:
             raise EngineError("the trainer is closed", fix="save or take `variables` before")
         if self._state is None:
+            if all(name in given for name in self._needed):
+                return {}
             found = initial_state(self.flat, op_libraries=self._request.op_libraries)
             self._state = {name: found[name] for name in self._names if name in found}
         return self._state
 
     def _put(self, state: dict[str, NDArray[Any]]) -> None:
-        self._state = state
+        """Gives these variables values, and no other."""
+        self._state = {**self._host_state(state), **state}
         if self.runner is not None:
             executable = self._executable()
             known = executable.save_state()
@@ -333,9 +335,8 @@ class Trainer(Shown):
         """
         found = checkpoint.read(self.flat.model, self._names, self._needed, checkpoint.latest(Path(path)))
         self._given = True
-        without = [name for name in self._needed if name not in found.state]
         self.steps = found.steps or 0
-        self._put({**(self._host_state() if without else self._state or {}), **found.state})
+        self._put({**self._host_state(found.state), **found.state})
         return found.note
 
     # --- The end

@@ -18,6 +18,7 @@ from msplit.training import checkpoint
 from msplit.training.trainer import Trainer
 from tests.cli.runner import SAMPLES
 from tests.training.models import ON_TENSORFLOW, batches, regression
+from tests.training_graphs import stored
 
 pytestmark = pytest.mark.tf
 
@@ -226,6 +227,25 @@ def test_values_that_do_not_fit_are_refused(trainer: Trainer) -> None:
             trainer.load(values)
     trainer.load({"bias": np.array(7, np.float32)})
     assert trainer.variables["bias"] == 7
+
+
+def test_variables_that_are_not_named_keep_what_training_made_of_them(trainer: Trainer) -> None:
+    trainer.run(batches(3))
+    before = trainer.variables
+    trainer.load({"bias": np.array(7, np.float32)})
+    after = trainer.variables
+    assert after.pop("bias") == 7
+    assert same(after, {name: value for name, value in before.items() if name != "bias"})
+
+
+def test_a_graph_without_initializers_begins_with_values_that_are_given() -> None:
+    """As the message says that it does where there are none."""
+    flat, training = stored("deepfm", "GradientDescent", "resource")
+    with pytest.raises(EngineError, match=r"has no initial value[^\n]*\n.*Trainer\(…, state="):
+        _ = msplit.Trainer(flat, "train_op", ["loss"]).variables
+    state = training.state()
+    trainer = msplit.Trainer(flat, "train_op", ["loss"], state=state)
+    assert same(trainer.variables, state)
 
 
 def test_inputs_that_do_not_fit_are_named(model: Path) -> None:
