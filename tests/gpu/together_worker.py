@@ -37,7 +37,8 @@ def main(name: str, optimizer: str, folder: str, steps: str) -> None:
         executable = ENGINE.build(job)
         executable.load_state({key: value if world.rank == 0 else value * 0 for key, value in training.state().items()})
         executable.join()
-        losses = [float(executable.step(feeds)["loss"]) for feeds in own]
+        following = [*own[1:], own[0]]
+        losses = [float(executable.step_prefetching(*two)["loss"]) for two in zip(own, following, strict=True)]
         state = executable.save_state()
         executable.close()
         np.savez(Path(folder) / f"rank{world.rank}.npz", **state, **{"(losses)": np.array(losses)})

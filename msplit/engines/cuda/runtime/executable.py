@@ -399,12 +399,11 @@ class CudaExecutable:
         place = self.device.place
         caller = torch.cuda.current_stream(place)
         if self._capture:
-            with torch.no_grad(), torch.cuda.device(place), torch.cuda.stream(caller):
+            with self.device.entered():
                 self._bring(feeds)
                 self._enqueue()
-                yield self._results[
-                    False not in self._graphs
-                ]  # where nothing runs, they are made of inputs and constants
+                # Where nothing runs, they are made of inputs and constants.
+                yield self._results[False not in self._graphs]
         else:
             with self._on_origin():
                 self._origin.wait_stream(caller)
