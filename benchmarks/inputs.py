@@ -92,7 +92,7 @@ def measure(job: Job, feeds: Sequence[Feeds], seconds: float) -> dict[str, Any]:
     following = [*feeds[1:], feeds[0]]
     ways: dict[str, Callable[[int], Any]] = {
         HOST: lambda at: made.step(feeds[at]),
-        SENT: lambda at: made.step_prefetching(feeds[at], following[at]),
+        SENT: lambda at: made.step_prefetching(feeds[at], lambda: following[at]),
         FROM_GPU: lambda at: made.step(there[at]),
         ON_GPU: lambda at: made.step_on_device(there[at]),
     }

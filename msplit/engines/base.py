@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -23,6 +23,10 @@ Arrays = Mapping[str, NDArray[Any]]
 
 Feeds = Mapping[str, Any]
 """Arrays, and tensors wherever they lie: whatever speaks DLPack, as PyTorch, CuPy, JAX and TensorFlow do."""
+
+
+Following = Callable[[], Feeds | None]
+"""Gives what the next step is fed; None where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -345,11 +349,12 @@ class StaysOnDevice(Protocol):
 class Prefetches(Protocol):
     """An executable that takes the inputs of the next step to the device while a step runs."""
 
-    def step_prefetching(self, feeds: Feeds, then: Feeds, *, on_device: bool = False) -> dict[str, Any]:
-        """One whole step, synchronous, on `feeds`, and meanwhile copies of `then`, which the next step is fed: this very mapping, whose
-        arrays stay as they are until it has begun. Values that are no arrays, or do not fit, are left to that step.
+    def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
+        """One whole step, synchronous, on `feeds`, and meanwhile copies of what the next step is fed: that very mapping, whose arrays stay
+        as they are until it has begun. Values that are no arrays, or do not fit, are left to that step.
 
         Args:
+            then: Gives what the next step is fed, or None; is called while this one runs.
             on_device: As `StaysOnDevice` has it.
         """
 

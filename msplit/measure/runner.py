@@ -13,7 +13,7 @@ from typing import Any
 
 from msplit import escape
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import Arrays, Executable, Feeds, Prefetches, StaysOnDevice, refuse
+from msplit.engines.base import Arrays, Executable, Feeds, Following, Prefetches, StaysOnDevice, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
 from msplit.measure.results import Check
@@ -111,7 +111,7 @@ class Runner(Shown):
         inputs = [(f"input {name}", f"{dtype} {list(shape)}") for name, (dtype, shape) in self.inputs.items()]
         return [("variant", self.label), ("engine", self.engine), *inputs, ("outputs", ", ".join(self.outputs))]
 
-    def step(self, feeds: Feeds, *, on_device: bool = False, then: Feeds | None = None) -> dict[str, Any]:
+    def step(self, feeds: Feeds, *, on_device: bool = False, then: Feeds | Following | None = None) -> dict[str, Any]:
         """One step, which is over when this returns.
 
         Args:
@@ -120,7 +120,7 @@ class Runner(Shown):
             on_device: Leave outputs on the GPU.
             then: What the next step will be fed, where that is known: arrays are copied to the GPU while this step runs. That step is given
                 this very mapping, whose arrays are not changed before; what is wrong with them it says itself. Where another step comes
-                first, they were copied in vain.
+                first, they were copied in vain. A function that gives it, or None, is called while this step runs.
 
         Returns:
             Outputs by name, of the caller's own: arrays or, `on_device`, PyTorch tensors, which other libraries take by DLPack (outputs
@@ -139,7 +139,8 @@ class Runner(Shown):
         with self._turn:
             executable = self.executable
             if then is not None and isinstance(executable, Prefetches):
-                return executable.step_prefetching(feeds, then, on_device=on_device)
+                following: Following = then if callable(then) else lambda: then
+                return executable.step_prefetching(feeds, following, on_device=on_device)
             if not on_device:
                 return executable.step(feeds)
             assert isinstance(executable, StaysOnDevice)

@@ -187,7 +187,7 @@ class _Training:
                 if trainer.runner is None:
                     self._prepare(feeds)
                 try:
-                    last = Fetched(trainer.steps + 1, trainer.step(feeds, then=batches.upcoming()))
+                    last = Fetched(trainer.steps + 1, trainer.step(feeds, then=batches.upcoming))
                 except EndOfData:  # of the graph's own, which is as good an end as that of ours
                     break
                 self.position += 1

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from msplit import formats
 from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import STEPS, Feeds, HasState, JoinsOthers, SharesState
+from msplit.engines.base import STEPS, Feeds, Following, HasState, JoinsOthers, SharesState
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
@@ -157,7 +157,7 @@ class Trainer(Shown):
 
     # --- Steps
 
-    def step(self, feeds: Feeds, *, on_device: bool = False, then: Feeds | None = None) -> dict[str, Any]:
+    def step(self, feeds: Feeds, *, on_device: bool = False, then: Feeds | Following | None = None) -> dict[str, Any]:
         """One step, which is over when this returns.
 
         Args:
@@ -225,7 +225,7 @@ class Trainer(Shown):
         last: Fetched | None = None
         with closing(Ahead(islice(batches_of(dataset, [*self.specs]), steps))) as batches:
             for feeds in batches:
-                last = Fetched(self.steps + 1, self.step(feeds, then=batches.upcoming()))
+                last = Fetched(self.steps + 1, self.step(feeds, then=batches.upcoming))
                 if last.step % fetch_every == 0:
                     yield last
                     last = None

@@ -15,7 +15,7 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.options import KernelMode, Torture
 from msplit.opset import proto
-from tests.engines.cuda.cases import flat_of, options_of, scattered
+from tests.engines.cuda.cases import flat_of, options_of, scattered, step_then
 from tests.training_graphs import BATCH, STORED, stored
 
 pytestmark = pytest.mark.gpu
@@ -53,7 +53,7 @@ def test_training_is_the_same_to_the_bit(build, case, capture):
         wanted = [plain.step(one)["loss"] for one in feeds[:STEPS]]
         found = []
         for at in range(STEPS):
-            outputs = sent.step_prefetching(feeds[at], feeds[at + 1], on_device=at % 2 == 1)
+            outputs = step_then(sent, feeds[at], feeds[at + 1], on_device=at % 2 == 1)
             found.append(to_numpy(outputs["loss"]) if at % 2 else outputs["loss"])
         np.testing.assert_array_equal(found, wanted)
         state = plain.save_state()
@@ -100,7 +100,7 @@ def test_every_step_has_its_own_inputs_whoever_is_slow(build, rows, delay):
     for number in range(20):
         feeds, following = given[number % 2], given[1 - number % 2]
         fill(following, number + 1)
-        check(made.step_prefetching(feeds, following, on_device=bool(chance.integers(2))), number)
+        check(step_then(made, feeds, following, on_device=bool(chance.integers(2))), number)
         if chance.integers(4) == 0:
             other = {name: value + 1 for name, value in following.items()}
             np.testing.assert_array_equal(made.step(other)["w"], -other["x"])
@@ -125,7 +125,7 @@ def test_copies_run_beside_the_step_before(build):
             times.append(time.perf_counter() - began)
         return float(np.median(times[2:]))
 
-    sent = seconds(lambda feeds, then: made.step_prefetching(feeds, then, on_device=True))
+    sent = seconds(lambda feeds, then: step_then(made, feeds, then, on_device=True))
     waited = seconds(lambda feeds, then: made.step_on_device(feeds))
     told = f"device {1e3 * device:.2f} ms, sent ahead {1e3 * sent:.2f}, waited for {1e3 * waited:.2f}"
     assert device > 5e-3, f"the graph is too short to show anything: {told}"

@@ -15,7 +15,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.training.hosts import rank_of
 from msplit.training.world import joined
-from tests.engines.cuda.cases import options_of, scattered
+from tests.engines.cuda.cases import options_of, scattered, step_then
 from tests.engines.cuda.together import part
 from tests.training_graphs import BATCH, stored
 
@@ -38,7 +38,7 @@ def main(name: str, optimizer: str, folder: str, steps: str) -> None:
         executable.load_state({key: value if world.rank == 0 else value * 0 for key, value in training.state().items()})
         executable.join()
         following = [*own[1:], own[0]]
-        losses = [float(executable.step_prefetching(*two)["loss"]) for two in zip(own, following, strict=True)]
+        losses = [float(step_then(executable, feeds, then)["loss"]) for feeds, then in zip(own, following, strict=True)]
         state = executable.save_state()
         executable.close()
         np.savez(Path(folder) / f"rank{world.rank}.npz", **state, **{"(losses)": np.array(losses)})

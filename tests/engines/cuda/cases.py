@@ -93,3 +93,8 @@ def assert_equals_tensorflow(
 def bits(outputs: Mapping[str, np.ndarray]) -> dict[str, tuple]:
     """Outputs in a form in which == means equal to the bit."""
     return {name: (value.dtype.name, value.shape, value.tobytes()) for name, value in outputs.items()}
+
+
+def step_then(executable, feeds, then, **named):
+    """A step, while which what the next one is fed goes to the device."""
+    return executable.step_prefetching(feeds, lambda: then, **named)

@@ -5,6 +5,7 @@ It proves lowerings, plans, waits and frees; its timings mean nothing.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Feeds, Timeline, is_array, refuse_fed
+from msplit.engines.base import Feeds, Following, Timeline, is_array, refuse_fed
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.ranks import Group, ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
@@ -58,15 +59,15 @@ class SimulatedExecutable:
         own = {name: own_copy(value) for name, value in self._run(feeds, None).items()}
         return own | self.program.known_tensors(torch.device("cpu"))
 
-    def step_prefetching(self, feeds: Feeds, then: Feeds, *, on_device: bool = False) -> dict[str, Any]:
+    def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
         """See `engines.base.Prefetches`: the next step has the values that its arrays have now."""
         outputs = self.step_on_device(feeds) if on_device else self.step(feeds)
-        try:
-            self._refuse(then)
-        except EngineError:
-            return outputs
-        if all(is_array(then[name]) for name in self.program.fed):
-            self._prefetched = (then, {name: np.array(then[name]) for name in self.program.fed})
+        following = then()
+        with contextlib.suppress(EngineError):
+            if following is not None:
+                self._refuse(following)
+                if all(is_array(following[name]) for name in self.program.fed):
+                    self._prefetched = (following, {name: np.array(following[name]) for name in self.program.fed})
         return outputs
 
     def _refuse(self, feeds: Feeds) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Feeds, Timeline
+from msplit.engines.base import Arrays, Feeds, Following, Timeline
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.device.capture import synchronize
@@ -322,14 +322,14 @@ class CudaExecutable:
             return self.end()
         return self._step(feeds)
 
-    def step_prefetching(self, feeds: Feeds, then: Feeds, *, on_device: bool = False) -> dict[str, Any]:
+    def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
         """See `engines.base.Prefetches`: the graph without copies, behind one that takes over what was sent."""
         if self._prefetch is None:
             with self.device.entered():
                 self._prefetch = Prefetch(self._inputs, self.device)
         return self.step_on_device(feeds, then) if on_device else self._step(feeds, then)
 
-    def _step(self, feeds: Feeds, then: Feeds | None = None) -> dict[str, NDArray[Any]]:
+    def _step(self, feeds: Feeds, then: Following | None = None) -> dict[str, NDArray[Any]]:
         """A step on inputs from wherever they lie, whose outputs are fetched behind its graph."""
         with self._ran(feeds, then) as results:
             if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
@@ -385,7 +385,7 @@ class CudaExecutable:
         """Outputs of the step that is over."""
         return {**self._outputs.read(), **self.program.known_outputs()}
 
-    def step_on_device(self, feeds: Feeds, then: Feeds | None = None) -> dict[str, Any]:
+    def step_on_device(self, feeds: Feeds, then: Following | None = None) -> dict[str, Any]:
         """One step whose outputs stay on the device: see `engines.base.StaysOnDevice`."""
         with self._ran(feeds, then) as results:
             own = {name: own_copy(tensor) for name, tensor in results.items()}
@@ -393,7 +393,7 @@ class CudaExecutable:
         return own | known
 
     @contextlib.contextmanager
-    def _ran(self, feeds: Feeds, then: Feeds | None) -> Iterator[dict[str, torch.Tensor]]:
+    def _ran(self, feeds: Feeds, then: Following | None) -> Iterator[dict[str, torch.Tensor]]:
         """A step on inputs from wherever they lie, without the graph that fetches them from the host. Its results on the device are those
         of the current stream inside; all of that is over at the end. What the next step is fed is sent meanwhile."""
         place = self.device.place
@@ -413,8 +413,9 @@ class CudaExecutable:
             with torch.no_grad(), torch.cuda.device(place), torch.cuda.stream(caller):
                 yield results
         try:
-            if then is not None and self._prefetch is not None:
-                self._prefetch.send(then)
+            following = None if then is None else then()
+            if following is not None and self._prefetch is not None:
+                self._prefetch.send(following)
         finally:
             caller.synchronize()
 

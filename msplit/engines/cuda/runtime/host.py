@@ -6,6 +6,7 @@ imported only for a model that has such a part.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from msplit.engines.base import (
     Arrays,
     Executable,
     Feeds,
+    Following,
     HasBuffers,
     HasState,
     HasTimeline,
@@ -33,7 +35,7 @@ from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.runtime.input_staging import taken
-from msplit.errors import EngineError
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class HostPart:
     Attributes:
         feeds: Name of each value that is handed to the device -> the value.
         handed: Values that the device is to hand back.
+        repeatable: Whether what runs in front has no effect, and gives the same whenever it runs: it reads no data of its own.
 
     Raises:
         EngineError: TensorFlow is missing, or can not load the model.
@@ -81,6 +84,7 @@ class HostPart:
         fed = {(tensor.node, tensor.port): tensor.name for tensor in flat.inputs}
         self.feeds = {f"{names[node]}:{port} (host)": (node, port) for node, port in partition.frontier}
         self.handed = partition.handed_outputs()
+        self.repeatable = set(partition.effects.stateful).isdisjoint(partition.host)
         self.nodes = len(partition.host) + len(partition.post_nodes)
         # An input that is an output as it is: a session gives nothing back that it was fed.
         self._handed_on = {name: fed[key] for name, key in partition.fetched.items() if key in fed}
@@ -145,6 +149,11 @@ class Wrapped:
         """A step of the device's that leaves its outputs there."""
         assert isinstance(self.device, StaysOnDevice)
         return self.device.step_on_device(feeds)
+
+    def _prefetching(self, feeds: Feeds, then: Following, *, on_device: bool) -> dict[str, Any]:
+        """A step of the device's that takes what the next one is fed there."""
+        assert isinstance(self.device, Prefetches)
+        return self.device.step_prefetching(feeds, then, on_device=on_device)
 
     def save_state(self) -> Mapping[str, NDArray[Any]]:
         """What steps change: variables, and see `Counting`."""
@@ -211,14 +220,18 @@ class Counting(Wrapped):
         """See `StaysOnDevice`."""
         return self._counted(feeds, self._on_device)
 
-    def step_prefetching(self, feeds: Feeds, then: Feeds, *, on_device: bool = False) -> dict[str, Any]:
+    def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
         """See `Prefetches`. The next number goes with the rest, in vain where others count meanwhile."""
-        assert isinstance(self.device, Prefetches)
         given = self._numbered(feeds)
-        following = {**then, STEPS: np.asarray(given[STEPS] + 1, np.int64)}
-        outputs = self.device.step_prefetching(given, following, on_device=on_device)
-        self._prefetched = (then, following)
-        return outputs
+
+        def numbered() -> Feeds | None:
+            if (following := then()) is None:
+                return None
+            sent = {**following, STEPS: np.asarray(given[STEPS] + 1, np.int64)}
+            self._prefetched = (following, sent)
+            return sent
+
+        return self._prefetching(given, numbered, on_device=on_device)
 
     def _counted(self, feeds: Feeds, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:
         return step(self._numbered(feeds))
@@ -238,25 +251,61 @@ class Counting(Wrapped):
         self._steps.count = int(state.get(STEPS, 0))
 
 
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """What the host part has made of a step's inputs.
+
+    Attributes:
+        feeds: The model's inputs, on the host.
+        inputs: Those of the device part, wherever they were.
+        outputs: Outputs of the model that are there already.
+    """
+
+    feeds: Arrays
+    inputs: Feeds
+    outputs: Mapping[str, NDArray[Any]]
+
+
 class WithHost(Wrapped):
     """An executable whose steps run the host part around it. `launch` and `device_times` are the device's alone."""
 
     def __init__(self, host: HostPart, device: Executable) -> None:
         super().__init__(device)
         self._host = host
+        self._ahead: tuple[Feeds, _Given] | None = None  # what the next step is to be fed, and what was made of it
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """See `Executable`."""
-        return self._around(feeds, self.device.step)
+        return self._around(self._given(feeds), self.device.step)
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
         """See `StaysOnDevice`. What the host makes is on the host."""
-        return self._around(feeds, self._on_device)
+        return self._around(self._given(feeds), self._on_device)
 
-    def _around(self, feeds: Feeds, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:
+    def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
+        """See `Prefetches`: what the host makes of the next step's inputs it makes while the device is busy."""
+
+        def inputs() -> Feeds | None:
+            following = then() if self._host.repeatable else None
+            with contextlib.suppress(MsplitError):  # its own step says what is wrong
+                if following is not None:
+                    self._ahead = (following, self._run(following))
+                    return self._ahead[1].inputs
+            return None
+
+        return self._around(self._given(feeds), lambda fed: self._prefetching(fed, inputs, on_device=on_device))
+
+    def _given(self, feeds: Feeds) -> _Given:
+        ahead, self._ahead = self._ahead, None
+        return ahead[1] if ahead is not None and ahead[0] is feeds else self._run(feeds)
+
+    def _run(self, feeds: Feeds) -> _Given:
         given = {name: _on_host(name, value) for name, value in feeds.items()}  # a session takes all of them
         inputs, outputs = self._host.run(given)
-        return {**self._host.finish(given, step({**inputs, **feeds})), **outputs}
+        return _Given(given, {**inputs, **feeds}, outputs)
+
+    def _around(self, given: _Given, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:
+        return {**self._host.finish(given.feeds, step(given.inputs)), **given.outputs}
 
     def facts(self) -> Mapping[str, Any]:
         """See `Executable`."""

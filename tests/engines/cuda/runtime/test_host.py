@@ -16,7 +16,16 @@ from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.measure.verification import compare
-from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, graph_of, job, kernels, program_of, scattered
+from tests.engines.cuda.cases import (
+    SAMPLES,
+    assert_equals_tensorflow,
+    graph_of,
+    job,
+    kernels,
+    program_of,
+    scattered,
+    step_then,
+)
 
 pytestmark = pytest.mark.tf
 
@@ -245,3 +254,40 @@ def downstream(flat, node):
                 found.add(reader)
                 waiting.append(reader)
     return found
+
+
+def test_the_next_inputs_are_looked_up_while_the_device_is_busy(monkeypatch):
+    flat = load("keras_lookup")
+    feeds = [make_inputs(flat, {}, batch=3, seed=seed) for seed in range(4)]
+    executable = ENGINE.build(job(flat, feeds[0]))
+    wanted = [executable.step(one) for one in feeds]
+    log = []
+    for who, what in ((executable._host, "run"), (executable._host, "finish"), (executable.device, "_run")):
+        do = getattr(who, what)
+        monkeypatch.setattr(who, what, lambda *given, do=do, what=what: log.append(what) or do(*given))
+    found = [step_then(executable, one, then) for one, then in zip(feeds, [*feeds[1:], None], strict=True)]
+    for outputs, expected in zip(found, wanted, strict=True):
+        assert outputs.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(outputs[name], value)
+    # The simulated device is over before it is asked what comes next; on a GPU that is while its graph runs.
+    assert log == ["run", *["_run", "run", "finish"] * 3, "_run", "finish"]
+    other = {name: value[::-1].copy() for name, value in feeds[1].items()}
+    step_then(executable, feeds[0], {**feeds[1], "city": np.zeros(3)})  # its own step says what is wrong
+    expected = executable.step(other)
+    step_then(executable, feeds[0], feeds[1])
+    for name, value in executable.step(other).items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+def test_what_reads_data_itself_is_not_run_before_its_step():
+    def numbers(tf, v1):
+        x = v1.placeholder(tf.float32, [2], name="x")
+        read = v1.data.make_one_shot_iterator(tf.data.Dataset.range(100)).get_next()
+        tf.add(x, tf.cast(read, tf.float32), name="y")
+
+    feeds = {"x": np.zeros(2, np.float32)}
+    executable = ENGINE.build(job(graph_of(numbers, outputs=["y"]), feeds))
+    first = executable.step(feeds)["y"][0]
+    then = {"x": np.zeros(2, np.float32)}
+    assert [step_then(executable, feeds, then)["y"][0], executable.step(feeds)["y"][0]] == [first + 1, first + 2]

@@ -22,7 +22,7 @@ from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.errors import EngineError
 from msplit.opset import proto
-from tests.engines.cuda.cases import flat_of, job
+from tests.engines.cuda.cases import flat_of, job, step_then
 
 CPU = torch.device("cpu")
 SHAPES = {"ids": (3,), "more": (5, 2), "label": (9,), "picture": (40, 30), "wide": (700, 2)}
@@ -168,7 +168,7 @@ def train(gpu, count):
     with made_on(gpu) as made:
         for number in range(count):
             feeds, following = following, values(number + 1)
-            assert_gives(made.step_prefetching(feeds, following), number)
+            assert_gives(step_then(made, feeds, following), number)
             for value in feeds.values():
                 value[...] = 7
 
@@ -216,7 +216,7 @@ def test_whatever_was_announced_a_step_gives_what_it_is_fed(seed, steps):
             }.get(then)
             event(then)
             if announced is not None:
-                outputs = made.step_prefetching(feeds, announced, on_device=on_device)
+                outputs = step_then(made, feeds, announced, on_device=on_device)
             else:
                 outputs = made.step_on_device(feeds) if on_device else made.step(feeds)
             assert_gives(outputs, number)
@@ -226,7 +226,7 @@ def test_whatever_was_announced_a_step_gives_what_it_is_fed(seed, steps):
             if then == "another":  # what was sent of a mapping is for one step
                 announced.update(values(98))
                 made.step(values(97))
-                assert_gives(made.step_prefetching(announced, following), 98)
+                assert_gives(step_then(made, announced, following), 98)
             for value in feeds.values():
                 value[...] = 7
 
@@ -240,8 +240,8 @@ def test_values_are_those_of_the_time_when_they_were_sent():
     made.node.add(op="AddV2", name="y", input=["x", "x"]).attr["T"].type = 1
     made = ENGINE.build(job(flat_of(made, outputs=["y"]), {"x": np.zeros(2, np.float32)}))
     first, second = ({"x": np.full(2, value, np.float32)} for value in (1, 2))
-    assert made.step_prefetching(first, second)["y"].tolist() == [2, 2]
+    assert step_then(made, first, second)["y"].tolist() == [2, 2]
     second["x"][...] = 9
     assert made.step(second)["y"].tolist() == [4, 4]
     assert made.step(second)["y"].tolist() == [18, 18]
-    assert made.step_prefetching(second, {"x": np.zeros(3, np.float32)})["y"].tolist() == [18, 18]
+    assert step_then(made, second, {"x": np.zeros(3, np.float32)})["y"].tolist() == [18, 18]
