@@ -7,8 +7,8 @@ Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, str
 streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against measured
 time), `precision` (half precision beside float32), `foreign` and `foreign_costs` (both for models that no constant was fitted to),
 `requests` (what pools answer), `training` (training steps), `curves` (of their losses), `gpus` (models on 1, 2, 4 … GPUs, and the tests
-that need several), `tests` (marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done).
-Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by one job. About 120 minutes of one
+that need several), `tests` (marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done), `inputs`
+(what inputs cost a step, likewise). Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by one job. About 120 minutes of one
 GPU, 35 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
@@ -62,6 +62,7 @@ RESULTS = {
     "requests": ("requests.json", "rows"),
     "training": ("training.json", "rows"),
     "gpus": ("gpus.json", "rows"),
+    "inputs": ("inputs.json", "rows"),
 }
 """What a job of a step leaves, and which part of it is joined with other jobs' parts."""
 
@@ -219,6 +220,7 @@ JOBS = (
     foreign("wavenet,graph_net,text_cnn", 120),
     foreign("ple,bucket_columns", 100),
     foreign("din,autoint,dcn", 100),
+    Job("inputs", "all", 150, ("inputs.py",)),
     Job("gpus", "all", 300, ("gpus.py",), gets_all=True),
     Job(
         "gpus",
@@ -251,7 +253,7 @@ def main() -> None:
     arguments = parser.parse_args()
     steps = arguments.steps or [*RESULTS, "curves", "tests"]
     jobs = [job for job in wanted(arguments.only or ["*"]) if job.step in steps]
-    alone = [job for job in jobs if job.step == "quiet" or job.gets_all]
+    alone = [job for job in jobs if job.step in ("quiet", "inputs") or job.gets_all]
     stop = time.monotonic() + arguments.seconds
     cores = shares(sorted(os.sched_getaffinity(0)), arguments.gpus)
     graphs, out = arguments.graphs.resolve(), arguments.out.resolve()

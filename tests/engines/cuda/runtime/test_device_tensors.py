@@ -22,7 +22,7 @@ from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
 from msplit.errors import EngineError
-from tests.engines.cuda.cases import graph_of, job
+from tests.engines.cuda.cases import graph_of, job, kernels, program_of
 
 CPU = torch.device("cpu")
 TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint16", "bool", "complex64")
@@ -230,6 +230,16 @@ def test_a_step_on_tensors_is_a_step_on_their_values(flat, streams):
                 np.testing.assert_array_equal(to_numpy(there[name]), value, err_msg=name)
         for name, value in feeds.items():
             np.testing.assert_array_equal(to_numpy(tensors[name]), value, err_msg="inputs stay the caller's")
+
+
+@pytest.mark.tf
+def test_pictures_are_copied_as_bytes_and_cast_on_the_device(flat):
+    feeds = feeds_of()
+    program = program_of(flat, feeds)
+    assert program.fed["picture"] == ((4,), "uint8")
+    assert "Cast" in kernels(program)
+    with pytest.raises(EngineError, match=r"input x was prepared as float32 \(4, 3\), not uint8"):
+        ENGINE.build(job(flat, feeds)).step({**feeds, "x": feeds["x"].astype(np.uint8)})
 
 
 @pytest.mark.tf
