@@ -108,7 +108,8 @@ class Pool(Shown):
         """Takes a request. Its arrays must stay as they are until it is answered.
 
         Args:
-            feeds: Inputs by name: arrays, or tensors that speak DLPack, which are brought to the host.
+            feeds: Inputs by name: arrays, or tensors that speak DLPack. Those on the GPU are copied there, after what this thread's current
+                stream was given before, which is waited for; others are brought to the host, and so is what has no rows.
             priority: 0 is the most urgent, `settings.priorities` - 1 the least.
             timeout: Seconds after which it is too late to start it.
 

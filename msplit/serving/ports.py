@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, refuse
+from msplit.engines.cuda import engine as cuda
 from msplit.errors import EngineError
-from msplit.measure.tensors import as_array
+from msplit.measure.tensors import as_array, lies_on
 
 Shape = tuple[int, ...]
 
@@ -41,6 +42,7 @@ class Ports:
             None where that was not shown.
         mixes: Why it was not.
         pads: Whether steps are of these batches only, so that one is filled up to the next.
+        device: Where tensors stay that lie there, "cuda" or "cpu"; others are brought to the host. None: all are.
 
     Attributes:
         joins: Whether several requests may share a step, and one may be filled up to it.
@@ -55,9 +57,10 @@ class Ports:
         mixes: str = "",
         *,
         pads: bool = True,
+        device: str | None = None,
     ) -> None:
         self.batches = tuple(batch for batch in shapes if batch)
-        self._pads = pads
+        self._pads, self._device = pads, device
         self.joins, self._mixes = rows is not None and bool(self.batches), mixes
         largest = [*shapes.values()][-1]
         dtypes = {name: _kept_as(dtype) for name, dtype in dtypes.items()}
@@ -71,7 +74,7 @@ class Ports:
         }
         self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
         self._shapes = dict(shapes)
-        self._shared = [name for name, count in self._entries.items() if not count]
+        self._shared = [name for name, count in self._entries.items() if not count and self.joins]
         self._texts = [name for name in largest if dtypes[name] == _TEXT]
 
     def outputs(self, example: Arrays) -> dict[str, Port]:
@@ -82,7 +85,8 @@ class Ports:
         }
 
     def check(self, feeds: Feeds) -> tuple[Feeds, int, Hashable]:
-        """What a request brings, as arrays; its rows, 0 where a model has none; and its key (see `Request`).
+        """What a request brings, as arrays, or as tensors that stay where they are and may be read; its rows, 0 where a model has none; and
+        its key (see `Request`).
 
         Raises:
             EngineError: An input is missing or is none, or has another type or shape than it must.
@@ -109,15 +113,17 @@ class Ports:
         if not hasattr(feeds, "items"):
             said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
             raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
-        arrays = {
-            name: as_array(name, value) if is_array(value) or is_tensor(value) else value
-            for name, value in feeds.items()
-        }
+        arrays = {name: self._taken(name, value) for name, value in feeds.items()}
         rows = self._rows(arrays)
         refuse(arrays, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
         for name in self._texts:
             arrays[name] = _as_bytes(name, arrays[name])
         return arrays, rows, self._key(arrays)
+
+    def _taken(self, name: str, value: Any) -> Any:
+        if self._device is not None and name not in self._shared and lies_on(value, self._device):
+            return cuda.settled(name, value)
+        return as_array(name, value) if is_array(value) or is_tensor(value) else value
 
     def _shape(self, name: str, rows: int) -> Shape:
         """Of an input of so many rows."""
@@ -132,7 +138,7 @@ class Ports:
         Raises:
             EngineError: There is no step for it.
         """
-        given = {name: value.shape for name, value in feeds.items() if isinstance(value, np.ndarray)}
+        given = {name: tuple(value.shape) for name, value in feeds.items() if is_array(value) or is_tensor(value)}
         if not self.joins:
             if given.keys() != self._entries.keys():
                 return max(self._shapes)  # what is wrong with it is said later

@@ -178,8 +178,8 @@ def _of_build(every: Sequence[Loaded], why: str, settings: PoolSettings) -> Reci
     restored = [{batch: one.restored[rung.program] for batch, rung in rungs.items()} for one in every]
     shapes: dict[int, Mapping[str, Shape]] = {batch: rung.inputs for batch, rung in sorted(rungs.items())}
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
-    ports = Ports(dtypes, shapes, rows, manifest.mixes)
     flies, hosted = found.can_fly(restored[0].values()), any(one.hosted for one in restored[0].values())
+    ports = Ports(dtypes, shapes, rows, manifest.mixes, device="cuda" if flies else None)
     polls = flies or (manifest.made_for.get("device") == "cpu" and not hosted)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
 

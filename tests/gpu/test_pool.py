@@ -70,6 +70,30 @@ def test_every_answer_is_its_own(built: Path, groups: int) -> None:
         assert stats.steps < len(order)  # requests shared steps
 
 
+def test_tensors_on_the_gpu_are_answered_as_arrays_are(built: Path) -> None:
+    """Beside arrays in one step, too, and while another stream still makes them."""
+    import torch
+
+    import msplit
+
+    with msplit.pool(built, groups=2) as pool:
+        feeds = [one for rows in (1, 5, 8, 30) for one in requests_of(pool.inputs, rows, 8, seed=rows)]
+        expected = [pool.step(one) for one in feeds]
+        side = torch.cuda.Stream()
+        going = []
+        for number, one in enumerate(feeds * 3):
+            fed: dict[str, Any] = dict(one)
+            with torch.cuda.stream(side if number % 5 == 0 else torch.cuda.current_stream()):
+                for name, value in one.items():
+                    if number % 3 and (number + len(name)) % 4:
+                        fed[name] = torch.zeros(value.shape, dtype=torch.from_numpy(value).dtype, device="cuda")
+                        torch.cuda._sleep(200_000)
+                        fed[name].copy_(torch.from_numpy(value))
+                going.append(pool.submit(fed))
+        for number, pending in enumerate(going):
+            assert close_to(pending.result(), expected[number % len(feeds)]), number
+
+
 def test_threads_get_their_own_answers(built: Path) -> None:
     import msplit
 

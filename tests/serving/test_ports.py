@@ -62,6 +62,28 @@ def test_a_request_is_taken_as_it_is(rows: int) -> None:
         assert arrays[name] is value
 
 
+def test_what_lies_where_steps_run_stays_there_but_for_what_has_no_rows() -> None:
+    torch = pytest.importorskip("torch")
+    there = ports(device="cpu")  # as where tensors lie, which on a GPU are not the host's
+    fed = {name: torch.from_numpy(value) for name, value in given_rows(3).items()}
+    taken, rows, key = there.check(fed)
+    assert rows == 3
+    assert key == there.check(given_rows(3))[2] != there.check(given_rows(3, k=2))[2]
+    assert taken["x"].data_ptr() == fed["x"].data_ptr()
+    assert isinstance(taken["ids"], torch.Tensor)
+    assert isinstance(taken["k"], np.ndarray)
+    assert all(isinstance(value, np.ndarray) for value in ports(device="cuda").check(fed)[0].values())
+    assert all(isinstance(value, np.ndarray) for value in ports().check(fed)[0].values())
+    for wrong, said in (
+        ({**fed, "x": fed["x"][:2]}, "inputs have different numbers of rows"),
+        ({**fed, "x": fed["x"].double()}, "input x was prepared as float32"),
+        ({**fed, "x": fed["x"][:, :2]}, "input x was prepared as float32"),
+        ({"x": fed["x"], "k": fed["k"]}, "no value for input ids"),
+    ):
+        with pytest.raises(EngineError, match=said):
+            there.check(wrong)
+
+
 def strided(value: NDArray[Any]) -> NDArray[Any]:
     return np.repeat(value, 2, axis=0)[::2]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from msplit.engines.cuda.profiling.kernel_profile import Measured
     from msplit.engines.cuda.runtime.executables import Compiled, one_stream_seconds
     from msplit.engines.cuda.runtime.host import Steps
-    from msplit.engines.cuda.runtime.input_staging import taken
+    from msplit.engines.cuda.runtime.input_staging import settled, taken
     from msplit.engines.cuda.search.kernel_modes import (
         SimulatedVariant,
         SimulatedVariants,
@@ -61,6 +61,7 @@ __all__ = [
     "profile_kernels",
     "refused_folders",
     "runs_as_stored",
+    "settled",
     "shared_batch",
     "simulate_variants",
     "taken",
@@ -87,6 +88,7 @@ _LATER = {
     "one_stream_seconds": "runtime.executables",
     "predicted_us": "search.kernel_modes",
     "simulate_variants": "search.kernel_modes",
+    "settled": "runtime.input_staging",
     "taken": "runtime.input_staging",
     "to_numpy": "ir.dtypes",
 }

@@ -362,7 +362,13 @@ class CudaExecutable:
 
     def start(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
         """Begins a step on the rows of several requests; see `Inputs.join`. For one whose streams are shared."""
-        self._inputs.join(parts, entries)
+        try:
+            self._inputs.join(parts, entries)
+        except (
+            TypeError
+        ):  # NumPy takes no tensors of a GPU; to look for them at every step would cost those that have none
+            with torch.cuda.stream(self._origin):
+                self._inputs.join_tensors(parts, entries)
         self._outputs.expect()
         self._graphs[True].start_on(self._origin)
         self._looks = 0

@@ -214,6 +214,32 @@ class Inputs:
             if start >= self.rest and place.nbytes:
                 self._async_copy.send(start, start + place.nbytes)
 
+    def join_tensors(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
+        """The same where some values are tensors on a GPU, ready to be read. On the current stream they are copied to where `send` would
+        have brought them, or into the host block, from where the step's graph fetches what is small.
+
+        Args:
+            parts: As above.
+            entries: As above.
+        """
+        for name, place in self.block.arrays.items():
+            start, tensor = self.block.starts[name], self.on_device[name]
+            goes_ahead = start >= self.rest
+            target = tensor if goes_ahead else _tensor(self.block.host, start, tensor)
+            first = 0
+            for part in parts if entries[name] else parts[:1]:
+                value = part[name]
+                rows = slice(first, first + len(value)) if entries[name] else ...
+                first += len(value) if entries[name] else 0
+                size = value.nbytes
+                if not is_array(value):
+                    target[rows].copy_(value, non_blocking=True)
+                else:
+                    np.copyto(place[rows], value)
+                    if goes_ahead and size:
+                        self._async_copy.send(start, start + size)
+                start += size
+
     def bring(self, feeds: Feeds) -> None:
         """Issues what brings every input to its place on the device, on the current stream: tensors from where they lie, without the host
         if they are on a device, and arrays by way of the host block.
@@ -287,6 +313,18 @@ def taken(name: str, value: Any) -> torch.Tensor:
         return tensor_of(value)
     except Unsupported as problem:
         raise EngineError(f"input {name}: {problem}", fix="give a NumPy array") from problem
+
+
+def settled(name: str, value: Any) -> torch.Tensor:
+    """The same, when what its library, and this thread's current stream, still had to do to it is over: any stream may read it.
+
+    Raises:
+        EngineError: It can not be taken.
+    """
+    tensor = taken(name, value)
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+    return tensor
 
 
 def _taker(names: Sequence[str]) -> Callable[[Feeds], tuple[Any, ...]]:

@@ -105,6 +105,41 @@ def test_tensors_that_lie_otherwise_arrive_too():
     assert found.on_device["x"].eq(1).all()
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.lists(st.booleans(), min_size=4, max_size=4)), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_rows_of_requests_are_joined_wherever_they_lie(parts, large):
+    """Small ones in the host block, from where the graph fetches them; what goes ahead in its place on the device."""
+    entries = {"x": 1, "ids": 2, "half": 1, "k": 0}
+    shapes = {"x": (12, 50), "ids": (24,), "half": (12, 0), "k": ()}
+    types = {"x": "float32", "ids": "int64", "half": "bfloat16", "k": "float64"}
+    arrays, fed = [], []
+    for number, (rows, tensors) in enumerate(parts):
+        arrays.append(
+            {
+                name: array_of(types[name], (rows * count, *shapes[name][1:]) if count else (), number)
+                for name, count in entries.items()
+            }
+        )
+        fed.append(
+            {
+                name: to_torch(arrays[-1][name].copy()) if there else arrays[-1][name]
+                for name, there in zip(entries, tensors, strict=True)
+            }
+        )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(input_staging, "_AHEAD_BYTES", 1 << 10 if large else 1 << 20)
+        like = {name: to_torch(np.zeros(shape, numpy_dtype(types[name]))) for name, shape in shapes.items()}
+        joined, wanted = Inputs(like, Device.of(CPU)), Inputs(like, Device.of(CPU))
+    joined.join_tensors(fed, entries)
+    wanted.join(arrays, entries)
+    for one in (joined, wanted):
+        one.rest_to_device()
+    for name, value in wanted.on_device.items():
+        np.testing.assert_array_equal(to_numpy(joined.on_device[name]), to_numpy(value), err_msg=name)
+
+
 @pytest.mark.parametrize("capture", [True, False])
 @pytest.mark.parametrize("runs", [True, False])
 def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
