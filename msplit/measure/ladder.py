@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from msplit.engines.base import Executable, Feeds, StaysOnDevice, is_tensor
+from msplit.engines.base import Executable, Feeds, Following, Prefetches, StaysOnDevice, is_tensor
 from msplit.engines.cuda import engine as cuda
 from msplit.errors import EngineError
 
@@ -46,6 +47,22 @@ class Ladder:
         def step(rung: Executable, filled: Feeds) -> dict[str, Any]:
             assert isinstance(rung, StaysOnDevice)
             return rung.step_on_device(filled)
+
+        return self._step(feeds, step)
+
+    def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
+        """See `Prefetches`: where the next step is one of the same batch, and that is a rung. Others are not sent ahead."""
+        batch = self._batch(feeds)
+
+        def following() -> Feeds | None:
+            found = then()
+            with contextlib.suppress(EngineError):  # its own step says so
+                return found if found is not None and self._batch(found) == batch and batch in self._rungs else None
+            return None
+
+        def step(rung: Executable, filled: Feeds) -> dict[str, Any]:
+            assert isinstance(rung, Prefetches)
+            return rung.step_prefetching(filled, following, on_device=on_device)
 
         return self._step(feeds, step)
 

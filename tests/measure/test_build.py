@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -150,6 +151,23 @@ def test_a_smaller_batch_is_filled_up_and_cut(kept: Path) -> None:
             with pytest.raises(msplit.MsplitError, match=f"a batch of {rows} is not between 1 and 4"):
                 runner.step({name: np.resize(value, (rows, *value.shape[1:])) for name, value in feeds.items()})
         assert runner.facts["batches"] == (1, 4)
+
+
+def test_the_next_step_may_be_of_any_batch(kept: Path) -> None:
+    """What has room for the inputs of the same batch is sent them ahead."""
+    with msplit.open(kept) as runner:
+        whole = {name: np.array(value) for name, value in runner.buffers.items()}
+        feeds = [{name: value[-rows:] for name, value in whole.items()} for rows in (4, 4, 1, 1, 3, 3, 4, 0)]
+        wanted = [runner.step(one) for one in feeds[:-1]]
+        sent = []
+        for rung in runner.executable._rungs.values():  # type: ignore[attr-defined]
+            run = rung._run  # type: ignore[attr-defined]
+            rung._run = lambda fed, tap, rung=rung, run=run: sent.append(rung._prefetched[0] is fed) or run(fed, tap)  # type: ignore[attr-defined]
+        found = [runner.step(one, then=then) for one, then in itertools.pairwise(feeds)]
+        for outputs, expected in zip(found, wanted, strict=True):
+            for name, value in expected.items():
+                np.testing.assert_array_equal(outputs[name], value)
+        assert sent == [False, True, False, True, False, False, False]
 
 
 def test_batches_share_weights(kept: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_, itemgetter
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Feeds, is_array, refuse_fed
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.device.pools import check, runtime
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.runtime.memcpy import Memcpy, Tell
+from msplit.engines.cuda.runtime.memcpy import AsyncCopy, Memcpy, Tell
 from msplit.errors import EngineError
 
 _ALIGNMENT = 256
@@ -29,7 +27,6 @@ _ENGINE_BYTES = 1 << 12
 _AHEAD_BYTES = 1 << 22
 """From this size on an input is on the bus, piece by piece, while the rest of it is still being copied into pinned memory. That
 spares 8 % of 4 MB, 13 of 16 and 36 of 134 on an H200; smaller ones take longer, since to read what the processor is writing slows both."""
-_TO_DEVICE, _ON_DEVICE = 1, 3  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice
 _ARRAYS = frozenset({np.ndarray})
 
 
@@ -74,33 +71,6 @@ class _Group:
     dtypes: list[np.dtype[Any]]
     places: list[NDArray[Any]]
     memory: memoryview
-
-
-class AsyncCopy:
-    """Copies bytes of a block, pinned or on a GPU, to the same place of a block of the same size on that GPU, without a kernel of ours.
-
-    `Tensor.copy_` takes the host 6 µs, CUDA's own call 2. Without a GPU, as in tests, both blocks are in the host's memory.
-
-    Args:
-        stream: CUDA's handle of the stream to issue copies on; None: the caller's current one.
-    """
-
-    def __init__(self, source: torch.Tensor, target: torch.Tensor, stream: int | None = None) -> None:
-        self._source, self._target, self._stream = source, target, stream
-        self._index: int | None = target.device.index if target.device.type == "cuda" else None
-        if self._index is not None:
-            self._copy = runtime().cudaMemcpyAsync
-            self._copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-            self._from, self._to = source.data_ptr(), target.data_ptr()
-            self._kind = _ON_DEVICE if source.is_cuda else _TO_DEVICE
-
-    def send(self, first: int, last: int) -> None:
-        """Issues the copy of the bytes from `first` on, before `last`."""
-        if self._index is None:
-            self._target[first:last].copy_(self._source[first:last])
-            return
-        stream = torch._C._cuda_getCurrentRawStream(self._index) if self._stream is None else self._stream
-        check(self._copy(self._to + first, self._from + first, last - first, self._kind, stream))
 
 
 class Inputs:

@@ -6,7 +6,8 @@ import torch
 
 from msplit.engines.base import Feeds
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.runtime.input_staging import AsyncCopy, Inputs
+from msplit.engines.cuda.runtime.input_staging import Inputs
+from msplit.engines.cuda.runtime.memcpy import AsyncCopy
 from msplit.errors import EngineError
 
 
