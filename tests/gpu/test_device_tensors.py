@@ -185,6 +185,37 @@ def test_types_arrive(dtype):
     check_types(dtype, "cuda")
 
 
+def test_many_tensors_of_few_types_arrive():
+    """Several of one type are copied by one kernel, wherever else they lie in memory and whatever their bits stand for."""
+    made = proto.graph_pb2.GraphDef()
+    shapes = {f"x{number}_{dtype}": (dtype, (number, 3)) for dtype in TYPES for number in range(5)}
+    for name, (dtype, shape) in shapes.items():
+        node = made.node.add(op="Placeholder", name=name)
+        node.attr["dtype"].type = TYPES[dtype]
+        for size in shape:
+            node.attr["shape"].shape.dim.add(size=size)
+        made.node.add(op="Identity", name=f"y{name}", input=[name]).attr["T"].type = TYPES[dtype]
+    zeros = {name: np.zeros(shape, numpy_dtype(dtype)) for name, (dtype, shape) in shapes.items()}
+    executable = ENGINE.build(job(flat_of(made, outputs=[f"y{name}" for name in shapes]), zeros, device="cuda"))
+    for seed in range(3):
+        feeds = {
+            name: torch.randint(0, 2 if dtype == "bool" else 99, shape, device="cuda").to(getattr(torch, dtype))
+            for name, (dtype, shape) in shapes.items()
+        }
+        feeds["x3_float32"] = torch.arange(9.0, device="cuda").reshape(3, 3).T
+        feeds["x4_float32"] = torch.imag(torch.full((4, 3), 1 + 2j, device="cuda").conj()).float()
+        feeds["x2_float32"] = torch.imag(torch.full((2, 3), 1 + 2j, dtype=torch.complex64, device="cuda").conj())
+        assert feeds["x2_float32"].is_neg()
+        if seed:
+            feeds["x1_int64"], feeds["x4_uint8"] = to_numpy(feeds["x1_int64"]), to_numpy(feeds["x4_uint8"])
+        found, there = executable.step(feeds), executable.step_on_device(feeds)
+        for name, value in feeds.items():
+            value = value if isinstance(value, np.ndarray) else to_numpy(value)
+            np.testing.assert_array_equal(found[f"y{name}"], value, err_msg=name)
+            np.testing.assert_array_equal(to_numpy(there[f"y{name}"]), value, err_msg=name)
+    executable.close()
+
+
 def test_where_nothing_runs_inputs_are_outputs():
     executable = twice("float32", 5, outputs=["x"])
     x = torch.arange(5.0, device="cuda")
