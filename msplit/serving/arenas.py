@@ -7,6 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from msplit.engines.base import Executable, Feeds
+from msplit.engines.cuda import engine as cuda
+from msplit.errors import EngineError
 from msplit.serving.flights import Answer, Arena
 from msplit.serving.ports import Ports
 
@@ -40,6 +42,10 @@ class StepArena:
     def outputs(self) -> Answer:
         """See `Arena`."""
         return self._outputs
+
+    def outputs_on_device(self) -> dict[str, Any]:
+        """See `Arena`."""
+        raise EngineError("outputs are on the host here")
 
     def facts(self) -> Mapping[str, Any]:
         """See `Arena`."""
@@ -78,6 +84,12 @@ class SimulatedArena:
     def outputs(self) -> Answer:
         """See `Arena`."""
         return self._arena.outputs()
+
+    def outputs_on_device(self) -> dict[str, Any]:
+        """See `Arena`. The CPU stands in for the device."""
+        return {
+            name: value if value.dtype.kind in "OSU" else cuda.to_torch(value) for name, value in self.outputs().items()
+        }
 
     def facts(self) -> Mapping[str, Any]:
         """See `Arena`."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
-
 from msplit.engines.base import Feeds
 from msplit.errors import Closed, DeviceLost, EngineError, TimedOut
 from msplit.serving.ports import Ports
@@ -23,7 +21,8 @@ from msplit.serving.settings import PoolSettings
 
 _LOG = logging.getLogger("concurrent.futures")
 
-Answer = dict[str, NDArray[Any]]
+Answer = dict[str, Any]
+"""Outputs by name: arrays, or PyTorch tensors where they stay on the device."""
 
 
 class Arena(Protocol):
@@ -40,6 +39,9 @@ class Arena(Protocol):
 
     def outputs(self) -> Answer:
         """Outputs of the step that is over, of the caller's own."""
+
+    def outputs_on_device(self) -> dict[str, Any]:
+        """The same as PyTorch tensors on the device; of one that has none it is not asked."""
 
     def facts(self) -> Mapping[str, Any]:
         """Streams, bytes: whatever is known."""
@@ -291,7 +293,7 @@ class Flights:
             for flight in self.flying:
                 try:
                     if flight.arena.over():
-                        landed.append((flight, flight.arena.outputs()))
+                        landed.append((flight, _outputs(flight)))
                 except Exception as problem:  # noqa: BLE001  as above
                     landed.append((flight, problem))
             for one in landed:
@@ -438,6 +440,12 @@ class Flights:
                 waiting=queue.count,
                 in_flight=self.running,
             )
+
+
+def _outputs(flight: Flight) -> Answer:
+    if flight.requests and flight.requests[0].on_device:
+        return flight.arena.outputs_on_device()
+    return flight.arena.outputs()
 
 
 def settle(flight: Flight) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from msplit.core.arguments import number, whole
 from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import Executable, Feeds
+from msplit.errors import EngineError
 from msplit.measure.results import Check
 from msplit.serving.attendance import NAP, Attendance
 from msplit.serving.flights import Answer, Arena, Flights, Stats
@@ -90,10 +91,10 @@ class Pool(Shown):
         batches = ", ".join(map(str, self.batches)) or "as the model says"
         return [("runs", self.about.label), ("groups", str(self.settings.groups)), ("batches", batches), *ends]
 
-    def step(self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None) -> Answer:
+    def step(self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None, on_device: bool = False) -> Answer:
         """The answer to a request. See `submit`, which does not wait for it."""
-        if not self.polls or timeout is not None or self.settings.max_delay_us:
-            answer: Answer = self.submit(feeds, priority=priority, timeout=timeout).result()
+        if not self.polls or timeout is not None or self.settings.max_delay_us or on_device:
+            answer: Answer = self.submit(feeds, priority=priority, timeout=timeout, on_device=on_device).result()
             return answer
         if priority:
             whole("the priority", priority, 0, self.settings.priorities - 1)
@@ -104,7 +105,9 @@ class Pool(Shown):
         waited: Answer = self._put(arrays, rows, key, priority, NEVER).result()
         return waited
 
-    def submit(self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None) -> Future[Answer]:
+    def submit(
+        self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None, on_device: bool = False
+    ) -> Future[Answer]:
         """Takes a request. Its arrays must stay as they are until it is answered.
 
         Args:
@@ -112,10 +115,11 @@ class Pool(Shown):
                 stream was given before, which is waited for; others are brought to the host, and so is what has no rows.
             priority: 0 is the most urgent, `settings.priorities` - 1 the least.
             timeout: Seconds after which it is too late to start it.
+            on_device: Leave outputs on the GPU.
 
         Returns:
-            Gives outputs by name, the caller's own. `cancel` it to have it not run, as long as it waits. Functions that it is to call when
-            it is done are called by whatever thread ends the step, and must be short.
+            Gives outputs by name, the caller's own: arrays or, `on_device`, PyTorch tensors. `cancel` it to have it not run, as long as it
+            waits. Functions that it is to call when it is done are called by whatever thread ends the step, and must be short.
 
         Raises:
             EngineError: An input is missing, or has another type or shape than it must.
@@ -126,13 +130,20 @@ class Pool(Shown):
         if priority:
             whole("the priority", priority, 0, self.settings.priorities - 1)
         arrays, rows, key = self._ports.check(feeds)
-        return self._put(arrays, rows, key, priority, NEVER if timeout is None else number("the timeout", timeout))
+        if on_device:
+            if not self.polls:
+                raise EngineError("this pool's outputs are on the host", fix="leave out on_device")
+            key = None if key is None else ("on the device", key)
+        patience = NEVER if timeout is None else number("the timeout", timeout)
+        return self._put(arrays, rows, key, priority, patience, on_device=on_device)
 
-    def _put(self, feeds: Feeds, rows: int, key: Any, level: int, patience: float) -> Pending:
+    def _put(
+        self, feeds: Feeds, rows: int, key: Any, level: int, patience: float, *, on_device: bool = False
+    ) -> Pending:
         """Takes a request that is looked at."""
         now = time.perf_counter()
         pending = Pending(self._attendance)
-        self._flights.put(Request({**feeds}, rows, key, level, now, now + patience, pending))
+        self._flights.put(Request({**feeds}, rows, key, level, now, now + patience, pending, on_device=on_device))
         self._attendance.glance(now)
         return pending
 

@@ -186,7 +186,7 @@ class Ports:
             for name, count in self._entries.items()
         }
 
-    def cut(self, outputs: dict[str, NDArray[Any]], rows: Sequence[int]) -> list[dict[str, NDArray[Any]]]:
+    def cut(self, outputs: dict[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
         """The answers to requests of so many rows each, out of a step's outputs: parts of them, and of what has no rows one for each."""
         if not self.joins or (len(rows) == 1 and rows[0] in self.batches):
             return [outputs]
@@ -195,7 +195,7 @@ class Ports:
             columns = [
                 [*value[: made * sum(rows)].reshape(count, made * rows[0], *value.shape[1:])]
                 if (made := self._made.get(name))
-                else [value, *(value.copy() for _ in rows[1:])]
+                else [value, *(_copied(value) for _ in rows[1:])]
                 for name, value in outputs.items()
             ]
             return [dict(zip(outputs, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -207,12 +207,16 @@ class Ports:
                 {
                     name: value[start * made : end * made]
                     if (made := self._made.get(name))
-                    else (value.copy() if start else value)
+                    else (_copied(value) if start else value)
                     for name, value in outputs.items()
                 }
             )
             start = end
         return answers
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if is_array(value) else value.clone()
 
 
 def _filled(parts: Sequence[NDArray[Any]], size: int, entries: int) -> NDArray[Any]:

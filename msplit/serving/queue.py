@@ -32,6 +32,7 @@ class Request:
         since: When it came, in seconds of the performance counter.
         deadline: After that it is too late to start it.
         waits: Whether it is in a queue.
+        on_device: Whether its answer stays on the device. All that share a step are of one mind.
     """
 
     feeds: Feeds
@@ -42,6 +43,7 @@ class Request:
     deadline: float
     answer: Future[Any]
     waits: bool = False
+    on_device: bool = False
 
 
 class _Line:

@@ -255,6 +255,27 @@ def test_a_build(build: Path, models: Mapping[str, Path], gpus: tuple[int, ...])
         msplit.pool(build, max_batch=8)
 
 
+def test_outputs_stay_on_the_device_for_who_asks(build: Path, models: Mapping[str, Path]) -> None:
+    """Beside others who do not; those who share a step are of one mind."""
+    import torch
+
+    reference = Reference(models["towers"])
+    requests = [rows_of(seed, 1 + seed % 3, 1.0) for seed in range(24)]
+    with msplit.pool(build, groups=1) as pool:
+        tensors = [{name: torch.from_numpy(value) for name, value in one.items()} for one in requests]
+        going = [pool.submit(one, on_device=number % 2 == 0) for number, one in enumerate(tensors)]
+        answers = [one.result(60) for one in going]
+        assert pool.stats().steps < len(requests)
+        answers[0] = pool.step(tensors[0], on_device=True)
+    for number, (one, answer) in enumerate(zip(requests, answers, strict=True)):
+        for name, value in reference.step(pool.outputs, one).items():
+            assert isinstance(answer[name], np.ndarray if number % 2 else torch.Tensor)
+            np.testing.assert_allclose(np.asarray(answer[name]), value, rtol=1e-4, atol=1e-5)
+    pool = msplit.pool(models["towers"], SESSION, groups=1, max_batch=4)
+    with pool, pytest.raises(MsplitError, match="this pool's outputs are on the host"):
+        pool.submit(requests[0], on_device=True)
+
+
 def test_a_build_that_was_made_with_other_versions(
     build: Path, models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

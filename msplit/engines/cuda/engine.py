@@ -20,7 +20,7 @@ from msplit.progress import Progress, importing
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.data_parallel import are_alike, missing, shared_batch
-    from msplit.engines.cuda.ir.dtypes import to_numpy
+    from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
     from msplit.engines.cuda.profiling.kernel_profile import Measured
     from msplit.engines.cuda.runtime.executables import Compiled, one_stream_seconds
     from msplit.engines.cuda.runtime.host import Steps
@@ -66,6 +66,7 @@ __all__ = [
     "simulate_variants",
     "taken",
     "to_numpy",
+    "to_torch",
 ]
 
 _LATER = {
@@ -91,6 +92,7 @@ _LATER = {
     "settled": "runtime.input_staging",
     "taken": "runtime.input_staging",
     "to_numpy": "ir.dtypes",
+    "to_torch": "ir.dtypes",
 }
 """Where what needs PyTorch is: it is loaded when it is asked for."""
 

@@ -79,6 +79,13 @@ class CudaArena:
         """Outputs of the step that is over, of the caller's own."""
         return self._current.outputs()
 
+    def outputs_on_device(self) -> dict[str, Any]:
+        """The same as tensors on the device."""
+        try:
+            return self._current.outputs_on_device()
+        except _FAULTS as problem:
+            raise _lost(problem) from problem
+
     def facts(self) -> Mapping[str, Any]:
         """Those of the largest batch, and the bytes of all."""
         every = [one.facts() for one in self._executables.values()]

@@ -391,6 +391,14 @@ class CudaExecutable:
         """Outputs of the step that is over."""
         return {**self._outputs.read(), **self.program.known_outputs()}
 
+    def outputs_on_device(self) -> dict[str, Any]:
+        """Outputs of the step that was begun by `start` and is over, as tensors of the caller's own on the device."""
+        with torch.no_grad(), torch.cuda.stream(self._origin):
+            own = {name: own_copy(tensor) for name, tensor in self._results[True].items()}
+            known = self.program.known_tensors(self.device.place)
+        self._origin.synchronize()
+        return own | known
+
     def step_on_device(self, feeds: Feeds, then: Following | None = None) -> dict[str, Any]:
         """One step whose outputs stay on the device: see `engines.base.StaysOnDevice`."""
         with self._ran(feeds, then) as results:
