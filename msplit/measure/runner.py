@@ -120,7 +120,8 @@ class Runner(Shown):
             on_device: Leave outputs on the GPU.
             then: What the next step will be fed, where that is known: arrays are copied to the GPU while this step runs. That step is given
                 this very mapping, whose arrays are not changed before; what is wrong with them it says itself. Where another step comes
-                first, they were copied in vain. A function that gives it, or None, is called while this step runs.
+                first, they were copied in vain. A function that gives it, or None, is called while this step runs. Where GPUs share the
+                rows, or TensorFlow runs the model, it is not looked at.
 
         Returns:
             Outputs by name, of the caller's own: arrays or, `on_device`, PyTorch tensors, which other libraries take by DLPack (outputs

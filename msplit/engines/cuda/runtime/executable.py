@@ -364,9 +364,8 @@ class CudaExecutable:
         """Begins a step on the rows of several requests; see `Inputs.join`. For one whose streams are shared."""
         try:
             self._inputs.join(parts, entries)
-        except (
-            TypeError
-        ):  # NumPy takes no tensors of a GPU; to look for them at every step would cost those that have none
+        except TypeError:
+            # NumPy takes no tensors of a GPU. To look for them at every step would cost those that have none.
             with torch.cuda.stream(self._origin):
                 self._inputs.join_tensors(parts, entries)
         self._outputs.expect()
@@ -434,7 +433,8 @@ class CudaExecutable:
             caller.synchronize()
 
     def _bring(self, feeds: Feeds) -> None:
-        if self._prefetch is None or not self._prefetch.take(feeds):
+        taken = self._prefetch is not None and self._prefetch.take(feeds)
+        if not taken and not (self._inputs.has_large and self._inputs.send_all(feeds)):
             self._inputs.bring(feeds)
 
     def buffers(self) -> Arrays:

@@ -114,6 +114,11 @@ class Inputs:
         shapes, dtypes = [array.shape for array in arrays], [array.dtype for array in arrays]
         return _Group(tuple(run), _taker(run), shapes, dtypes, arrays, memory)
 
+    @property
+    def has_large(self) -> bool:
+        """Whether there are inputs that `send` sends."""
+        return bool(self.rest < self.block.host.numel())
+
     def to_device(self) -> None:
         """Issues the copy of the host block to the device on the current stream."""
         self._to_device(self.block.host.numel())
