@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.device import Device
@@ -22,6 +22,7 @@ from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
 from msplit.errors import EngineError
+from tests.campaign import examples
 from tests.engines.cuda.cases import graph_of, job, kernels, program_of
 
 CPU = torch.device("cpu")
@@ -109,6 +110,7 @@ def test_tensors_that_lie_otherwise_arrive_too():
     st.lists(st.tuples(st.integers(1, 3), st.lists(st.booleans(), min_size=4, max_size=4)), min_size=1, max_size=4),
     st.booleans(),
 )
+@settings(max_examples=examples(30, 1000))
 def test_rows_of_requests_are_joined_wherever_they_lie(parts, large):
     """Small ones in the host block, from where the graph fetches them; what goes ahead in its place on the device."""
     entries = {"x": 1, "ids": 2, "half": 1, "k": 0}

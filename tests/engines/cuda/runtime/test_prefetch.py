@@ -22,6 +22,7 @@ from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.errors import EngineError
 from msplit.opset import proto
+from tests.campaign import examples
 from tests.engines.cuda.cases import flat_of, job, step_then
 
 CPU = torch.device("cpu")
@@ -174,7 +175,7 @@ def train(gpu, count):
 
 
 def test_every_step_has_its_own_inputs_at_whatever_pace_streams_run():
-    for seed in range(30):
+    for seed in range(examples(15, 200)):
         train(Gpu(seed), 6)
 
 
@@ -200,7 +201,7 @@ def test_each_of_the_three_waits_is_needed(deaf):
         max_size=8,
     ),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(40, 1000))
 def test_whatever_was_announced_a_step_gives_what_it_is_fed(seed, steps):
     """Announced in vain, wrongly, as tensors, or not at all; outputs on the host or on the device."""
     following = values(0)
