@@ -20,6 +20,8 @@ from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage, fingerprint, verify
 from msplit.engines.cuda.options import Shards
+from msplit.engines.cuda.passes.attention import choose as attention
+from msplit.engines.cuda.passes.attention.rewrite import fuse_attention
 from msplit.engines.cuda.passes.cse import eliminate_common_subexpressions
 from msplit.engines.cuda.passes.eliminate_identity import eliminate_identity
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
@@ -163,6 +165,10 @@ def _split_graph(graph: OpGraph, context: Context) -> bool:
     return context.split is not None and split_graph(graph, context.split)
 
 
+def _fuse_attention(graph: OpGraph, context: Context) -> bool:
+    return fuse_attention(graph, attention.decide_on(context.device, measure=context.measure))
+
+
 def _merge_convolutions(graph: OpGraph, context: Context) -> bool:
     return context.measure and not context.nchw and merge_siblings(graph, decide_on(context.device))
 
@@ -217,6 +223,7 @@ PIPELINE = (
     Pass("merge_assigns", _pure(merge_assigns), option="group", phase=_GROUPING),
     Pass("own_constants", _pure(own_constants), option=""),
     Pass("compute_in_half", _compute_in_half, Stage.TYPED, option="half"),  # behind what joins ops: fewer casts
+    Pass("fuse_attention", _fuse_attention, Stage.LAID_OUT, phase="choosing attention kernels"),
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),
 )

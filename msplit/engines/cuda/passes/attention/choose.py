@@ -1,0 +1,124 @@
+"""Whether one kernel does an attention faster than its products and its softmax: measured, where there is a GPU.
+
+A kernel for all reads queries, keys and values once, and scores never leave the chip. But the library's in float32 computes each product
+three times on tensor cores, to be nearly exact, where a product in TF32 does with one; and it cuts its work by queries and heads, so that
+a few short ones leave most of a GPU idle. It must win against the two products, each by its fastest kernel, and the softmax alone, with
+nothing counted for scales and masks, which may become one kernel with the softmax.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from msplit.engines.cuda.autotune import matmul
+from msplit.engines.cuda.autotune.choices import Family
+from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.interpret import as_tuple, call, static_slots
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ops.attention import KERNEL
+from msplit.engines.cuda.passes.attention.match import Match
+from msplit.engines.cuda.passes.attention.rewrite import Decide
+from msplit.formats.text import JsonValue
+from msplit.opset.traits import RESHAPES
+
+FAMILY: Family[str | None] = Family("attention", lambda name: name, lambda value: value.or_none(JsonValue.text), None)
+"""The choices that are made here: the library's kernel, or None where products and softmax are faster."""
+
+CANDIDATES = ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")
+"""Kernels that compute no score twice and keep none. The last two know half precision only."""
+
+_EXACT = "MATH"
+
+_Call = Callable[[], tuple[torch.Tensor, ...]]
+
+
+def decide_on(device: torch.device, *, measure: bool) -> Decide:
+    """What `fuse_attention` asks. Where nothing is measured, every attention is taken, and the library chooses."""
+
+    def decide(graph: OpGraph, match: Match, op: Op) -> str | None:
+        if device.type != "cuda" or not measure:
+            return ""
+        with torch.no_grad(), torch.cuda.device(device):
+            arguments = [_sample(graph, key, match.dtype, device) for key in op.inputs]
+            laid = tuple((tuple(one.shape), one.stride(), one.dtype) for one in arguments)
+            tf32 = torch.backends.cuda.matmul.allow_tf32
+            tuner = Tuner.of(device)
+            return tuner.choose(
+                FAMILY,
+                (attrs_key(op.attrs), laid, tf32),
+                lambda: _fastest(tuner, op, arguments, _apart(graph, match, device)),
+            )
+
+    return decide
+
+
+def _fastest(tuner: Tuner, op: Op, arguments: list[torch.Tensor], apart: _Call) -> str | None:
+    exact = _lowered(_by(op, _EXACT))(*(argument.float() for argument in arguments))
+    calls = ((name, functools.partial(_lowered(_by(op, name)), *arguments)) for name in CANDIDATES)
+    ranked = tuner.ranked(calls, exact, forgiving=True)
+    apart()  # loads the kernels
+    return ranked[0].choice if ranked and tuner.beats(ranked[0].call, apart) else None
+
+
+def _by(op: Op, kernel: str) -> Op:
+    return Op(op.node, op.name, op.op, {**op.attrs, KERNEL: kernel}, op.inputs, op.source_nodes)
+
+
+def _lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
+    return lambda *tensors: as_tuple(call(table()[op.op], op, list(tensors)))
+
+
+def _apart(graph: OpGraph, match: Match, device: torch.device) -> _Call:
+    """The products and the softmax of a match, on numbers at random that lie in memory as the model's do."""
+    first, *between, last = match.ops
+    slot = 0 if last.inputs[1] == match.value.key else 1
+    start = [_sample(graph, key, match.dtype, device) for key in first.inputs]
+    value = _sample(graph, match.value.key, match.dtype, device)
+    steps = [
+        _with_constants(graph, op) for op in between if op.op in RESHAPES or op.op in ("Cast", "Softmax", "Transpose")
+    ]
+    begin = _product(first, start)
+
+    def weights() -> torch.Tensor:
+        (found,) = begin(*start)
+        for step in steps:
+            (found,) = step(found)
+        return found
+
+    operands = [weights(), value] if slot == 0 else [value, weights()]
+    end = _product(last, operands)
+
+    def run() -> tuple[torch.Tensor, ...]:
+        made = weights()
+        return *(end(made, value) if slot == 0 else end(value, made)), made
+
+    return run
+
+
+def _product(op: Op, arguments: list[torch.Tensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A product by its fastest kernel."""
+    if op.op not in matmul.ANY_WEIGHTS:
+        return _lowered(op)
+    return _lowered(matmul.choose(op, list(arguments), _lowered, movable=False)[0])
+
+
+def _with_constants(graph: OpGraph, op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A call of an op of one input, the others known."""
+    known = [graph.constants[key] for slot, key in enumerate(op.inputs) if slot in static_slots(op)]
+    return lambda tensor: as_tuple(call(table()[op.op], op, [tensor, *known]))
+
+
+def _sample(graph: OpGraph, key: Key, dtype: str, device: torch.device) -> torch.Tensor:
+    """Numbers at random that lie in memory as a value of the graph will: one that is a view does as what it is a view of."""
+    if key in graph.constants:
+        return to_torch(graph.constants[key], device)
+    op = graph.ops.get(key[0])
+    if op is not None and (op.op in RESHAPES or op.op == "Transpose") and op.inputs[0] in graph.shapes:
+        return _with_constants(graph, op)(_sample(graph, op.inputs[0], dtype, device))[0]
+    chance = torch.Generator(device).manual_seed(key[0])
+    return torch.randn(graph.shapes[key], device=device, generator=chance).to(torch_dtype(dtype))

@@ -1,0 +1,317 @@
+"""What is added to the scores of an attention: all that a model does with them in front of the softmax, done with zeros in their place.
+
+A model replaces scores that do not count by a very small number, where a kernel adds one. The weight is zero both ways, as long as
+another score of the row counts. Where none does, the model's weights are all the same; so they are with `NOTHING` added, which is so
+small that it leaves no bit of the score. Where it was minus infinity they are not a number, and where the model sets such weights to
+zero, so is the result: both are put in afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from msplit.engines.cuda.ir.dtypes import numpy_dtype, torch_dtype
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.passes.attention.axes import Axes, Axis
+from msplit.engines.cuda.passes.attention.match import Added, Match, Replaced
+from msplit.engines.cuda.passes.pattern import value_key
+
+NOTHING = -(2.0**100)
+"""Added to a score: nothing is left of it. (float16 has no such number.)"""
+
+SMALL = -1e4
+"""Scores from here downwards do not count beside others. BERT and GPT-2 add that much or put it there."""
+
+LARGE = -1e9
+"""From here downwards a number leaves nothing of a usual score that it is added to."""
+
+Term = Key | NDArray[Any]
+"""A value of the graph, or one that is known."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What becomes of scores.
+
+    Attributes:
+        bias: Is added to them, laid as `Match.order` says, of size one where it is the same for all; None: nothing is.
+        causal: Whether instead each query counts no key behind its own place.
+        kept: What counts, laid likewise, where rows in which nothing does need their own result; None: they do not.
+        lost: That result.
+    """
+
+    bias: Key | None = None
+    causal: bool = False
+    kept: Key | None = None
+    lost: float = 0.0
+
+
+class Illegal(Exception):
+    """These masks can not be added with the same result."""
+
+
+@dataclass
+class Maker:
+    """Makes the ops of masks, each once for all attentions of a graph.
+
+    Attributes:
+        made: Ops by what they are.
+    """
+
+    graph: OpGraph
+    made: dict[Any, Key] = field(default_factory=dict)
+
+    def key(self, term: Term) -> Key:
+        """A term as a value of the graph."""
+        if isinstance(term, tuple):
+            return term
+        name = value_key(term)
+        if name not in self.made:
+            self.made[name] = self.graph.constant(term)
+        return self.made[name]
+
+    def shape(self, term: Term) -> tuple[int, ...]:
+        """The shape of a term."""
+        return self.graph.shape(term) or () if isinstance(term, tuple) else term.shape
+
+    def op(
+        self, like: Op, op: str, attrs: dict[str, Any], inputs: Sequence[Term], shape: tuple[int, ...], dtype: str
+    ) -> Key:
+        """An op's result."""
+        keys = [self.key(term) for term in inputs]
+        name = (op, tuple(sorted(attrs.items())), tuple(keys), shape)
+        if name not in self.made:
+            made = self.graph.add(op, like, attrs, keys, shape)
+            self.made[name] = (made.node, 0)
+            self.graph.dtypes[made.node, 0] = dtype
+        return self.made[name]
+
+    def laid(self, like: Op, term: Term, axes: Axes, order: Axis, sizes: Sequence[int], dtype: str) -> Term:
+        """A term with its atoms in some order, of size one where it has none of them."""
+        atoms = [atom for axis in axes for atom in axis]
+        place = sorted(range(len(atoms)), key=lambda number: order.index(atoms[number]))
+        shape = tuple(sizes[atom] if atom in atoms else 1 for atom in order)
+        flat = tuple(sizes[atom] for atom in atoms)
+        if not isinstance(term, tuple):
+            return term.reshape(flat).transpose(place).reshape(shape)
+        if place != sorted(place):
+            term = self._reshaped(like, term, flat, dtype)
+            permuted = tuple(flat[number] for number in place)
+            term = self.op(like, "Transpose", {"T": dtype}, [term, np.asarray(place, np.int32)], permuted, dtype)
+        return self._reshaped(like, term, shape, dtype)
+
+    def _reshaped(self, like: Op, key: Key, shape: tuple[int, ...], dtype: str) -> Key:
+        if self.shape(key) == shape:
+            return key
+        return self.op(like, "Reshape", {"T": dtype}, [key, np.asarray(shape, np.int64)], shape, dtype)
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """Works the masks of one match out."""
+
+    maker: Maker
+    match: Match
+
+    @property
+    def like(self) -> Op:
+        return self.match.ops[0]
+
+    @property
+    def dtype(self) -> str:
+        return self.match.mask_type
+
+    def laid(self, key: Key, axes: Axes, dtype: str) -> Term:
+        """A value as masks are laid; float64 or truth values where it is known."""
+        known = self.maker.graph.constants.get(key)
+        term: Term = key if known is None else known.astype(bool if dtype == "bool" else np.float64)
+        return self.maker.laid(self.like, term, axes, self.match.order, self.match.atoms.sizes, dtype)
+
+    def typed(self, term: Term, dtype: str = "") -> Term:
+        """A number, or many, in the type of what is added, or in another."""
+        if isinstance(term, tuple):
+            return term
+        dtype = dtype or self.dtype
+        return np.where(np.isneginf(term), term, np.maximum(term, _least(dtype))).astype(numpy_dtype(dtype))
+
+    def finished(self, bias: Term) -> Key:
+        """What is added as the kernel takes it: in the type of queries, and finite as far as it was."""
+        wanted = self.match.dtype
+        if isinstance(bias, tuple) and self.dtype != wanted:
+            shape = self.maker.shape(bias)
+            if _least(wanted) > _least(self.dtype):
+                bias = self.maker.op(
+                    self.like,
+                    "Maximum",
+                    {"T": self.dtype},
+                    [bias, self.typed(self._scalar(_least(wanted)))],
+                    shape,
+                    self.dtype,
+                )
+            bias = self.maker.op(self.like, "Cast", {"SrcT": self.dtype, "DstT": wanted}, [bias], shape, wanted)
+        return self.maker.key(self.typed(bias, wanted))
+
+    def binary(self, op: str, first: Term, second: Term, dtype: str) -> Term:
+        """A function of two terms: known where both are."""
+        if not isinstance(first, tuple) and not isinstance(second, tuple):
+            return np.asarray(_KNOWN[op](first, second))
+        if dtype != "bool":
+            first, second = self.typed(first), self.typed(second)
+        shape = np.broadcast_shapes(self.maker.shape(first), self.maker.shape(second))
+        return self.maker.op(self.like, op, {} if dtype == "bool" else {"T": dtype}, [first, second], shape, dtype)
+
+    def chosen(self, condition: Term, first: Term, second: Term) -> Term:
+        """The first where the condition holds, else the second."""
+        terms = [condition, first, second]
+        if not any(isinstance(term, tuple) for term in terms):
+            return np.where(*terms)
+        shape = np.broadcast_shapes(*map(self.maker.shape, terms))
+        return self.maker.op(
+            self.like,
+            "SelectV2",
+            {"T": self.dtype},
+            [condition, self.typed(first), self.typed(second)],
+            shape,
+            self.dtype,
+        )
+
+    def added(self, one: Added) -> Term:
+        """What is added, laid."""
+        if one.where is None:
+            term = self.laid(one.key, one.axes, self.dtype)
+            return term if one.factor == 1 else self.binary("Mul", term, self._scalar(one.factor), self.dtype)
+        condition = self.laid(one.key, one.axes, "bool")
+        numbers = self._scalar(one.factor), self._scalar(0.0)
+        return self.chosen(condition, *(numbers if one.where else numbers[::-1]))
+
+    def _scalar(self, number: float) -> NDArray[Any]:
+        return np.full((1,) * len(self.match.order), number)
+
+    def conditions(self, one: Replaced) -> Iterator[Term]:
+        """What must hold for scores to count: the parts of a conjunction, laid, without those that always hold."""
+        graph = self.maker.graph
+        waiting = [(one.key, one.axes, one.kept)]
+        while waiting:
+            key, axes, kept = waiting.pop()
+            op = graph.ops.get(key[0])
+            shapes = [] if op is None else [graph.shape(name) for name in op.inputs]
+            if op is not None and op.op in ("LogicalNot", "LogicalAnd" if kept else "LogicalOr") and None not in shapes:
+                turned = kept != (op.op == "LogicalNot")
+                waiting += [
+                    (name, _part(axes, shape or ()), turned) for name, shape in zip(op.inputs, shapes, strict=True)
+                ]
+                continue
+            term = self.laid(key, axes, "bool")
+            if isinstance(term, tuple):
+                yield (
+                    term if kept else self.maker.op(self.like, "LogicalNot", {}, [term], self.maker.shape(term), "bool")
+                )
+            elif not (term == kept).all():
+                yield term == kept
+
+    def replaced(self, one: Replaced, bias: Term, conditions: list[Term]) -> Term:
+        """What is added once scores have been replaced by a number.
+
+        Raises:
+            Illegal: It says what can not be said by adding.
+        """
+        number = one.number
+        if number > (LARGE if self.match.added else SMALL):
+            self._made_small(one, conditions)
+        elif not self.match.added and number > -math.inf:
+            number = NOTHING
+        return self.chosen(self.both(conditions), bias, self._scalar(number))
+
+    def _made_small(self, one: Replaced, conditions: list[Term]) -> None:
+        """Whether what is added afterwards makes scores small that were replaced by a number that is not.
+
+        Raises:
+            Illegal: It does not, or is not known.
+        """
+        kept, terms = self.both(conditions), [self.added(term) for term in self.match.added]
+        if one.before or isinstance(kept, tuple) or any(isinstance(term, tuple) for term in terms):
+            raise Illegal
+        after = functools.reduce(np.add, terms, self._scalar(0.0))
+        kept, after = np.broadcast_arrays(kept, after)
+        counted = np.where(kept, after, -np.inf).max(-1)
+        others = np.where(kept, -np.inf, after + one.number).max(-1)
+        if not (others <= counted + SMALL).all():
+            raise Illegal
+
+    def both(self, conditions: Sequence[Term]) -> Term:
+        """Whether all of them hold."""
+        return functools.reduce(lambda first, second: self.binary("LogicalAnd", first, second, "bool"), conditions)
+
+    def mask(self) -> Mask:
+        """See `mask_of`."""
+        match = self.match
+        bias: Term = self._scalar(0.0)
+        kept: list[Term] = []
+        lost: float | None = 0.0 if match.zeros else None
+        if len({one.number for one in match.replaced}) > 1:
+            raise Illegal
+        for before in range(len(match.added) + 1):
+            for one in match.replaced:
+                if one.before == before and (conditions := list(self.conditions(one))):
+                    if one.number == -math.inf and lost is None:
+                        lost = math.nan
+                    bias = self.replaced(one, bias, conditions)
+                    kept += conditions
+            if before < len(match.added):
+                term = self.added(match.added[before])
+                bias = self.binary("AddV2", bias, term, self.dtype) if _says(bias) else term
+        counts = self.both(kept) if kept else None
+        if isinstance(counts, tuple):
+            if lost is None and "float16" in (match.dtype, self.dtype):
+                raise Illegal
+            return Mask(self.finished(bias), kept=None if lost is None else counts, lost=lost or 0.0)
+        if counts is not None and not counts.any(-1).all():
+            raise Illegal
+        if isinstance(bias, tuple):
+            return Mask(self.finished(bias))
+        if np.isnan(bias).any() or np.isneginf(bias).all(-1).any():
+            raise Illegal
+        if not bias.any():
+            return Mask()
+        return Mask(causal=True) if self._is_causal(bias) else Mask(self.finished(bias))
+
+    def _is_causal(self, bias: NDArray[Any]) -> bool:
+        sizes = self.match.atoms.sizes
+        rows, columns = self.match.atoms.size(self.match.row), sizes[self.match.column]
+        if rows != columns or bias.shape[-2:] != (rows, columns) or math.prod(bias.shape[:-2]) != 1:
+            return False
+        table = bias.reshape(rows, columns)
+        behind = np.triu(np.ones_like(table, bool), 1)
+        return bool((table[behind] <= SMALL).all() and not table[~behind].any())
+
+
+_KNOWN = {"AddV2": np.add, "Mul": np.multiply, "LogicalAnd": np.logical_and}
+
+
+def _least(dtype: str) -> float:
+    return float(torch.finfo(torch_dtype(dtype)).min)
+
+
+def _says(term: Term) -> bool:
+    return isinstance(term, tuple) or bool(term.any())
+
+
+def _part(axes: Axes, shape: Sequence[int]) -> Axes:
+    """The axes of an operand that broadcasts to a value with these."""
+    return tuple(() if size == 1 else axis for size, axis in zip(shape, axes[len(axes) - len(shape) :], strict=True))
+
+
+def mask_of(maker: Maker, match: Match) -> Mask | None:
+    """What is added to the scores of a match, made of ops where it is not known; None where adding can not do the same."""
+    try:
+        return _Masks(maker, match).mask()
+    except Illegal:
+        return None

@@ -1,0 +1,332 @@
+"""Finds attention: a product, what happens to its scores, a softmax, and the product of its weights with the values.
+
+The way goes forward from the first product, as long as one op alone reads what the one before made. In front of the softmax scores may be
+scaled by numbers, get something added (a mask, a bias of positions), and be replaced by one number where a condition says so; on the
+whole way they may be cast, reshaped and transposed. Anything else, a dropout that drops or weights that somebody wants, ends the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.passes.attention.axes import Atoms, Axes, Axis, is_product, product_axes
+from msplit.engines.cuda.passes.pattern import Readers, other_input
+from msplit.opset.traits import ADD, RESHAPES, SELECT
+
+TYPES = ("float32", "bfloat16", "float16")
+"""Those that GPUs have attention kernels of."""
+
+_DIVISIONS = ("Div", "RealDiv")
+
+
+@dataclass(frozen=True)
+class Added:
+    """What is added to scores: a value times a factor; or the factor where a condition has the truth value `where`, else nothing."""
+
+    key: Key
+    axes: Axes
+    factor: float = 1.0
+    where: bool | None = None
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Scores that are replaced by a number, except where a condition has the truth value `kept`.
+
+    Attributes:
+        before: How many values had been added by then.
+    """
+
+    key: Key
+    axes: Axes
+    kept: bool
+    number: float
+    before: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value and what its axes are."""
+
+    key: Key
+    axes: Axes
+
+
+@dataclass(frozen=True)
+class Match:
+    """Attention, as a graph has it.
+
+    Attributes:
+        ops: What it is made of, in order: from the product of queries and keys to that with the values.
+        atoms: What axes are made of.
+        batch: Atoms along which everything is done side by side, in the order that scores have them.
+        row: The axis of queries.
+        column, inner, depth: The atoms of keys, of what queries and keys are summed along, and of the values' numbers.
+        result: The axes of the last product.
+        scale: What scores are multiplied by before anything is added.
+        added, replaced: See there; in order.
+        zeros: Whether weights are set to zero where scores were replaced. It matters where all of a row are.
+        dtype: Of queries, keys, values and result.
+        mask_type: Of what is added.
+    """
+
+    ops: tuple[Op, ...]
+    atoms: Atoms
+    query: Operand
+    key: Operand
+    value: Operand
+    batch: Axis
+    row: Axis
+    column: int
+    inner: int
+    depth: int
+    result: Axes
+    scale: float
+    added: tuple[Added, ...]
+    replaced: tuple[Replaced, ...]
+    zeros: bool
+    dtype: str
+    mask_type: str
+
+    @property
+    def order(self) -> Axis:
+        """The atoms of scores, in the order in which masks are laid: a query's in front of the last, a key's, in which softmax sums."""
+        return (*self.batch, *self.row, self.column)
+
+
+def find(graph: OpGraph) -> Iterator[Match]:
+    """Each attention of a graph. The one that was given out may be replaced before the next is asked for."""
+    readers = Readers(graph)
+    for op in list(graph.ops.values()):
+        if graph.ops.get(op.node) is op and is_product(op) and op.attrs.get("T") in TYPES:
+            found = _follow(graph, readers, op)
+            if found is not None:
+                yield found
+
+
+@dataclass
+class _Way:
+    """How far one search has come.
+
+    Attributes:
+        axes: Of the scores, or weights.
+        dtype: Likewise.
+        column: The axis that the softmax sums along; None before it.
+        soft: The type in which it does.
+    """
+
+    graph: OpGraph
+    atoms: Atoms
+    axes: Axes
+    dtype: str
+    ops: list[Op]
+    scale: float = 1.0
+    added: list[Added] = field(default_factory=list)
+    replaced: list[Replaced] = field(default_factory=list)
+    mask_types: set[str] = field(default_factory=set)
+    zeros: bool = False
+    column: Axis | None = None
+    soft: str = ""
+
+    def take(self, op: Op, key: Key) -> bool:
+        """Goes on over the op that reads a value; False where that can not be."""
+        shape = self.graph.shapes.get((op.node, 0))
+        if shape is None or not shape:
+            return False
+        self.ops.append(op)
+        if op.op == "Cast":
+            self.dtype = str(op.attrs.get("DstT"))
+            return self.dtype in TYPES
+        if op.op in RESHAPES:
+            return op.inputs[0] == key and self._to(self.atoms.reshaped(self.axes, shape))
+        if op.op == "Transpose":
+            order = self.graph.constants.get(op.inputs[1])
+            return order is not None and self._to(tuple(self.axes[int(axis)] for axis in order.reshape(-1)))
+        if shape != self.atoms.shape(self.axes):  # something larger broadcasts
+            return False
+        if op.op == "Softmax":
+            first, self.column, self.soft = self.column is None, self.axes[-1], self.dtype
+            return first
+        return self._weights(op, key) if self.column is not None else self._scores(op, key)
+
+    def _to(self, axes: Axes | None) -> bool:
+        self.axes = axes or ()
+        return axes is not None
+
+    def _scores(self, op: Op, key: Key) -> bool:
+        if op.op in SELECT:
+            return self._replace(op, key)
+        other = other_input(op, key)
+        if other is None:
+            return False
+        number = self._number(other)
+        if op.op == "Mul":
+            return self._times(number) if number is not None else self._keep(other)
+        if op.op in _DIVISIONS:
+            return op.inputs[0] == key and number is not None and number != 0 and self._times(1 / number)
+        if op.op in ADD or (op.op == "Sub" and op.inputs[0] == key):
+            return self._add(other, 1.0 if op.op in ADD else -1.0)
+        return False
+
+    def _number(self, key: Key) -> float | None:
+        """A constant that is the same number everywhere."""
+        value = self.graph.constants.get(key)
+        if value is None or not value.size or (value != value.reshape(-1)[0]).any():
+            return None
+        return float(value.reshape(-1)[0])
+
+    def _times(self, number: float) -> bool:
+        if not np.isfinite(number) or (self.replaced and number <= 0):
+            return False
+        self.scale *= number
+        self.added = [replace(one, factor=one.factor * number) for one in self.added]
+        self.replaced = [replace(one, number=one.number * number) for one in self.replaced]
+        return True
+
+    def _beside(self, key: Key) -> Axes | None:
+        shape = self.graph.shape(key)
+        return None if shape is None else self.atoms.beside(self.axes, shape)
+
+    def _keep(self, key: Key) -> bool:
+        """A product with ones and zeros, as GPT-2 has it: scores become 0 there, and what is added behind it makes that very small."""
+        value = self.graph.constants.get(key)
+        axes = self._beside(key)
+        if value is None or axes is None or not np.isin(value, (0, 1)).all():
+            return False
+        self.replaced.append(Replaced(key, axes, True, 0.0, len(self.added)))
+        return True
+
+    def _add(self, key: Key, factor: float, where: bool | None = None) -> bool:
+        axes = self._beside(key)
+        if axes is None:
+            return False
+        self.added.append(Added(key, axes, factor, where))
+        if where is None:
+            self.mask_types.add(self.dtype)
+        return True
+
+    def _replace(self, op: Op, key: Key) -> bool:
+        """``where(condition, scores, number)``, or the other way round."""
+        condition, first, second = op.inputs
+        if key == condition or (key == first) == (key == second) or not self._chooses_elements(op):
+            return False
+        number = self._number(second if key == first else first)
+        axes = self._beside(condition)
+        if number is None or axes is None:
+            return False
+        self.replaced.append(Replaced(condition, axes, key == first, number, len(self.added)))
+        return True
+
+    def _chooses_elements(self, op: Op) -> bool:
+        """Select's condition may choose whole rows; SelectV2's never does."""
+        return op.op == "SelectV2" or len(self.graph.shape(op.inputs[0]) or ()) == len(self.axes)
+
+    def shift(self, key: Key, readers: Readers) -> Key | None:
+        """``where(condition, scores - number, scores)``, as Keras's `Attention` has it: its result, scores with something added."""
+        users = readers.of.get(key, [])
+        if len(users) != 2 or key in readers.fetched or self.column is not None:
+            return None
+        moves, chooses = (self.graph.ops.get(user) for user in users)
+        if moves is None or chooses is None or chooses.op not in SELECT or readers.only((moves.node, 0)) is not chooses:
+            return None
+        other = other_input(moves, key)
+        number = None if other is None else self._number(other)
+        if number is None or not (moves.op in ADD or (moves.op == "Sub" and moves.inputs[0] == key)):
+            return None
+        condition, first, second = chooses.inputs
+        made = (moves.node, 0)
+        shape = self.atoms.shape(self.axes)
+        if {first, second} != {key, made} or condition in (key, made) or not self._chooses_elements(chooses):
+            return None
+        if self.graph.shapes.get(made) != shape or self.graph.shapes.get((chooses.node, 0)) != shape:
+            return None
+        self.ops += [moves, chooses]
+        added = self._add(condition, -number if moves.op == "Sub" else number, first == made)
+        return (chooses.node, 0) if added else None
+
+    def _weights(self, op: Op, key: Key) -> bool:
+        """``where(condition, weights, 0)`` behind the softmax, as Keras's `Softmax` has it, by the condition that replaced scores."""
+        if op.op not in SELECT or len(self.replaced) != 1 or self.zeros:
+            return False
+        condition, first, second = op.inputs
+        (one,) = self.replaced
+        same = condition == one.key and self._beside(condition) == tuple(map(self.atoms.whole, one.axes))
+        if not same or not self._chooses_elements(op) or key != (first if one.kept else second):
+            return False
+        self.zeros = self._number(second if one.kept else first) == 0
+        return self.zeros
+
+
+def _follow(graph: OpGraph, readers: Readers, first: Op) -> Match | None:
+    shapes = [graph.shapes.get(key) for key in first.inputs]
+    atoms = Atoms()
+    made = None if None in shapes else product_axes(first, [shape or () for shape in shapes], atoms, {})
+    if made is None or (first.node, 0) not in graph.shapes:
+        return None
+    left, right, scores = made
+    way = _Way(graph, atoms, scores, str(first.attrs["T"]), [first])
+    key: Key | None = (first.node, 0)
+    while key is not None:
+        op = readers.only(key)
+        if op is None:
+            key = way.shift(key, readers)
+        elif is_product(op):
+            return None if way.column is None else _finish(way, op, key, (left, right))
+        else:
+            key = (op.node, 0) if way.take(op, key) else None
+    return None
+
+
+def _finish(way: _Way, last: Op, weights: Key, operands: tuple[Axes, Axes]) -> Match | None:
+    """The match, if the axes are those of attention."""
+    graph, atoms, first = way.graph, way.atoms, way.ops[0]
+    slot = 1 - last.inputs.index(weights)
+    value = last.inputs[slot]
+    shapes = [graph.shapes.get(key) for key in last.inputs]
+    if None in shapes or last.attrs.get("T") != first.attrs.get("T") or way.dtype != last.attrs.get("T"):
+        return None
+    made = product_axes(last, [shape or () for shape in shapes], atoms, {1 - slot: way.axes})
+    if made is None or graph.shapes.get((last.node, 0)) != atoms.shape(made[2]):
+        return None
+    sides = [atoms.flat(axes) for axes in operands]
+    scores, values, result = (atoms.flat(axes) for axes in (way.axes, made[slot], made[2]))
+    column = atoms.whole(way.column or ())
+    if len(column) != 1 or sum(column[0] in side for side in sides) != 1:
+        return None
+    turned = column[0] in sides[0]
+    of_query, of_key = (1, 0) if turned else (0, 1)
+    queries, keys = sides[of_query], sides[of_key]
+    rows = [atom for atom in scores if atom in queries and atom not in keys and atom not in values]
+    inner = (set(queries) & set(keys)) - set(scores)
+    depth = set(values) - set(scores)
+    summed = (set(scores) & set(values)) - set(result)
+    if len(inner) != 1 or len(depth) != 1 or summed != set(column) or len(way.mask_types) > 1:
+        return None
+    row = tuple(rows[-1:])
+    batch = tuple(atom for atom in scores if atom not in (*row, *column))
+    if set(result) != {*batch, *row, *depth}:
+        return None
+    axes = tuple(tuple(map(atoms.whole, one)) for one in (*operands, made[slot], made[2]))
+    return Match(
+        (*way.ops, last),
+        atoms,
+        Operand(first.inputs[of_query], axes[of_query]),
+        Operand(first.inputs[of_key], axes[of_key]),
+        Operand(value, axes[2]),
+        batch,
+        row,
+        column[0],
+        inner.pop(),
+        depth.pop(),
+        axes[3],
+        way.scale,
+        tuple(replace(one, axes=tuple(map(atoms.whole, one.axes))) for one in way.added),
+        tuple(replace(one, axes=tuple(map(atoms.whole, one.axes))) for one in way.replaced),
+        way.zeros,
+        str(last.attrs["T"]),
+        next(iter(way.mask_types), way.soft),
+    )
