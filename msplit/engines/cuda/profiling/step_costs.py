@@ -78,9 +78,9 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
     Members of a merged step run side by side: as long as one of them, or as the device takes for all where they fill it. Where grouping
     has made one product of several that were added up, the launches of the others and of their sum are saved.
 
-    What is one kernel by construction, a fused group or the lookups of several columns, is launched once, does the operations of all,
-    and moves no more than its inputs and outputs: the longest of the three, times what its nodes take over the longest of theirs. Inputs
-    of columns that have to be laid out anew first are a launch each.
+    What is one kernel by construction, a fused group, attention or the lookups of several columns, is launched once, does the
+    operations of all, and moves no more than its inputs and outputs: the longest of the three, times what its nodes take over the longest
+    of theirs. Inputs of columns that have to be laid out anew first are a launch each.
     """
     launches = np.asarray([step.launches for step in program.steps], dtype=bool)
     times, shares, moved = launches * LEAST_US, np.full(len(launches), 0.1), np.zeros(len(launches))
@@ -97,7 +97,11 @@ def estimated(program: Program, costs: Costs | None) -> StepCosts:
                 main = int(np.argmax(each > 0))
                 share, members = float(costs.share[source_nodes[main]]), step.op.batch
                 total = float(each.sum())
-                if step.op.op in (FUSED, "_Columns"):  # a kernel that was made for all nodes that it covers
+                if step.op.op in (
+                    FUSED,
+                    "_Attention",
+                    "_Columns",
+                ):  # a kernel that was made for all nodes that it covers
                     times[number], shares[number], moved[number] = _one_kernel(step, costs, parts, sheet)
                     continue
                 shares[number] = min(1.0, share * members)

@@ -21,6 +21,7 @@ from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.codec import decode, decode_array, encode, encode_array
+from msplit.engines.cuda.ops.attention import KERNEL
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
 from msplit.engines.cuda.passes.pipeline import Context
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body
@@ -34,7 +35,7 @@ from msplit.engines.cuda.stored.weights import Weights, tensor_of
 from msplit.errors import EngineError
 from msplit.schedule.plan.plan import Plan, make_plan, record_order
 
-_CHOSEN = (TILE, WIDE, TILES, "kernel")
+_CHOSEN = (TILE, WIDE, TILES, KERNEL, "kernel")
 """Attributes that hold what was measured or compiled for one GPU."""
 
 

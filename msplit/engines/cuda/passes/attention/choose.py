@@ -9,6 +9,7 @@ nothing counted for scales and masks, which may become one kernel with the softm
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -24,13 +25,13 @@ from msplit.engines.cuda.ops.attention import KERNEL
 from msplit.engines.cuda.passes.attention.match import Match
 from msplit.engines.cuda.passes.attention.rewrite import Decide
 from msplit.formats.text import JsonValue
-from msplit.opset.traits import RESHAPES
+from msplit.opset.traits import RESHAPES, VIEWS
 
 FAMILY: Family[str | None] = Family("attention", lambda name: name, lambda value: value.or_none(JsonValue.text), None)
 """The choices that are made here: the library's kernel, or None where products and softmax are faster."""
 
-CANDIDATES = ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")
-"""Kernels that compute no score twice and keep none. The last two know half precision only."""
+LIBRARY = ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")
+"""The library's kernels that keep no scores. The last two are for half precision only."""
 
 _EXACT = "MATH"
 
@@ -59,8 +60,11 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
 
 def _fastest(tuner: Tuner, op: Op, arguments: list[torch.Tensor], apart: _Call) -> str | None:
     exact = _lowered(_by(op, _EXACT))(*(argument.float() for argument in arguments))
-    calls = ((name, functools.partial(_lowered(_by(op, name)), *arguments)) for name in CANDIDATES)
-    ranked = tuner.ranked(calls, exact, forgiving=True)
+    names = LIBRARY[:1] if arguments[0].dtype == torch.float32 else LIBRARY
+    calls = ((name, functools.partial(_lowered(_by(op, name)), *arguments)) for name in names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a kernel that can not do it says why
+        ranked = tuner.ranked(calls, exact, forgiving=True)
     apart()  # loads the kernels
     return ranked[0].choice if ranked and tuner.beats(ranked[0].call, apart) else None
 
@@ -79,9 +83,7 @@ def _apart(graph: OpGraph, match: Match, device: torch.device) -> _Call:
     slot = 0 if last.inputs[1] == match.value.key else 1
     start = [_sample(graph, key, match.dtype, device) for key in first.inputs]
     value = _sample(graph, match.value.key, match.dtype, device)
-    steps = [
-        _with_constants(graph, op) for op in between if op.op in RESHAPES or op.op in ("Cast", "Softmax", "Transpose")
-    ]
+    steps = [_with_constants(graph, op) for op in between if op.op in VIEWS or op.op == "Cast" or op.op == "Softmax"]
     begin = _product(first, start)
 
     def weights() -> torch.Tensor:

@@ -15,12 +15,12 @@ import numpy as np
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.attention.axes import Atoms, Axes, Axis, is_product, product_axes
 from msplit.engines.cuda.passes.pattern import Readers, other_input
-from msplit.opset.traits import ADD, RESHAPES, SELECT
+from msplit.opset.traits import ADD, RESHAPES, SELECT, ops_with
 
 TYPES = ("float32", "bfloat16", "float16")
 """Those that GPUs have attention kernels of."""
 
-_DIVISIONS = ("Div", "RealDiv")
+_DIVISIONS = ops_with("divide")
 
 
 @dataclass(frozen=True)

@@ -259,6 +259,52 @@ def test_the_bert_sample(group):
     assert not {"BatchMatMulV2", "Softmax"} & set(found)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_with_a_softmax_in_float32(dtype):
+    """As Keras's mixed precision has it. The mask is narrowed once, and stays finite."""
+
+    def build(tf, v1):
+        q, k, v = (tf.cast(heads(tf, x), dtype) for x in qkv(tf, v1))
+        scores = tf.cast(tf.einsum("bhld,bhsd->bhls", q, k), tf.float32) * 0.3
+        scores -= (1.0 - tf.cast(mask_input(tf, v1), tf.float32))[:, None, None] * 1e9
+        weights = tf.cast(tf.nn.softmax(scores), dtype)
+        tf.cast(merged(tf, tf.einsum("bhls,bhse->bhle", weights, v)), tf.float32, name="out")
+
+    check(build, feeds(mask=padding()), [*["Cast"] * 6, "Maximum", "Mul", "Mul", "Sub"], 2e-2)
+
+
+def test_float16_has_no_number_that_leaves_nothing():
+    """A dynamic mask by a condition stays as it is, unless what comes of rows without a key is put in afterwards."""
+
+    def build(zeros):
+        def made(tf, v1):
+            q, k, v = (tf.cast(heads(tf, x), tf.float16) for x in qkv(tf, v1))
+            kept = (mask_input(tf, v1) > 0)[:, None, None]
+            weights = tf.nn.softmax(tf.where(kept, tf.matmul(q, k, transpose_b=True), -6e4))
+            weights = tf.where(kept, weights, tf.constant(0, tf.float16)) if zeros else weights
+            tf.cast(merged(tf, tf.matmul(weights, v)), tf.float32, name="out")
+
+        return made
+
+    given = feeds(mask=padding(lost=True))
+    for zeros in (False, True):
+        flat = graph_of(build(zeros), outputs=["out"])
+        assert_equals_tensorflow(flat, given, tolerance=2e-2)
+        assert ("_Attention" in kernels(program_of(flat, given))) == zeros
+
+
+def test_one_query():
+    """A step of a decoder, whose keys are there already."""
+
+    def build(tf, v1):
+        q = v1.placeholder(tf.float32, [None, H, 1, D], name="q")
+        k, v = (v1.placeholder(tf.float32, [None, H, L, D], name=name) for name in "kv")
+        scores = tf.matmul(q, k, transpose_b=True) + normal(L)
+        tf.identity(tf.matmul(tf.nn.softmax(scores), v), name="out")
+
+    check(build, {"q": normal(B, H, 1, D), "k": normal(B, H, L, D), "v": normal(B, H, L, D)})
+
+
 def test_layers_of_keras(tmp_path):
     import keras
     from keras import layers

@@ -1,0 +1,107 @@
+"""Attention on a real GPU: every kernel that the tuner may choose gives the same numbers, in captured steps too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from msplit.engines.cuda.autotune.tuner import Tuner, differ
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.interpret import as_tuple, call
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ops.attention import KERNEL
+from msplit.engines.cuda.options import Torture
+from msplit.engines.cuda.passes.attention import choose
+from tests.engines.cuda.cases import flat_of, job, run, scattered
+from tests.engines.cuda.random_graphs import FLOAT, _Graph
+
+pytestmark = pytest.mark.gpu
+
+CLOSE = 4e-3
+"""Relative to the largest: TF32 rounds to 11 bits."""
+
+
+class Fixed:
+    def __call__(self, strategy):
+        return 0
+
+
+def attention_graph(batch, heads, rows, columns, depth, least):
+    """Attention with a mask by a condition, as a GraphDef: queries, keys and values as dense layers give them."""
+    g = _Graph(Fixed())
+    laid = []
+    for name, size in (("q", rows), ("k", columns), ("v", columns)):
+        g.placeholder(name, (batch, size, heads, depth))
+        laid.append(g.node("Transpose", [name, g.constant(np.asarray([0, 2, 1, 3], np.int32))], T=FLOAT, Tperm=3))
+    g.placeholder("mask", (batch, 1, 1, columns))
+    kept = g.node("Greater", ["mask", g.constant(np.zeros((), np.float32))], T=FLOAT)
+    scores = g.node("BatchMatMulV2", laid[:2], T=FLOAT, adj_x=False, adj_y=True)
+    scores = g.node("Mul", [scores, g.constant(np.asarray(depth**-0.5, np.float32))], T=FLOAT)
+    scores = g.node("SelectV2", [kept, scores, g.constant(np.asarray(least, np.float32))], T=FLOAT)
+    mixed = g.node("BatchMatMulV2", [g.node("Softmax", [scores], T=FLOAT), laid[2]], T=FLOAT, adj_x=False, adj_y=False)
+    out = g.node("Transpose", [mixed, g.constant(np.asarray([0, 2, 1, 3], np.int32))], T=FLOAT, Tperm=3)
+    flat = flat_of(g.graph_def, outputs=[g.node("Identity", [out], T=FLOAT)])
+    rng = np.random.default_rng(0)
+    shapes = {
+        "q": (batch, rows, heads, depth),
+        "k": (batch, columns, heads, depth),
+        "v": (batch, columns, heads, depth),
+    }
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    mask = rng.standard_normal((batch, 1, 1, columns)).astype(np.float32)
+    mask[0] = -1  # nothing counts
+    return flat, {**feeds, "mask": mask}
+
+
+@pytest.mark.parametrize("options", [{}, {"fuse": True}, {"group": True}], ids=str)
+@pytest.mark.parametrize("kernel", [None, *choose.LIBRARY[:1]])
+@pytest.mark.parametrize("least", [-1e9, -np.inf])
+@pytest.mark.parametrize("ieee", [False, True])
+@pytest.mark.parametrize("shape", [(4, 4, 128, 128, 64), (3, 2, 50, 41, 16), (2, 8, 1, 77, 32)], ids=str)
+def test_a_captured_step(shape, ieee, least, kernel, options, monkeypatch):
+    """As the tuner chooses, and with the library's kernel whatever it measures."""
+    if kernel is not None:
+        monkeypatch.setattr(choose, "_fastest", lambda *arguments: kernel)
+        monkeypatch.setattr(Tuner, "choose", lambda self, family, key, measure, *more: measure())
+    flat, feeds = attention_graph(*shape, least)
+    expected = run(flat, feeds)
+    torture = Torture(poison=True, delay_cycles=20_000, seed=1)
+    wanted = job(flat, feeds, scattered(flat, 4), streams=4, device="cuda", torture=torture, **options)
+    executable = ENGINE.build(replace(wanted, ieee=ieee))
+    for _ in range(3):
+        for name, value in executable.step(feeds).items():
+            most = np.nanmax(np.abs(expected[name]))
+            np.testing.assert_allclose(value, expected[name], rtol=0, atol=(1e-5 if ieee else CLOSE) * most)
+    executable.close()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_each_kernel_of_the_library(dtype, masked):
+    """Those that can not do it say so, and no wrong one is taken for right."""
+    size = {"A": 3, "B": 4, "q": 100, "k": 100, "d": 64, "v": 64}
+    query, key, value = (
+        torch.randn([size[axis] for axis in term], device="cuda").to(dtype) for term in ("AqBd", "AkBd", "AkBv")
+    )
+    rest = [torch.randn(3, 1, 1, 100, device="cuda").to(dtype)] if masked else []
+    attrs = {"equation": "AqBd,AkBd,AkBv->AqBv", "scale": 0.125, "causal": not masked}
+    ran = []
+    exact = _run({**attrs, KERNEL: "MATH"}, *(one.float() for one in (query, key, value, *rest)))
+    for name in choose.LIBRARY:
+        try:
+            found = _run({**attrs, KERNEL: name}, query, key, value, *rest)
+        except Exception:
+            continue
+        assert not differ([found], [exact]), name
+        ran.append(name)
+    assert "EFFICIENT_ATTENTION" in ran
+    assert len(ran) > 1 or dtype == torch.float32
+
+
+def _run(attrs, *tensors):
+    op = Op(3, "n", "_Attention", attrs, [(number, 0) for number in range(len(tensors))], [3])
+    return as_tuple(call(table()[op.op], op, list(tensors)))[0]
