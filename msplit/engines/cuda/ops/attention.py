@@ -6,12 +6,16 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.kernels import attention as kernels
+from msplit.engines.cuda.kernels.attention import TILES
+from msplit.engines.cuda.kernels.launch import can_launch
 
 ATTENTION = "_Attention"
 
@@ -19,7 +23,7 @@ EQUATION = "equation"
 """Attribute: as for Einsum, axes of queries, keys, values and result: ``ABqd,ABkd,ABkv->AqBv``."""
 
 KERNEL = "_kernel"
-"""Attribute: which of the library's kernels runs it (`SDPBackend`); absent, the library chooses."""
+"""Attribute: what runs it, one of `kernels.attention.TILES` or of the library's kernels (`SDPBackend`); absent, the library chooses."""
 
 _CHOOSING = threading.Lock()
 """The library has one choice of kernels for the whole process."""
@@ -51,13 +55,19 @@ def attention(node: Node, query: Tensor, key: Tensor, value: Tensor, bias: Tenso
         for tensor, term, wanted in zip((query, key, value), terms, ("qd", "kd", "kv"), strict=True)
     )
     mask = None if bias is None else _by_head(bias, [size[letter] for letter in batch])
-    with _one_kernel(node.get(KERNEL)):
-        made = scaled_dot_product_attention(
-            query, key, value, mask, is_causal=bool(node.get("causal")), scale=float(node.get("scale", 1.0))
-        )
+    made = _attend(node, query, key, value, mask)
     order = batch + "qv" if "q" in result else batch + "v"
     made = made.reshape([size[letter] for letter in order])
     return made.permute([order.index(letter) for letter in result])
+
+
+def _attend(node: Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    scale, causal, kernel = float(node.get("scale", 1.0)), bool(node.get("causal")), node.get(KERNEL)
+    if kernel in TILES and can_launch(query.device):
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        return kernels.attention(query, key, value, mask, TILES[kernel], scale=scale, causal=causal, tf32=tf32)
+    with _one_kernel(None if kernel in TILES else kernel):
+        return scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
 
 
 def _ordered(tensor: Tensor, term: str, order: str, size: Mapping[str, int]) -> Tensor:

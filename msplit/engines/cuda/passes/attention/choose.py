@@ -1,9 +1,9 @@
 """Whether one kernel does an attention faster than its products and its softmax: measured, where there is a GPU.
 
 A kernel for all reads queries, keys and values once, and scores never leave the chip. But the library's in float32 computes each product
-three times on tensor cores, to be nearly exact, where a product in TF32 does with one; and it cuts its work by queries and heads, so that
-a few short ones leave most of a GPU idle. It must win against the two products, each by its fastest kernel, and the softmax alone, with
-nothing counted for scales and masks, which may become one kernel with the softmax.
+three times on tensor cores, to be nearly exact, where one in TF32 does (our own is beside it for that); and work is cut by queries and
+heads, so that a few short ones leave most of a GPU idle. It must win against the two products, each by its fastest kernel, and the
+softmax alone, with nothing counted for scales and masks, which may become one kernel with the softmax.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from collections.abc import Callable
 import torch
 
 from msplit.engines.cuda.autotune import matmul
+from msplit.engines.cuda.autotune.batched_matmul import may_round
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.interpret import as_tuple, call, static_slots
 from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.kernels.attention import WIDEST, names
+from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.attention import KERNEL
 from msplit.engines.cuda.passes.attention.match import Match
 from msplit.engines.cuda.passes.attention.rewrite import Decide
@@ -28,7 +31,7 @@ from msplit.formats.text import JsonValue
 from msplit.opset.traits import RESHAPES, VIEWS
 
 FAMILY: Family[str | None] = Family("attention", lambda name: name, lambda value: value.or_none(JsonValue.text), None)
-"""The choices that are made here: the library's kernel, or None where products and softmax are faster."""
+"""The choices that are made here: what runs it (`ops.attention.KERNEL`), or None where products and softmax are faster."""
 
 LIBRARY = ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")
 """The library's kernels that keep no scores. The last two are for half precision only."""
@@ -52,21 +55,34 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
             return tuner.choose(
                 FAMILY,
                 (attrs_key(op.attrs), laid, tf32),
-                lambda: _fastest(tuner, op, arguments, _apart(graph, match, device)),
+                lambda: _fastest(tuner, match, op, arguments, _apart(graph, match, device)),
             )
 
     return decide
 
 
-def _fastest(tuner: Tuner, op: Op, arguments: list[torch.Tensor], apart: _Call) -> str | None:
+def _fastest(tuner: Tuner, match: Match, op: Op, arguments: list[torch.Tensor], apart: _Call) -> str | None:
     exact = _lowered(_by(op, _EXACT))(*(argument.float() for argument in arguments))
-    names = LIBRARY[:1] if arguments[0].dtype == torch.float32 else LIBRARY
-    calls = ((name, functools.partial(_lowered(_by(op, name)), *arguments)) for name in names)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a kernel that can not do it says why
+    listed = _library(arguments[0]) if tuner.is_spent else [*_library(arguments[0]), *_own(match, arguments[0])]
+    calls = [(name, functools.partial(_lowered(_by(op, name)), *arguments)) for name in listed]
+    with tuner.spending(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a kernel of the library that can not do it says why
         ranked = tuner.ranked(calls, exact, forgiving=True)
-    apart()  # loads the kernels
-    return ranked[0].choice if ranked and tuner.beats(ranked[0].call, apart) else None
+        apart()  # loads the kernels
+        return ranked[0].choice if ranked and tuner.beats(ranked[0].call, apart) else None
+
+
+def _library(query: torch.Tensor) -> tuple[str, ...]:
+    return LIBRARY[:1] if query.dtype == torch.float32 else LIBRARY
+
+
+def _own(match: Match, query: torch.Tensor) -> list[str]:
+    """Ways to run our own kernel, where it may multiply with less than all bits."""
+    size = match.atoms.sizes
+    wide = max(size[match.inner], size[match.depth]) > WIDEST
+    return (
+        [] if wide or not may_round(query.dtype) or not can_launch(query.device) else names(match.atoms.size(match.row))
+    )
 
 
 def _by(op: Op, kernel: str) -> Op:
