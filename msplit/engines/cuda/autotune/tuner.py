@@ -280,11 +280,15 @@ class RotatingWeights:
         return self.run(self._data, next(self._weights), *self._rest)
 
 
-def differ(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    """Whether results are not the same to within `SAME` (`SAME_BF16`) of the largest expected number of each."""
+def differ(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], most: float | None = None) -> bool:
+    """Whether results are not the same to within `most`, by default `SAME` (`SAME_BF16`), of the largest expected number of each."""
+
+    def allowed(wanted: torch.Tensor) -> float:
+        usual = SAME_BF16 if wanted.dtype == torch.bfloat16 else SAME
+        return usual if most is None else most
+
     return not all(
-        float((one - wanted).abs().max())
-        <= (SAME_BF16 if wanted.dtype == torch.bfloat16 else SAME) * float(wanted.abs().max())
+        float((one - wanted).abs().max()) <= allowed(wanted) * float(wanted.abs().max())
         for one, wanted in zip(found, expected, strict=True)
         if wanted.numel()
     )

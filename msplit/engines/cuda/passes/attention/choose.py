@@ -17,7 +17,7 @@ import torch
 from msplit.engines.cuda.autotune import matmul
 from msplit.engines.cuda.autotune.batched_matmul import may_round
 from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.autotune.tuner import Tuner, differ
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.interpret import as_tuple, call, static_slots
@@ -36,17 +36,24 @@ FAMILY: Family[str | None] = Family("attention", lambda name: name, lambda value
 LIBRARY = ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")
 """The library's kernels that keep no scores. The last two are for half precision only."""
 
-_EXACT = "MATH"
+_MATH = "MATH"
+"""The library's products and softmax apart, for numbers to compare with."""
+
+EXACT = 2e-5
+"""Most that results may differ, relative to the largest, where IEEE precision is asked for. TF32 would by some 1e-3."""
+
+_ALIGNED = 16
+"""Bytes at a multiple of which the library's kernels want every row of queries, keys and values to begin."""
 
 _Call = Callable[[], tuple[torch.Tensor, ...]]
 
 
 def decide_on(device: torch.device, *, measure: bool) -> Decide:
-    """What `fuse_attention` asks. Where nothing is measured, every attention is taken, and the library chooses."""
+    """What `fuse_attention` asks. Where nothing is measured, attention is taken that the library has a kernel for, which it chooses."""
 
     def decide(graph: OpGraph, match: Match, op: Op) -> str | None:
         if device.type != "cuda" or not measure:
-            return ""
+            return "" if device.type != "cuda" or _is_aligned(match) else None
         with torch.no_grad(), torch.cuda.device(device):
             arguments = [_sample(graph, key, match.dtype, device) for key in op.inputs]
             laid = tuple((tuple(one.shape), one.stride(), one.dtype) for one in arguments)
@@ -62,14 +69,21 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
 
 
 def _fastest(tuner: Tuner, match: Match, op: Op, arguments: list[torch.Tensor], apart: _Call) -> str | None:
-    exact = _lowered(_by(op, _EXACT))(*(argument.float() for argument in arguments))
+    exact = _lowered(_by(op, _MATH))(*(argument.float() for argument in arguments))
     listed = _library(arguments[0]) if tuner.is_spent else [*_library(arguments[0]), *_own(match, arguments[0])]
     calls = [(name, functools.partial(_lowered(_by(op, name)), *arguments)) for name in listed]
     with tuner.spending(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a kernel of the library that can not do it says why
         ranked = tuner.ranked(calls, exact, forgiving=True)
+        if arguments[0].dtype == torch.float32 and not may_round(torch.float32):
+            ranked = [one for one in ranked if not differ(one.call(), exact, EXACT)]
         apart()  # loads the kernels
         return ranked[0].choice if ranked and tuner.beats(ranked[0].call, apart) else None
+
+
+def _is_aligned(match: Match) -> bool:
+    step = _ALIGNED // torch_dtype(match.dtype).itemsize
+    return all(match.atoms.sizes[atom] % step == 0 for atom in (match.inner, match.depth))
 
 
 def _library(query: torch.Tensor) -> tuple[str, ...]:

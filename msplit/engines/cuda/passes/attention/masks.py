@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,17 +63,19 @@ class Maker:
     """Makes the ops of masks, each once for all attentions of a graph.
 
     Attributes:
-        made: Ops by what they are.
+        made: Ops by what they are, constants by what they are and the GPU of what reads them.
+        gpus: Of a split graph, where its ops run.
     """
 
     graph: OpGraph
     made: dict[Any, Key] = field(default_factory=dict)
+    gpus: Mapping[int, int] = field(default_factory=dict)
 
-    def key(self, term: Term) -> Key:
-        """A term as a value of the graph."""
+    def key(self, like: Op, term: Term) -> Key:
+        """A term as a value of the graph, to be read where an op runs."""
         if isinstance(term, tuple):
             return term
-        name = value_key(term)
+        name = self.gpus.get(like.node, 0), value_key(term)
         if name not in self.made:
             self.made[name] = self.graph.constant(term)
         return self.made[name]
@@ -86,7 +88,7 @@ class Maker:
         self, like: Op, op: str, attrs: dict[str, Any], inputs: Sequence[Term], shape: tuple[int, ...], dtype: str
     ) -> Key:
         """An op's result."""
-        keys = [self.key(term) for term in inputs]
+        keys = [self.key(like, term) for term in inputs]
         name = (op, tuple(sorted(attrs.items())), tuple(keys), shape)
         if name not in self.made:
             made = self.graph.add(op, like, attrs, keys, shape)
@@ -157,7 +159,7 @@ class _Masks:
                     self.dtype,
                 )
             bias = self.maker.op(self.like, "Cast", {"SrcT": self.dtype, "DstT": wanted}, [bias], shape, wanted)
-        return self.maker.key(self.typed(bias, wanted))
+        return self.maker.key(self.like, self.typed(bias, wanted))
 
     def binary(self, op: str, first: Term, second: Term, dtype: str) -> Term:
         """A function of two terms: known where both are."""

@@ -8,6 +8,7 @@ from string import ascii_uppercase
 import numpy as np
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
+from msplit.engines.cuda.ir.gpus import gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ops.attention import ATTENTION, EQUATION, KERNEL
 from msplit.engines.cuda.passes.attention.masks import Maker, Mask, mask_of
@@ -21,7 +22,7 @@ Decide = Callable[[OpGraph, Match, Op], "str | None"]
 
 def fuse_attention(graph: OpGraph, decide: Decide) -> bool:
     """Turns every attention into one op where that is decided."""
-    maker = Maker(graph)
+    maker = Maker(graph, gpus=gpus_of(graph))
     changed = False
     for match in find(graph):
         before, made = set(graph.ops), dict(maker.made)

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 from msplit import samples
-from tests.engines.cuda.cases import assert_equals_tensorflow, exported, flat_of, graph_of, kernels, program_of
+from msplit.engines.cuda.engine import ENGINE
+from msplit.measure.verification import compare
+from tests.engines.cuda.cases import (
+    assert_equals_tensorflow,
+    exported,
+    flat_of,
+    graph_of,
+    job,
+    kernels,
+    program_of,
+    run,
+)
 from tests.engines.cuda.passes.harness import normal
 
 pytestmark = pytest.mark.tf
@@ -328,3 +339,24 @@ def test_layers_of_keras(tmp_path):
     found = kernels(program_of(flat, given))
     assert found.count("_Attention") == 6
     assert not {"BatchMatMulV2", "Einsum", "Softmax"} & set(found)
+
+
+def test_on_several_gpus_each_has_its_own_masks():
+    windows = np.where(np.random.default_rng(1).random((L, L)) < 0.3, -1e9, 0.0).astype(np.float32)
+    windows[:, 0] = 0
+
+    def build(tf, v1):
+        x = heads(tf, v1.placeholder(tf.float32, [None, L, H * D], name="q"))
+        kept = (mask_input(tf, v1) > 0)[:, None, None]
+        for layer in ("one", "two"):
+            with v1.name_scope(layer):
+                scores = tf.where(kept, tf.matmul(x, x, transpose_b=True) + windows, -1e9)
+                x = tf.matmul(tf.nn.softmax(scores), x)
+        tf.identity(x, name="out")
+
+    flat = graph_of(build, outputs=["out"])
+    given = {"q": normal(B, L, H * D), "mask": padding()}
+    ids = np.asarray([int(name.startswith("two/")) for name in flat.graph.names], np.int32)
+    executable = ENGINE.build(job(flat, given, ids, streams=2, split=(0, 1)))
+    assert sum(step.op.op == "_Attention" for step in executable.program.steps) == 2
+    assert compare(executable.step(given), run(flat, given)).passed
