@@ -17,6 +17,7 @@ from msplit.engines.cuda.kernels.attention import TILES, names
 from msplit.engines.cuda.ops.attention import KERNEL
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.passes.attention import choose
+from tests.campaign import sampled
 from tests.engines.cuda.cases import flat_of, job, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 
@@ -58,17 +59,20 @@ def attention_graph(batch, heads, rows, columns, depth, least):
     return flat, {**feeds, "mask": mask}
 
 
-@pytest.mark.parametrize("options", [{}, {"fuse": True}, {"group": True}], ids=str)
-@pytest.mark.parametrize("kernel", [None, choose.LIBRARY[0], "16 queries, 64 keys, 4 warps"])
-@pytest.mark.parametrize("least", [-1e9, -np.inf])
-@pytest.mark.parametrize("ieee", [False, True])
-@pytest.mark.parametrize("shape", [(4, 4, 128, 128, 64), (3, 2, 50, 41, 16), (2, 8, 1, 77, 32)], ids=str)
+@sampled(
+    18,
+    shape=[(4, 4, 128, 128, 64), (3, 2, 50, 41, 16), (2, 8, 1, 77, 32)],
+    ieee=[False, True],
+    least=[-1e9, -np.inf],
+    kernel=[None, choose.LIBRARY[0], "16 queries, 64 keys, 4 warps"],
+    options=[{}, {"fuse": True}, {"group": True}],
+)
 def test_a_captured_step(shape, ieee, least, kernel, options, monkeypatch):
     """As the tuner chooses, and with the library's kernel or our own, whatever it measures."""
     if ieee and kernel in TILES:
         pytest.skip("our own is not tried in IEEE precision")
     if kernel is not None:
-        monkeypatch.setattr(choose, "_fastest", lambda *arguments: kernel)
+        monkeypatch.setattr(choose, "_fastest", lambda *arguments: choose.Choice(kernel))
         monkeypatch.setattr(Tuner, "choose", lambda self, family, key, measure, *more: measure())
     flat, feeds = attention_graph(*shape, least)
     expected = run(flat, feeds)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from msplit.engines.cuda.autotune import matmul
-from msplit.engines.cuda.autotune.batched_matmul import may_round
+from msplit.engines.cuda.autotune.batched_matmul import may_round, times_of
 from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import Tuner, differ
+from msplit.engines.cuda.autotune.tuner import CALLS, Tuner, differ
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.interpret import as_tuple, call, static_slots
@@ -30,8 +31,29 @@ from msplit.engines.cuda.passes.attention.rewrite import Decide
 from msplit.formats.text import JsonValue
 from msplit.opset.traits import RESHAPES, VIEWS
 
-FAMILY: Family[str | None] = Family("attention", lambda name: name, lambda value: value.or_none(JsonValue.text), None)
-"""The choices that are made here: what runs it (`ops.attention.KERNEL`), or None where products and softmax are faster."""
+
+@dataclass(frozen=True)
+class Choice:
+    """How attention of one kind runs.
+
+    Attributes:
+        kernel: What runs it (`ops.attention.KERNEL`), or None where products and softmax are faster.
+        times: µs, alone, of what was measured; `APART` of products and softmax.
+    """
+
+    kernel: str | None
+    times: Mapping[str, float] = field(default_factory=dict)
+
+
+def _unpacked(value: JsonValue) -> Choice:
+    kernel, times = value.items()
+    return Choice(kernel.or_none(JsonValue.text), times_of(times))
+
+
+FAMILY: Family[Choice] = Family("attention", lambda choice: [choice.kernel, choice.times], _unpacked, Choice(None))
+"""The choices that are made here."""
+
+APART = "apart"
 
 LIBRARY = ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")
 """The library's kernels that keep no scores. The last two are for half precision only."""
@@ -59,16 +81,17 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
             laid = tuple((tuple(one.shape), one.stride(), one.dtype) for one in arguments)
             tf32 = torch.backends.cuda.matmul.allow_tf32
             tuner = Tuner.of(device)
-            return tuner.choose(
+            choice = tuner.choose(
                 FAMILY,
                 (attrs_key(op.attrs), laid, tf32),
                 lambda: _fastest(tuner, match, op, arguments, _apart(graph, match, device)),
             )
+            return choice.kernel
 
     return decide
 
 
-def _fastest(tuner: Tuner, match: Match, op: Op, arguments: list[torch.Tensor], apart: _Call) -> str | None:
+def _fastest(tuner: Tuner, match: Match, op: Op, arguments: list[torch.Tensor], apart: _Call) -> Choice:
     exact = _lowered(_by(op, _MATH))(*(argument.float() for argument in arguments))
     listed = _library(arguments[0]) if tuner.is_spent else [*_library(arguments[0]), *_own(match, arguments[0])]
     calls = [(name, functools.partial(_lowered(_by(op, name)), *arguments)) for name in listed]
@@ -78,7 +101,10 @@ def _fastest(tuner: Tuner, match: Match, op: Op, arguments: list[torch.Tensor], 
         if arguments[0].dtype == torch.float32 and not may_round(torch.float32):
             ranked = [one for one in ranked if not differ(one.call(), exact, EXACT)]
         apart()  # loads the kernels
-        return ranked[0].choice if ranked and tuner.beats(ranked[0].call, apart) else None
+        times = {one.choice: one.milliseconds for one in ranked} | {APART: tuner.milliseconds(apart)}
+        faster = ranked and tuner.beats(ranked[0].call, apart)
+        us = {name: milliseconds * 1e3 / CALLS for name, milliseconds in times.items()}
+        return Choice(ranked[0].choice if faster else None, us)
 
 
 def _is_aligned(match: Match) -> bool:

@@ -58,7 +58,7 @@ def asked(monkeypatch, *, beats):
 
     def decide(graph, match, op):
         arguments = [choose._sample(graph, key, match.dtype, CPU) for key in op.inputs]
-        return choose._fastest(Tuner.of(CPU), match, op, arguments, choose._apart(graph, match, CPU))
+        return choose._fastest(Tuner.of(CPU), match, op, arguments, choose._apart(graph, match, CPU)).kernel
 
     return decide, seen
 
@@ -105,7 +105,8 @@ def test_without_a_gpu_nothing_is_measured():
     assert all(KERNEL not in op.attrs for op in graph.ops.values())
 
 
-@pytest.mark.parametrize("choice", [None, "EFFICIENT_ATTENTION"])
-def test_a_choice_can_be_kept(choice):
+@pytest.mark.parametrize("kernel", [None, "EFFICIENT_ATTENTION"])
+def test_a_choice_can_be_kept(kernel):
+    choice = choose.Choice(kernel, {choose.APART: 3.0})
     kept = JsonValue.parse(json.dumps(choose.FAMILY.pack(choice)), "file", what="choice", fix="delete it")
     assert choose.FAMILY.unpack(kept) == choice
