@@ -21,6 +21,7 @@ from msplit.inputs.make import make_inputs
 from msplit.measure.profile import ProfileRequest, profile
 from tests.cli.runner import SAMPLES
 from tests.engines.cuda.cases import flat_of, job, options_of
+from tests.engines.cuda.passes.attention.graphs import attention_graph
 from tests.engines.cuda.random_graphs import _Graph
 
 FOREIGN = Path(__file__).parents[4] / "benchmarks" / "foreign"
@@ -98,6 +99,16 @@ def test_a_fused_chain_moves_what_goes_in_and_what_comes_out():
     # All SMs, once the kernel runs: others have them while it is launched.
     running = 1 - data_sheet(costs.gpu).launch_us / alone.time_us.max()
     assert together.share.max() == alone.share.max() == pytest.approx(running)
+
+
+def test_attention_is_one_kernel_that_moves_no_scores():
+    flat, feeds = attention_graph(4, 4, 256, 256, 16, -1e9)
+    program, costs = CudaEngine().compile(job(flat, feeds)).program, estimate(flat, infer(flat))
+    found = estimated(program, costs)
+    (number,) = [number for number, step in enumerate(program.steps) if step.op.op == "_Attention"]
+    scores = 4 * 4 * 4 * 256 * 256
+    assert found.bytes[number] < scores
+    assert found.time_us[number] < costs.time_us[program.steps[number].op.source_nodes].sum()
 
 
 def test_a_fused_chain_of_much_arithmetic_takes_that():
