@@ -39,10 +39,10 @@ def test_a_captured_step(shape, ieee, least, kernel, options, monkeypatch):
     """As the tuner chooses, and with the library's kernel or our own, whatever it measures."""
     if ieee and kernel in TILES:
         pytest.skip("our own is not tried in IEEE precision")
-    if kernel is not None:
-        monkeypatch.setattr(choose, "decide_on", lambda device, measure: lambda *_: kernel)
     flat, feeds = attention_graph(*shape, least)
     expected = run(flat, feeds)
+    if kernel is not None:
+        monkeypatch.setattr(choose, "decide_on", lambda device, measure: lambda *_: kernel)
     torture = Torture(poison=True, delay_cycles=20_000, seed=1)
     wanted = job(flat, feeds, scattered(flat, 4), streams=4, device="cuda", torture=torture, **options)
     executable = ENGINE.build(replace(wanted, ieee=ieee))
