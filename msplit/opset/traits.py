@@ -380,7 +380,6 @@ FusedBatchNormV2: old batch norm
 FusedBatchNormV3: batch norm, vision
 _FusedConv2D: conv2d
 GRUBlockCell LSTMBlockCell: single cell, tensor cores
-_Attention: tensor cores
 _LayerNorm: row kernel
 LogSoftmax Softmax: softmax
 LRN: same shape, per vector
