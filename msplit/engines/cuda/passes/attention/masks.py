@@ -96,6 +96,13 @@ class Maker:
             self.graph.dtypes[made.node, 0] = dtype
         return self.made[name]
 
+    def forget(self, first: int) -> None:
+        """Takes back what was made from a number on."""
+        for number in range(first, self.graph.numbers):
+            self.graph.ops.pop(number, None)
+            self.graph.constants.pop((number, 0), None)
+        self.made = {name: key for name, key in self.made.items() if key[0] < first}
+
     def laid(self, like: Op, term: Term, axes: Axes, order: Axis, sizes: Sequence[int], dtype: str) -> Term:
         """A term with its atoms in some order, of size one where it has none of them."""
         atoms = [atom for axis in axes for atom in axis]

@@ -23,23 +23,21 @@ Decide = Callable[[OpGraph, Match, Op], "str | None"]
 def fuse_attention(graph: OpGraph, decide: Decide) -> bool:
     """Turns every attention into one op where that is decided."""
     maker = Maker(graph, gpus=gpus_of(graph))
-    changed = False
+    replaced: dict[Key, Key] = {}
     for match in find(graph):
-        before, made = set(graph.ops), dict(maker.made)
-        kernel, value = None, _attention(graph, maker, match)
-        if value is not None:
-            op, result = value
-            kernel = decide(graph, match, op)
-        if value is None or kernel is None:
-            maker.made = made
-            for number in graph.ops.keys() - before:
-                del graph.ops[number]
+        first, kernel, found = graph.numbers, None, _attention(graph, maker, match)
+        if found is not None:
+            kernel = decide(graph, match, found[0])
+        if found is None or kernel is None:
+            maker.forget(first)
             continue
+        op, result = found
         if kernel:
             op.attrs[KERNEL] = kernel
-        _replace(graph, match, result)
-        changed = True
-    return changed
+        made, become = _replace(graph, match, result)
+        replaced[made] = become
+    _read(graph, replaced)
+    return bool(replaced)
 
 
 def _attention(graph: OpGraph, maker: Maker, match: Match) -> tuple[Op, Key] | None:
@@ -98,17 +96,22 @@ def _with_lost(maker: Maker, match: Match, mask: Mask, op: Op, result: list[int]
     return maker.op(op, "SelectV2", {"T": match.dtype}, [kept, key, lost], graph.shapes[key], match.dtype)
 
 
-def _replace(graph: OpGraph, match: Match, result: Key) -> None:
-    """Lets the ops of a match go, and what reads the last one's result read another."""
+def _replace(graph: OpGraph, match: Match, result: Key) -> tuple[Key, Key]:
+    """Lets the ops of a match go, but for a reshape of the result where it needs one. What was read, and what is to be read."""
     last = match.ops[-1]
     for op in match.ops[:-1]:
         del graph.ops[op.node]
     made = (last.node, 0)
     if graph.shapes[made] == graph.shapes[result]:
         del graph.ops[last.node]
-        graph.rename({made: result})
-        return
-    become_reshape(graph, last, result)
+    else:
+        become_reshape(graph, last, result)
+    return made, result
+
+
+def _read(graph: OpGraph, made: dict[Key, Key]) -> None:
+    """Lets what read the results of matches read those of the ops in their place; a reshape of a reshape reads what that does."""
     for op in graph.ops.values():
-        if op is not last and op.op in RESHAPES and op.inputs[0] == made:
-            op.inputs[0] = result
+        if op.op in RESHAPES and op.inputs[0] in made:
+            op.inputs[0] = made[op.inputs[0]]
+    graph.rename({key: result for key, result in made.items() if key[0] not in graph.ops})

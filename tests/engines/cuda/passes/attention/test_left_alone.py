@@ -193,7 +193,7 @@ STEPS = [*["scale", "add", "choose", "lay anew"] * 4, *["ones and zeros", "from"
 AFTER = [*["zeros", "lay anew"] * 3, "scale"]
 
 
-@settings(max_examples=examples(60, 3000), deadline=None)
+@settings(max_examples=examples(40, 3000), deadline=None)
 @given(between())
 def test_whatever_stands_between_two_products_gives_the_same(drawn):
     graph, feeds = drawn
