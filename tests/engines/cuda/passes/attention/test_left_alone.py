@@ -136,7 +136,9 @@ def between(draw):
             key = add(draw(one_of("Mul", "RealDiv")), [key, number_of(draw(one_of(0.5, 2.0, 0.3, -1.0)))])
         elif step == "add":
             bias = near(shape)
-            key = add(draw(one_of("AddV2", "Sub")), [key, value(floats(bias) * draw(one_of(1, -1e4, -1e9)))])
+            least = draw(one_of(0.0, -1e4, -1e9))
+            added = np.where(truths(bias), 0, least).astype(np.float32) if least else floats(bias)
+            key = add("AddV2", [key, value(added)]) if least else add(draw(one_of("AddV2", "Sub")), [key, value(added)])
             shape = np.broadcast_shapes(shape, bias)
         elif step == "from":
             key = add("Sub", [number_of(1.0), key])
@@ -204,5 +206,5 @@ def test_whatever_stands_between_two_products_gives_the_same(drawn):
         run_passes(made, context, Stage.IMPORTED, Stage.SPECIALIZED)
         run_passes(made, context, Stage.LAID_OUT)
         results.append(run_source(made, feeds)[0])
-    found = compare(results[1], results[0], tolerance=2e-3)  # -10000 leaves three digits of a score
+    found = compare(results[1], results[0], tolerance=1e-2)  # -10000 leaves three digits of a score
     assert found.passed, found.describe()
