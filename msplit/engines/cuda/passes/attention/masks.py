@@ -265,7 +265,8 @@ class _Masks:
         bias: Term = self._scalar(0.0)
         kept: list[Term] = []
         lost: float | None = 0.0 if match.zeros else None
-        if len({one.number for one in match.replaced}) > 1:
+        # Where something else makes all scores as small that count, weights of others are not zero before they are set to it.
+        if len({one.number for one in match.replaced}) > 1 or (match.zeros and match.added):
             raise Illegal
         for before in range(len(match.added) + 1):
             for one in match.replaced:

@@ -49,6 +49,9 @@ ALONE = {
         tf.nn.softmax(tf.where(c, x, normal(L, L) * 1e9 - 3e10)), v
     ),
     "a query without keys": lambda tf, x, v, c: tf.matmul(tf.nn.softmax(tf.where(LOST, x, -np.inf)), v),
+    "zeros behind what was lowered": lambda tf, x, v, c: tf.matmul(
+        tf.where(c, tf.nn.softmax(tf.where(c, x - 1e9, -1e9)), 0.0), v
+    ),
     "zeros elsewhere": lambda tf, x, v, c: tf.matmul(tf.where(c, tf.nn.softmax(x), 0.0), v),
     "zeros for what counts": lambda tf, x, v, c: tf.matmul(tf.where(c, 0.0, tf.nn.softmax(tf.where(c, x, -1e9))), v),
     "float64": lambda tf, x, v, c: (lambda w: tf.matmul(tf.nn.softmax(tf.matmul(w, w, transpose_b=True)), w))(
