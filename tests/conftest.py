@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import os
 import sys
-import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -97,14 +96,11 @@ def _untraced(item: pytest.Item) -> Iterator[None]:
     if trace is None:
         yield
         return
-    threads = threading.gettrace()
     sys.settrace(None)
-    threading.settrace(None)  # type: ignore[arg-type]  # and those that it starts
     try:
         yield
     finally:
         sys.settrace(trace)
-        threading.settrace(threads)  # type: ignore[arg-type]
 
 
 @pytest.hookimpl(wrapper=True)

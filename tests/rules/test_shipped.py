@@ -67,7 +67,7 @@ def test_the_example_shows_every_rule_and_every_option():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.no_cover if name in ("auto", "device") else ()) for name in NAMES]
+    "name", [pytest.param(name, marks=pytest.mark.no_cover if name == "auto" else ()) for name in NAMES]
 )
 def test_each_runs_on_every_kind_of_model_and_is_settled_by_its_own_result(name, graphs):
     ruleset = rules.load(name)
