@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from msplit import formats
 from msplit.errors import GraphError, LoadError, MsplitError
 from msplit.opset import proto
-from tests.campaign import examples
 from tests.formats.models import SAMPLES, graph, read
 
 
@@ -102,7 +101,7 @@ def test_invalid_graph_names_the_file_and_the_defect(tmp_path: Path, text: str, 
 SEEDS = [p.read_bytes() for p in (SAMPLES / "cond_v1.pb", SAMPLES / "two_signatures" / "saved_model.pb")]
 
 
-@settings(max_examples=examples(80, 300), deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_bytes_raise_anything_but_our_own_errors(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     if data.draw(st.booleans()):

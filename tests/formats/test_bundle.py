@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from msplit.errors import LoadError, MsplitError
 from msplit.formats.bundle import Checkpoint
 from msplit.opset import proto
-from tests.campaign import examples
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
@@ -137,7 +136,7 @@ def test_damaged_indexes(tmp_path: Path, index: bytes) -> None:
         Checkpoint(write(tmp_path, index))
 
 
-@settings(max_examples=examples(60, 200), deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_index_raises_anything_but_our_own_errors(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     changed = bytearray((SAMPLES / "gru_while" / "variables" / "variables.index").read_bytes())

@@ -13,7 +13,6 @@ from msplit import formats
 from msplit.core.graph import CONTROL
 from msplit.errors import GraphError
 from tests import strategies
-from tests.campaign import examples
 from tests.formats.models import SAMPLES, graph, read
 
 ALL_SAMPLES = sorted(p for p in SAMPLES.iterdir() if p.suffix != ".md")
@@ -46,7 +45,7 @@ def test_edges_have_ports_slots_and_control(tmp_path: Path) -> None:
     assert model.meta is None
 
 
-@settings(max_examples=examples(40, 100), deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(strategies.graph_defs())
 def test_edges_of_generated_graphs_say_what_the_file_says(
     tmp_path_factory: pytest.TempPathFactory, graph_def: Any

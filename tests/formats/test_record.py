@@ -17,7 +17,6 @@ from msplit.errors import MsplitError, WriteError
 from msplit.formats import atomic
 from msplit.formats import record as records
 from msplit.formats.record import AssignmentRecord, Choice, RecordedProfile, RecordedRules
-from tests.campaign import examples
 
 SAMPLE = Path("sample_graphs/mmoe_small.pb")
 SAVED = Path("sample_graphs/keras_lookup")
@@ -227,7 +226,7 @@ def test_a_special_file_in_its_place_is_no_error_of_the_model_either(tmp_path, k
     assert found.record_problem
 
 
-@settings(max_examples=examples(50, 150))
+@settings(max_examples=150)
 @given(st.data())
 def test_any_value_of_another_type_is_told_by_its_place(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "wrong.json"
