@@ -7,9 +7,9 @@ Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, str
 streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against measured
 time), `precision` (half precision beside float32), `foreign` and `foreign_costs` (both for models that no constant was fitted to),
 `requests` (what pools answer), `training` (training steps), `curves` (of their losses), `gpus` (models on 1, 2, 4 … GPUs, and the tests
-that need several), `tests` (marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done), `inputs`
-(what inputs cost a step, likewise). Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured
-by one job. About 120 minutes of one GPU, 35 of four.
+that need several), `tests` (marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done),
+`inputs` (what inputs cost a step, likewise). Each GPU runs one job at a time, on processor cores of its own; what is compared is always
+measured by one job. About 120 minutes of one GPU, 35 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
 

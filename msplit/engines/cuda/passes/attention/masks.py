@@ -23,6 +23,7 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.attention.axes import Axes, Axis
 from msplit.engines.cuda.passes.attention.match import Added, Match, Replaced
 from msplit.engines.cuda.passes.pattern import value_key
+from msplit.opset.traits import RESHAPES, VIEWS
 
 NOTHING = -(2.0**100)
 """Added to a score: nothing is left of it. (float16 has no such number.)"""
@@ -286,12 +287,26 @@ class _Masks:
         if counts is not None and not counts.any(-1).all():
             raise Illegal
         if isinstance(bias, tuple):
+            if match.dtype == "float16" and (
+                self.dtype == "float32" or any(self._was_cut(one.key) for one in match.added)
+            ):
+                raise Illegal
             return Mask(self.finished(bias))
+        if match.dtype == "float16" and (bias <= _least("float16")).all(-1).any():
+            raise Illegal
         if np.isnan(bias).any() or np.isneginf(bias).all(-1).any():
             raise Illegal
         if not bias.any():
             return Mask()
         return Mask(causal=True) if self._is_causal(bias) else Mask(self.finished(bias))
+
+    def _was_cut(self, key: Key) -> bool:
+        """Whether a value had numbers beyond float16. What is left of them does not swallow scores, which the kernel adds in float32: of
+        rows in which nothing counts, weights would be others than the model's."""
+        op = self.maker.graph.ops.get(key[0])
+        while op is not None and op.op in VIEWS | RESHAPES:
+            op = self.maker.graph.ops.get(op.inputs[0][0])
+        return op is not None and op.op == "Cast" and bool(op.attrs.get("saturate"))
 
     def _is_causal(self, bias: NDArray[Any]) -> bool:
         sizes = self.match.atoms.sizes

@@ -272,7 +272,8 @@ def test_the_bert_sample(group):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_with_a_softmax_in_float32(dtype):
-    """As Keras's mixed precision has it. The mask is narrowed once, and stays finite."""
+    """As Keras's mixed precision has it. The mask is narrowed once, and stays finite. In float16 what is left of 1e9 is too little where no
+    key counts, and whether that is so is known in the run alone."""
 
     def build(tf, v1):
         q, k, v = (tf.cast(heads(tf, x), dtype) for x in qkv(tf, v1))
@@ -281,7 +282,12 @@ def test_half_precision_with_a_softmax_in_float32(dtype):
         weights = tf.cast(tf.nn.softmax(scores), dtype)
         tf.cast(merged(tf, tf.einsum("bhls,bhse->bhle", weights, v)), tf.float32, name="out")
 
-    check(build, feeds(mask=padding()), [*["Cast"] * 6, "Maximum", "Mul", "Mul", "Sub"], 2e-2)
+    if dtype == "bfloat16":
+        check(build, feeds(mask=padding()), [*["Cast"] * 6, "Maximum", "Mul", "Mul", "Sub"], 2e-2)
+    else:
+        flat, given = graph_of(build, outputs=["out"]), feeds(mask=padding(lost=True))
+        assert_equals_tensorflow(flat, given, tolerance=2e-2)
+        assert "_Attention" not in kernels(program_of(flat, given))
 
 
 def test_float16_has_no_number_that_leaves_nothing():
