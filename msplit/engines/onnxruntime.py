@@ -62,9 +62,7 @@ class OnnxRuntime:
             EngineError: It can not be converted, or not run; the message names why.
         """
         if why_not := self.unavailable():
-            raise EngineError(
-                why_not, fix="pip install 'msplit[onnx]', with onnxruntime-gpu in place of onnxruntime on a GPU"
-            )
+            raise EngineError(why_not, fix="pip install tf2onnx onnxruntime-gpu (onnxruntime where there is no GPU)")
         with phase("converting to ONNX"):
             data = converted(job.flat)
         with phase("opening a session of ONNX Runtime"):

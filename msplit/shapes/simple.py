@@ -143,6 +143,7 @@ shape_function("DecodeGif")(lambda node: ((None,) * 4,))
 shape_function("DecodeJpeg", "DecodePng", "DecodeBmp")(
     lambda node: ((None, None, int(node.attr("channels", 0)) or None),)
 )
+shape_function("ComputeAccidentalHits")(lambda node: ((None,),) * 3)
 shape_function("ListDiff", "RaggedRange")(lambda node: ((None,), (None,)))
 shape_function("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionWithOverlaps")(
     lambda node: ((None,),)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from msplit.api import load
+from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
 from msplit.engines.base import HasOwnClock, HasState, Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE
@@ -122,7 +123,7 @@ def test_threads_of_a_device_are_asked_for_before_it_is_made(monkeypatch: pytest
     monkeypatch.setenv("TF_GPU_THREAD_COUNT", "1")
     one = job(private_threads=3)
     model = one.flat.model
-    spec = elsewhere.Spec(model.path, model.choice, one.ids, 2, one.feeds, False, one.tensorflow, ())
+    spec = elsewhere.Spec(model.path, model.choice, one.ids, 2, one.feeds, Precision.TF32, one.tensorflow, ())
     executable = elsewhere.build(spec)
     assert (os.environ["TF_GPU_THREAD_MODE"], os.environ["TF_GPU_THREAD_COUNT"]) == ("gpu_private", "3")
     assert executable.step(one.feeds)

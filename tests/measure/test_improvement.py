@@ -20,6 +20,7 @@ import pytest
 
 import msplit
 from msplit import api
+from msplit.core.precision import Precision
 from msplit.errors import EngineError, MsplitError
 from msplit.measure import execution, improvement
 from msplit.measure.improvement import Inputs, start_improving
@@ -62,7 +63,7 @@ class Adds:
 
 
 X = {"x": np.zeros(3)}
-INPUTS = Inputs(lambda seed: {"x": np.arange(3.0) + seed}, Settings(verify_inputs=3), True, {})
+INPUTS = Inputs(lambda seed: {"x": np.arange(3.0) + seed}, Settings(verify_inputs=3), Precision.IEEE, {})
 
 
 def ready(label, executable):

@@ -247,5 +247,5 @@ def test_the_tests_verify_every_pass(optimized, monkeypatch):
     """In every kernel mode, each pass that runs is looked at."""
     seen = []
     monkeypatch.setattr(pipeline, "verify", lambda graph, stage, nodes, after, unchanged: seen.append(after))
-    run_passes(optimized.graph.copy(), replace(optimized.context, group=True, fuse=True), *Stage)
+    run_passes(optimized.graph.copy(), replace(optimized.context, group=True, half="bfloat16", fuse=True), *Stage)
     assert seen == [one.name for one in PIPELINE]
