@@ -12,7 +12,6 @@ import pytest
 
 import msplit
 from msplit.engines.base import Feeds
-from msplit.engines.cuda.engine import to_numpy
 from msplit.errors import EngineError, LoadError
 from msplit.training.ahead import Ahead
 from msplit.training.trainer import Trainer
@@ -74,8 +73,7 @@ def test_steps_are_the_same_to_the_bit(begin: Any, monkeypatch: pytest.MonkeyPat
     assert losses_and_state(trainer, losses) == expected
     trainer = begin()
     on_device = [
-        to_numpy(trainer.step(one, then=then, on_device=True)["loss"])
-        for one, then in zip(feeds, following, strict=True)
+        trainer.step(one, then=then, on_device=True)["loss"].numpy() for one, then in zip(feeds, following, strict=True)
     ]
     assert losses_and_state(trainer, on_device) == expected
 
