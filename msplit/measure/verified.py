@@ -15,6 +15,7 @@ from msplit.errors import EndOfData, EngineError
 from msplit.inputs.reference import Reference
 from msplit.measure.results import Check, Settings
 from msplit.measure.verification import Comparison, best_of, compare, compare_state, computed_in, state_tolerances
+from msplit.opset.traits import DRAWS
 from msplit.progress import Progress, phase
 
 
@@ -331,6 +332,7 @@ def _verify_state(pairs: Sequence[tuple[Running, Running, Precision]], state: Ar
                     state,
                     made[partner],
                     partial(_after, partner, feeds),
+                    draws=not DRAWS.isdisjoint(partner.variant.job.flat.graph.ops),
                     precision=precision,
                     tolerance=how.settings.tolerance,
                 )
