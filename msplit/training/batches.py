@@ -16,7 +16,8 @@ Specs = Mapping[str, Spec]
 
 
 def batches_of(dataset: Any, inputs: Sequence[str], where: str = "the data") -> Iterator[Feeds]:
-    """The batches of a dataset as mappings from input to value.
+    """The batches of a dataset as mappings from input to value. They stay as they are while later ones are made: arrays that come from an
+    iterator, which may write them over, are copied.
 
     Args:
         dataset: An iterable of mappings, or a `tf.data.Dataset` of them; where there is one input, of its values.
@@ -29,11 +30,12 @@ def batches_of(dataset: Any, inputs: Sequence[str], where: str = "the data") -> 
     taken = dataset.as_numpy_iterator() if hasattr(dataset, "as_numpy_iterator") else dataset
     if not isinstance(taken, Iterable) or isinstance(taken, Mapping | str):
         raise LoadError(f"gives no batches but a {type(dataset).__name__}", where=where, fix=_WANTED)
+    keeps = isinstance(dataset, Sequence) or taken is not dataset  # TensorFlow makes new ones
     for batch in taken:
         if isinstance(batch, Mapping):
-            yield {str(name): _value(value) for name, value in batch.items()}
+            yield {str(name): _value(value, keeps=keeps) for name, value in batch.items()}
         elif len(inputs) == 1 and (is_array(batch) or is_tensor(batch)):
-            yield {inputs[0]: batch}
+            yield {inputs[0]: _value(batch, keeps=keeps)}
         else:
             raise LoadError(f"a batch is a {type(batch).__name__}", where=where, fix=_WANTED)
 
@@ -41,8 +43,10 @@ def batches_of(dataset: Any, inputs: Sequence[str], where: str = "the data") -> 
 _WANTED = "give an iterable of mappings from input to array, such as {'x': array}, or a tf.data.Dataset of them"
 
 
-def _value(value: Any) -> Any:
-    return value if is_array(value) or is_tensor(value) else np.asarray(value)
+def _value(value: Any, *, keeps: bool) -> Any:
+    if is_array(value):
+        return value if keeps else np.array(value)
+    return value if is_tensor(value) else np.asarray(value)
 
 
 def fitting(feeds: Feeds, specs: Specs, where: str) -> None:

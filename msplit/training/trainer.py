@@ -210,8 +210,8 @@ class Trainer(Shown):
 
         Args:
             dataset: Batches: mappings from input to value, in any iterable, or a `tf.data.Dataset`. Where the model has one input, they
-                may be its values alone. Each has arrays of its own: an array that is written over for a later batch changes the ones
-                that were made before, and are not trained on yet.
+                may be its values alone. A generator may write its arrays over, but not its tensors: later batches are made before
+                earlier ones are trained on.
             steps: At most so many; None: up to the end of the data.
             fetch_every: Of every so many steps, and of the last one, what is fetched is given.
 

@@ -94,6 +94,22 @@ def test_what_is_done_between_two_steps_counts_for_the_second(begin: Any) -> Non
     assert one_by_one(begin(), [two]) == expected
 
 
+def test_a_generator_may_write_its_arrays_over(begin: Any) -> None:
+    feeds = batches(6)
+    expected = one_by_one(begin(), feeds)
+    kept = {name: np.empty_like(value) for name, value in feeds[0].items()}
+
+    def written_over() -> Iterator[Feeds]:
+        for one in feeds:
+            for name, value in one.items():
+                kept[name][...] = value
+            yield kept
+
+    trainer = begin()
+    found = [fetched.values["loss"] for fetched in trainer.each(written_over())]
+    assert losses_and_state(trainer, found) == expected
+
+
 @pytest.mark.parametrize("wrong", ["raised", "another shape", "another type", "missing"])
 def test_what_is_wrong_with_the_data_is_said_at_its_own_step(begin: Any, wrong: str) -> None:
     good = batches(4)
