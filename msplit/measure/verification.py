@@ -141,6 +141,7 @@ def compare(
     precision: Precision = Precision.IEEE,
     tolerance: float | None = None,
     computed: Mapping[str, str] | None = None,
+    carried: Mapping[str, float] | None = None,
 ) -> Comparison:
     """Holds outputs against what they should be, by name.
 
@@ -152,9 +153,10 @@ def compare(
         tolerance: In place of the type's own, for types that have one.
         computed: Output -> a coarser type that it was computed in (see `computed_in`): its tolerance is that type's, whatever the output
             was cast to at the end.
+        carried: Output -> its tolerance where that is more; see `output_tolerances`.
     """
     results = []
-    computed = computed or {}
+    computed, carried = computed or {}, carried or {}
     for name in dict.fromkeys([*expected, *got]):
         if name not in got or name not in expected:
             said = "is missing" if name not in got else "is not expected"
@@ -162,7 +164,15 @@ def compare(
             results.append(_failed(name, array, f"the output {said}"))
         else:
             coarsest = tolerance_of(computed.get(name, ""), precision)
-            one = _compare_one(name, np.asarray(got[name]), np.asarray(expected[name]), precision, tolerance, coarsest)
+            least = carried.get(name, 0.0)
+            one = _compare_one(
+                name,
+                np.asarray(got[name]),
+                np.asarray(expected[name]),
+                precision,
+                None if tolerance is None else max(tolerance, least),
+                max(coarsest, least),
+            )
             results.append(_as_a_whole(one) if precision.half else one)
     return Comparison(tuple(results))
 
@@ -263,14 +273,6 @@ def state_tolerances(
     """
     usual, amplitude = _STATE[precision]
     least = usual if tolerance is None else tolerance
-    generator = np.random.default_rng(0)
-
-    def moved(value: NDArray[Any]) -> NDArray[Any]:
-        if tolerance_of(value.dtype.name) == 0.0:
-            return value
-        noise = generator.uniform(-amplitude, amplitude, value.shape)
-        return np.asarray(value * (1 + noise).astype(value.dtype))
-
     expected = {name: np.asarray(value) for name, value in after.items()}
     inexact = [name for name, value in expected.items() if tolerance_of(value.dtype.name)]
 
@@ -280,8 +282,43 @@ def state_tolerances(
     again = away(stepped(state))
     if draws and max(again.values(), default=0.0) > least:
         return dict.fromkeys(inexact, least)
-    carried = away(stepped({name: moved(np.asarray(value)) for name, value in state.items()}))
+    carried = away(stepped(_moved(state, amplitude)))
     return {name: max(least, _ROUNDING * max(carried[name], again[name])) for name in inexact}
+
+
+def output_tolerances(
+    state: Arrays, expected: Arrays, stepped: Callable[[Arrays], Arrays], *, precision: Precision
+) -> dict[str, float]:
+    """How far the outputs of the last of several steps that train may be from another computation's, as `compare` measures it.
+
+    What rounding does in one step the next one learns from: a loss is that of other variables by then. As with `state_tolerances`, it
+    is three times what the same steps give when they are repeated, or begin with values that are moved by little more than rounding.
+
+    Args:
+        state: The variables before the first step.
+        expected: Outputs of the last.
+        stepped: Runs all of them again: gives outputs of the last, from the variables before the first.
+        precision: In which the steps are made.
+    """
+    found: dict[str, float] = {}
+    for begun in (state, _moved(state, _STATE[precision][1])):
+        for one in compare(stepped(begun), expected, precision=precision).outputs:
+            if np.isfinite(one.needed):
+                found[one.name] = max(found.get(one.name, 0.0), _ROUNDING * one.needed)
+    return found
+
+
+def _moved(state: Arrays, amplitude: float) -> dict[str, NDArray[Any]]:
+    """Variables, each number moved by up to a share of itself; the same ones every time."""
+    generator = np.random.default_rng(0)
+
+    def moved(value: NDArray[Any]) -> NDArray[Any]:
+        if tolerance_of(value.dtype.name) == 0.0:
+            return value
+        noise = generator.uniform(-amplitude, amplitude, value.shape)
+        return np.asarray(value * (1 + noise).astype(value.dtype))
+
+    return {name: moved(np.asarray(value)) for name, value in state.items()}
 
 
 def _distance(got: NDArray[Any], expected: NDArray[Any]) -> float:

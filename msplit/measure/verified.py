@@ -14,7 +14,15 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import EndOfData, EngineError
 from msplit.inputs.reference import Reference
 from msplit.measure.results import Check, Settings
-from msplit.measure.verification import Comparison, best_of, compare, compare_state, computed_in, state_tolerances
+from msplit.measure.verification import (
+    Comparison,
+    best_of,
+    compare,
+    compare_state,
+    computed_in,
+    output_tolerances,
+    state_tolerances,
+)
 from msplit.opset.traits import DRAWS
 from msplit.progress import Progress, phase
 
@@ -158,6 +166,10 @@ class Running:
             self.executable = None
 
 
+Pair = tuple[Running, Running, Precision]
+"""A variant, what it is held against, and the coarser of their precisions."""
+
+
 @dataclass(frozen=True, eq=False)
 class Verification:
     """How variants are verified: on inputs that `fresh` makes from a seed and, if there is one, against a reference.
@@ -281,31 +293,20 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     computed = computed_in(built[0].variant.job.flat) if how.computed is None else how.computed
     own = {one: _precision(one.variant) for one in built}
 
-    def compared(got: Arrays, expected: Arrays, precision: Precision) -> Comparison:
-        return compare(got, expected, precision=precision, tolerance=settings.tolerance, computed=computed)
-
+    compared = partial(compare, tolerance=settings.tolerance, computed=computed)
     if reference is not None:
         for number, one in enumerate(built):
             how.tell(f"verifying {one.variant.label}", number / len(built))
             with phase("verifying outputs"):
-                comparison = compared(one.step(reference.feeds), reference.outputs, own[one])
+                comparison = compared(one.step(reference.feeds), reference.outputs, precision=own[one])
             one.checks.append(Check(reference.source, own[one], 1, comparison))
-    outcomes: dict[Running, Comparison] = {}
     partner_of = {one.variant.label: one for one in built}
     # A variant without a partner that runs is held against the first that does, whatever its engine.
     partners = [(one, partner_of.get(one.partner or "", built[0])) for one in built]
     pairs = [
         (one, partner, Precision.coarsest(own[one], own[partner])) for one, partner in partners if one is not partner
     ]
-    for number in range(settings.verify_inputs if pairs else 0):
-        how.tell("verifying", number / settings.verify_inputs)
-        with phase("verifying outputs"):
-            feeds = how.fresh(settings.seed + 1 + number)
-            outputs = {one: one.step(feeds) for one in built}
-            for one, partner, precision in pairs:
-                found = compared(outputs[one], outputs[partner], precision)
-                if one not in outcomes or (outcomes[one].passed and not found.passed):
-                    outcomes[one] = found
+    outcomes = _in_lock_step(built, pairs, state, how, compared)
     for one, partner, precision in pairs:
         if one in outcomes:
             check = Check(partner.variant.label, precision, settings.verify_inputs, outcomes[one])
@@ -315,7 +316,50 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
             _verify_state(pairs, state, how)
 
 
-def _verify_state(pairs: Sequence[tuple[Running, Running, Precision]], state: Arrays, how: Verification) -> None:
+def _in_lock_step(
+    built: Sequence[Running],
+    pairs: Sequence[Pair],
+    state: Arrays,
+    how: Verification,
+    compared: Callable[..., Comparison],
+) -> dict[Running, Comparison]:
+    """What the outputs of all are, step by step, on the same inputs: the first comparison that fails, or else that of the first step.
+
+    With variables the second step is another variant's only as far as what the first learned is. So where its outputs differ, its partner
+    takes the steps again, to tell how much of that is rounding.
+    """
+    outcomes: dict[Running, Comparison] = {}
+    unsure: list[tuple[Pair, int, Arrays, Arrays]] = []
+    fed: list[Arrays] = []
+
+    def note(one: Running, found: Comparison) -> None:
+        if one not in outcomes or (outcomes[one].passed and not found.passed):
+            outcomes[one] = found
+
+    for number in range(how.settings.verify_inputs if pairs else 0):
+        how.tell("verifying", number / how.settings.verify_inputs)
+        with phase("verifying outputs"):
+            feeds = how.fresh(how.settings.seed + 1 + number)
+            outputs = {one: one.step(feeds) for one in built}
+            for pair in pairs:
+                one, partner, precision = pair
+                found = compared(outputs[one], outputs[partner], precision=precision)
+                if fed and not found.passed:
+                    unsure.append((pair, number + 1, outputs[one], outputs[partner]))
+                else:
+                    note(one, found)
+            if state:
+                fed.append(feeds)
+    for (one, partner, precision), steps, got, expected in unsure:
+        carried: Mapping[str, float] = {}
+        if isinstance(partner.running, HasState) and not _draws(partner):
+            again = partial(_outputs_after, partner, fed[:steps])
+            carried = output_tolerances(state, expected, again, precision=precision)
+        note(one, compared(got, expected, precision=precision, carried=carried))
+    return outcomes
+
+
+def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:
     """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
     did in one is what the next learns from."""
     found: dict[int, list[Comparison]] = {}
@@ -332,7 +376,7 @@ def _verify_state(pairs: Sequence[tuple[Running, Running, Precision]], state: Ar
                     state,
                     made[partner],
                     partial(_after, partner, feeds),
-                    draws=not DRAWS.isdisjoint(partner.variant.job.flat.graph.ops),
+                    draws=_draws(partner),
                     precision=precision,
                     tolerance=how.settings.tolerance,
                 )
@@ -344,6 +388,18 @@ def _verify_state(pairs: Sequence[tuple[Running, Running, Precision]], state: Ar
         if together.outputs:
             name = f"variables of {partner.variant.label}"
             one.checks.append(Check(name, precision, len(comparisons), together))
+
+
+def _draws(one: Running) -> bool:
+    """Whether its steps draw random numbers."""
+    return not DRAWS.isdisjoint(one.variant.job.flat.graph.ops)
+
+
+def _outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
+    """The outputs of the last of some steps, from the variables before the first."""
+    if isinstance(one.running, HasState):
+        one.running.load_state(state)
+    return [one.step(feeds) for feeds in fed][-1]
 
 
 def _after(one: Running, feeds: Arrays, state: Arrays) -> Arrays:

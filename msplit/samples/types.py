@@ -62,7 +62,9 @@ def make_inputs(sample: Sample, batch: int = 1, seed: int = 0) -> dict[str, npt.
         shape = tuple(batch if size is None else size for size in spec.shape)
         dtype = np.dtype(spec.dtype)
         if dtype.kind == "f":
-            values[spec.name] = (_images(rng, shape) if len(shape) == 4 else rng.standard_normal(shape)).astype(dtype)
+            values[spec.name] = (_images(rng, shape) if len(shape) == 4 else rng.standard_normal(shape)).astype(
+                dtype, order="C"
+            )
         elif spec.high is not None:
             values[spec.name] = rng.integers(0, spec.high, shape).astype(dtype)
         else:

@@ -357,6 +357,34 @@ def test_variables_start_equal_and_must_end_equal(wrong):
         assert "variables of 1" in result.describe_failures()
 
 
+class Learning(Stateful):
+    """A step's output is its variable before it, and what the variable is off by grows by 2000 a step, up to 1."""
+
+    def __init__(self, engine, job):
+        super().__init__(engine, job)
+        self.total = np.float32(2)
+
+    def step(self, feeds):
+        loss = self.total
+        self.total = np.float32(2 + min(2000 * (self.total - 2) + (1e-6 if self.job.streams > 1 else 0), 1))
+        stale = self.engine.wrong and self.job.streams > 1
+        return {"loss": np.array([loss if not stale else np.float32(2 + self.engine.wrong)])}
+
+
+@pytest.mark.parametrize(("wrong", "failed"), [(None, False), (1e-3, True), (0.5, True)])
+def test_what_one_step_learns_from_rounding_is_no_fault_of_the_next_ones_outputs(wrong, failed):
+    """The third losses are 2e-3 apart; a first one that is 1e-3 off is wrong all the same."""
+
+    class Engine(Fake):
+        def build(self, job):
+            return Learning(self, job)
+
+    engine = Engine(wrong=wrong)
+    settings = replace(QUICK, verify_inputs=3)
+    result = bench([variant("1", engine), variant("2", engine, 2)], fresh=fresh, settings=settings)
+    assert result.failed is failed
+
+
 def test_the_result_is_json():
     engine = Fake(device_seconds=1e-3)
     told = []

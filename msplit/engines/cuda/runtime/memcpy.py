@@ -77,13 +77,10 @@ class Memcpy:
         it holds, and one that has not started by the end is not waited for.
         """
         size = target.nbytes
-        if source.flags.c_contiguous and size >= _SHARED_BYTES:
+        if size >= _SHARED_BYTES:
             self._copy_with_helpers(source, target, tell)
         elif tell is None:
             np.copyto(target, source)
-        elif not source.flags.c_contiguous:
-            np.copyto(target, source)
-            tell(0, size)
         else:
             for part, place, first, last in _pieces(source, target, -(-size // _FEW_PIECES)):
                 np.copyto(place, part)
@@ -142,10 +139,14 @@ def _processors() -> int:
 def _pieces(
     source: NDArray[Any], target: NDArray[Any], size: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any], int, int]]:
-    """Both arrays cut into parts of so many bytes, and where in the target each begins and ends, in bytes."""
-    source, target = source.reshape(-1), target.reshape(-1)
-    width = target.itemsize
+    """Both arrays cut into parts of so many bytes, and where in the target each begins and ends, in bytes.
+
+    A source that is not contiguous, such as images whose channels were moved, is cut along its first axis alone.
+    """
+    if source.flags.c_contiguous:
+        source, target = source.reshape(-1), target.reshape(-1)
+    width = target.nbytes // len(target)
     step = max(size // width, 1)
-    for first in range(0, target.size, step):
+    for first in range(0, len(target), step):
         place = target[first : first + step]
         yield source[first : first + step], place, first * width, first * width + place.nbytes

@@ -71,11 +71,22 @@ def test_larger_arrays_have_more_helpers_as_long_as_there_are_processors(monkeyp
     assert memcpy._helpers(megabytes << 20) == helpers
 
 
-def test_an_array_that_is_not_contiguous_is_told_of_as_a_whole():
-    told = []
-    source, target = np.ones((1000, 900), np.float32).T, np.zeros((900, 1000), np.float32)
-    MEMCPY.copy(source, target, lambda *ends: told.append((*ends, target.all())))
-    assert told == [(0, target.nbytes, True)]
+@pytest.mark.parametrize("examples", [1, 3, 12])
+def test_an_array_that_is_not_contiguous_comes_example_by_example(monkeypatch, examples):
+    monkeypatch.setattr(memcpy, "_processors", lambda: 16)
+    images = np.random.default_rng(0).random((examples, 3, 512, 700), np.float32)
+    source, target = np.moveaxis(images, 1, -1), np.zeros((examples, 512, 700, 3), np.float32)
+    wanted, told = np.ascontiguousarray(source).view(np.uint8).reshape(-1), []
+
+    def tell(first, last):
+        assert np.array_equal(wanted[first:last], target.view(np.uint8).reshape(-1)[first:last])
+        told.append((first, last))
+
+    MEMCPY.copy(source, target, tell)
+    told.sort()
+    assert [first for first, _ in told] == [0, *(last for _, last in told[:-1])]
+    assert told[-1][1] == target.nbytes
+    assert len(told) == examples
 
 
 def test_large_arrays_that_are_turned_or_frozen_arrive():

@@ -322,6 +322,8 @@ def _binary(kernel: Any) -> Binary | None:
 
 
 def _randomize(tensor: Tensor) -> None:
+    # As it lies: in a value that was broadcast, many elements are one number, which can not be written through all of them.
+    tensor = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
     if tensor.is_floating_point():
         tensor.normal_()
     elif tensor.is_complex():

@@ -132,6 +132,22 @@ def test_the_first_call_may_try_kernels_and_is_no_part_of_it(shelf: Any) -> None
     assert len(made.record.launches) == 2
 
 
+def test_an_input_that_was_broadcast_is_recorded(shelf: Any) -> None:
+    """A learning rate, say, that a model stretches to the shape of a variable: many elements, one number."""
+    rows = torch.empty_strided((3, 4), (1, 0))
+
+    def doubled(x: Any, y: Any) -> list[Any]:
+        del x
+        out = torch.empty(3, 4)
+        DOUBLE.run(1, 1, 1, 0, y, out, 12)
+        return [out]
+
+    made = record("key", shelf, doubled, [rows, torch.empty(3, 4)])
+    assert made is not None
+    y = torch.randn(3, 4)
+    torch.testing.assert_close(made(rows, y)[0], 2 * y, rtol=0, atol=0)
+
+
 def constant(x: Any, y: Any) -> list[Any]:
     """Reads memory that is neither an input nor made in the call."""
     out = torch.empty(3, 4)
