@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from msplit.engines.base import TensorFlowOptions
 from msplit.measure.benchmark import bench
 from msplit.measure.busy import advice, busy
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Settings
-from tests.cli.runner import SAMPLES
+from tests.cli.runner import SAMPLES, process
 
 pytestmark = pytest.mark.gpu
 
@@ -34,8 +33,12 @@ def test_each_switch_of_tensorflow_runs_and_gives_the_same() -> None:
     tensorflow = pytest.importorskip("tensorflow")
     if not tensorflow.config.list_physical_devices("GPU"):
         pytest.skip("this TensorFlow sees no GPU")
-    own = TensorFlowOptions(merge_streams=True, private_threads=2, priorities=(-1, 0), limits=(2048, 4096))
-    request = BenchRequest(engine="tensorflow", streams=(1, 2), batch=128, settings=QUICK, tensorflow=own)
-    found = bench(SAMPLES / "mmoe_small.pb", request)
-    assert [one.skipped for one in found.result.variants] == [""] * 6
-    assert not found.result.failed
+    # In a process of its own: what TensorFlow makes of its GPUs is decided once in each.
+    done = process(
+        *("bench", SAMPLES / "mmoe_small.pb", "--engine", "tensorflow", "--streams", "1,2", "--batch", 128),
+        *("--format", "json", "--duration", 0.3, "--builds", 1, "--merge-streams", "--private-threads", 2),
+        *("--device-priorities=-1,0", "--device-memory", "2048,4096"),
+    )
+    assert done.code == 0, done.err
+    assert [one["skipped"] for one in done.json["result"]["variants"]] == [None] * 6
+    assert not done.json["result"]["failed"]

@@ -19,6 +19,7 @@ def keras() -> Any:
     tf = pytest.importorskip("tensorflow")
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.experimental.enable_tensor_float_32_execution(False)  # which it is by default on a GPU
     return pytest.importorskip("keras")
 
 

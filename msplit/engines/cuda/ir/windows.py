@@ -143,4 +143,13 @@ def from_channels_first(node: Node, data: Tensor) -> Tensor:
 
 def in_layout(data: Tensor, channels_last: bool) -> Tensor:
     """The tensor (channels in axis 1), copied only if it lies otherwise in memory."""
-    return data.contiguous(memory_format=_CHANNELS_LAST[data.dim()] if channels_last else torch.contiguous_format)
+    return data.contiguous(memory_format=_format(data.dim(), channels_last))
+
+
+def empty_in_layout(like: Tensor, shape: Sequence[int], channels_last: bool) -> Tensor:
+    """A tensor (channels in axis 1) of that shape, of the other's type and device."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=_format(len(shape), channels_last))
+
+
+def _format(rank: int, channels_last: bool) -> torch.memory_format:
+    return _CHANNELS_LAST[rank] if channels_last else torch.contiguous_format

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ir.windows import Window, channels_first, from_channels_first
+from msplit.engines.cuda.ir.windows import (
+    Window,
+    channels_first,
+    empty_in_layout,
+    from_channels_first,
+    in_layout,
+    keeps_channels_last,
+    to_channels_first,
+)
 from msplit.engines.cuda.ops.axes import integers
 from msplit.engines.cuda.ops.conv import convolution_windows, spatial_sizes
 from msplit.engines.cuda.ops.image import cubic_weights, linear_weights, nearest_pixels
@@ -46,18 +54,26 @@ def broadcast_gradient_args(node: Node, first: np.ndarray, second: np.ndarray) -
     return found[0], found[1]
 
 
+_MAX_POOL = {2: F.max_pool2d, 3: F.max_pool3d}
+_MAX_POOL_GRAD = {
+    2: torch.ops.aten.max_pool2d_with_indices_backward,
+    3: torch.ops.aten.max_pool3d_with_indices_backward,
+}
+_AVERAGE_POOL_GRAD = {2: torch.ops.aten.avg_pool2d_backward, 3: torch.ops.aten.avg_pool3d_backward}
+
+
 @lowering("MaxPoolGrad", "MaxPool3DGrad")
 def max_pool_grad(node: Node, data: Tensor, result: Tensor, gradients: Tensor) -> Tensor:
     """Each window's gradient at its first maximum."""
     frames = pool_windows(node, data.shape, node.get("ksize"), node.get("strides"))
-    data, gradients = (part if channels_first(node) else part.movedim(-1, 1) for part in (data, gradients))
-    pads = _pads(frames)
-    padded = F.pad(data, pads, value=-torch.inf)
+    data, gradients = (to_channels_first(node, part) for part in (data, gradients))
+    padding, pads = _padding(frames)
+    data = F.pad(data, pads, value=-torch.inf) if pads else data
     kernel, strides = [frame.kernel for frame in frames], [frame.stride for frame in frames]
-    _, places = (F.max_pool2d if len(frames) == 2 else F.max_pool3d)(padded, kernel, strides, return_indices=True)
-    sums = torch.zeros_like(padded, memory_format=torch.contiguous_format).flatten(2)
-    sums.scatter_add_(2, places.flatten(2), gradients.flatten(2).contiguous())
-    return from_channels_first(node, F.pad(sums.reshape(padded.shape), [-pad for pad in pads]))
+    _, places = _MAX_POOL[len(frames)](data, kernel, strides, padding, return_indices=True)
+    ones = [1] * len(frames)
+    found = _MAX_POOL_GRAD[len(frames)](gradients, data, kernel, strides, padding, ones, False, places)
+    return from_channels_first(node, F.pad(found, [-pad for pad in pads]) if pads else found)
 
 
 @lowering("AvgPoolGrad", "AvgPool3DGrad", static=(0,))
@@ -65,7 +81,14 @@ def average_pool_grad(node: Node, shape: np.ndarray, gradients: Tensor) -> Tenso
     """Each window's gradient in equal shares to its elements, padding left out."""
     sizes = integers(shape)
     frames = pool_windows(node, sizes, node.get("ksize"), node.get("strides"))
-    moved = gradients if channels_first(node) else gradients.movedim(-1, 1)
+    moved = to_channels_first(node, gradients)
+    padding, pads = _padding(frames)
+    if not pads:
+        kernel, strides = [frame.kernel for frame in frames], [frame.stride for frame in frames]
+        whole = (*moved.shape[:2], *(frame.size for frame in frames))
+        data = empty_in_layout(moved, whole, keeps_channels_last(node))  # of which only shape and layout are looked at
+        found = _AVERAGE_POOL_GRAD[len(frames)](moved, data, kernel, strides, padding, False, False, None)
+        return from_channels_first(node, found)
     for axis, frame in enumerate(frames):
         begins = torch.arange(frame.outputs, device=gradients.device) * frame.stride - frame.before
         count = (begins + frame.kernel).clamp(max=frame.size) - begins.clamp(min=0)
@@ -94,20 +117,20 @@ def convolution_filter_grad(node: Node, data: Tensor, shape: np.ndarray, gradien
     sizes = integers(shape)
     rank = len(sizes) - 2
     frames = convolution_windows(node, spatial_sizes(node, data.shape), sizes[:rank])
-    data, gradients = (part if channels_first(node) else part.movedim(-1, 1) for part in (data, gradients))
+    data, gradients = (to_channels_first(node, part) for part in (data, gradients))
     depthwise = node.op.startswith("Depthwise")
     groups = sizes[-2] if depthwise else data.shape[1] // sizes[-2]
     outer = (sizes[-2] * sizes[-1], 1) if depthwise else (sizes[-1], sizes[-2])
     weight = data.new_empty((*outer, *sizes[:rank]))
-    padded = F.pad(data, _pads(frames)).contiguous()
+    padding, pads = _padding(frames)
     strides, dilations = [frame.stride for frame in frames], [frame.dilation for frame in frames]
     _, found, _ = torch.ops.aten.convolution_backward(
-        gradients.contiguous(),
-        padded,
+        gradients,
+        in_layout(F.pad(data, pads), keeps_channels_last(node)) if pads else data,
         weight,
         None,
         strides,
-        [0] * rank,
+        padding,
         dilations,
         False,
         [0] * rank,
@@ -125,6 +148,21 @@ def batch_norm_grad(
     node: Node, gradients: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, *reserve: Tensor
 ) -> tuple[Tensor, ...]:
     """Gradients of batch normalization: of its data, its scale and its offset, and two that are always empty."""
+    if node.get("is_training", True) and x.numel() and x.dtype == scale.dtype:
+        factor = torch.rsqrt(variance + node.get("epsilon", EPSILON))
+        found, scale_grad, offset_grad = torch.ops.aten.native_batch_norm_backward(
+            to_channels_first(node, gradients),
+            to_channels_first(node, x),
+            scale,
+            None,
+            None,
+            mean,
+            factor,
+            True,
+            0.0,
+            [True] * 3,
+        )
+        return from_channels_first(node, found), scale_grad, offset_grad, scale.new_empty(0), scale.new_empty(0)
     channel = 1 if channels_first(node) else x.dim() - 1
     axes = [axis for axis in range(x.dim()) if axis != channel]
 
@@ -192,6 +230,15 @@ def local_response_normalization_grad(node: Node, gradients: Tensor, data: Tenso
 
     norm = bias + alpha * neighbors(data.square())
     return gradients * norm.pow(-beta) - 2 * alpha * beta * data * neighbors(gradients * result / norm)
+
+
+def _padding(frames: Sequence[Window]) -> tuple[list[int], list[int]]:
+    """What pads data for its windows: so many elements at both ends of each axis, by the kernel, or else none and pads for `F.pad`."""
+    both = [frame.before for frame in frames]
+    alike = all((frame.size + 2 * frame.before - frame.reach) // frame.stride + 1 == frame.outputs for frame in frames)
+    if alike and all(2 * frame.before <= frame.reach for frame in frames):
+        return both, []
+    return [0] * len(frames), _pads(frames)
 
 
 def _pads(frames: Sequence[Window]) -> list[int]:
