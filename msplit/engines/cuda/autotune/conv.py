@@ -47,12 +47,18 @@ Several parts are for where they leave at least `LEAST_BLOCKS` and at most `MOST
 LEAST_BLOCKS = 48
 MOST_BLOCKS = 300
 
+EARLY = False
+"""Whether kernels of ours start before the kernel in front of them is done, where the GPU can do that."""
+
+_EARLY_FROM = (9, 0)
+"""The first compute capability that can."""
+
 
 def tiles_of(value: JsonValue) -> Tiles:
     """Tiles as they are kept, a list of their fields."""
-    *sizes, turned = value.items()
+    *sizes, turned, early = value.items()
     pixels, results, summands, warps, stages, parts = (size.whole(1, 1 << 16) for size in sizes)
-    return Tiles(pixels, results, summands, warps, stages, parts, turned.flag())
+    return Tiles(pixels, results, summands, warps, stages, parts, turned.flag(), early.flag())
 
 
 FAMILY: Family[Tiles | None] = Family("convolutions", lambda tiles: tiles, lambda value: value.or_none(tiles_of), None)
@@ -101,12 +107,13 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
     from msplit.engines.cuda.kernels import conv
 
     cuts = SIBLINGS if len(results) > 1 else FEW_CHANNELS if data.shape[-1] < 16 else SINGLE
+    early = EARLY and data.is_cuda and torch.cuda.get_device_capability(data.device) >= _EARLY_FROM
     for whole, shares in cuts:
         blocks = -(-pixels // whole.pixels) * sum(-(-one // whole.results) for one in results)
         steps = conv.summing_steps(data, filter, whole)
         for parts in shares:
             if parts == 1 or (LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and steps >= 2 * parts):
-                yield whole._replace(parts=parts)
+                yield whole._replace(parts=parts, early=early)
 
 
 def _weight(data: torch.Tensor, filter: torch.Tensor) -> float:

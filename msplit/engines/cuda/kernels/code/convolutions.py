@@ -5,12 +5,23 @@ channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too f
 of a tile (split-K); the one that is done last adds all parts up, always in the same order.
 
 The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result.
+
+An early kernel is started while the one in front of it still runs (programmatic dependent launch; from compute capability 9.0 on): it
+works out where its data lie and fetches its filter, which no kernel writes, into the L2 cache; then it waits for all that was before it.
+Every block waits, so that what comes behind this kernel comes behind all before it, too.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+_FETCHED = tl.constexpr(8)
+"""Tiles of summands whose filter is fetched ahead: the rest is loaded while these are added up."""
+
+_LINE = tl.constexpr(128)
+"""Bytes that are fetched at once."""
 
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "pixels height width channels results results_1 results_2 results_3 rows columns kernel_w taps stride_h stride_w "
@@ -25,6 +36,26 @@ def _quotient(number, by, shift):  # type: ignore[no-untyped-def]
     """A number from 0 to 2³¹ - 1, divided by what `tiles.reciprocal` made two numbers of."""
     high = tl.umulhi((2 * number).to(tl.uint32), by.to(tl.uint32, bitcast=True))
     return (high >> shift.to(tl.uint32)).to(tl.int32)
+
+
+@triton.jit
+def _go_on():  # type: ignore[no-untyped-def]
+    """Waits for all that is in front, and lets the next kernel start: any sooner, several would hold the GPU and wait in a row."""
+    gdc_wait()
+    gdc_launch_dependents()
+
+
+@triton.jit
+def _fetch(places, exist, instead):  # type: ignore[no-untyped-def]
+    """Has lines of memory brought into the L2 cache; that of `instead` where others do not exist."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [tl.where(exist, places, instead).to(tl.uint64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
@@ -85,6 +116,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
     SIBLINGS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """A block's tile, or its part of the summands: see `conv.convolve_siblings`, which cuts and launches."""
     # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
@@ -129,6 +161,8 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     wanted = result < results
     total = tl.zeros([PIXELS, RESULTS], tl.float32)
     if NARROW:
+        if EARLY:
+            _go_on()
         count = taps * channels
         start_at = 0
         if SPLIT:
@@ -167,6 +201,23 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             right = (tap - line * kernel_w) * dilation_w
         from_data = data + start[:, None] + summand[None, :]
         from_filter = filter + (summand * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
+        if EARLY:
+            in_line: tl.constexpr = _LINE * 8 // filter.dtype.element_ty.primitive_bitwidth
+            channels_apart: tl.constexpr = min(in_line, SUMMANDS) if IN_FIRST else 1
+            results_apart: tl.constexpr = 1 if IN_FIRST else min(in_line, RESULTS)
+            of_channel = tl.arange(0, SUMMANDS // channels_apart) * channels_apart
+            of_result = tl.arange(0, RESULTS // results_apart) * results_apart + (tile - first_tile) * RESULTS
+            fetched = filter + (of_channel * filter_c)[:, None] + ((first_column + of_result) * filter_o)[None, :]
+            next_tap = tap
+            next_channel = channel
+            for _ in range(start_at, tl.minimum(end, start_at + _FETCHED)):
+                exists = (next_channel + of_channel < channels)[:, None] & (of_result < results)[None, :]
+                _fetch(fetched + (next_tap * filter_tap + next_channel * filter_c), exists, filter)
+                next_channel += SUMMANDS
+                beyond = next_channel >= channels
+                next_channel = tl.where(beyond, 0, next_channel)
+                next_tap += tl.where(beyond, 1, 0)
+            _go_on()
         # Where the next summands lie is counted up: dividing to find it takes a tenth of the kernel's time.
         for _ in range(start_at, end):
             if POINT:
