@@ -1,4 +1,4 @@
-"""Activation functions that ride on other kernels, by the names that Grappler gives them."""
+"""Activation functions that ride on other kernels, by the names that Grappler gives them; it has none for Swish."""
 
 from __future__ import annotations
 
@@ -35,4 +35,5 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "GeluApproximate": lambda x: F.gelu(x, approximate="tanh"),
     "GeluExact": F.gelu,
+    "Swish": F.silu,
 }
