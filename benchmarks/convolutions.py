@@ -162,7 +162,7 @@ def measure(tuner: Tuner, one: Convolution) -> None:
         conv.EARLY = way == "early"
         calls = [
             (tiles, RotatingWeights(lowered(conv._tiled(one.op, tiles)), data, weights[tiles.turned], rest))
-            for tiles in conv._cuts(data, filter, expected)
+            for tiles in conv.cuts(one.op, data, filter, expected)
         ]
         ranked = tuner.ranked(calls, expected, cold=True, forgiving=True)
         best = ranked[0] if ranked else None

@@ -60,7 +60,7 @@ def flatten_convolution(graph: OpGraph) -> bool:
     """Turns convolutions of images of one pixel, with a bias and an activation or without, into Reshape, product, Reshape."""
     changed = False
     for op in list(graph.ops.values()):
-        if op.op in ("Conv2D", "_FusedConv2D") and is_of_one_pixel(graph, op):
+        if op.op.removeprefix("_Fused") == "Conv2D" and is_of_one_pixel(graph, op):
             filter = graph.constants[op.inputs[1]]
             matrix = graph.constant(filter.reshape(filter.shape[2:]))
             changed |= _as_matrices(graph, op, op.inputs[0], matrix, filter.shape[2], transpose=False)
