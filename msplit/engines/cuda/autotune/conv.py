@@ -119,13 +119,17 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
     from msplit.engines.cuda.kernels import conv
 
     cuts = SIBLINGS if len(results) > 1 else FEW_CHANNELS if data.shape[-1] < 16 else SINGLE
-    early = EARLY and data.is_cuda and torch.cuda.get_device_capability(data.device) >= _EARLY_FROM
+    early = _starts_early(data)
     for whole, shares in cuts:
         blocks = -(-pixels // whole.pixels) * sum(-(-one // whole.results) for one in results)
         steps = conv.summing_steps(data, filter, whole)
         for parts in shares:
             if parts == 1 or (LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and steps >= 2 * parts):
                 yield whole._replace(parts=parts, early=early)
+
+
+def _starts_early(data: torch.Tensor) -> bool:
+    return EARLY and data.is_cuda and torch.cuda.get_device_capability(data.device) >= _EARLY_FROM
 
 
 def _weight(data: torch.Tensor, filter: torch.Tensor) -> float:
@@ -142,7 +146,8 @@ def _calls(op: Op, arguments: list[torch.Tensor], turned: torch.Tensor, lowered:
 def cuts(op: Op, data: torch.Tensor, filter: torch.Tensor, expected: Sequence[torch.Tensor]) -> Iterator[Tiles]:
     """Ways to cut a convolution with this result that fit how the filter lies."""
     if is_depthwise(op):
-        yield from DEPTHWISE if depthwise.fits(data, filter, expected[0].numel()) else ()
+        if depthwise.fits(data, filter, expected[0].numel()):
+            yield from (tiles._replace(early=_starts_early(data)) for tiles in DEPTHWISE)
         return
     results = int(filter.shape[3])
     for tiles in candidates(data, filter, expected[0].numel() // max(results, 1), [results]):

@@ -1,4 +1,4 @@
-"""Convolutions of each channel by itself, of NHWC data, with a bias and ReLU in the same kernel. On a GPU.
+"""Convolutions of each channel by itself, of NHWC data, with a bias and an activation in the same kernel. On a GPU.
 
 The library's kernels for such data are slow at small batches, and a bias is a further kernel. Here a block has some pixels of some
 channels that lie side by side, and adds up one element of the window after the other in float32. The kernel itself is in
@@ -23,6 +23,9 @@ _LARGEST = 2**31 - 1
 
 _WIDEST = 64
 """Elements of a window: they are written out one by one."""
+
+ACTIVATIONS = {"": 0, "Relu": 1, "Relu6": 2, "Sigmoid": 3, "Swish": 4}
+"""What may follow in the same kernel, as `fused_ops` names it, and how the kernel knows it."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -49,9 +52,9 @@ def convolve(
     tiles: Tiles,
     bias: Tensor | None = None,
     *,
-    relu: bool = False,
+    activation: str = "",
 ) -> Tensor:
-    """``relu(convolution + bias)``, NHWC, contiguous.
+    """``activation(convolution + bias)``, NHWC, contiguous.
 
     Args:
         data: NHWC, of any strides but the last, which is 1.
@@ -59,7 +62,7 @@ def convolve(
         frames: The windows along height and width.
         tiles: How the work is cut: pixels, channels (`results`) and warps.
         bias: One number per channel.
-        relu: Whether the result is cut off below zero.
+        activation: What is done to the result, one of `ACTIVATIONS`.
     """
     images, height, width, channels = data.shape
     vertical, horizontal = frames
@@ -88,9 +91,11 @@ def convolve(
         STRIDE_H=vertical.stride,
         STRIDE_W=horizontal.stride,
         BIAS=bias is not None,
-        RELU=relu,
+        ACTIVATION=ACTIVATIONS[activation],
+        EARLY=tiles.early,
         PIXELS=tiles.pixels,
         CHANNELS=tiles.results,
         num_warps=tiles.warps,
+        **({"launch_pdl": True} if tiles.early else {}),
     )
     return out

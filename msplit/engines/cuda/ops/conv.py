@@ -139,7 +139,7 @@ def convolve(
 
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
         if depthwise and side is None and of_channels.fits(data, filter, results):
-            return of_channels.convolve(data, filter, frames, tiles, bias, relu=relu)
+            return of_channels.convolve(data, filter, frames, tiles, bias, activation="Relu" if relu else "")
         if not depthwise and conv.fits(data, filter, frames):
             return conv.convolve(data, filter, frames, tiles, bias, side, relu=relu)
     data = to_channels_first(node, data)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from msplit.engines.cuda.ir.windows import Window
 from msplit.engines.cuda.kernels import depthwise
+from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.kernels.tiles import Tiles
 
 def frame(size, kernel, stride, dilation, before, after):
@@ -32,16 +33,18 @@ for images, height, width, channels, kernel, strides, dilations, before, after i
     frames = [frame((height, width)[i], kernel[i], strides[i], dilations[i], before[i], after[i]) for i in (0, 1)]
     wide, filter, bias = normal(images, height, width, channels + 3), normal(*kernel, channels, 1), normal(channels)
     turned = filter.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
-    for data, weights, b, relu in (
-        (wide[..., :channels].contiguous(), filter, bias, True),
-        (wide[..., 2 : channels + 2], turned, None, False),
-        (wide[..., :channels].contiguous(), turned, bias, False),
+    for data, weights, b, name in (
+        (wide[..., :channels].contiguous(), filter, bias, "Relu"),
+        (wide[..., :channels].contiguous(), filter, bias, "Relu6"),
+        (wide[..., :channels].contiguous(), filter, bias, "Sigmoid"),
+        (wide[..., 2 : channels + 2], turned, None, "Swish"),
+        (wide[..., :channels].contiguous(), turned, bias, ""),
     ):
         padded = F.pad(data.movedim(-1, 1), (before[1], after[1], before[0], after[0]))
         wanted = F.conv2d(padded, weights.permute(2, 3, 0, 1), b, strides, 0, dilations, channels).movedim(1, -1)
-        wanted = wanted.relu() if relu else wanted
+        wanted = activate(name)(wanted) if name else wanted
         for tiles in (Tiles(4, 16, 1, 4, 1), Tiles(16, 32, 1, 4, 1)):
-            found = depthwise.convolve(data, weights, frames, tiles, b, relu=relu)
+            found = depthwise.convolve(data, weights, frames, tiles, b, activation=name)
             assert found.is_contiguous()
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     half = depthwise.convolve(data.half(), weights.half(), frames, tiles, b.half())
@@ -50,7 +53,7 @@ for images, height, width, channels, kernel, strides, dilations, before, after i
 data = normal(1, 6, 6, 16)
 data[0, 3, 3, 5] = float("nan")
 frames = [frame(6, 3, 1, 1, 1, 1)] * 2
-found = depthwise.convolve(data, normal(3, 3, 16, 1), frames, Tiles(8, 32, 1, 4, 1), relu=True)
+found = depthwise.convolve(data, normal(3, 3, 16, 1), frames, Tiles(8, 32, 1, 4, 1), activation="Relu6")
 assert found[0, 2:5, 2:5, 5].isnan().all() and found.isnan().sum() == 9
 """
 

@@ -291,7 +291,8 @@ def convolve_channels(  # type: ignore[no-untyped-def]
     STRIDE_H: tl.constexpr,
     STRIDE_W: tl.constexpr,
     BIAS: tl.constexpr,
-    RELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    EARLY: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
@@ -306,6 +307,8 @@ def convolve_channels(  # type: ignore[no-untyped-def]
     left = (pixel - rest * columns) * STRIDE_W - before_w
     start = image * step_n + top * step_h + left * step_w
     total = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    if EARLY:
+        _go_on()
     for down in tl.static_range(KERNEL_H):
         for right in tl.static_range(KERNEL_W):
             y = top + down * dilation_h
@@ -317,7 +320,13 @@ def convolve_channels(  # type: ignore[no-untyped-def]
             total += seen.to(tl.float32) * factor.to(tl.float32)[None, :]
     if BIAS:
         total += tl.load(bias + channel, mask=wanted, other=0).to(tl.float32)[None, :]
-    if RELU:
+    if ACTIVATION == 1 or ACTIVATION == 2:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACTIVATION == 2:
+        total = tl.minimum(total, 6.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACTIVATION == 3:
+        total = 1.0 / (1.0 + tl.exp(-total))
+    if ACTIVATION == 4:
+        total = total / (1.0 + tl.exp(-total))
     place = pixel[:, None] * channels + channel[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
