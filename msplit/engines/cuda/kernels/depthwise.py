@@ -1,8 +1,7 @@
 """Convolutions of each channel by itself, of NHWC data, with a bias and an activation in the same kernel. On a GPU.
 
 The library's kernels for such data are slow at small batches, and a bias is a further kernel. Here a block has some pixels of some
-channels that lie side by side, and adds up one element of the window after the other in float32. The kernel itself is in
-`code.convolutions`.
+channels that lie side by side, and adds up one element of the window after the other in float32. The kernel itself is in `code.depthwise`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from msplit.engines.cuda.ir.windows import Window
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, shares
 
-_CONVOLVE = Code("convolutions", "convolve_channels")
+_CONVOLVE = Code("depthwise", "convolve_channels")
 
 _LARGEST = 2**31 - 1
 """Positions are counted with 32 bits."""

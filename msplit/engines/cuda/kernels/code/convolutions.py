@@ -1,4 +1,4 @@
-"""The kernels of `kernels.conv`, a tile of a convolution of NHWC data, and of `kernels.depthwise`.
+"""The kernel of `kernels.conv`: a tile of a convolution of NHWC data.
 
 The rows of the product are the result's pixels, its columns the output channels, and it sums over the window's elements and the input
 channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too few tiles to fill the GPU, several blocks share the summands
@@ -6,22 +6,18 @@ of a tile (split-K); the one that is done last adds all parts up, always in the 
 
 The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result.
 
-An early kernel is started while the one in front of it still runs (programmatic dependent launch; from compute capability 9.0 on): it
-works out where its data lie and fetches its filter, which no kernel writes, into the L2 cache; then it waits for all that was before it.
-Every block waits, so that what comes behind this kernel comes behind all before it, too.
+An early kernel (see `code.early`) works out where its data lie and fetches its filter, which no kernel writes; then it waits.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from msplit.engines.cuda.kernels.code.early import LINE, fetch, go_on
 
 _FETCHED = tl.constexpr(8)
 """Tiles of summands whose filter is fetched ahead: the rest is loaded while these are added up."""
-
-_LINE = tl.constexpr(128)
-"""Bytes that are fetched at once."""
 
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "pixels height width channels results results_1 results_2 results_3 rows columns kernel_w taps stride_h stride_w "
@@ -36,26 +32,6 @@ def _quotient(number, by, shift):  # type: ignore[no-untyped-def]
     """A number from 0 to 2³¹ - 1, divided by what `tiles.reciprocal` made two numbers of."""
     high = tl.umulhi((2 * number).to(tl.uint32), by.to(tl.uint32, bitcast=True))
     return (high >> shift.to(tl.uint32)).to(tl.int32)
-
-
-@triton.jit
-def _go_on():  # type: ignore[no-untyped-def]
-    """Waits for all that is in front, and lets the next kernel start: any sooner, several would hold the GPU and wait in a row."""
-    gdc_wait()
-    gdc_launch_dependents()
-
-
-@triton.jit
-def _fetch(places, exist, instead):  # type: ignore[no-untyped-def]
-    """Has lines of memory brought into the L2 cache; that of `instead` where others do not exist."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [tl.where(exist, places, instead).to(tl.uint64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
@@ -162,7 +138,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     total = tl.zeros([PIXELS, RESULTS], tl.float32)
     if NARROW:
         if EARLY:
-            _go_on()
+            go_on()
         count = taps * channels
         start_at = 0
         if SPLIT:
@@ -202,7 +178,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
         from_data = data + start[:, None] + summand[None, :]
         from_filter = filter + (summand * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
         if EARLY:
-            in_line: tl.constexpr = _LINE * 8 // filter.dtype.element_ty.primitive_bitwidth
+            in_line: tl.constexpr = LINE * 8 // filter.dtype.element_ty.primitive_bitwidth
             channels_apart: tl.constexpr = min(in_line, SUMMANDS) if IN_FIRST else 1
             results_apart: tl.constexpr = 1 if IN_FIRST else min(in_line, RESULTS)
             of_channel = tl.arange(0, SUMMANDS // channels_apart) * channels_apart
@@ -212,12 +188,12 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             next_channel = channel
             for _ in range(start_at, tl.minimum(end, start_at + _FETCHED)):
                 exists = (next_channel + of_channel < channels)[:, None] & (of_result < results)[None, :]
-                _fetch(fetched + (next_tap * filter_tap + next_channel * filter_c), exists, filter)
+                fetch(fetched + (next_tap * filter_tap + next_channel * filter_c), exists, filter)
                 next_channel += SUMMANDS
                 beyond = next_channel >= channels
                 next_channel = tl.where(beyond, 0, next_channel)
                 next_tap += tl.where(beyond, 1, 0)
-            _go_on()
+            go_on()
         # Where the next summands lie is counted up: dividing to find it takes a tenth of the kernel's time.
         for _ in range(start_at, end):
             if POINT:
@@ -263,70 +239,3 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     if RELU:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def convolve_channels(  # type: ignore[no-untyped-def]
-    data,
-    filter,
-    bias,
-    out,
-    pixels,
-    height,
-    width,
-    channels,
-    rows,
-    columns,
-    before_h,
-    before_w,
-    dilation_h,
-    dilation_w,
-    step_n,
-    step_h,
-    step_w,
-    filter_tap,
-    filter_c,
-    KERNEL_H: tl.constexpr,
-    KERNEL_W: tl.constexpr,
-    STRIDE_H: tl.constexpr,
-    STRIDE_W: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    EARLY: tl.constexpr,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
-    """A block's pixels and channels: see `depthwise.convolve`, which cuts and launches."""
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    there = pixel < pixels
-    wanted = channel < channels
-    rest = pixel // columns
-    image = rest // rows
-    top = (rest - image * rows) * STRIDE_H - before_h
-    left = (pixel - rest * columns) * STRIDE_W - before_w
-    start = image * step_n + top * step_h + left * step_w
-    total = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    if EARLY:
-        _go_on()
-    for down in tl.static_range(KERNEL_H):
-        for right in tl.static_range(KERNEL_W):
-            y = top + down * dilation_h
-            x = left + right * dilation_w
-            inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
-            at = start + down * dilation_h * step_h + right * dilation_w * step_w
-            seen = tl.load(data + at[:, None] + channel[None, :], mask=inside[:, None] & wanted[None, :], other=0)
-            factor = tl.load(filter + (down * KERNEL_W + right) * filter_tap + channel * filter_c, mask=wanted, other=0)
-            total += seen.to(tl.float32) * factor.to(tl.float32)[None, :]
-    if BIAS:
-        total += tl.load(bias + channel, mask=wanted, other=0).to(tl.float32)[None, :]
-    if ACTIVATION == 1 or ACTIVATION == 2:
-        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    if ACTIVATION == 2:
-        total = tl.minimum(total, 6.0, propagate_nan=tl.PropagateNan.ALL)
-    if ACTIVATION == 3:
-        total = 1.0 / (1.0 + tl.exp(-total))
-    if ACTIVATION == 4:
-        total = total / (1.0 + tl.exp(-total))
-    place = pixel[:, None] * channels + channel[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
