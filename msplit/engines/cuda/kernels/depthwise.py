@@ -13,6 +13,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window
 from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.matmul import ACTIVATIONS
 from msplit.engines.cuda.kernels.tiles import Tiles, shares
 
 _CONVOLVE = Code("depthwise", "convolve_channels")
@@ -22,9 +23,6 @@ _LARGEST = 2**31 - 1
 
 _WIDEST = 64
 """Elements of a window: they are written out one by one."""
-
-ACTIVATIONS = {"": 0, "Relu": 1, "Relu6": 2, "Sigmoid": 3, "Swish": 4}
-"""What may follow in the same kernel, as `fused_ops` names it, and how the kernel knows it."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -61,7 +59,7 @@ def convolve(
         frames: The windows along height and width.
         tiles: How the work is cut: pixels, channels (`results`) and warps.
         bias: One number per channel.
-        activation: What is done to the result, one of `ACTIVATIONS`.
+        activation: What is done to the result, one of `matmul.ACTIVATIONS`.
     """
     images, height, width, channels = data.shape
     vertical, horizontal = frames

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from msplit.engines.cuda.kernels.code.early import go_on
+from msplit.engines.cuda.kernels.code.products import _activate
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,13 +64,6 @@ def convolve_channels(  # type: ignore[no-untyped-def]
             total += seen.to(tl.float32) * factor.to(tl.float32)[None, :]
     if BIAS:
         total += tl.load(bias + channel, mask=wanted, other=0).to(tl.float32)[None, :]
-    if ACTIVATION == 1 or ACTIVATION == 2:
-        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    if ACTIVATION == 2:
-        total = tl.minimum(total, 6.0, propagate_nan=tl.PropagateNan.ALL)
-    if ACTIVATION == 3:
-        total = 1.0 / (1.0 + tl.exp(-total))
-    if ACTIVATION == 4:
-        total = total / (1.0 + tl.exp(-total))
+    total = _activate(total, ACTIVATION)
     place = pixel[:, None] * channels + channel[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
