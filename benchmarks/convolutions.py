@@ -79,7 +79,8 @@ class Convolution:
     @property
     def flops(self) -> int:
         """Two for each product that is added up."""
-        return int(2 * math.prod(self.out) * math.prod(self.arguments[1].shape[:3]))
+        summed = self.arguments[1].shape[: 2 if conv.is_depthwise(self.op) else 3]
+        return int(2 * math.prod(self.out) * math.prod(summed))
 
     @property
     def bytes(self) -> int:
@@ -122,7 +123,7 @@ def convolutions(job: Job, device: torch.device) -> tuple[list[Convolution], lis
     found: dict[int, Convolution] = {}
 
     def observe(step: KernelCall, arguments: list[torch.Tensor]) -> None:
-        if step.op.op in CONV2D and len(arguments) > 1 and arguments[1].dim() == 4:
+        if (step.op.op in CONV2D or conv.is_depthwise(step.op)) and len(arguments) > 1 and arguments[1].dim() == 4:
             out = tuple(step.call(*arguments)[0].shape)
             found[step.op.node] = Convolution(
                 step.op, [one.clone(memory_format=torch.preserve_format) for one in arguments], out
