@@ -94,11 +94,19 @@ def compile_steps(one: Variant, listed: Ablation) -> Ablation:
         added.append(replace(variant, over=(steps[-1].label,)))
         steps.append(replace(step, before=steps[-1].label))
     if added and ENGINE.compile(added[-1].job).streams(added[-1].job.ids) > 1:
-        alone = replace(added[-1].job, ids=one.job.ids, streams=1)
-        label = _label(alone, steps[-1].name)
-        added.append(Variant(label, one.engine, alone, one.label))
-        steps.append(AblationStep("the same, 1 stream", label, None))
+        alone = on_one_stream(added[-1], one)
+        added[-1] = replace(added[-1], over=(*added[-1].over, alone.label))
+        added.append(alone)
+        steps.append(AblationStep("the same, 1 stream", alone.label, None))
     return Ablation(tuple(steps), tuple(added), tuple(notes))
+
+
+def on_one_stream(variant: Variant, one: Variant) -> Variant:
+    """The same kernels as a variant's on one stream, given one stream of plain ones."""
+    if variant.job.options.mode is KernelMode.PLAIN:
+        return one
+    job = replace(one.job, options=replace(variant.job.options, plan=None))
+    return Variant(_label(job, variant.job.options.mode), one.engine, job, one.label)
 
 
 _NOTHING = {

@@ -105,10 +105,12 @@ def _gains(measured: Sequence[VariantResult]) -> list[str]:
     for variant in measured:
         if variant.streams < 2:
             continue
-        single = next((v for v in measured if v.engine == variant.engine and v.streams == 1), None)
-        ratio = variant.ratio_over(single.label) if single is not None else None
-        if ratio is not None and ratio.high < 1.0:
-            found.append(f"{variant.label} is slower than {ratio.over} ({ratio.value:.2f} times): keep one stream.")
+        alone = [one for one in measured if one.engine == variant.engine and one.streams == 1]
+        ratios = [variant.ratio_over(one.label) for one in alone]
+        slower = [ratio for ratio in ratios if ratio is not None and ratio.high < 1.0]
+        if slower:
+            most = min(slower, key=lambda ratio: ratio.value)
+            found.append(f"{variant.label} is slower than {most.over} ({most.value:.2f} times): keep one stream.")
     return found
 
 

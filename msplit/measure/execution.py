@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,19 +12,26 @@ import numpy as np
 
 from msplit.core.precision import Precision
 from msplit.decide.model import opened
-from msplit.engines.base import Arrays, Executable, HasBuffers, TensorFlowOptions
+from msplit.engines.base import Arrays, Executable, HasBuffers, HasState, TensorFlowOptions
+from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.measure import statistics
+from msplit.measure.ablation import on_one_stream
 from msplit.measure.compilation import Compiled, chosen_variant, compiled
 from msplit.measure.improvement import Inputs, hurrying, one_at_a_time, start_improving
 from msplit.measure.request import FAST, FULL, BenchRequest
 from msplit.measure.runner import Runner
+from msplit.measure.statistics import Ratio
 from msplit.measure.tuning import Tuned
 from msplit.measure.variants import Setup, as_it_runs, set_up
 from msplit.measure.verification import computed_in
 from msplit.measure.verified import Running, Variant, Verification, verified
 from msplit.progress import Progress, prepared, silent, timing
+
+ROUNDS = 11
+"""Of a step on several streams beside one on one stream. In all but one of them several must be faster to be taken."""
 
 _ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda engine"
 
@@ -47,8 +55,8 @@ def prepare(
             measure is not looked at.
         variant: Label of the variant of the bench to run, or what it were called if all streams asked for were used. By
             default the plan, where there is one, else that of the layers of the bench
-            (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation. TensorFlow runs on one
-            stream, where it is the fastest, or over its cluster.
+            (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation, on one stream unless
+            several measure faster. TensorFlow runs on one stream, where it is the fastest, or over its cluster.
         progress: Told what is being done and how much of it is done.
         improve: Be ready as soon as with ``effort="fast"``, whatever the request's, and prepare in full meanwhile, in a thread: what
             that makes is verified, against the first one, too, and takes over between two steps if it is faster (`Runner.improved`).
@@ -128,17 +136,18 @@ def make_ready(
         sketched = chosen_variant(setup, made, variant)
         # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.
         one = next(one for one in made.variants if one.engine is sketched.engine and one.against is None)
-        chosen = as_it_runs(sketched, request)
+        chosen, why = as_it_runs(sketched, request), _why(made, sketched.label)
         how = Verification(setup.fresh, request.settings, setup.reference, progress or silent)
-        if chosen.job.options.split:  # one GPU may not hold it
-            beside = [replace(chosen, against=None)]
-        else:
-            alone = chosen.label == one.label
-            beside = [chosen] if alone else [one, replace(chosen, against=one.label, over=())]
-        with verified(beside, how) as running:
-            _refuse_wrong(running)
-            ready = running.pop()  # what is still listed is closed
-            _share(ready, request)
+        ready, outrun = _built(chosen, one, how), tuple[str, ...]()
+        if variant is None and made.tuned is None and _can_be_outrun(sketched, request):
+            alone = as_it_runs(on_one_stream(sketched, one), request)
+            gain = _gain_over(ready, alone)
+            if gain is not None and not gain.low > 1:
+                why = f"measured, {chosen.label} is {gain.value:.2f} times as fast as one stream of the same kernels, which runs"
+                outrun = (why,)
+                ready.close()
+                chosen, ready = alone, _built(alone, one, how)
+        _share(ready, request)
         prepared()
     own = chosen.job.tensorflow
     spread = chosen.job.streams > 1 or own.devices or own.cluster is not None
@@ -151,10 +160,56 @@ def make_ready(
         why=setup.why,
         outputs=tuple(output.name for output in setup.job.flat.outputs),
         checks=tuple(ready.checks),
-        notes=(*notes, *setup.unverified),
+        notes=(*notes, *outrun, *setup.unverified),
         preparation=phases.stop(),
     )
-    return Ready(runner, chosen, setup, made.tuned, _why(made, chosen.label))
+    return Ready(runner, chosen, setup, made.tuned, why)
+
+
+def _built(chosen: Variant, one: Variant, how: Verification) -> Running:
+    """What runs a variant, verified: held against one stream of plain kernels, too, where it is another and one GPU can hold it.
+
+    Raises:
+        EngineError: It gives other outputs than it must.
+    """
+    alone = bool(chosen.job.options.split) or chosen.label == one.label
+    beside = [replace(chosen, against=None)] if alone else [one, replace(chosen, against=one.label, over=())]
+    with verified(beside, how) as running:
+        _refuse_wrong(running)
+        return running.pop()  # what is still listed is closed
+
+
+def _can_be_outrun(chosen: Variant, request: BenchRequest) -> bool:
+    """Whether msplit has put a step on several streams, which one stream might outrun. Who asks for a plan or for several GPUs gets them,
+    and what is to be ready in a hurry is not measured."""
+    options, streams = chosen.job.options, chosen.used or chosen.job.streams
+    settled = request.plan is not None or request.is_fast or options.split or options.shards is not None
+    return chosen.engine is CUDA and streams > 1 and not settled
+
+
+def _gain_over(ready: Running, alone: Variant) -> Ratio | None:
+    """How many times faster a step is than one on one stream, by the device's clock; None where there is none. Variables, and what random
+    ops count, are afterwards what they were before.
+
+    Raises:
+        EngineError: One stream of these kernels can not be built.
+    """
+    executable = ready.running
+    state = executable.save_state() if isinstance(executable, HasState) else {}
+    try:
+        if executable.device_times(1) is None:
+            return None
+        other = alone.engine.build(alone.job)
+        try:
+            ours, theirs = cuda.side_by_side([executable, other], ROUNDS, random.Random(0))
+        finally:
+            other.close()
+    except BaseException:
+        ready.close()
+        raise
+    if isinstance(executable, HasState):
+        executable.load_state(state)
+    return statistics.ratio([theirs], [ours], over=alone.label, clock="device")
 
 
 def _share(ready: Running, request: BenchRequest) -> None:

@@ -53,7 +53,9 @@ def test_the_second_process_times_no_kernel_and_runs_the_same(sample: str, tmp_p
     again, _, same, others = ready(sample, "full", tmp_path)
     assert timed > 0
     assert again == 0
-    assert (same, others["kernels"], others["layout"]) == (label, facts["kernels"], facts["layout"])
+    # On how many streams is measured anew, and may be noise where they gain nothing.
+    assert same.rsplit(", ", 1)[-1] == label.rsplit(", ", 1)[-1]
+    assert (others["kernels"], others["layout"]) == (facts["kernels"], facts["layout"])
     anew, *_ = ready(sample, "full", tmp_path, MSPLIT_KEEP_CHOICES="0")
     assert anew > 0
 

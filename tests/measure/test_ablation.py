@@ -52,7 +52,8 @@ def test_each_step_runs_beside_the_one_before() -> None:
         ("2 streams", "one"),
         ("fused", "two"),
     ]
-    assert made.variants[0].over == ("two",)
+    assert made.variants[0].over == ("two", made.variants[-1].label), "over one stream of the same kernels, too"
+    assert made.variants[-1].job.streams == 1
     assert made.variants[0].job.options.mode is KernelMode.FUSED
     assert {variant.against for variant in made.variants} == {"one"}
     assert not made.notes

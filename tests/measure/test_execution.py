@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +19,8 @@ from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+from msplit.engines.cuda.search import measurement
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError, MsplitError
 from msplit.inputs.make import make_inputs
@@ -86,6 +89,46 @@ def test_the_layer_that_should_be_the_fastest_runs(mmoe):
         assert runner.facts["streams"] == 4
         assert {one.against for one in runner.checks} == {"TensorFlow on the CPU", "msplit, 1 stream, CUDA graph"}
         check(runner, mmoe)
+
+
+@pytest.mark.parametrize("larger", [False, True])
+@pytest.mark.parametrize(
+    ("streams_us", "label"),
+    [
+        ([50.0], "4 streams"),
+        ([120.0], "1 stream"),
+        ([100.0], "1 stream"),
+        ([99.0, 101.0], "1 stream"),
+        ([98.0] * 11 + [101.0], "4 streams"),
+    ],
+    ids=["faster", "slower", "tie", "noise", "faster but for once"],
+)
+def test_several_streams_run_only_where_they_measure_faster_than_one(mmoe, monkeypatch, streams_us, label, larger):
+    """By a clock that takes 100 µs for a step on one stream. What the simulator says of these kernels, streams gain."""
+    rounds = itertools.cycle(streams_us)
+
+    def device_times(self, count):
+        return [(100.0 if self.facts()["streams"] == 1 else next(rounds)) * 1e-6] * count
+
+    monkeypatch.setattr(SimulatedExecutable, "device_times", device_times)
+    monkeypatch.setattr(measurement, "_burst", lambda executable: 4)
+    request = api.BenchRequest(streams=(1, 4), engine="cuda", device="cpu", batch=8, fuse=larger, group=False)
+    with msplit.prepare(mmoe, request) as runner:
+        assert runner.label == f"msplit, {label}, {'fused' if larger else 'CUDA graph'}"
+        assert runner.facts["streams"] == int(label[0])
+        assert any("as fast as one stream" in note for note in runner.notes) is (label == "1 stream")
+        assert all(one.passed for one in runner.checks)
+        assert any(one.against == "TensorFlow on the CPU" for one in runner.checks)
+        check(runner, mmoe)
+
+
+def test_streams_that_are_asked_for_run_and_nothing_is_measured_in_a_hurry(mmoe, monkeypatch, tmp_path):
+    monkeypatch.setattr(SimulatedExecutable, "device_times", lambda self, count: pytest.fail("timed"))
+    request = replace(SIMULATED, fuse=False, group=False)
+    with msplit.prepare(mmoe, request, variant="msplit, 4 streams, CUDA graph") as runner:
+        assert runner.facts["streams"] == 4
+    with msplit.prepare(mmoe, replace(request, effort="fast")) as runner:
+        assert runner.facts["streams"] == 4
 
 
 def test_only_what_is_chosen_gets_kernels_that_are_timed_and_compiled(mmoe, monkeypatch):

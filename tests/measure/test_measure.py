@@ -458,6 +458,20 @@ def test_diagnosis_of_the_structure():
     assert "fill the GPU" not in words([10, 10, 10], share=0.3)
 
 
+def test_a_slow_down_is_said_against_whatever_one_stream_it_was_measured_beside():
+    """Not only the first: on a GPU that is one stream without a graph, and larger kernels have one stream of their own."""
+    slow, fast = Fake(seconds=0.004, where="GPU"), Fake(seconds=0.001, where="GPU")
+    several = Fake(seconds=0.004, where="GPU")  # for both streams together
+    variants = [
+        variant("1 stream, eager", slow),
+        variant("1 stream, fused", fast),
+        variant("2 streams, fused", several, 2, against="1 stream, eager", over=("1 stream, fused",)),
+    ]
+    told = bench(variants, fresh=fresh, settings=QUICK).diagnosis
+    (line,) = (line for line in told if "keep one stream" in line)
+    assert line.startswith("2 streams, fused is slower than 1 stream, fused (0.")
+
+
 def test_a_slow_down_is_said():
     assert "keep one stream" in words([1, 1], ratio=6.0)
     assert "keep one stream" not in words([1, 1], ratio=1.0)

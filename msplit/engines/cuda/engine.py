@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         predicted_us,
         simulate_variants,
     )
-    from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants, make_runner
+    from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants, make_runner, side_by_side
     from msplit.engines.cuda.stored.program import Restored
     from msplit.engines.cuda.stored.rung import HARMLESS, Opened, Packed, made_for, pack_rung
     from msplit.engines.cuda.stored.weights import Weights
@@ -63,6 +63,7 @@ __all__ = [
     "runs_as_stored",
     "settled",
     "shared_batch",
+    "side_by_side",
     "simulate_variants",
     "taken",
     "to_numpy",
@@ -90,6 +91,7 @@ _LATER = {
     "predicted_us": "search.kernel_modes",
     "simulate_variants": "search.kernel_modes",
     "settled": "runtime.input_staging",
+    "side_by_side": "search.measurement",
     "taken": "runtime.input_staging",
     "to_numpy": "ir.dtypes",
     "to_torch": "ir.dtypes",

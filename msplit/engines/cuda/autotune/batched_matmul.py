@@ -1,12 +1,14 @@
 """Products of alike dense layers: by the library or by a kernel of our own, whichever measures faster on their sizes.
 
 The library's batched product is good at large matrices and knows no epilogue; one row at a time, or a few, it leaves most of the GPU
-idle, and bias and activation are further kernels. Each shape is timed once per device, the way that `matmul` does it.
+idle, and bias and activation are further kernels. Each shape is timed once per device, with weights that are not in the cache, the way
+that `matmul` does it.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, estimated
+from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.tiles import Tile
@@ -204,16 +206,29 @@ def _fastest(tuner: Tuner, work: Work, candidates: Mapping[str, Mapping[str, Any
         return (own[0] if own and work.one.rows.shape[1] <= _FEW_ROWS else baseline), {}
     times: dict[str, float] = {}
     with tuner.spending():
-        calls = {name: functools.partial(run, work, attrs) for name, attrs in candidates.items()}
+        works = _with_copies(work)
+        calls = {
+            name: functools.partial(_run_next, itertools.cycle(works), attrs) for name, attrs in candidates.items()
+        }
         tuner.compile_ahead([call for name, call in calls.items() if TILE in candidates[name]])
         for name, call in calls.items():
             try:
-                times[name] = tuner.milliseconds(call) * 1e3 / CALLS
+                times[name] = tuner.milliseconds(call, cold=True) * 1e3 / CALLS
             except Exception:  # a tile that needs more of an SM than this GPU has, as whichever compiler stage says it
                 if not times:
                     raise
     best = min(times, key=lambda name: times[name])
     return (best if times[best] < MARGIN * times[baseline] else baseline), times
+
+
+def _with_copies(work: Work) -> list[Work]:
+    """The same work, each time with copies of its weights, as many as `copies` makes."""
+    layers = [[replace(layer, weights=own) for own in copies(layer.weights)] for layer in work.layers()]
+    return [replace(work, one=one, second=second[0] if second else None) for one, *second in zip(*layers, strict=False)]
+
+
+def _run_next(works: Iterator[Work], attrs: Mapping[str, Any]) -> Tensor:
+    return run(next(works), attrs)
 
 
 def tiles(work: Work) -> list[Tile]:

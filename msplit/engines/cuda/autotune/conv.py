@@ -3,7 +3,7 @@
 cuDNN's kernels are best where a convolution fills the GPU. At batch 1 on an H200 the tiled kernel is faster for nearly all: 26 convolutions
 of Inception-v3, one after the other, take 173 µs instead of 193 (`benchmarks/notes`). There is no rule that a page could hold, so each
 shape is timed once per device, and the tiled kernel is taken where it is faster both alone and eight side by side (see `tuner`), and
-gives the same numbers.
+gives the same numbers. So is our kernel for convolutions of each channel by itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from msplit.engines.cuda.autotune.matmul import Lowered
 from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, Call, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op, attrs_key
 from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.kernels import depthwise
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.text import JsonValue
@@ -44,15 +45,27 @@ second to compile (windows of one pixel and of more, whole and with shared sums)
 
 Several parts are for where they leave at least `LEAST_BLOCKS` and at most `MOST_BLOCKS` blocks in all."""
 
+DEPTHWISE = tuple(
+    Tiles(pixels, channels, 1, 4, 1, turned=True)
+    for pixels, channels in ((4, 64), (8, 32), (8, 64), (16, 32), (16, 64))
+)
+"""Of each channel by itself: 2 to 8 results of a thread."""
+
 LEAST_BLOCKS = 48
 MOST_BLOCKS = 300
+
+EARLY = False
+"""Whether kernels of ours start before the kernel in front of them is done, where the GPU can do that."""
+
+_EARLY_FROM = (9, 0)
+"""The first compute capability that can."""
 
 
 def tiles_of(value: JsonValue) -> Tiles:
     """Tiles as they are kept, a list of their fields."""
-    *sizes, turned = value.items()
+    *sizes, turned, early = value.items()
     pixels, results, summands, warps, stages, parts = (size.whole(1, 1 << 16) for size in sizes)
-    return Tiles(pixels, results, summands, warps, stages, parts, turned.flag())
+    return Tiles(pixels, results, summands, warps, stages, parts, turned.flag(), early.flag())
 
 
 FAMILY: Family[Tiles | None] = Family("convolutions", lambda tiles: tiles, lambda value: value.or_none(tiles_of), None)
@@ -69,7 +82,7 @@ def choose(
         arguments: Its inputs, on a CUDA device; the filter, the second, lies as the library wants it.
         keep_filter: The filter must stay as it lies, because others read it.
     """
-    if not worth_a_kernel(arguments[0].dtype):
+    if not (can_compile() if is_depthwise(op) else worth_a_kernel(arguments[0].dtype)):
         return op, arguments[1]
     key = (op.op, attrs_key(op.attrs), keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
     turned = arguments[1] if keep_filter else arguments[1].contiguous()
@@ -84,6 +97,11 @@ def choose(
     if tiles is None:
         return op, arguments[1]
     return _tiled(op, tiles), turned if tiles.turned else arguments[1]
+
+
+def is_depthwise(op: Op) -> bool:
+    """Whether an op convolves each channel by itself."""
+    return op.op.removeprefix("_Fused") == "DepthwiseConv2dNative"
 
 
 def worth_a_kernel(dtype: torch.dtype) -> bool:
@@ -101,12 +119,17 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
     from msplit.engines.cuda.kernels import conv
 
     cuts = SIBLINGS if len(results) > 1 else FEW_CHANNELS if data.shape[-1] < 16 else SINGLE
+    early = _starts_early(data)
     for whole, shares in cuts:
         blocks = -(-pixels // whole.pixels) * sum(-(-one // whole.results) for one in results)
         steps = conv.summing_steps(data, filter, whole)
         for parts in shares:
             if parts == 1 or (LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and steps >= 2 * parts):
-                yield whole._replace(parts=parts)
+                yield whole._replace(parts=parts, early=early)
+
+
+def _starts_early(data: torch.Tensor) -> bool:
+    return EARLY and data.is_cuda and torch.cuda.get_device_capability(data.device) >= _EARLY_FROM
 
 
 def _weight(data: torch.Tensor, filter: torch.Tensor) -> float:
@@ -116,12 +139,16 @@ def _weight(data: torch.Tensor, filter: torch.Tensor) -> float:
 def _calls(op: Op, arguments: list[torch.Tensor], turned: torch.Tensor, lowered: Lowered) -> Iterator[Call]:
     """Calls of all kernels of ours that `_winner` times."""
     data, filter, *rest = arguments
-    for tiles in _cuts(data, filter, lowered(op)(*arguments)):
+    for tiles in cuts(op, data, filter, lowered(op)(*arguments)):
         yield functools.partial(lowered(_tiled(op, tiles)), data, turned if tiles.turned else filter, *rest)
 
 
-def _cuts(data: torch.Tensor, filter: torch.Tensor, expected: Sequence[torch.Tensor]) -> Iterator[Tiles]:
+def cuts(op: Op, data: torch.Tensor, filter: torch.Tensor, expected: Sequence[torch.Tensor]) -> Iterator[Tiles]:
     """Ways to cut a convolution with this result that fit how the filter lies."""
+    if is_depthwise(op):
+        if depthwise.fits(data, filter, expected[0].numel()):
+            yield from (tiles._replace(early=_starts_early(data)) for tiles in DEPTHWISE)
+        return
     results = int(filter.shape[3])
     for tiles in candidates(data, filter, expected[0].numel() // max(results, 1), [results]):
         if tiles.turned or filter.stride(2) == 1:  # elsewhere the library wants it to lie in yet another way
@@ -138,7 +165,7 @@ def _winner(
     expected = library()
     calls = (
         (tiles, RotatingWeights(lowered(_tiled(op, tiles)), data, weights[tiles.turned], rest))
-        for tiles in _cuts(data, filter, expected)
+        for tiles in cuts(op, data, filter, expected)
     )
     ranked = tuner.ranked(calls, expected, cold=True)
     alone, loaded = (tuner.milliseconds(library, lanes, cold=True) for lanes in (1, LANES))

@@ -6,7 +6,8 @@ cuBLAS makes too few tiles to fill a GPU, and of activations it knows ReLU and G
 competes, with small tiles, shared summands and the activation in it; for a product of one row or of a few columns it multiplies in
 float32, otherwise on tensor cores in TF32 or half precision, never where IEEE precision is asked for. Of many small matrices cuBLAS may
 even take kernels without tensor cores (1024 of 27×64×27, on an H200: 8.7 µs). No rule that a page could hold
-says which is faster. So each shape is timed once per device, alone and eight side by side: what is faster alone often fills more of
+says which is faster. So each shape is timed once per device, with weights that are not in the cache (`RotatingWeights`; what batched
+products multiply was just computed, and is), alone and eight side by side: what is faster alone often fills more of
 the GPU, and then streams gain nothing (the products of an LSTM take 4.3 µs or, transposed, 2.8; on ten streams the whole takes 2.9 ms
 or 4.0). Only what is faster both ways replaces the library with the weights as they are.
 """
@@ -23,7 +24,7 @@ import torch
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune.batched_matmul import TILE, times_of
 from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, estimated
+from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.formats.text import JsonValue
@@ -163,42 +164,36 @@ def _aligned(arguments: list[torch.Tensor], *, movable: bool) -> bool:
 
 def _fastest(tuner: Tuner, op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: bool) -> Choice:
     times: dict[str, float] = {}
+    data, as_they_lie, *rest = arguments
+    cold = op.op not in BATCH_MATMULS
+    weights = {turn: _turned(op, as_they_lie) if turn else as_they_lie for turn in {False, movable}}
+    rotated = {turn: copies(laid) if cold else [laid] for turn, laid in weights.items()}
 
-    def timed(name: str, call: Callable[[], Any]) -> float:
+    def with_weights(chosen: Op, turn: bool) -> RotatingWeights:
+        return RotatingWeights(lowered(chosen), data, rotated[turn], rest)
+
+    def timed(name: str, call: RotatingWeights) -> float:
         call()  # loads the kernels
-        times[name] = tuner.milliseconds(call) * 1e3 / CALLS
+        times[name] = tuner.milliseconds(call, cold=cold) * 1e3 / CALLS
         return times[name]
 
-    others = list(arguments)
-    if movable:
-        others[1] = _turned(op, arguments[1])
     # A grouped product has a kernel of its own for each way in which its weights may lie.
-    first, second = (
-        lowered(batched_matmul.choose(op, laid) if op.op == GROUPED else op) for laid in (arguments, others)
-    )
-
-    def as_it_lies() -> Any:
-        return first(*arguments)
-
-    def turned() -> Any:
-        return second(*others)
-
-    timed("library", as_it_lies)
-    turns = movable and timed("library, turned", turned) < MARGIN * times["library"]
-    turns = turns and tuner.beats(turned, as_it_lies)
-    baseline = turned if turns else as_it_lies
+    library = {
+        turn: with_weights(batched_matmul.choose(op, [data, laid, *rest]) if op.op == GROUPED else op, turn)
+        for turn, laid in weights.items()
+    }
+    timed("library", library[False])
+    turns = movable and timed("library, turned", library[True]) < MARGIN * times["library"]
+    turns = turns and tuner.beats(library[True], library[False], cold=cold)
     if op.op == GROUPED or tuner.is_spent:
         return Choice(None, turns, times)
     aligned = _aligned(arguments, movable=movable)
     with tuner.spending():
         tiles = [(tile, turns if tile.exact else aligned) for tile in _tiles(op, arguments)]
-        calls = (
-            ((tile, turn), functools.partial(lowered(_tiled(op, tile)), *(others if turn else arguments)))
-            for tile, turn in tiles
-        )
-        ranked = tuner.ranked(calls, baseline(), forgiving=True)
+        calls = (((tile, turn), with_weights(_tiled(op, tile), turn)) for tile, turn in tiles)
+        ranked = tuner.ranked(calls, library[turns](), cold=cold, forgiving=True)
         times |= {f"triton {one.choice[0]}": one.milliseconds * 1e3 / CALLS for one in ranked}
-        if ranked and tuner.beats(ranked[0].call, baseline):
+        if ranked and tuner.beats(ranked[0].call, library[turns], cold=cold):
             return Choice(*ranked[0].choice, times)
     return Choice(None, turns, times)
 

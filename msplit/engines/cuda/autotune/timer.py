@@ -27,6 +27,10 @@ NODE_CYCLES = 4_000
 """The device sleeps for so long (1 ms, and 2 µs per node) while the host issues all replays. Otherwise short ones would last as long as
 issuing them does."""
 
+ISSUE_CYCLES = 50_000
+"""The device sleeps for so long (25 µs) while the host issues one replay, which would be in its time otherwise, longer in one process
+than in the next. Emptying the cache takes longer than that."""
+
 MOST_REPLAYS = 21
 """Replays one by one, of which the median counts."""
 FEWEST_REPLAYS = 5
@@ -90,7 +94,7 @@ class CudaTimer:
         return float(statistics.median(first.elapsed_time(last) * 1e3 for first, last in pairs))
 
     def replay_ms(self, lanes: Sequence[Lane], *, cold: bool) -> float:
-        """Milliseconds of a graph of the lanes side by side, replayed one by one, the host's launch included.
+        """Milliseconds of a graph of the lanes side by side, replayed one by one, each while the device still does something else.
 
         Every call writes to memory of its own, as far as there is enough.
 
@@ -102,7 +106,10 @@ class CudaTimer:
         with self._graph(lanes, keep=True) as (graph, origin):
             flush = torch.empty(self._flush_bytes() if cold else 0, dtype=torch.uint8, device=self._device.place)
             while not enough(times):
-                flush.zero_()
+                if cold:
+                    flush.zero_()
+                else:
+                    torch.cuda._sleep(ISSUE_CYCLES)
                 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 start.record(origin)
                 graph.replay()

@@ -51,6 +51,9 @@ COMPILING = 0.5
 MOST_COPIED = 256 << 20
 """Bytes of copies of weights. Larger ones than a cache are not in it the next time anyway."""
 
+_ALIGNED = 16
+"""Bytes of the widest load."""
+
 MOST_SIDE_BY_SIDE = 2 << 30
 """Bytes of results that calls side by side make at once. Kernels of more fill the GPU: they run one after the other anyway."""
 
@@ -223,10 +226,11 @@ class Tuner:
                 with contextlib.suppress(Exception):  # what is wrong with it is told when it is timed
                     call()
 
-    def beats(self, candidate: Call, baseline: Call) -> bool:
-        """Whether one call is faster than another both alone and side by side."""
+    def beats(self, candidate: Call, baseline: Call, *, cold: bool = False) -> bool:
+        """Whether one call is faster than another both alone and side by side; `cold` as `milliseconds_of` has it."""
         return all(
-            self.milliseconds(candidate, lanes) < MARGIN * self.milliseconds(baseline, lanes) for lanes in (1, LANES)
+            self.milliseconds(candidate, lanes, cold=cold) < MARGIN * self.milliseconds(baseline, lanes, cold=cold)
+            for lanes in (1, LANES)
         )
 
     def milliseconds(self, call: Call, lanes: int = 1, *, cold: bool = False) -> float:
@@ -263,7 +267,15 @@ def estimated(data: torch.Tensor, weights: torch.Tensor, flops: int) -> float:
 def copies(weights: torch.Tensor) -> list[torch.Tensor]:
     """Weights for as many calls as are timed at once, or as are worth their memory: themselves, and copies that lie like them."""
     count = min(max(MOST_COPIED // max(weights.nbytes, 1), 1), CALLS * LANES)
-    return [weights, *(weights.clone() for _ in range(count - 1))]
+    return [weights, *(_copy(weights) for _ in range(count - 1))]
+
+
+def _copy(weights: torch.Tensor) -> torch.Tensor:
+    """The same with the same strides, gaps included, and as far behind a multiple of `_ALIGNED` bytes: kernels are made for both."""
+    first = weights.data_ptr() % _ALIGNED // weights.itemsize
+    last = first + sum((size - 1) * step for size, step in zip(weights.shape, weights.stride(), strict=True))
+    place = weights.new_empty(last + 1 if weights.numel() else first)
+    return place.as_strided(weights.shape, weights.stride(), first).copy_(weights)
 
 
 class RotatingWeights:
@@ -273,11 +285,12 @@ class RotatingWeights:
         self, run: Callable[..., Any], data: torch.Tensor, weights: Sequence[torch.Tensor], rest: Sequence[torch.Tensor]
     ) -> None:
         self.run = run
-        self._data, self._weights, self._rest = data, itertools.cycle(weights), tuple(rest)
+        self.weights = itertools.cycle(weights)
+        self._data, self._rest = data, tuple(rest)
 
     def __call__(self) -> Any:
         """Runs it with the next weights."""
-        return self.run(self._data, next(self._weights), *self._rest)
+        return self.run(self._data, next(self.weights), *self._rest)
 
 
 def differ(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], most: float | None = None) -> bool:

@@ -41,6 +41,7 @@ _STATIC_SHARED = 48 << 10
 """Bytes of shared memory that a kernel may use without asking."""
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # of CUfunction_attribute
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # of CUlaunchAttributeID
 
 _MOST_CODE = 64 << 20
 _MOST_PARAMETERS = 4096 // 4
@@ -57,6 +58,7 @@ class Binary:
         parameters: Type of each of its parameters, of `PARAMETERS`. Those that nothing is given for, at the end, are Triton's own.
         takes: Which argument of a launch each of the others is.
         code: Machine code for one kind of GPU (a cubin).
+        early: Whether it may start before the kernel in front of it is done, for which it waits itself (programmatic dependent launch).
     """
 
     name: str
@@ -65,6 +67,7 @@ class Binary:
     parameters: tuple[str, ...]
     takes: tuple[int, ...]
     code: bytes
+    early: bool = False
 
     def pack(self) -> bytes:
         """As the bytes of a file: a line of JSON, and the code."""
@@ -89,13 +92,34 @@ class Binary:
         except ValueError:
             raise MsplitError("this is no compiled kernel", where=source, fix=fix) from None
         value = JsonValue.parse(text, source, what="compiled kernel", fix=fix).of_version("kernel", VERSION)
-        value = value.object(("kind", "schema_version", "name", "warps", "shared", "parameters", "takes"))
+        keys = ("kind", "schema_version", "name", "warps", "shared", "parameters", "takes", "early")
+        value = value.object(keys, ("early",))
         parameters = tuple(one.one_of(PARAMETERS) for one in value.at("parameters").items())
         takes = tuple(one.whole(0, _MOST_PARAMETERS) for one in value.at("takes").items())
         if not code or not len(takes) <= len(parameters) <= _MOST_PARAMETERS:
             raise MsplitError("this is no compiled kernel", where=source, fix=fix)
         warps, shared = value.at("warps").whole(1, 32), value.at("shared").whole(0, 1 << 20)
-        return Binary(value.at("name").text(), warps, shared, parameters, takes, code)
+        early = "early" in value.mapping() and value.at("early").flag()
+        return Binary(value.at("name").text(), warps, shared, parameters, takes, code, early)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value is a union of 64 bytes that begins with what is set here."""
+
+    _fields_ = (("id", ctypes.c_int), ("gap", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("blocks", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
 
 
 class Kernel:
@@ -131,10 +155,13 @@ class Kernel:
         places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         blocks = [*grid, 1, 1][:3]
         stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._index))
-        threads = self.binary.warps * _WARP
-        status = _driver().cuLaunchKernel(
-            self._function, *blocks, threads, 1, 1, self.binary.shared, stream, places, None
-        )
+        threads, shared = (self.binary.warps * _WARP, 1, 1), self.binary.shared
+        if self.binary.early:
+            early = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1, b"")
+            config = _Config((*blocks,), threads, shared, stream, ctypes.pointer(early), 1)
+            status = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, places, None)
+        else:
+            status = _driver().cuLaunchKernel(self._function, *blocks, *threads, shared, stream, places, None)
         _check(status, f"launching kernel {self.binary.name}")
 
 
@@ -147,6 +174,7 @@ def _driver() -> ctypes.CDLL:
     library.cuModuleGetFunction.argtypes = (pointer, pointer, ctypes.c_char_p)
     library.cuFuncSetAttribute.argtypes = (pointer, ctypes.c_int, ctypes.c_int)
     library.cuLaunchKernel.argtypes = (pointer, *[unsigned] * 7, pointer, pointer, pointer)
+    library.cuLaunchKernelEx.argtypes = (pointer, pointer, pointer, pointer)
     return library
 
 

@@ -119,7 +119,7 @@ def convolve_siblings(
     pixels = images * vertical.outputs * horizontal.outputs
     places = [0, *accumulate(shares(pixels * size, _ALIGNED) for size in sizes)]
     out = data.new_empty(places[-1] * _ALIGNED if len(sizes) > 1 else pixels * sizes[0])
-    in_tile, in_columns, summands, warps, stages, parts, _ = Tiles(*tiles)
+    in_tile, in_columns, summands, warps, stages, parts, _, early = Tiles(*tiles)
     grid = shares(pixels, in_tile), sum(shares(size, in_columns) for size in sizes)
     steps_in_all = summing_steps(data, filter, tiles)
     share = shares(steps_in_all, parts)
@@ -179,8 +179,10 @@ def convolve_siblings(
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
         SPLIT=parts > 1,
         SIBLINGS=len(sizes) > 1,
+        EARLY=early,
         num_warps=warps,
         num_stages=stages,
+        **({"launch_pdl": True} if early else {}),
     )
     shape = (images, vertical.outputs, horizontal.outputs)
     if len(sizes) == 1:

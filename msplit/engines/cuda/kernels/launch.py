@@ -109,11 +109,12 @@ def binary_of(compiled: Any) -> Binary | None:
     scratch = [getattr(about, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     if any(scratch) or getattr(about, "num_ctas", 1) != 1:
         return None
-    if getattr(about, "launch_pdl", False) or getattr(about, "launch_cooperative_grid", False):
+    if getattr(about, "launch_cooperative_grid", False):
         return None
     kinds = [POINTER if kind.startswith(POINTER) else kind for kind in compiled.src.signature.values()]
     takes = tuple(place for place, kind in enumerate(kinds) if kind != "constexpr")
     parameters = (*(kinds[place] for place in takes), *[POINTER for size in scratch if size is not None])
     if not set(parameters) <= set(PARAMETERS):
         return None
-    return Binary(about.name, about.num_warps, about.shared, parameters, takes, compiled.asm["cubin"])
+    early = bool(getattr(about, "launch_pdl", False))
+    return Binary(about.name, about.num_warps, about.shared, parameters, takes, compiled.asm["cubin"], early)

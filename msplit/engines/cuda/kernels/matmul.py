@@ -22,7 +22,7 @@ from msplit.engines.cuda.kernels.tiles import Tile, shares
 
 _PRODUCTS = Code("products", "products")
 
-ACTIVATIONS = {"": 0, "Relu": 1, "Relu6": 2, "Sigmoid": 3, "Tanh": 4, "GeluApproximate": 5, "GeluExact": 6}
+ACTIVATIONS = {"": 0, "Relu": 1, "Relu6": 2, "Sigmoid": 3, "Tanh": 4, "GeluApproximate": 5, "GeluExact": 6, "Swish": 7}
 
 FEW_COLUMNS = 8
 """Up to so many columns a block computes one of them: tensor cores would multiply mostly zeros."""

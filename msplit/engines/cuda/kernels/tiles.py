@@ -18,6 +18,7 @@ class Tiles(NamedTuple):
         parts: Blocks that share a tile's summands.
         turned: Whether the filter is to lie with its output channels side by side, not its input channels. The kernel takes both; tiles
             of 64 pixels, whose products (wgmma) read the filter as it lies, are slow with the former.
+        early: Whether a block starts before the kernel in front is done, and fetches its filter meanwhile, which must be constant.
     """
 
     pixels: int
@@ -27,6 +28,7 @@ class Tiles(NamedTuple):
     stages: int
     parts: int = 1
     turned: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True)

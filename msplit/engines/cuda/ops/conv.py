@@ -133,10 +133,14 @@ def convolve(
     frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
     strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
     tiles = node.get(TILES)
-    if tiles is not None and not depthwise and not channels_first(node) and can_launch(data.device):
+    if tiles is not None and not channels_first(node) and can_launch(data.device):
         from msplit.engines.cuda.kernels import conv
+        from msplit.engines.cuda.kernels import depthwise as of_channels
 
-        if conv.fits(data, filter, frames):
+        results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
+        if depthwise and side is None and of_channels.fits(data, filter, results):
+            return of_channels.convolve(data, filter, frames, tiles, bias, activation="Relu" if relu else "")
+        if not depthwise and conv.fits(data, filter, frames):
             return conv.convolve(data, filter, frames, tiles, bias, side, relu=relu)
     data = to_channels_first(node, data)
     groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])

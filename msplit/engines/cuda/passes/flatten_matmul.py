@@ -1,7 +1,8 @@
 """Products of a tensor with one matrix are products of two matrices.
 
 A batched product or an Einsum with a second operand that is the same for the whole batch is one large matrix product, with a
-reshape (which moves nothing) before and after it. As such it can take its bias and its activation along.
+reshape (which moves nothing) before and after it. As such it can take its bias and its activation along. So is a convolution of images of
+one pixel, such as the two of a squeeze-and-excite block; it has taken along what only convolutions do before it becomes one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import math
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.passes.pattern import become_reshape
-from msplit.opset.traits import BATCH_MATMULS
+from msplit.engines.cuda.passes.pattern import FLOATS, become_reshape
+from msplit.opset.traits import BATCH_MATMULS, EPILOGUE_STEPS
 
 _COMPLEX = ("complex64", "complex128")
 
@@ -55,7 +56,36 @@ def _flatten_einsum(graph: OpGraph, op: Op, left: Key, right: Key) -> bool:
     return _as_matrices(graph, op, left, graph.constant(value.reshape(contracted, -1)), contracted, transpose=False)
 
 
+def flatten_convolution(graph: OpGraph) -> bool:
+    """Turns convolutions of images of one pixel, with a bias and an activation or without, into Reshape, product, Reshape."""
+    changed = False
+    for op in list(graph.ops.values()):
+        if op.op.removeprefix("_Fused") == "Conv2D" and is_of_one_pixel(graph, op):
+            filter = graph.constants[op.inputs[1]]
+            matrix = graph.constant(filter.reshape(filter.shape[2:]))
+            changed |= _as_matrices(graph, op, op.inputs[0], matrix, filter.shape[2], transpose=False)
+    return changed
+
+
+def is_of_one_pixel(graph: OpGraph, op: Op) -> bool:
+    """Whether a convolution is a product of matrices: images of one pixel, seen through a window of one. Through explicit padding it may
+    see nothing of them."""
+    left, right = op.inputs[:2]
+    if right not in graph.constants or left not in graph.shapes or op.attrs.get("T") not in FLOATS:
+        return False
+    data, filter = graph.shapes[left], graph.constants[right]
+    alone = str(op.attrs.get("padding")) != "EXPLICIT" and op.attrs.get("filter_format", "HWIO") == "HWIO"
+    first, *steps = op.attrs.get("fused_ops", ("BiasAdd",))
+    alone = alone and first == "BiasAdd" and EPILOGUE_STEPS.isdisjoint(steps)
+    return alone and filter.shape[:2] == (1, 1) and math.prod(data) == data[0] * filter.shape[2]
+
+
+_FUSED = ("fused_ops", "num_args", "leakyrelu_alpha")
+"""Attributes of what rides on a convolution or on a product."""
+
+
 def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, transpose: bool) -> bool:
+    """The product of two of an op's inputs, the second perhaps laid out anew, with its further inputs where something rides on it."""
     out = graph.shapes[op.node, 0]
     columns = graph.shapes[right][0 if transpose else 1]
     if not inner or not math.prod(out):
@@ -63,7 +93,9 @@ def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, t
     rows = math.prod(out) // columns
     narrow = graph.add("Reshape", op, {}, [left, graph.sizes((rows, inner))], (rows, inner))
     attrs = {"T": op.attrs.get("T"), "transpose_a": False, "transpose_b": transpose}
-    product = graph.add("MatMul", op, attrs, [(narrow.node, 0), right], (rows, columns))
+    attrs |= {name: op.attrs[name] for name in _FUSED if name in op.attrs}
+    name = "_FusedMatMul" if "fused_ops" in attrs else "MatMul"
+    product = graph.add(name, op, attrs, [(narrow.node, 0), right, *op.inputs[2:]], (rows, columns))
     product.source_nodes = op.source_nodes
     become_reshape(graph, op, (product.node, 0))
     return True

@@ -9,6 +9,7 @@ import numpy as np
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA
+from msplit.engines.cuda.passes.flatten_matmul import is_of_one_pixel
 from msplit.engines.cuda.passes.match_rows import match_gelu
 from msplit.engines.cuda.passes.pattern import FLOATS, Readers, become_reshape, channels_last, other_input
 from msplit.opset.traits import ADD, BIASES, IMAGE_CONVOLUTIONS, RESHAPES, ops_with
@@ -55,6 +56,9 @@ def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> boo
     if reshapes:
         key = (reshapes[-1].node, 0)
     activation, ops = _activation(graph, readers, key)
+    # Kernels of convolutions have no Swish, and what follows them may take it along, such as a mean.
+    if activation == "Swish" and head.op != "MatMul" and not is_of_one_pixel(graph, head):
+        activation, ops = None, []
     if activation is not None:
         fused_ops.append(activation)
         absorbed += [*reshapes, *ops]

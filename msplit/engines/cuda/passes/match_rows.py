@@ -1,4 +1,4 @@
-"""Layer normalization, softmax and GELU, however they are spelled: each in one kernel.
+"""Layer normalization, softmax, GELU and Swish, however they are spelled: each in one kernel.
 
 What ops behind a value compute of each of its rows is found by evaluating them. A *row* runs along the last axis. Elementwise ops with
 constants that are the same for all rows, and reductions over the last axis, treat each row on its own, so that a few rows tell what the
@@ -10,8 +10,8 @@ gamma + beta``. Gamma, beta and (nearly) epsilon are read off from what the ops 
 constants; and other rows prove them.
 
 GELU comes as ``0.5 * x * (1 + erf(x / sqrt(2)))``, as ``x * (0.5 + 0.5 * erf(...))``, with `tanh`, with `Pow` or with products, in any
-order. Instead of a pattern for each, the elementwise ops behind a value are evaluated on a grid of points: what agrees with GELU on all
-of them is GELU.
+order; Swish as ``x * sigmoid(x)``, with factors of one or without. Instead of a pattern for each, the elementwise ops behind a value
+are evaluated on a grid of points: what agrees with GELU on all of them is GELU.
 """
 
 from __future__ import annotations
@@ -236,10 +236,10 @@ _GELU_TOLERANCE = {"float64": 1e-7, "float32": 1e-6, "float16": 2e-4, "bfloat16"
 
 
 def match_gelu(graph: OpGraph, readers: Readers, key: Key) -> tuple[str, list[Op]] | None:
-    """The ops that compute GELU of a value, if they are all that reads it.
+    """The ops that compute GELU or Swish of a value, if they are all that reads it.
 
     Returns:
-        ``GeluExact`` or ``GeluApproximate``, and the ops, the one that gives the result last; None where there is no GELU.
+        ``GeluExact``, ``GeluApproximate`` or ``Swish``, and the ops, the one that gives the result last; None where there is neither.
     """
     if key in readers.fetched or key not in graph.shapes:
         return None
@@ -284,4 +284,5 @@ def _curves() -> dict[str, NDArray[np.float64]]:
     x = np.linspace(-9, 9, 1801)
     erf = np.asarray([math.erf(value / math.sqrt(2)) for value in x])
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    return {"GeluExact": 0.5 * x * (1 + erf), "GeluApproximate": 0.5 * x * (1 + np.tanh(inner))}
+    swish = x / (1 + np.exp(-x))
+    return {"GeluExact": 0.5 * x * (1 + erf), "GeluApproximate": 0.5 * x * (1 + np.tanh(inner)), "Swish": swish}

@@ -31,7 +31,7 @@ from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique,
 from msplit.engines.cuda.passes.embedding.row_updates import merge_row_updates, sum_in_updates
 from msplit.engines.cuda.passes.embedding.split_row_unions import split_row_unions
 from msplit.engines.cuda.passes.exchange import exchange
-from msplit.engines.cuda.passes.flatten_matmul import flatten_matmul
+from msplit.engines.cuda.passes.flatten_matmul import flatten_convolution, flatten_matmul
 from msplit.engines.cuda.passes.fold_affine import fold_affine
 from msplit.engines.cuda.passes.fold_padding import fold_dilation, fold_padding
 from msplit.engines.cuda.passes.fuse_epilogue import fuse_epilogue
@@ -209,6 +209,7 @@ PIPELINE = (
     Pass("fuse_layer_norm", _pure(fuse_layer_norm)),
     Pass("fuse_softmax", _pure(fuse_softmax)),
     Pass("fuse_epilogue", _pure(fuse_epilogue)),  # bias, sum and activation ride on the product
+    Pass("flatten_convolution", _pure(flatten_convolution)),
     Pass("eliminate_identity", _pure(eliminate_identity)),
     Pass("count_nodes_once", _pure(_count_nodes_once)),
     Pass("sum_in_updates", _pure(sum_in_updates)),

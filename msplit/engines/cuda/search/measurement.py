@@ -199,20 +199,7 @@ class GpuRunner(_Memory):
         wanted = {candidate.key() for candidate in candidates}
         for key in [key for key in self._built if key not in wanted]:
             self._built.pop(key).close()
-        running = [self._executable(candidate) for candidate in candidates]
-        bursts = [_burst(executable) for executable in running]
-        found: list[list[float]] = [[] for _ in candidates]
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            for _ in range(rounds):
-                for number in self._chance.sample(range(len(candidates)), len(candidates)):
-                    # The first replay finds the caches full of what ran before.
-                    found[number].append(median(_device_times(running[number], bursts[number] + 1)[1:]))
-        finally:
-            if collecting:
-                gc.enable()
-        return found
+        return side_by_side([self._executable(candidate) for candidate in candidates], rounds, self._chance)
 
     def _executable(self, candidate: Candidate) -> Executable:
         key = candidate.key()
@@ -232,6 +219,23 @@ class GpuRunner(_Memory):
         """See `schedule.search.search.Device`."""
         place = torch.device(next(iter(self.variants.values())).job.options.device)
         return str(torch.cuda.get_device_name(place)) if torch.cuda.is_available() else "CPU"
+
+
+def side_by_side(running: Sequence[Executable], rounds: int, chance: random.Random) -> list[list[float]]:
+    """Seconds of a step of each by the device's clock: in every round a burst of each, in an order drawn anew."""
+    bursts = [_burst(executable) for executable in running]
+    found: list[list[float]] = [[] for _ in running]
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for number in chance.sample(range(len(running)), len(running)):
+                # The first replay finds the caches full of what ran before.
+                found[number].append(median(_device_times(running[number], bursts[number] + 1)[1:]))
+    finally:
+        if collecting:
+            gc.enable()
+    return found
 
 
 def _burst(executable: Executable) -> int:

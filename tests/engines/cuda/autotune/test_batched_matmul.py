@@ -78,6 +78,22 @@ def test_what_is_not_one_matrix_is_not_wide():
     assert not batched_matmul._is_wide(Work(Layer(normal(4, 6), normal(6, 9, 5).permute(1, 0, 2)[2:5])))
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_copies_of_the_weights_lie_as_the_model_s_do_and_give_the_same(first):
+    """All side by side, of which a part is read; and a second product, for the members from the third on."""
+    stacked = normal(6, 9, 5).permute(1, 0, 2)[2:5]
+    second = Layer(normal(3 - first, 4, 2), normal(3 - first, 5, 2).mT) if first else None
+    work = Work(
+        Layer(normal(3, 4, 6), stacked), second=second, first=first, addend=normal(first, 4, 5) if first else None
+    )
+    works = batched_matmul._with_copies(work)[:3]
+    weights = [layer.weights for one in works for layer in one.layers()]
+    assert len({one.data_ptr() for one in weights}) == len(weights)
+    for one in works:
+        assert [layer.weights.stride() for layer in one.layers()] == [layer.weights.stride() for layer in work.layers()]
+        torch.testing.assert_close(batched_matmul.run(one, {}), expected(work))
+
+
 @pytest.mark.parametrize(
     ("times", "attrs", "spent_attrs"),
     [
@@ -87,7 +103,8 @@ def test_what_is_not_one_matrix_is_not_wide():
     ],
 )
 def test_the_kernel_of_a_grouped_product_is_chosen_before_it_runs(times, attrs, spent_attrs, monkeypatch):
-    def milliseconds(self, call, lanes=1):
+    def milliseconds(self, call, lanes=1, *, cold):
+        assert cold
         _, kernel = call.args
         return times[next(iter(kernel), "")]
 

@@ -47,6 +47,16 @@ def test_there_are_as_many_copies_of_weights_as_calls_or_as_memory_allows(elemen
     assert tuner.copies(weights)[0] is weights
 
 
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_copies_begin_as_far_behind_a_wide_load_as_the_weights_and_keep_gaps(start):
+    """Kernels are compiled for both: others would be timed than will run."""
+    weights = torch.arange(45.0).reshape(3, 3, 5)[start:, :, 1:4].permute(1, 0, 2)
+    for copy in tuner.copies(weights)[1:4]:
+        assert torch.equal(copy, weights)
+        assert copy.stride() == weights.stride()
+        assert copy.data_ptr() % 16 == weights.data_ptr() % 16
+
+
 def test_every_call_has_the_next_copy_which_lies_and_is_like_the_others():
     weights = torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1)
     made = tuner.copies(weights)[:3]

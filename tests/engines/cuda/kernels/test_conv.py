@@ -11,6 +11,12 @@ from msplit.engines.cuda.ir.windows import Window
 pytestmark = pytest.mark.gpu
 
 
+needs_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+    reason="kernels start early from compute capability 9.0 on",
+)
+
+
 def frame(size, kernel, stride, dilation, before, after):
     outputs = (size + before + after - (kernel - 1) * dilation - 1) // stride + 1
     return Window(size, kernel, stride, dilation, before, after, outputs)
@@ -53,6 +59,8 @@ CASES = [
         (64, 64, 64, 4, 4, 2),
         (64, 32, 64, 4, 3, 4),
         (64, 64, 32, 4, 3),
+        pytest.param((32, 32, 64, 4, 3, 4, False, True), marks=needs_hopper),
+        pytest.param((64, 64, 64, 4, 4, 1, False, True), marks=needs_hopper),
     ],
 )
 def test_it_convolves_like_pytorch(case, tiles, monkeypatch):
@@ -166,6 +174,60 @@ def test_shared_sums_are_the_same_in_every_replay_and_side_by_side():
         torch.cuda.synchronize()
         assert all(torch.equal(one, first) for one in made)
     assert not Device.of(data.device).semaphores.supply.any()
+
+
+@needs_hopper
+@pytest.mark.parametrize("parts", [1, 4])
+def test_early_kernels_wait_for_what_is_in_front_on_their_stream_and_on_others(parts):
+    """Chains in which each convolution reads what the one before has just written, in memory that is used again and again; streams fork
+    behind the first, wait for each other in the middle, between kernels of the library, and join."""
+    from msplit.engines.cuda.kernels import conv
+
+    frames = (frame(17, 3, 1, 1, 1, 1), frame(17, 3, 1, 1, 1, 1))
+    data = torch.randn(1, 17, 17, 96, device="cuda")
+    filters = torch.randn(6, 3, 3, 96, 96, device="cuda") / 30
+    filters = filters.permute(0, 4, 1, 2, 3).contiguous().permute(0, 2, 3, 4, 1)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+
+    def run(early):
+        tiles = (32, 32, 64, 4, 3, parts, False, early)
+
+        def step(value, number):
+            return conv.convolve(value, filters[number % 6], frames, tiles, relu=True)
+
+        first = step(data, 0)
+        values = [first + one for one in range(len(streams))]
+        kept = list(values)  # what other streams read than those that made it
+        for stream in streams[1:]:
+            stream.wait_stream(streams[0])
+        for number in range(12):
+            for place, stream in enumerate(streams):
+                with torch.cuda.stream(stream):
+                    values[place] = step(values[place], number + place)
+                    if number == 5:  # a kernel that knows nothing of it, behind one that does
+                        values[place] = values[place] * 2
+            if number % 4 == 3:
+                kept.append(values[0])
+                streams[1].wait_stream(streams[0])
+                with torch.cuda.stream(streams[1]):
+                    values[1] = step(values[0], number) + values[1]
+        for stream in streams[1:]:
+            streams[0].wait_stream(stream)
+        return values
+
+    with torch.cuda.stream(streams[0]):
+        expected = run(False)
+        run(True)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=streams[0]):
+        found = run(True)
+    for _ in range(200):
+        for one in found:
+            one.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(one, wanted) for one, wanted in zip(found, expected, strict=True))
 
 
 def test_siblings_are_decided_by_measurement_in_tf32_only(monkeypatch):

@@ -138,8 +138,8 @@ def test_half_precision(rows, columns, dtype):
         torch.testing.assert_close(result, expected(x, weights, bias, "Relu"), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("activation", ["GeluApproximate", "GeluExact"])
-def test_gelu(activation):
+@pytest.mark.parametrize("activation", ["GeluApproximate", "GeluExact", "Swish"])
+def test_gelu_and_swish(activation):
     found = kernel()
     x = torch.cat([torch.linspace(-12, 12, 511), torch.tensor([torch.nan])]).reshape(1, 1, -1).mT.to(DEVICE)
     one = torch.ones(1, 1, 1, device=DEVICE)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +31,7 @@ binaries = st.builds(
     st.lists(st.sampled_from(PARAMETERS), min_size=3, max_size=9).map(tuple),
     st.lists(st.integers(0, 40), max_size=3).map(tuple),
     st.binary(min_size=1, max_size=99),
+    st.booleans(),
 )
 
 
@@ -101,9 +104,20 @@ def test_constants_are_no_parameters_and_tritons_own_come_last() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "other", [{"num_ctas": 2}, {"launch_pdl": True}, {"global_scratch_size": 64}, {"launch_cooperative_grid": True}]
-)
+def test_a_kernel_that_waits_for_the_one_in_front_itself_is_kept_as_such() -> None:
+    found = binary_of(compiled(launch_pdl=True))
+    assert found is not None
+    assert found.early
+    assert found != binary_of(compiled())
+
+
+def test_a_kernel_of_a_build_that_says_nothing_of_it_starts_when_others_are_done() -> None:
+    head, _, code = BINARY.pack().partition(b"\n")
+    older = {name: value for name, value in json.loads(head).items() if name != "early"}
+    assert Binary.unpack(json.dumps(older).encode() + b"\n" + code, "here") == BINARY
+
+
+@pytest.mark.parametrize("other", [{"num_ctas": 2}, {"global_scratch_size": 64}, {"launch_cooperative_grid": True}])
 def test_what_the_driver_alone_could_not_start_is_not_kept(other: dict[str, Any]) -> None:
     assert binary_of(compiled(**other)) is None
 
@@ -135,6 +149,15 @@ class Driver:
         self.launched.append((sizes, stream.value, read))
         return 0
 
+    def cuLaunchKernelEx(self, config: Any, function: Any, places: Any, extra: Any) -> int:
+        """Reads the structure at the offsets of cuda.h."""
+        memory = ctypes.addressof(config._obj)
+        sizes = [ctypes.c_uint32.from_address(memory + 4 * place).value for place in range(7)]
+        stream, attributes = (ctypes.c_uint64.from_address(memory + place).value for place in (32, 40))
+        assert ctypes.c_uint32.from_address(memory + 48).value == 1
+        self.attribute = tuple(ctypes.c_int32.from_address(attributes + place).value for place in (0, 8))
+        return self.cuLaunchKernel(function, *sizes, ctypes.c_void_p(stream), places, extra)
+
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
@@ -158,6 +181,15 @@ def test_a_launch_hands_on_addresses_and_numbers(driver: Driver) -> None:
     assert driver.launched == [(sizes, 77, [tensor.data_ptr(), -5, 1 << 40, 0, 0])]
     assert (driver.code, driver.name) == (BINARY.code, b"kernel_0")
     assert not hasattr(driver, "shared")
+
+
+def test_an_early_kernel_is_launched_as_one(driver: Driver) -> None:
+    kernel = Kernel(replace(BINARY, early=True), PLACE)
+    driver.types = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
+    tensor = torch.arange(4)
+    kernel.launch((3, 2), [tensor, -5, 1 << 40])
+    assert driver.launched == [([3, 2, 1, 128, 1, 1, 1024], 77, [tensor.data_ptr(), -5, 1 << 40, 0, 0])]
+    assert driver.attribute == (6, 1), "programmatic stream serialization, allowed"
 
 
 def test_much_shared_memory_is_asked_for(driver: Driver) -> None:

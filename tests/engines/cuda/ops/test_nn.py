@@ -125,6 +125,13 @@ def test_gelu_by_name(name, approximate):
     np.testing.assert_allclose(activate(name)(torch.from_numpy(x)).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_swish_by_name():
+    import tensorflow as tf
+
+    x = values((3, 4), low=-90, high=90)
+    np.testing.assert_allclose(activate("Swish")(torch.from_numpy(x)).numpy(), tf.nn.silu(x).numpy(), rtol=1e-5)
+
+
 @pytest.mark.parametrize("op", ["BiasAdd", "BiasAddV1"])
 @pytest.mark.parametrize("dtype", [*FLOATS, "float64", "int32", "int64", "uint8", "complex64"], ids=str)
 @pytest.mark.parametrize("shape", [(3, 4), (0, 4), (1, 1), (2, 3, 4), (2, 3, 5, 4), (2, 2, 3, 5, 4)], ids=str)

@@ -174,9 +174,35 @@ def test_gelu_rides_on_a_product_however_it_is_written(form, name):
     assert program.steps[0].op.attrs["fused_ops"] == ("BiasAdd", name)
 
 
+SWISH = [
+    lambda tf, x: x * tf.sigmoid(x),
+    lambda tf, x: tf.sigmoid(x) * x,
+    lambda tf, x: x * tf.sigmoid(1.0 * x),
+    lambda tf, x: x * (0.5 * tf.tanh(0.5 * x) + 0.5),
+]
+
+
+@pytest.mark.parametrize("form", SWISH)
+def test_swish_rides_on_a_product_and_not_on_a_convolution(form):
+    """What follows a convolution may take it along, such as a mean over all pixels."""
+    feeds = {"x": normal(2, 4, 4, 6)}
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        y = form(tf, tf.nn.conv2d(x, normal(3, 3, 6, 4), 1, "SAME") + normal(4))
+        tf.identity(form(tf, tf.matmul(tf.reduce_mean(y, [1, 2]), normal(4, 5)) + normal(5)), name="out")
+
+    flat = graph_of(build, outputs=["out"])
+    assert_equals_tensorflow(flat, feeds)
+    steps = {step.op.op: step.op.attrs.get("fused_ops") for step in program_of(flat, feeds).steps}
+    assert steps["_FusedMatMul"] == ("BiasAdd", "Swish")
+    assert steps["_FusedConv2D"] == ("BiasAdd",)
+
+
 @pytest.mark.parametrize(
     "form",
     [
+        lambda tf, x: x * tf.sigmoid(0.98 * x),
         lambda tf, x: 0.5 * x * (1.0 + tf.math.erf(x * 0.72)),
         lambda tf, x: 0.51 * x * (1.0 + tf.math.erf(x * 0.70710678)),
         lambda tf, x: x * tf.sigmoid(1.702 * x),

@@ -5,12 +5,19 @@ channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too f
 of a tile (split-K); the one that is done last adds all parts up, always in the same order.
 
 The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result.
+
+An early kernel (see `code.early`) works out where its data lie and fetches its filter, which no kernel writes; then it waits.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from msplit.engines.cuda.kernels.code.early import LINE, fetch, go_on
+
+_FETCHED = tl.constexpr(8)
+"""Tiles of summands whose filter is fetched ahead: the rest is loaded while these are added up."""
 
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "pixels height width channels results results_1 results_2 results_3 rows columns kernel_w taps stride_h stride_w "
@@ -85,6 +92,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
     SIBLINGS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """A block's tile, or its part of the summands: see `conv.convolve_siblings`, which cuts and launches."""
     # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
@@ -129,6 +137,8 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     wanted = result < results
     total = tl.zeros([PIXELS, RESULTS], tl.float32)
     if NARROW:
+        if EARLY:
+            go_on()
         count = taps * channels
         start_at = 0
         if SPLIT:
@@ -167,6 +177,23 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             right = (tap - line * kernel_w) * dilation_w
         from_data = data + start[:, None] + summand[None, :]
         from_filter = filter + (summand * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
+        if EARLY:
+            in_line: tl.constexpr = LINE * 8 // filter.dtype.element_ty.primitive_bitwidth
+            channels_apart: tl.constexpr = min(in_line, SUMMANDS) if IN_FIRST else 1
+            results_apart: tl.constexpr = 1 if IN_FIRST else min(in_line, RESULTS)
+            of_channel = tl.arange(0, SUMMANDS // channels_apart) * channels_apart
+            of_result = tl.arange(0, RESULTS // results_apart) * results_apart + (tile - first_tile) * RESULTS
+            fetched = filter + (of_channel * filter_c)[:, None] + ((first_column + of_result) * filter_o)[None, :]
+            next_tap = tap
+            next_channel = channel
+            for _ in range(start_at, tl.minimum(end, start_at + _FETCHED)):
+                exists = (next_channel + of_channel < channels)[:, None] & (of_result < results)[None, :]
+                fetch(fetched + (next_tap * filter_tap + next_channel * filter_c), exists, filter)
+                next_channel += SUMMANDS
+                beyond = next_channel >= channels
+                next_channel = tl.where(beyond, 0, next_channel)
+                next_tap += tl.where(beyond, 1, 0)
+            go_on()
         # Where the next summands lie is counted up: dividing to find it takes a tenth of the kernel's time.
         for _ in range(start_at, end):
             if POINT:

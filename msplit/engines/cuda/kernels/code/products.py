@@ -22,6 +22,8 @@ def _activate(value, activation):  # type: ignore[no-untyped-def]
         value = value / (1.0 + tl.exp(-1.5957691216057308 * (value + 0.044715 * value * value * value)))
     elif activation == 6:
         value = value * 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
+    elif activation == 7:
+        value = value / (1.0 + tl.exp(-value))
     return value
 
 
