@@ -120,36 +120,24 @@ class Job:
         ids: Stream id per node of `flat`, all in ``0..streams-1``.
         streams: How many streams the assignment uses.
         feeds: Example inputs by name: they fix shapes and dtypes.
-        ieee: Products and convolutions of float32 in IEEE float32 instead of TF32.
+        precision: What it is computed in; of TensorFlow, half precision is its own mixed precision.
         options: What only the cuda engine knows.
         tensorflow: What only the tensorflow engine knows.
         op_libraries: Shared objects with custom TensorFlow ops to load first.
         costs: Cost of each node of `flat`, to order what is ready; None where nothing is known.
         state: Variable -> its value before the first step, of a graph that writes variables; those that are not there are the model's own.
-        half: The type that float32 is computed in where that gains, "bfloat16" or "float16": see `opset.half`, and of TensorFlow its own
-            mixed precision. "" for none.
     """
 
     flat: FlatGraph
     ids: Ints
     streams: int
     feeds: Arrays
-    ieee: bool = False
+    precision: Precision = Precision.TF32
     options: EngineOptions = field(default_factory=EngineOptions)
     tensorflow: TensorFlowOptions = field(default_factory=TensorFlowOptions)
     op_libraries: Sequence[Path] = ()
     costs: Costs | None = None
     state: Arrays = field(default_factory=dict)
-    half: str = ""
-
-    @property
-    def precision(self) -> Precision:
-        """What it is computed in."""
-        return Precision.of(ieee=self.ieee, half=self.half)
-
-    def in_precision(self, precision: Precision) -> Job:
-        """The same computed in another one."""
-        return replace(self, ieee=precision.ieee, half=precision.half)
 
 
 def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:

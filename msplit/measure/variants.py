@@ -141,7 +141,8 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
         costs=costs,
         state=state,
         tensorflow=request.tensorflow.without_switches,
-    ).in_precision(Precision(request.precision))
+        precision=Precision(request.precision),
+    )
     if request.shared:  # told before anything is compiled
         cuda.shared_batch(replace(job, options=replace(cuda_options(request), devices=request.shared)))
     if engine is TENSORFLOW:
@@ -304,12 +305,12 @@ def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchReq
     how = ("CUDA graph" if request.capture else "eager") + job.precision.suffix
     variants = []
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
-        stock = job.in_precision(job.precision.wide)
+        stock = replace(job, precision=job.precision.wide)
         variants.append(Variant("TensorFlow", TENSORFLOW, stock, optional=True))
         if request.compare_xla and DRAWN_ON_DEVICE.isdisjoint(job.flat.graph.ops):  # XLA draws others
             xla = replace(stock, tensorflow=replace(job.tensorflow, xla=True))
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
-        variants += [*switched(variants[:1], request), *mixed(variants[0])[: bool(job.half)]]
+        variants += [*switched(variants[:1], request), *mixed(variants[0])[: bool(job.precision.half)]]
     options = cuda_options(request)
     if sketch:
         options = replace(options, measure=False, compile=False)

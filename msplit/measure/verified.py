@@ -243,7 +243,7 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
     strict = []
     for one in running:
         job = one.variant.job
-        job = replace(job.in_precision(Precision.IEEE), options=replace(job.options, measure=False))
+        job = replace(job, precision=Precision.IEEE, options=replace(job.options, measure=False))
         strict.append(Running(replace(one.variant, job=job), one.partner))
     try:
         for number, one in enumerate(strict):

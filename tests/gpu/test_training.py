@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import KernelMode, Torture
@@ -34,7 +35,7 @@ def build():
             scattered(flat, streams, streams),
             streams,
             training.feeds(BATCH),
-            ieee=True,
+            precision=Precision.IEEE,
             options=replace(options_of(device, **options), mode=mode),
             state=training.state(),
         )

@@ -73,7 +73,7 @@ def _compile(job: Job, begin: Begin | None = None) -> Compiled:
     key = (_shapes(job), job.precision, job.options.for_program(), _where(job))
     cache: dict[tuple[Any, ...], Any] = device.compiled.setdefault(job.flat, {})
     if key not in cache:
-        with device.entered(), precision(job.ieee):
+        with device.entered(), precision(job.precision.ieee):
             cache[key] = _fused(job, device) if job.options.mode.fuses else _unfused(job, device, begin)
     found: Compiled = cache[key]
     return found
@@ -113,11 +113,11 @@ def _optimized(job: Job, device: Device) -> Optimized:
             several=shards or _split(job),
         )
     found: Optimized = cache[key]
-    if not job.half:
+    if not job.precision.half:
         return found
-    if (*key, job.half) not in cache:
-        cache[*key, job.half] = found.at(Stage.TYPED, half=job.half)
-    typed: Optimized = cache[*key, job.half]
+    if (*key, job.precision.half) not in cache:
+        cache[*key, job.precision.half] = found.at(Stage.TYPED, half=job.precision.half)
+    typed: Optimized = cache[*key, job.precision.half]
     return typed
 
 
@@ -154,7 +154,7 @@ def _unfused(job: Job, device: Device, begin: Begin | None) -> Compiled:
             return min(wanted, key=lambda nchw: one_stream_seconds(job, candidates[nchw]))
 
     # Where it was measured before, in another process too, only that layout is traced.
-    nchw = device.owned(Tuner).choose(LAYOUTS, (optimized.graph.signature(), groups, job.ieee), faster)
+    nchw = device.owned(Tuner).choose(LAYOUTS, (optimized.graph.signature(), groups, job.precision.ieee), faster)
     return candidates.get(nchw) or laid_out(nchw)
 
 
@@ -177,7 +177,7 @@ def _choices_ahead(
         return True
 
     if tuner.can_list() and not job.options.split:
-        tuner.choose(LISTED, (graph.signature(), groups, nchw, job.ieee), listed)
+        tuner.choose(LISTED, (graph.signature(), groups, nchw, job.precision.ieee), listed)
     return held
 
 
@@ -198,7 +198,7 @@ def _fused(job: Job, device: Device) -> Compiled:
     asked: dict[tuple[Any, ...], bool] = {}
 
     def begin(optimized: Optimized) -> None:
-        key = (optimized.graph.signature(), job.ieee, str(kernel_folder()[0]))
+        key = (optimized.graph.signature(), job.precision.ieee, str(kernel_folder()[0]))
         asked[key] = tuner.known(FUSED, key) is not None
         if not any(asked.values()) and not len(workers):
             workers.start(likely_groups(optimized.graph))

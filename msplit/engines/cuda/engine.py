@@ -139,7 +139,7 @@ class CudaEngine:
         if job.options.devices:
             return data_parallel.build(job)
         compiled = self.compile(job)
-        executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.ieee)
+        executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.precision.ieee)
         if job.state and isinstance(executable, HasState):  # the graph may have been compiled with other values
             executable.load_state(job.state)
         return executable
@@ -220,7 +220,7 @@ def profile_kernels(
     from msplit.engines.cuda.profiling.kernel_profile import measure
 
     device, feeds = torch.device(job.options.device), compiled.optimized.feeds
-    with Device.of(device).entered(), precision(job.ieee):
+    with Device.of(device).entered(), precision(job.precision.ieee):
         return measure(compiled.program, feeds, device, seconds=seconds, grids=grids, progress=progress)
 
 
