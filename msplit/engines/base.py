@@ -126,6 +126,7 @@ class Job:
         op_libraries: Shared objects with custom TensorFlow ops to load first.
         costs: Cost of each node of `flat`, to order what is ready; None where nothing is known.
         state: Variable -> its value before the first step, of a graph that writes variables; those that are not there are the model's own.
+        wide: Nodes of `flat` that stay in float32 where the precision is half. For the cuda engine: TensorFlow goes by its lists alone.
     """
 
     flat: FlatGraph
@@ -138,6 +139,7 @@ class Job:
     op_libraries: Sequence[Path] = ()
     costs: Costs | None = None
     state: Arrays = field(default_factory=dict)
+    wide: frozenset[int] = frozenset()
 
 
 def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:

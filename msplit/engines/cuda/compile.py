@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from msplit.core.precision import Precision
 from msplit.engines.base import STEPS, Arrays, Job
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner
@@ -33,6 +34,7 @@ from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, find_siblings
+from msplit.engines.cuda.passes.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.pipeline import Context, run_passes, shapes_of
 from msplit.engines.cuda.passes.pointwise_fusion import inductor
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
@@ -68,9 +70,30 @@ def compile_job(job: Job) -> Compiled:
     return _compile(job)
 
 
+def compile_apart(job: Job) -> Compiled:
+    """The same. Of what is compiled for it, only what jobs in other precisions share is kept."""
+    kept = Device.of(torch.device(job.options.first)).compiled.setdefault(job.flat, {})
+    compile_job(replace(job, precision=Precision.IEEE))
+    before = set(kept)
+    try:
+        return compile_job(job)
+    finally:
+        for key in kept.keys() - before:
+            del kept[key]
+
+
+def in_half(job: Job) -> list[tuple[int, ...]]:
+    """The nodes of each op that runs in half precision, in topological order; none where the job's precision is another."""
+    device = Device.of(torch.device(job.options.first))
+    with device.entered():
+        graph = _optimized(replace(job, precision=Precision.IEEE), device).graph
+    return nodes_in_half(graph, job.precision.half, job.wide) if job.precision.half else []
+
+
 def _compile(job: Job, begin: Begin | None = None) -> Compiled:
     device = Device.of(torch.device(job.options.first))
-    key = (_shapes(job), job.precision, job.options.for_program(), _where(job))
+    wide = job.wide if job.precision.half else frozenset()
+    key = (_shapes(job), job.precision, wide, job.options.for_program(), _where(job))
     cache: dict[tuple[Any, ...], Any] = device.compiled.setdefault(job.flat, {})
     if key not in cache:
         with device.entered(), precision(job.precision.ieee):
@@ -113,11 +136,12 @@ def _optimized(job: Job, device: Device) -> Optimized:
             several=shards or _split(job),
         )
     found: Optimized = cache[key]
-    if not job.precision.half:
+    half = job.precision.half
+    if not half:
         return found
-    if (*key, job.precision.half) not in cache:
-        cache[*key, job.precision.half] = found.at(Stage.TYPED, half=job.precision.half)
-    typed: Optimized = cache[*key, job.precision.half]
+    if (*key, half, job.wide) not in cache:
+        cache[*key, half, job.wide] = found.at(Stage.TYPED, half=half, wide=job.wide)
+    typed: Optimized = cache[*key, half, job.wide]
     return typed
 
 

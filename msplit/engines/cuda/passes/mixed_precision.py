@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,10 @@ _SMALL = ("bool", "uint8", "int8", "uint16", "int16", "float16", "bfloat16")
 """What float32 holds exactly: to go through it on the way to half precision rounds once."""
 
 
-def compute_in_half(graph: OpGraph, half: str) -> bool:
+def compute_in_half(graph: OpGraph, half: str, wide: AbstractSet[int] = frozenset()) -> bool:
     """Puts what gains into half precision, ``"bfloat16"`` or ``"float16"``. Whether anything is.
+
+    Ops that do the work of a flat node in `wide` stay in float32, as if they were in no list.
 
     Raises:
         EngineError: The graph trains, and small gradients would be zero in float16.
@@ -49,13 +52,24 @@ def compute_in_half(graph: OpGraph, half: str) -> bool:
             "in float16 small gradients become zero, and msplit does not scale losses",
             fix="train in bfloat16 (--precision bf16), which has the range of float32",
         )
-    types = value_types(graph)
-    types |= {key: graph.initial[names[0]].dtype.name for key, names in graph.stacks.items()}
-    chosen = _Rules(graph, types, half).chosen()
+    types, chosen = _chosen(graph, half, wide)
     if chosen:
         _Casts(graph, types, half, chosen).put()
         graph.forget_constants()
     return bool(chosen)
+
+
+def nodes_in_half(graph: OpGraph, half: str, wide: AbstractSet[int] = frozenset()) -> list[tuple[int, ...]]:
+    """The flat nodes that each op does the work of which `compute_in_half` puts into half precision, in topological order."""
+    chosen = _chosen(graph, half, wide)[1]
+    return [tuple(op.source_nodes) for number, op in graph.ops.items() if number in chosen]
+
+
+def _chosen(graph: OpGraph, half: str, wide: AbstractSet[int]) -> tuple[dict[Key, str], set[int]]:
+    """Types of the graph's values, and the ops that half precision is for."""
+    types = value_types(graph)
+    types |= {key: graph.initial[names[0]].dtype.name for key, names in graph.stacks.items()}
+    return types, _Rules(graph, types, half, wide).chosen()
 
 
 class _Rules:
@@ -65,7 +79,7 @@ class _Rules:
         types: Of the graph's values, in float32 all of them that may be converted.
     """
 
-    def __init__(self, graph: OpGraph, types: Mapping[Key, str], half: str) -> None:
+    def __init__(self, graph: OpGraph, types: Mapping[Key, str], half: str, wide: AbstractSet[int]) -> None:
         self._graph, self._types = graph, types
         self._of: dict[int, Half] = {}
         self._makers: dict[int, list[int]] = {}
@@ -80,7 +94,8 @@ class _Rules:
                     self._readers.setdefault(key[0], []).append(number)
             if WIDE not in map(types.get, (*keys, *made)) or None in map(types.get, (*keys, *made)):
                 continue  # nothing to convert, or nobody knows
-            if op.op in HALF and not (half == "float16" and _overflows(graph, op)):
+            overflows = half == "float16" and _overflows(graph, op)
+            if op.op in HALF and not overflows and wide.isdisjoint(op.source_nodes):
                 self._of[number] = HALF[op.op]
 
     def chosen(self) -> set[int]:
