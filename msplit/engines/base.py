@@ -271,6 +271,13 @@ STEPS = "(steps before this one)"
 """An input of the cuda engine, an int64 scalar, that random ops with a state draw by; no input of a model has such a name."""
 
 
+LOSS_SCALE, GOOD_STEPS = "(loss scale)", "(steps since the loss scale changed)"
+"""What the cuda engine keeps beside variables where it scales losses, a float32 and an int64 scalar; see `HasState`."""
+
+BESIDE_VARIABLES = (STEPS, LOSS_SCALE, GOOD_STEPS)
+"""All that `HasState.save_state` may give that is no variable of the model."""
+
+
 @runtime_checkable
 class HasOwnClock(Protocol):
     """An executable that runs elsewhere, and measures there."""

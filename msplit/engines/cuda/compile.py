@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.core.precision import Precision
-from msplit.engines.base import STEPS, Arrays, Job
+from msplit.engines.base import BESIDE_VARIABLES, LOSS_SCALE, STEPS, Arrays, Job
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
+from msplit.engines.cuda.frontend.loss_scale import FIRST
 from msplit.engines.cuda.frontend.partition import partition_graph, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
@@ -46,6 +47,7 @@ from msplit.engines.cuda.runtime.host import HostOptions, HostPart
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.text import JsonValue
+from msplit.opset.state import written
 from msplit.progress import phase
 
 LAYOUTS: Family[bool] = Family("layouts", bool, JsonValue.flag, False)
@@ -86,7 +88,7 @@ def in_half(job: Job) -> list[tuple[int, ...]]:
     """The nodes of each op that runs in half precision, in topological order; none where the job's precision is another."""
     device = Device.of(torch.device(job.options.first))
     with device.entered():
-        graph = _optimized(replace(job, precision=Precision.IEEE), device).graph
+        graph = _specialized(job, device).graph
     return nodes_in_half(graph, job.precision.half, job.wide) if job.precision.half else []
 
 
@@ -117,31 +119,47 @@ def _where(job: Job) -> bytes:
     return b"" if split is None else split.gpu.tobytes()
 
 
-def _optimized(job: Job, device: Device) -> Optimized:
-    """See `optimize`. It asks neither how products are made nor for what is measured, so that whatever is compiled of a graph shares
-    it, and constants on the device that no kernel wants in another way. In half precision it is a copy with other types."""
-    groups = job.options.mode.groups
+def _trains_scaled(job: Job) -> bool:
+    """Whether the job trains in float16, which scales the loss."""
+    return job.precision is Precision.FP16 and any(map(written, job.flat.graph.ops))
+
+
+def _key(job: Job) -> tuple[Any, ...]:
+    """What a graph depends on before it has kernels and types."""
     shards, timeout = job.options.shards, job.tensorflow.timeout
     where = (job.options.split, _where(job))
-    cache, key = device.compiled.setdefault(job.flat, {}), ("optimized", _shapes(job), groups, shards, timeout, where)
+    return "specialized", _shapes(job), job.options.mode.groups, shards, timeout, where, _trains_scaled(job)
+
+
+def _specialized(job: Job, device: Device) -> Optimized:
+    """See `optimize`. It asks neither how products are made nor for what is measured, so that whatever is compiled of a graph shares
+    it, and constants on the device that no kernel wants in another way. What trains in float16 has a graph of its own."""
+    cache, key = device.compiled.setdefault(job.flat, {}), _key(job)
     if key not in cache:
+        state = {name: value for name, value in job.state.items() if name not in BESIDE_VARIABLES}
         cache[key] = optimize(
             job.flat,
             job.feeds,
             # Shapes are found where all weights fit: those of a split graph may be too many for one GPU.
             torch.device("cpu") if job.options.split else device.place,
-            host=HostOptions(job.op_libraries, timeout),
-            group=groups,
-            state=job.state,
-            several=shards or _split(job),
+            host=HostOptions(job.op_libraries, job.tensorflow.timeout),
+            group=job.options.mode.groups,
+            state=state | ({LOSS_SCALE: np.array(FIRST)} if _trains_scaled(job) else {}),
+            several=job.options.shards or _split(job),
         )
     found: Optimized = cache[key]
-    half = job.precision.half
+    return found
+
+
+def _optimized(job: Job, device: Device) -> Optimized:
+    """The same; in half precision a copy with other types."""
+    found, half = _specialized(job, device), job.precision.half
     if not half:
         return found
-    if (*key, half, job.wide) not in cache:
-        cache[*key, half, job.wide] = found.at(Stage.TYPED, half=half, wide=job.wide)
-    typed: Optimized = cache[*key, half, job.wide]
+    cache, key = device.compiled[job.flat], (*_key(job), half, job.wide)
+    if key not in cache:
+        cache[key] = found.at(Stage.TYPED, half=half, wide=job.wide)
+    typed: Optimized = cache[key]
     return typed
 
 
@@ -261,7 +279,7 @@ def optimize(
         host: How the host part runs; None: as TensorFlow does by itself.
         simplify: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.
-        state: See `Job`.
+        state: See `Job`; where there is a `LOSS_SCALE` in it, the loss is scaled.
         several: Of a graph for several GPUs, how the batch is split over processes, or where nodes run.
 
     Raises:
@@ -293,6 +311,9 @@ def optimize(
     context = Context(
         feeds, device, len(flat), raised.bodies, simplify=simplify, group=group, shards=shards, split=split
     )
+    if shards is not None and LOSS_SCALE in graph.state:
+        fix = "train in bfloat16 (--precision bf16), or on one GPU"
+        raise EngineError("losses are scaled for float16 in one process only", fix=fix)
     if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)

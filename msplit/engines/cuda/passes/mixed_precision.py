@@ -27,7 +27,6 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
 from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
 from msplit.engines.cuda.passes.pattern import Readers
-from msplit.errors import EngineError
 from msplit.opset import schema
 from msplit.opset.half import HALF, MASKING, WIDENING, Half
 
@@ -43,15 +42,7 @@ def compute_in_half(graph: OpGraph, half: str, wide: AbstractSet[int] = frozense
     """Puts what gains into half precision, ``"bfloat16"`` or ``"float16"``. Whether anything is.
 
     Ops that do the work of a flat node in `wide` stay in float32, as if they were in no list.
-
-    Raises:
-        EngineError: The graph trains, and small gradients would be zero in float16.
     """
-    if graph.final and half == "float16":
-        raise EngineError(
-            "in float16 small gradients become zero, and msplit does not scale losses",
-            fix="train in bfloat16 (--precision bf16), which has the range of float32",
-        )
     types, chosen = _chosen(graph, half, wide)
     if chosen:
         _Casts(graph, types, half, chosen).put()
