@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from msplit.core.arguments import number
+from msplit.core.precision import Precision
 from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
@@ -64,13 +65,10 @@ def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress 
         EngineError: The engine can not run the model.
     """
     most = number("the largest error", most, above=True)
-    plain = replace(job.options, mode=KernelMode.PLAIN, measure=False, compile=False, capture=False, plan=None)
-    own = replace(
-        job, ids=np.zeros_like(job.ids), streams=1, options=replace(plain, devices=(), split=()), wide=frozenset()
-    )
+    own = replace(_plain(job), wide=frozenset())
     units = cuda.in_half(own)
     times = [1.0 if own.costs is None else max(float(own.costs.time_us[list(nodes)].sum()), 1e-3) for nodes in units]
-    expected = CUDA.try_out(replace(own, precision=own.precision.IEEE), inputs)
+    expected = CUDA.try_out(replace(own, precision=Precision.IEEE), inputs)
     seen: dict[frozenset[int], Mapping[str, float]] = {}
 
     def wide(chosen: frozenset[int]) -> frozenset[int]:
@@ -95,6 +93,27 @@ def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress 
         wide=wide(chosen),
         evaluations=len(seen),
     )
+
+
+def emulated_errors(job: Job, inputs: Sequence[Arrays]) -> dict[str, float]:
+    """How far from IEEE float32 each output of a job in half precision is where its ops compute in float32, and only round as they do; the
+    root mean square over several inputs.
+
+    Raises:
+        EngineError: The engine can not run the model.
+    """
+    own = _plain(job)
+    emulated = CUDA.try_out(replace(own, options=replace(own.options, emulate=True)), inputs)
+    exact = CUDA.try_out(replace(own, precision=Precision.IEEE), inputs)
+    each = [errors_of([one], [other]) for one, other in zip(emulated, exact, strict=True)]
+    return {name: math.hypot(*(errors[name] for errors in each)) / len(each) ** 0.5 for name in each[0]}
+
+
+def _plain(job: Job) -> Job:
+    """The job on one stream of one device, by libraries' kernels that nobody times."""
+    options = replace(job.options, mode=KernelMode.PLAIN, measure=False, compile=False, capture=False, plan=None)
+    options = replace(options, devices=(), split=(), torture=None)
+    return replace(job, ids=np.zeros_like(job.ids), streams=1, options=options)
 
 
 def errors_of(got: Sequence[Arrays], expected: Sequence[Arrays]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from msplit.engines.base import Arrays, Engine, Executable, HasState, Job, Timel
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import EndOfData, EngineError
 from msplit.inputs.reference import Reference
+from msplit.measure.mixed_precision import emulated_errors
 from msplit.measure.results import Check, Settings
 from msplit.measure.verification import Comparison, best_of, compare, compare_state, computed_in, state_tolerances
 from msplit.opset.traits import DRAWS
@@ -162,7 +163,7 @@ class Running:
 class Verification:
     """How variants are verified: on inputs that `fresh` makes from a seed and, if there is one, against a reference.
 
-    `computed` is as `Reference` has it.
+    `computed` is as `Reference` has it. `rounding` is, for those that are held to it, as `compare` has it.
     """
 
     fresh: Callable[[int], Arrays]
@@ -170,6 +171,7 @@ class Verification:
     reference: Reference | None
     tell: Progress
     computed: Mapping[str, str] | None = None
+    rounding: Mapping[Variant, Mapping[str, float]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -186,6 +188,7 @@ def verified(variants: Sequence[Variant], how: Verification) -> Iterator[list[Ru
             engine.prepare([variant.job for variant in variants if variant.engine is engine])
     try:
         _verify_in_ieee(running, how)
+        how = replace(how, rounding=_rounding(running, how))
         for number, one in enumerate(running):
             how.tell(f"building {one.variant.label}", number / len(running))
             if not one.skipped and one.passed:
@@ -258,6 +261,37 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
             one.close()
 
 
+def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Mapping[str, float]]:
+    """How far rounding alone puts the outputs of variants in half precision on one GPU: what float32 gives with what they read and give
+    rounded as they do, beside IEEE float32.
+
+    Not of what is to be ready at once, and not where the user gives a tolerance.
+    """
+    found: dict[Variant, Mapping[str, float]] = {}
+    known: dict[tuple[Precision, frozenset[int]], Mapping[str, float]] = {}
+    seeds = range(how.settings.seed + 1, how.settings.seed + 1 + how.settings.verify_inputs)
+    inputs = [*([] if how.reference is None else [how.reference.feeds]), *map(how.fresh, seeds)]
+    for one in running:
+        job, options = one.variant.job, one.variant.job.options
+        ours = isinstance(one.variant.engine, CudaEngine) and job.precision.half and not one.skipped and one.passed
+        if (
+            not ours
+            or not inputs
+            or not options.measure
+            or options.split
+            or options.shards
+            or how.settings.tolerance is not None
+        ):
+            continue
+        key = job.precision, job.wide
+        if key not in known:
+            how.tell(f"rounding as {one.variant.label} does", len(known) / len(running))
+            with phase("emulating half precision"):
+                known[key] = emulated_errors(job, inputs)
+        found[one.variant] = known[key]
+    return found
+
+
 def _precision(variant: Variant) -> Precision:
     """What a variant is computed in: on a CPU never in TF32, as far as its engine tells before it is built where it will run."""
     engine, job = variant.engine, variant.job
@@ -281,14 +315,17 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     computed = computed_in(built[0].variant.job.flat) if how.computed is None else how.computed
     own = {one: _precision(one.variant) for one in built}
 
-    def compared(got: Arrays, expected: Arrays, precision: Precision) -> Comparison:
-        return compare(got, expected, precision=precision, tolerance=settings.tolerance, computed=computed)
+    def compared(got: Arrays, expected: Arrays, precision: Precision, *held: Running) -> Comparison:
+        rounding = next((how.rounding[one.variant] for one in held if one.variant in how.rounding), None)
+        return compare(
+            got, expected, precision=precision, tolerance=settings.tolerance, computed=computed, rounding=rounding
+        )
 
     if reference is not None:
         for number, one in enumerate(built):
             how.tell(f"verifying {one.variant.label}", number / len(built))
             with phase("verifying outputs"):
-                comparison = compared(one.step(reference.feeds), reference.outputs, own[one])
+                comparison = compared(one.step(reference.feeds), reference.outputs, own[one], one)
             one.checks.append(Check(reference.source, own[one], 1, comparison))
     outcomes: dict[Running, Comparison] = {}
     partner_of = {one.variant.label: one for one in built}
@@ -303,7 +340,7 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
             feeds = how.fresh(settings.seed + 1 + number)
             outputs = {one: one.step(feeds) for one in built}
             for one, partner, precision in pairs:
-                found = compared(outputs[one], outputs[partner], precision)
+                found = compared(outputs[one], outputs[partner], precision, one, partner)
                 if one not in outcomes or (outcomes[one].passed and not found.passed):
                     outcomes[one] = found
     for one, partner, precision in pairs:

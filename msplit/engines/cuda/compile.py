@@ -156,9 +156,10 @@ def _optimized(job: Job, device: Device) -> Optimized:
     found, half = _specialized(job, device), job.precision.half
     if not half:
         return found
-    cache, key = device.compiled[job.flat], (*_key(job), half, job.wide)
+    emulate = job.options.emulate
+    cache, key = device.compiled[job.flat], (*_key(job), half, job.wide, emulate)
     if key not in cache:
-        cache[key] = found.at(Stage.TYPED, half=half, wide=job.wide)
+        cache[key] = found.at(Stage.TYPED, half=half, wide=job.wide, emulate=emulate)
     typed: Optimized = cache[key]
     return typed
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.inputs.make import make_inputs
 from msplit.measure.verification import compare
+from msplit.opset.half import HALF, Half
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, SAMPLES, bits, flat_of, graph_of, options_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
@@ -200,6 +203,36 @@ def test_a_graph_without_products_stays_in_float32():
     assert bits(outputs_of(flat, feeds, BF16)) == bits(outputs_of(flat, feeds, IEEE))
 
 
+@pytest.mark.parametrize("precision", [BF16, FP16])
+@pytest.mark.parametrize("name", ["mmoe_small.pb", "keras_inception", "lstm_small.pb", "towers_small.pb", "gru_while"])
+def test_emulated_it_is_as_far_from_float32_and_computes_in_it(name, precision):
+    flat = api.load(SAMPLES / name)
+    feeds = make_inputs(flat, {}, batch=16, seed=0)
+    exact = outputs_of(flat, feeds, IEEE)
+    emulated = compare(outputs_of(flat, feeds, precision, emulate=True), exact, precision=BF16).outputs
+    real = compare(outputs_of(flat, feeds, precision, fuse=True, group=True), exact, precision=BF16).outputs
+    for one, other in zip(emulated, real, strict=True):
+        assert 0.6 * one.distance < other.distance < 1.6 * one.distance
+    made = steps(program_of(flat, feeds, precision, emulate=True))
+    assert {kind for op in made if HALF.get(op) is Half.GAINS for kind in made[op]} == {"float32"}
+
+
+def test_nodes_that_are_to_stay_in_float32_do():
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [4, 8], name="x")
+        hidden = tf.tanh(tf.matmul(x, normal(8, 16), name="first"))
+        tf.matmul(tf.tanh(tf.matmul(hidden, normal(16, 16), name="second")), normal(16, 4), name="out")
+
+    flat, feeds = graph_of(build, outputs=["out"]), {"x": normal(4, 8)}
+    wide = frozenset([flat.graph.index["second"]])
+    wanted = replace(job(flat, feeds, BF16), wide=wide)
+    made = steps(CudaEngine().compile(wanted).program)
+    assert sorted(made["MatMul"]) == ["bfloat16", "bfloat16", "float32"]
+    assert made["Tanh"] == ["float32", "float32"]  # none is between two products in half precision any more
+    every = replace(wanted, wide=frozenset(range(len(flat))))
+    assert bits(CudaEngine().build(every).step(feeds)) == bits(outputs_of(flat, feeds, IEEE))
+
+
 @pytest.mark.no_cover
 @settings(max_examples=examples(25, 1000), deadline=None)
 @given(random_graphs())
@@ -214,6 +247,7 @@ def test_random_graphs_have_the_types_that_passes_say_and_no_races(made):
         for step, _, call in walk(compiled.program, feeds, CPU):
             for port, result in enumerate(call()):
                 assert types.get((step.op.node, port), dtype_name(result.dtype)) == dtype_name(result.dtype)
+        outputs_of(flat, feeds, half, emulate=True)
         one = outputs_of(flat, feeds, half)
         assert bits(outputs_of(flat, feeds, half, 4)) == bits(one)
         assert {name: (value.dtype, value.shape) for name, value in one.items()} == {
