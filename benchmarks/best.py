@@ -54,14 +54,13 @@ def rows(graphs: Path, name: str, batch: int, precision: Precision, streams: int
     flat = api.load(models.fill(graphs, Path("/tmp/msplit-models"), name, batch))
     work = Workload(batch=batch)
     job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds_for(flat, work, seed=0), options=EngineOptions("cuda"))
-    exact = ENGINE.build(replace(job, ieee=True, options=replace(job.options, measure=False)))
+    exact = ENGINE.build(replace(job, precision=Precision.IEEE, options=replace(job.options, measure=False)))
     expected = exact.step(job.feeds)
     exact.close()
     sizes, costs = price(flat, work)
     assigned, _ = assignments_for(flat, sizes, costs, api.BenchRequest(streams=[streams], ruleset=models.RULES[name]))
-    job = replace(job, costs=costs, options=replace(job.options, mode=KernelMode.FUSED_AND_GROUPED)).in_precision(
-        precision
-    )
+    options = replace(job.options, mode=KernelMode.FUSED_AND_GROUPED)
+    job = replace(job, costs=costs, options=options, precision=precision)
     for count, ids, _ in [(1, job.ids, None), *assigned]:
         yield measured(replace(job, ids=ids, streams=count), expected)
 

@@ -234,7 +234,7 @@ def _device_us(job: Job, compiled: Compiled, ids: Any, costs: Costs) -> float:
     """Median of back-to-back replays by the device's clock; on a CPU the time of a simulated step."""
     program = compiled.program
     plan = plan_for(program, ids, costs)
-    executable = executable_for(compiled, plan, job.options, ieee=job.ieee, timing_only=job.options.on_gpu)
+    executable = executable_for(compiled, plan, job.options, ieee=job.precision.ieee, timing_only=job.options.on_gpu)
     try:
         if not job.options.on_gpu:
             start = time.perf_counter()

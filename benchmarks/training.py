@@ -33,6 +33,7 @@ from training_torch import ByHand
 from training_xla import WholeXla
 
 from msplit import api, samples
+from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
 from msplit.decide.model import price
 from msplit.engines.base import Engine, Job, TensorFlowOptions
@@ -135,7 +136,14 @@ def variants_of(arguments: argparse.Namespace, flat: Any, training: Training, ba
     """Every way to run a training step that is asked for."""
     left_out = arguments.without.split(",")
     zeros = np.zeros(len(flat), np.int32)
-    job = Job(flat, zeros, 1, training.feeds(batch), ieee=arguments.ieee, state=training.state())
+    job = Job(
+        flat,
+        zeros,
+        1,
+        training.feeds(batch),
+        precision=Precision.IEEE if arguments.ieee else Precision.TF32,
+        state=training.state(),
+    )
     own = replace(job, options=EngineOptions(arguments.device))
     found = []
     if "tensorflow" not in left_out and sees(arguments.device):
@@ -204,7 +212,9 @@ def inference(arguments: argparse.Namespace, training: Training, batch: int) -> 
     def fresh(seed: int) -> dict[str, np.ndarray]:
         return {name: value for name, value in training.feeds(batch, seed).items() if name != training_models.LABEL}
 
-    job = Job(flat, np.zeros(len(flat), np.int32), 1, fresh(0), ieee=arguments.ieee)
+    job = Job(
+        flat, np.zeros(len(flat), np.int32), 1, fresh(0), precision=Precision.IEEE if arguments.ieee else Precision.TF32
+    )
     found = [Variant(PLAIN, TENSORFLOW, job, optional=True)] if sees(arguments.device) else []
     if "msplit" not in arguments.without:
         asked = argparse.Namespace(**{**vars(arguments), "duration": arguments.duration / 2})

@@ -25,6 +25,7 @@ from training import MODES, ours, sees
 from training_models import MODELS, Training, file_name
 
 from msplit import api
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -76,7 +77,7 @@ def arms(arguments: argparse.Namespace, name: str) -> list[tuple[str, Variant, T
     training = training_models.read(arguments.graphs / f"{key}.json")
     flat = api.load(arguments.graphs / f"{key}.meta", outputs=list(training_models.FETCHES))
     feeds = training.feeds(arguments.batch or MODELS[name].batch)
-    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, ieee=True, state=training.state())
+    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, precision=Precision.IEEE, state=training.state())
     found = []
     if "tensorflow" not in arguments.without and sees(arguments.device):
         found.append((REFERENCE, Variant(REFERENCE, TENSORFLOW, job), training))
@@ -85,7 +86,13 @@ def arms(arguments: argparse.Namespace, name: str) -> list[tuple[str, Variant, T
         every = ours(arguments, own, len(feeds[training_models.LABEL]))
         most = next(one for one in every if one.label.endswith(f"streams, {MODES[-1]}"))
         for label, ieee in (("msplit, IEEE", True), ("msplit, TF32", False)):
-            found.append((label, replace(most, job=replace(most.job, ieee=ieee)), training))
+            found.append(
+                (
+                    label,
+                    replace(most, job=replace(most.job, precision=Precision.IEEE if ieee else Precision.TF32)),
+                    training,
+                )
+            )
     return found
 
 

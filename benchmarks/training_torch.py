@@ -45,7 +45,7 @@ class MixtureOfExperts:
     """See `engines.base.Executable` and `HasState`. Sizes are those of the variables that it is given first."""
 
     def __init__(self, job: Job, how: ByHand) -> None:
-        self._how, self._ieee, self._job = how, job.ieee, job
+        self._how, self._ieee, self._job = how, job.precision.ieee, job
         self._parameters: dict[str, torch.Tensor] = {}
         self._feeds = {name: torch.tensor(value, device=how.place) for name, value in job.feeds.items()}
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -51,7 +51,7 @@ class CompiledTraining:
     def __init__(self, job: Job) -> None:
         tf = runtime.tensorflow()
         model = job.flat.model
-        self._ieee = job.ieee
+        self._ieee = job.precision.ieee
         runtime.set_precision(self._ieee)
         (self._device,) = runtime.devices(1, cpu_only=job.tensorflow.cpu)
         graph_def = type(model.graph_def)()

@@ -100,6 +100,7 @@ def ran(model: Path, batch: int) -> dict[str, Any]:
 
 def _compiled(flat: Any, ids: Any, batch: int, mode: Any) -> dict[str, Any]:
     from msplit.api import price
+    from msplit.core.precision import Precision
     from msplit.engines.base import Job
     from msplit.engines.cuda.engine import ENGINE
     from msplit.engines.cuda.options import EngineOptions
@@ -109,7 +110,7 @@ def _compiled(flat: Any, ids: Any, batch: int, mode: Any) -> dict[str, Any]:
     feeds = make_inputs(flat, {}, batch=batch, seed=0)
     streams = int(ids.max(initial=0)) + 1
     executable: Any = ENGINE.build(
-        Job(flat, ids, streams, feeds, ieee=True, costs=costs, options=EngineOptions("cpu", mode=mode))
+        Job(flat, ids, streams, feeds, precision=Precision.IEEE, costs=costs, options=EngineOptions("cpu", mode=mode))
     )
     facts = {name: value for name, value in executable.facts().items() if name != "device"}
     runs = executable

@@ -68,12 +68,9 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(options.Search):
     """The search for a plan, and where it goes."""
 
-    tune: bool
-    tune_seconds: float
-    max_memory: float
     output: Path | None
     plan_out: Path | None
 
@@ -305,7 +302,6 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
     """What the options ask for."""
     from msplit.measure.request import BenchRequest
     from msplit.measure.results import Settings
-    from msplit.measure.tuning import TuneSettings
 
     return BenchRequest(
         streams=run.streams,
@@ -322,7 +318,7 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
         save_reference=run.save_reference,
         force=asked.force,
         settings=Settings(**vars(measured), seed=run.seed),
-        tune=TuneSettings(tuning.tune_seconds, tuning.max_memory, seed=run.seed) if tuning.tune else None,
+        tune=tuning.settings(run),
         plan=run.plan,
         place=run.place,
         log_placement=run.log_placement,

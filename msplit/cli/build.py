@@ -14,7 +14,7 @@ from msplit.progress import telling
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(options.Search):
     """What is chosen from, and how."""
 
     streams: int
@@ -25,9 +25,6 @@ class Kernels:
     no_group: bool
     reference: Path | None
     plan: Path | None
-    tune: bool
-    tune_seconds: float
-    max_memory: float
     device: str
 
 
@@ -71,7 +68,6 @@ def command(
     """
     from msplit.measure.build import build
     from msplit.measure.request import BenchRequest
-    from msplit.measure.tuning import TuneSettings
     from msplit.report import build as report
 
     if kernels.tune and (kernels.effort == "fast" or kernels.no_capture):
@@ -88,7 +84,7 @@ def command(
         group=not kernels.no_group,
         reference=kernels.reference,
         plan=kernels.plan,
-        tune=TuneSettings(kernels.tune_seconds, kernels.max_memory, seed=run.seed) if kernels.tune else None,
+        tune=kernels.settings(run),
         device=kernels.device,
         command=("msplit", *sys.argv[1:]),
         **work.arguments(),

@@ -16,6 +16,7 @@ from msplit.cli import output, progress
 
 if TYPE_CHECKING:
     from msplit.flatten.flat import FlatGraph
+    from msplit.measure.tuning import TuneSettings
     from msplit.report.document import Document
 
 Decorated = Callable[..., Any]
@@ -239,6 +240,30 @@ class Execution:
         }
 
 
+@dataclass(frozen=True)
+class Search:
+    """The search for a plan, and for what stays in float32."""
+
+    tune: bool
+    tune_seconds: float
+    max_memory: float
+    max_error: float | None
+
+    def settings(self, run: Execution) -> TuneSettings | None:
+        """For what asks for it; None where nothing is to be searched."""
+        from msplit.measure.tuning import TuneSettings
+
+        if self.max_error is not None and not self.tune:
+            raise click.UsageError("--max-error is what --tune keeps within: give --tune, too.")
+        if self.max_error is not None and run.precision in ("tf32", "ieee"):
+            raise click.UsageError("--max-error is for half precision: give --precision bf16 or fp16.")
+        return (
+            TuneSettings(self.tune_seconds, self.max_memory, seed=run.seed, max_error=self.max_error)
+            if self.tune
+            else None
+        )
+
+
 _source_options = together(
     click.option("--tag", "tags", type=Names(), help="Tags of the SavedModel's graph, where it has several."),
     click.option("--signature", help="Signature of the SavedModel (default: serving_default, or the only one)."),
@@ -344,6 +369,12 @@ tune_options = together(
         type=click.FloatRange(1),
         metavar="RATIO",
         help="--tune takes no plan that needs more than so many times the memory of one stream.",
+    ),
+    click.option(
+        "--max-error",
+        type=click.FloatRange(0, min_open=True),
+        metavar="ERROR",
+        help="--tune leaves ops in float32 until half precision keeps every output within this relative error.",
     ),
 )
 

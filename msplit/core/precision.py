@@ -58,11 +58,6 @@ class Precision(StrEnum):
         return Precision(str(name))
 
     @staticmethod
-    def of(*, ieee: bool, half: str = "") -> Precision:
-        """The one with this `half`, or of these products."""
-        return next(one for one in Precision if (one.half == half if half else one.ieee == ieee and not one.half))
-
-    @staticmethod
     def coarsest(*several: Precision) -> Precision:
         """The one in which least is exact."""
         return min(several, key=list(Precision).index)

@@ -132,6 +132,7 @@ def made_for(job: Job, batch: int | None = None, *, layout: str = "none") -> dic
             **({"fuse": True} if job.options.mode.fuses else {}),
             **({"group": True} if job.options.mode.groups else {}),
             **({} if layout == "none" else {"layout": layout}),
+            **({"float32": [job.flat.graph.names[node] for node in sorted(job.wide)]} if job.wide else {}),
         },
     }
     return {key: value for key, value in found.items() if value is not None}
@@ -163,8 +164,7 @@ def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:
     flat = job.flat
     found, unknown = plan.on(flat)
     if unknown or not len(found.order):
-        name = f"it names {unknown[0]!r}, which the graph has not" if unknown else "it orders nothing"
-        raise MsplitError(f"the plan is not one of this graph: {name}", where=plan.source, fix="tune the model again")
+        raise _of_another(f"it names {unknown[0]!r}, which the graph has not" if unknown else "it orders nothing", plan)
     notes = []
     if plan.graph_hash and flat.model.graph_def is not None and plan.graph_hash != formats.graph_hash(flat.model):
         notes.append("the plan was made for another version of this graph")
@@ -178,7 +178,28 @@ def stored_job(job: Job, plan: planfile.PlanFile) -> tuple[Job, list[str]]:
             for node, _, lane in kernels:
                 ids[node] = lane
     notes += _differences(plan.made_for, made_for(job))
-    return replace(job, ids=ids, streams=plan.streams, options=options), notes
+    return replace(job, ids=ids, streams=plan.streams, options=options, wide=_wide(job, plan)), notes
+
+
+def _wide(job: Job, plan: planfile.PlanFile) -> frozenset[int]:
+    """The nodes that a plan in this precision keeps in float32.
+
+    Raises:
+        MsplitError: One is none of the graph's.
+    """
+    names = dict(plan.made_for.get("options") or {}).get("float32")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return frozenset()
+    if plan.made_for.get("precision") != str(job.precision):
+        return frozenset()
+    index = job.flat.graph.index
+    if unknown := [name for name in names if name not in index]:
+        raise _of_another(f"it names {unknown[0]!r}, which the graph has not", plan)
+    return frozenset(index[name] for name in names)
+
+
+def _of_another(why: str, plan: planfile.PlanFile) -> MsplitError:
+    return MsplitError(f"the plan is not one of this graph: {why}", where=plan.source, fix="tune the model again")
 
 
 def _options_of(made_for: Mapping[str, Any], options: EngineOptions) -> EngineOptions:

@@ -120,36 +120,26 @@ class Job:
         ids: Stream id per node of `flat`, all in ``0..streams-1``.
         streams: How many streams the assignment uses.
         feeds: Example inputs by name: they fix shapes and dtypes.
-        ieee: Products and convolutions of float32 in IEEE float32 instead of TF32.
+        precision: What it is computed in; of TensorFlow, half precision is its own mixed precision.
         options: What only the cuda engine knows.
         tensorflow: What only the tensorflow engine knows.
         op_libraries: Shared objects with custom TensorFlow ops to load first.
         costs: Cost of each node of `flat`, to order what is ready; None where nothing is known.
         state: Variable -> its value before the first step, of a graph that writes variables; those that are not there are the model's own.
-        half: The type that float32 is computed in where that gains, "bfloat16" or "float16": see `opset.half`, and of TensorFlow its own
-            mixed precision. "" for none.
+        wide: Nodes of `flat` that stay in float32 where the precision is half. For the cuda engine: TensorFlow goes by its lists alone.
     """
 
     flat: FlatGraph
     ids: Ints
     streams: int
     feeds: Arrays
-    ieee: bool = False
+    precision: Precision = Precision.TF32
     options: EngineOptions = field(default_factory=EngineOptions)
     tensorflow: TensorFlowOptions = field(default_factory=TensorFlowOptions)
     op_libraries: Sequence[Path] = ()
     costs: Costs | None = None
     state: Arrays = field(default_factory=dict)
-    half: str = ""
-
-    @property
-    def precision(self) -> Precision:
-        """What it is computed in."""
-        return Precision.of(ieee=self.ieee, half=self.half)
-
-    def in_precision(self, precision: Precision) -> Job:
-        """The same computed in another one."""
-        return replace(self, ieee=precision.ieee, half=precision.half)
+    wide: frozenset[int] = frozenset()
 
 
 def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -279,6 +269,13 @@ class HasTimeline(Protocol):
 
 STEPS = "(steps before this one)"
 """An input of the cuda engine, an int64 scalar, that random ops with a state draw by; no input of a model has such a name."""
+
+
+LOSS_SCALE, GOOD_STEPS = "(loss scale)", "(steps since the loss scale changed)"
+"""What the cuda engine keeps beside variables where it scales losses, a float32 and an int64 scalar; see `HasState`."""
+
+BESIDE_VARIABLES = (STEPS, LOSS_SCALE, GOOD_STEPS)
+"""All that `HasState.save_state` may give that is no variable of the model."""
 
 
 @runtime_checkable

@@ -91,7 +91,7 @@ class Session:
         self._device = "cuda" if job.options.on_gpu else "cpu"
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what it can not do, it raises
-        tuned = {"use_tf32": str(int(not job.ieee)), "enable_cuda_graph": str(int(captured))}
+        tuned = {"use_tf32": str(int(not job.precision.ieee)), "enable_cuda_graph": str(int(captured))}
         providers: list[Any] = [(_GPU, tuned)] if self._device == "cuda" else []
         try:
             self._session = onnxruntime.InferenceSession(data, options, [*providers, "CPUExecutionProvider"])

@@ -24,6 +24,7 @@ from msplit.measure.compilation import beside_float32, chosen_variant, compiled
 from msplit.measure.diagnose import hints
 from msplit.measure.limits import Limits, limits
 from msplit.measure.measure import bench as measure
+from msplit.measure.mixed_precision import Mixed
 from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.results import BenchResult
 from msplit.measure.stream_ids import StreamIds
@@ -58,6 +59,7 @@ class Bench(Shown):
         labels: What variants would be called after what was asked for -> label of the variant that runs that. Several may come to one.
         workload: What sized and priced the model. Its batch is None where nobody says one.
         inputs: Dtype and shape of what was fed.
+        mixed: What stays in float32 so that errors are as small as asked for, if that was asked for.
         placements: Where TensorFlow put each node, by label, if that was asked for.
         preparation: Where time went before the first step that was measured, by what was done.
     """
@@ -75,6 +77,7 @@ class Bench(Shown):
     labels: Mapping[str, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
     inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    mixed: Mixed | None = None
     placements: Mapping[str, Placement] = field(default_factory=dict)
     preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
 
@@ -111,7 +114,7 @@ def bench(
     with timing() as phases:
         flat = opened(flat)
         request, said = as_recorded(flat, request or BenchRequest())
-        setup = set_up(flat, request)
+        setup = set_up(flat, request, progress=progress)
         made = compiled(setup, progress)
         request, tuned = setup.request, made.tuned
         variants = beside_float32(setup, made)
@@ -149,6 +152,7 @@ def bench(
         labels=made.labels,
         workload=request.workload,
         inputs={name: (value.dtype.name, value.shape) for name, value in setup.job.feeds.items()},
+        mixed=setup.mixed,
         placements=placements,
         preparation=phases.stop(),
     )

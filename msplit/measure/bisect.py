@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import EngineOptions, KernelMode
@@ -176,7 +177,9 @@ class _Sides:
     def _job(self, flat: FlatGraph, feeds: Arrays, kernels: KernelMode) -> Job:
         options = EngineOptions(self._device, capture=False, layout=self._request.layout, mode=kernels)
         ids = np.zeros(len(flat), np.int32)
-        return Job(flat, ids, 1, feeds, ieee=True, options=options, op_libraries=self._request.op_libraries)
+        return Job(
+            flat, ids, 1, feeds, precision=Precision.IEEE, options=options, op_libraries=self._request.op_libraries
+        )
 
     def suspect(self, key: Key, found: OutputComparison) -> Suspect:
         """What is known of a node whose value differs."""

@@ -82,7 +82,8 @@ def bench_build(
             streams=1,
             feeds=reference.feeds,
             options=EngineOptions(measure=False),
-        ).in_precision(Precision(manifest.precision))
+            precision=Precision(manifest.precision),
+        )
         variants = [Variant(one, _OneRung(loaded, rung.program, True), job)]
         if rung.streams > 1:
             engine = _OneRung(loaded, rung.program, False)

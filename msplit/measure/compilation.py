@@ -120,10 +120,10 @@ def chosen_variant(setup: Setup, made: Compiled, label: str | None = None) -> Va
 
 def beside_float32(setup: Setup, made: Compiled) -> tuple[Variant, ...]:
     """The variants; of half precision, what should be the fastest once more in float32 behind them, to show what that gains and costs."""
-    if not setup.job.half:
+    if not setup.job.precision.half:
         return made.variants
     best = chosen_variant(setup, made)
-    job = replace(best.job.in_precision(best.job.precision.wide), options=replace(best.job.options, plan=None))
+    job = replace(best.job, precision=best.job.precision.wide, options=replace(best.job.options, plan=None))
     label = f"{best.label.removesuffix(best.job.precision.suffix)}, float32"
     own = [replace(one, over=(*one.over, label)) if one is best else one for one in made.variants]
     return (*own, Variant(label, best.engine, job))

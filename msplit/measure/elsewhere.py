@@ -145,7 +145,8 @@ def build(spec: Spec) -> Executable:
             feeds=spec.feeds,
             tensorflow=spec.options,
             op_libraries=spec.op_libraries,
-        ).in_precision(spec.precision)
+            precision=spec.precision,
+        )
     )
 
 

@@ -131,7 +131,9 @@ def make_ready(
     asked = replace(request, compare_tensorflow=False, save_reference=None, timelines=False)
     with timing() as phases:
         # Only what is chosen gets kernels that are timed and compiled. A plan was made for such kernels, and tuning times them.
-        setup = set_up(opened(flat), asked, sketch=request.plan is None and request.tune is None, state=state)
+        setup = set_up(
+            opened(flat), asked, sketch=request.plan is None and request.tune is None, state=state, progress=progress
+        )
         made = compiled(setup, progress)
         sketched = chosen_variant(setup, made, variant)
         # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from msplit import escape
-from msplit.engines.base import HasState
+from msplit.engines.base import BESIDE_VARIABLES, HasState
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import EngineError
 from msplit.formats.model import Model
@@ -46,7 +46,7 @@ def trained_by(runner: Runner, exported: Exported, model: Model) -> Trained:
     engine = runner.executable
     if not isinstance(engine, HasState):
         raise EngineError(f"{runner.label} runs a function that changes variables, and keeps none")
-    variables = exported.by_node(model, engine.save_state())
+    variables = exported.by_node(model, [name for name in engine.save_state() if name not in BESIDE_VARIABLES])
     names = {id(variable): name for name, variable in variables.items()}
     missing = [escape.line(str(one.name)) for one in exported.changed if id(one) not in names]
     if missing:

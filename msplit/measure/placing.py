@@ -88,7 +88,7 @@ def switched(variants: Sequence[Variant], request: BenchRequest) -> list[Variant
 
 def mixed(plain: Variant) -> list[Variant]:
     """TensorFlow's row with its own mixed precision, which is float16 on a GPU."""
-    job = plain.job.in_precision(Precision.FP16)
+    job = replace(plain.job, precision=Precision.FP16)
     return [Variant(f"{plain.label}, mixed precision", TENSORFLOW, job, plain.label, optional=True)]
 
 

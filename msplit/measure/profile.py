@@ -101,7 +101,8 @@ def profile(
         feeds,
         options=EngineOptions(device=request.device, layout=request.layout),
         op_libraries=request.op_libraries,
-    ).in_precision(Precision(request.precision))
+        precision=Precision(request.precision),
+    )
     if progress is not None:
         progress("building the model", 0.0)
     compiled = ENGINE.compile(job)

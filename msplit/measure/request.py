@@ -132,6 +132,11 @@ class BenchRequest:
                 f"a step can not be split over the GPUs {', '.join(map(str, self.split))}",
                 fix="name two GPUs or more, each once, such as 0,1",
             )
+        if self.tune is not None and self.tune.max_error is not None and not Precision(self.precision).half:
+            raise MsplitError(
+                f"a largest error is given, and nothing is in half precision: it is {self.precision}",
+                fix="give the precision bf16 or fp16, or no largest error",
+            )
         if self.is_fast and self.tune is not None:
             raise MsplitError("to tune is to measure, and the effort is fast", fix="leave one of the two out")
 

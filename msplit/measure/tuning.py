@@ -53,17 +53,22 @@ class TuneSettings:
         max_memory: Plans that need more than so many times the memory of one stream are not taken. What is too small to matter is free.
         kernels: Which kernels are tried, names of `KernelMode`. Those that change nothing cost nothing.
         seed: Of what is drawn.
+        max_error: In half precision, the largest error that an output may have; ops that do too much harm stay in float32. See
+            `mixed_precision`. None: all ops that half precision is for are in it.
     """
 
     seconds: float = 20.0
     max_memory: float = 1.5
     kernels: Sequence[str] = tuple(KernelMode)
     seed: int = 0
+    max_error: float | None = None
 
     def __post_init__(self) -> None:
         number("seconds", self.seconds)
         number("max_memory", self.max_memory, above=True)
         whole("the seed", self.seed, 0)
+        if self.max_error is not None:
+            number("the largest error", self.max_error, above=True)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

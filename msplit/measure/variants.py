@@ -29,6 +29,7 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
 from msplit.measure.ablation import Ablation, list_steps, plural
 from msplit.measure.initial import initial_state
+from msplit.measure.mixed_precision import Mixed, keep_within
 from msplit.measure.placing import mixed, switched, tensorflow_variants
 from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
@@ -38,7 +39,7 @@ from msplit.measure.verified import Variant
 from msplit.opset import schema
 from msplit.opset.state import written
 from msplit.opset.traits import DRAWN_ON_DEVICE
-from msplit.progress import phase
+from msplit.progress import Progress, phase
 from msplit.schedule.plan import planfile
 from msplit.shapes import Shapes, infer
 
@@ -67,6 +68,7 @@ class Setup:
         planned: What runs the plan file, if there is one.
         reference: What outputs are held against; None where there is nothing.
         fresh: Makes a set of inputs from a seed.
+        mixed: What stays in float32 so that errors are as small as asked for; None where nothing is asked.
         notes: What was done to the assignment.
         unverified: What can not be verified.
         plan_notes: What does not fit the plan file.
@@ -86,11 +88,19 @@ class Setup:
     notes: tuple[str, ...]
     plan_notes: tuple[str, ...]
     unverified: tuple[str, ...]
+    mixed: Mixed | None = None
 
 
-def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, state: Arrays | None = None) -> Setup:
+def set_up(
+    flat: FlatGraph,
+    request: BenchRequest,
+    *,
+    sketch: bool = False,
+    state: Arrays | None = None,
+    progress: Progress | None = None,
+) -> Setup:
     """Chooses engine and streams, lists what is asked for, and makes inputs and reference outputs. TensorFlow runs the model once for
-    these; the cuda engine compiles nothing: see `compilation`.
+    these; the cuda engine compiles nothing, see `compilation`, but to find what half precision does where an error is the limit.
 
     Of a `sketch`, what is listed will be compiled as far as to tell it apart and to simulate it: no kernel is timed, and none is compiled
     of fused ops. `as_it_runs` makes one of its variants whole.
@@ -141,7 +151,14 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
         costs=costs,
         state=state,
         tensorflow=request.tensorflow.without_switches,
-    ).in_precision(Precision(request.precision))
+        precision=Precision(request.precision),
+    )
+    mixed = None
+    if request.tune is not None and request.tune.max_error is not None:
+        seeds = range(request.settings.seed + 1, request.settings.seed + 1 + request.settings.verify_inputs)
+        own = replace(job, options=cuda_options(request))
+        mixed = keep_within(own, request.tune.max_error, [feeds, *map(feeds_of, seeds)], progress)
+        job = replace(job, wide=mixed.wide)
     if request.shared:  # told before anything is compiled
         cuda.shared_batch(replace(job, options=replace(cuda_options(request), devices=request.shared)))
     if engine is TENSORFLOW:
@@ -167,6 +184,7 @@ def set_up(flat: FlatGraph, request: BenchRequest, *, sketch: bool = False, stat
         notes=tuple(notes),
         plan_notes=tuple(plan_notes),
         unverified=(*unverified, *own_data(flat)),
+        mixed=mixed,
     )
 
 
@@ -304,12 +322,12 @@ def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchReq
     how = ("CUDA graph" if request.capture else "eager") + job.precision.suffix
     variants = []
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
-        stock = job.in_precision(job.precision.wide)
+        stock = replace(job, precision=job.precision.wide)
         variants.append(Variant("TensorFlow", TENSORFLOW, stock, optional=True))
         if request.compare_xla and DRAWN_ON_DEVICE.isdisjoint(job.flat.graph.ops):  # XLA draws others
             xla = replace(stock, tensorflow=replace(job.tensorflow, xla=True))
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
-        variants += [*switched(variants[:1], request), *mixed(variants[0])[: bool(job.half)]]
+        variants += [*switched(variants[:1], request), *mixed(variants[0])[: bool(job.precision.half)]]
     options = cuda_options(request)
     if sketch:
         options = replace(options, measure=False, compile=False)

@@ -13,6 +13,7 @@ from msplit.engines.base import Arrays, Engine, Executable, HasState, Job, Timel
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import EndOfData, EngineError
 from msplit.inputs.reference import Reference
+from msplit.measure.mixed_precision import emulated_errors
 from msplit.measure.results import Check, Settings
 from msplit.measure.verification import (
     Comparison,
@@ -174,7 +175,7 @@ Pair = tuple[Running, Running, Precision]
 class Verification:
     """How variants are verified: on inputs that `fresh` makes from a seed and, if there is one, against a reference.
 
-    `computed` is as `Reference` has it.
+    `computed` is as `Reference` has it. `rounding` is, for those that are held to it, as `compare` has it.
     """
 
     fresh: Callable[[int], Arrays]
@@ -182,6 +183,7 @@ class Verification:
     reference: Reference | None
     tell: Progress
     computed: Mapping[str, str] | None = None
+    rounding: Mapping[Variant, Mapping[str, float]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -198,6 +200,7 @@ def verified(variants: Sequence[Variant], how: Verification) -> Iterator[list[Ru
             engine.prepare([variant.job for variant in variants if variant.engine is engine])
     try:
         _verify_in_ieee(running, how)
+        how = replace(how, rounding=_rounding(running, how))
         for number, one in enumerate(running):
             how.tell(f"building {one.variant.label}", number / len(running))
             if not one.skipped and one.passed:
@@ -255,7 +258,7 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
     strict = []
     for one in running:
         job = one.variant.job
-        job = replace(job.in_precision(Precision.IEEE), options=replace(job.options, measure=False))
+        job = replace(job, precision=Precision.IEEE, options=replace(job.options, measure=False))
         strict.append(Running(replace(one.variant, job=job), one.partner))
     try:
         for number, one in enumerate(strict):
@@ -268,6 +271,37 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
     finally:
         for one in strict:
             one.close()
+
+
+def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Mapping[str, float]]:
+    """How far rounding alone puts the outputs of variants in half precision on one GPU: what float32 gives with what they read and give
+    rounded as they do, beside IEEE float32.
+
+    Not of what is to be ready at once, and not where the user gives a tolerance.
+    """
+    found: dict[Variant, Mapping[str, float]] = {}
+    known: dict[tuple[Precision, frozenset[int]], Mapping[str, float]] = {}
+    seeds = range(how.settings.seed + 1, how.settings.seed + 1 + how.settings.verify_inputs)
+    inputs = [*([] if how.reference is None else [how.reference.feeds]), *map(how.fresh, seeds)]
+    for one in running:
+        job, options = one.variant.job, one.variant.job.options
+        ours = isinstance(one.variant.engine, CudaEngine) and job.precision.half and not one.skipped and one.passed
+        if (
+            not ours
+            or not inputs
+            or not options.measure
+            or options.split
+            or options.shards
+            or how.settings.tolerance is not None
+        ):
+            continue
+        key = job.precision, job.wide
+        if key not in known:
+            how.tell(f"rounding as {one.variant.label} does", len(known) / len(running))
+            with phase("emulating half precision"):
+                known[key] = emulated_errors(job, inputs)
+        found[one.variant] = known[key]
+    return found
 
 
 def _precision(variant: Variant) -> Precision:
@@ -293,12 +327,18 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     computed = computed_in(built[0].variant.job.flat) if how.computed is None else how.computed
     own = {one: _precision(one.variant) for one in built}
 
-    compared = partial(compare, tolerance=settings.tolerance, computed=computed)
+    def compared(
+        got: Arrays, expected: Arrays, precision: Precision, *held: Running, carried: Mapping[str, float] | None = None
+    ) -> Comparison:
+        rounding = next((how.rounding[one.variant] for one in held if one.variant in how.rounding), None)
+        most = partial(compare, precision=precision, tolerance=settings.tolerance, computed=computed)
+        return most(got, expected, rounding=rounding, carried=carried)
+
     if reference is not None:
         for number, one in enumerate(built):
             how.tell(f"verifying {one.variant.label}", number / len(built))
             with phase("verifying outputs"):
-                comparison = compared(one.step(reference.feeds), reference.outputs, precision=own[one])
+                comparison = compared(one.step(reference.feeds), reference.outputs, own[one], one)
             one.checks.append(Check(reference.source, own[one], 1, comparison))
     partner_of = {one.variant.label: one for one in built}
     # A variant without a partner that runs is held against the first that does, whatever its engine.
@@ -343,7 +383,7 @@ def _in_lock_step(
             outputs = {one: one.step(feeds) for one in built}
             for pair in pairs:
                 one, partner, precision = pair
-                found = compared(outputs[one], outputs[partner], precision=precision)
+                found = compared(outputs[one], outputs[partner], precision, one, partner)
                 if fed and not found.passed:
                     unsure.append((pair, number + 1, outputs[one], outputs[partner]))
                 else:
@@ -355,7 +395,7 @@ def _in_lock_step(
         if isinstance(partner.running, HasState) and not _draws(partner):
             again = partial(_outputs_after, partner, fed[:steps])
             carried = output_tolerances(state, expected, again, precision=precision)
-        note(one, compared(got, expected, precision=precision, carried=carried))
+        note(one, compared(got, expected, precision, one, partner, carried=carried))
     return outcomes
 
 

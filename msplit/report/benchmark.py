@@ -58,6 +58,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
             *(bounds.sentence(found.limits, result.variants) if found.limits is not None else ()),
             *advice(loads, result.variants),
             *(tuning.notes(found.tuned) if found.tuned is not None else ()),
+            *(tuning.mixed_notes(found.mixed) if found.mixed is not None else ()),
             *placement.notes(found.placements),
             *written,
         ],
@@ -262,5 +263,6 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         "bounds": None if found.limits is None else bounds.payload(found.limits, found.result.variants),
         **({"placement": placement.payload(found.placements)} if found.placements else {}),
         **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned)}),
+        **({} if found.mixed is None else {"mixed_precision": tuning.mixed_payload(flat, found.mixed)}),
         **({"written": list(written)} if written or found.tuned is not None else {}),
     }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
+from msplit.flatten.flat import FlatGraph
+from msplit.measure.mixed_precision import Mixed
 from msplit.measure.statistics import Ratio
 from msplit.measure.tuning import Tuned
 from msplit.report.document import Table
@@ -92,6 +95,38 @@ def payload(tuned: Tuned) -> dict[str, Any]:
         "over_candidate": tuned.over_candidate.to_dict() if tuned.over_candidate else None,
         "made_for": dict(tuned.made_for),
         "search": search_payload(tuned.found),
+    }
+
+
+def mixed_notes(mixed: Mixed) -> list[str]:
+    """What stays in float32, in words."""
+    away = f"the outputs are {mixed.error:.2g} away from IEEE float32 at most (root mean square, relative)"
+    if not mixed.holds:
+        return [
+            f"No error as small as {mixed.most:g} can be had: with all ops in float32 {away}, so they stay there. "
+            "With --precision ieee products are more exact."
+        ]
+    return [
+        f"Of the ops that half precision is for, {mixed.in_half} of {mixed.ops} run in it and the others in float32, to keep within an "
+        f"error of {mixed.most:g}: {away}, in {plural(mixed.evaluations, 'choice')} that were tried."
+    ]
+
+
+def mixed_payload(flat: FlatGraph, mixed: Mixed) -> dict[str, Any]:
+    """The same for JSON, with the nodes by name. An error that is infinite is None."""
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "max_error": mixed.most,
+        "kept": mixed.holds,
+        "error": finite(mixed.error),
+        "errors": {name: finite(value) for name, value in mixed.errors.items()},
+        "ops": mixed.ops,
+        "ops_in_half": mixed.in_half,
+        "float32": [flat.graph.names[node] for node in sorted(mixed.wide)],
+        "evaluations": mixed.evaluations,
     }
 
 

@@ -11,7 +11,7 @@ import glob
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
+from msplit.engines.base import GOOD_STEPS, LOSS_SCALE
 from msplit.engines.tensorflow.bundle import save
 from msplit.errors import LoadError
 from msplit.formats.atomic import leftovers, write_bytes_atomic, write_group_atomic
@@ -35,6 +36,9 @@ OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 STEPS, NOTE = "msplit/steps", "msplit/note"
 """Keys of what only msplit reads: how many steps were run, and what goes with them."""
 
+SCALE = {LOSS_SCALE: "msplit/loss_scale", GOOD_STEPS: "msplit/loss_scale_steps"}
+"""Likewise what the engine keeps beside variables where it scales losses."""
+
 _ENDINGS = (".data-00000-of-00001", ".index")
 _MOST_STATE = 1 << 20
 _SHOWN = 8
@@ -48,11 +52,13 @@ class Saved:
         state: Values by variable, as `initial_state` names them; without those that only a checkpoint of msplit's has.
         steps: Steps that were run before it; None where it does not say.
         note: What was to be kept with it.
+        scale: The values of `SCALE`, where losses are scaled.
     """
 
     state: Mapping[str, NDArray[Any]]
     steps: int | None = None
     note: str = ""
+    scale: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def write(model: Model, saved: Saved, path: Path, *, force: bool = False) -> None:
@@ -69,6 +75,7 @@ def write(model: Model, saved: Saved, path: Path, *, force: bool = False) -> Non
         tensors[OBJECTS, ""] = objects
     if saved.steps is not None:
         tensors[STEPS, ""] = np.array(saved.steps, np.int64)
+    tensors |= {(SCALE[name], ""): np.asarray(value) for name, value in saved.scale.items()}
     if saved.note:
         tensors[NOTE, ""] = np.array(saved.note.encode(), object)
     write_group_atomic(path, _ENDINGS, lambda prefix: save(prefix, tensors), force=force)
@@ -115,7 +122,8 @@ def read(model: Model, variables: Sequence[str], needed: Collection[str], path: 
         )
     steps = int(checkpoint.tensor(STEPS)) if STEPS in checkpoint else global_step(model, found)
     note = bytes(checkpoint.tensor(NOTE)[()]).decode() if NOTE in checkpoint else ""
-    return Saved(found, steps, note)
+    scale = {name: np.array(checkpoint.tensor(key)) for name, key in SCALE.items() if key in checkpoint}
+    return Saved(found, steps, note, scale)
 
 
 def global_step(model: Model, state: Mapping[str, NDArray[Any]]) -> int | None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from msplit import formats
 from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import STEPS, Feeds, Following, HasState, JoinsOthers, SharesState
+from msplit.engines.base import BESIDE_VARIABLES, STEPS, Feeds, Following, HasState, JoinsOthers, SharesState
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
@@ -245,7 +245,7 @@ class Trainer(Shown):
         state = dict(self._host_state())
         if self.runner is not None:
             state |= self._executable().save_state()
-        return {name: np.array(value) for name, value in state.items() if name != STEPS}
+        return {name: np.array(value) for name, value in state.items() if name not in BESIDE_VARIABLES}
 
     def load(self, values: Arrays) -> None:
         """Gives variables values, by the names that `variables` has. Those that are not named keep theirs.
@@ -317,7 +317,9 @@ class Trainer(Shown):
         """
         target = Path(os.fspath(path)).absolute()
         target = target.with_name(f"{target.name}-{self.steps}")
-        saved = checkpoint.Saved(self.variables if state is None else state, self.steps, note)
+        held = self._host_state() if self.runner is None else self._executable().save_state()
+        scale = {name: held[name] for name in checkpoint.SCALE if name in held}
+        saved = checkpoint.Saved(self.variables if state is None else state, self.steps, note, scale)
         checkpoint.write(self.flat.model, saved, target, force=force)
         checkpoint.add(target, keep)
         return target
@@ -337,7 +339,7 @@ class Trainer(Shown):
         found = checkpoint.read(self.flat.model, self._names, self._needed, checkpoint.latest(Path(path)))
         self._given = True
         self.steps = found.steps or 0
-        self._put({**self._host_state(found.state), **found.state})
+        self._put({**self._host_state(found.state), **found.state, **found.scale})
         return found.note
 
     # --- The end

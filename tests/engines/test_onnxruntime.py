@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from msplit import api
+from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
 from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Job
@@ -26,7 +27,9 @@ SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 def job_of(path, **more):
     flat = api.load(path)
     feeds = feeds_for(flat, Workload(batch=4), seed=3)
-    return Job(flat, np.zeros(len(flat), np.int32), 1, feeds, ieee=True, options=EngineOptions("cpu"), **more)
+    return Job(
+        flat, np.zeros(len(flat), np.int32), 1, feeds, precision=Precision.IEEE, options=EngineOptions("cpu"), **more
+    )
 
 
 @pytest.mark.parametrize("name", ["mmoe_small.pb", "tf1_saved_model"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.core.precision import Precision
 from msplit.engines.cuda.autotune.tuner import differ
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.graph import Op
@@ -45,7 +46,7 @@ def test_a_captured_step(shape, ieee, least, kernel, options, monkeypatch):
         monkeypatch.setattr(choose, "decide_on", lambda device, measure: lambda *_: kernel)
     torture = Torture(poison=True, delay_cycles=20_000, seed=1)
     wanted = job(flat, feeds, scattered(flat, 4), streams=4, device="cuda", torture=torture, **options)
-    executable = ENGINE.build(replace(wanted, ieee=ieee))
+    executable = ENGINE.build(replace(wanted, precision=Precision.IEEE if ieee else Precision.TF32))
     for _ in range(3):
         for name, value in executable.step(feeds).items():
             most = np.nanmax(np.abs(expected[name]))

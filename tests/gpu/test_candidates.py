@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.opset import proto
@@ -39,7 +40,7 @@ def test_classes_are_those_of_the_cpu(kind: str) -> None:
     feeds = {"true": np.arange(8, dtype=np.int64).reshape(4, 2)}
     made = []
     for device in ("cpu", "cuda"):
-        job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, ieee=True, options=options_of(device))
+        job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, precision=Precision.IEEE, options=options_of(device))
         made.append(CudaEngine().build(job))
     for _ in range(4):
         wanted, found = (executable.step(feeds) for executable in made)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import msplit
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.inputs.make import make_inputs
@@ -28,7 +29,7 @@ def built(engine, flat, feeds, streams, **options):
         scattered(flat, streams, streams),
         streams,
         feeds,
-        ieee=True,
+        precision=Precision.IEEE,
         options=options_of("cuda", layout="nhwc", **options),
     )
     return engine.build(job)

@@ -26,8 +26,8 @@ from tests.gpu.test_products import lowered
 pytestmark = pytest.mark.gpu
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
-HALVES = {"bfloat16": (Precision.BF16, 3e-2), "float16": (Precision.FP16, 4e-3)}
-"""Precision, and how far outputs of these few layers may be from float32: the CPU is 0.005 and 0.0008 away at most."""
+HALVES = {Precision.BF16: 3e-2, Precision.FP16: 4e-3}
+"""How far outputs of these few layers may be from float32: the CPU is 0.005 and 0.0008 away at most."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +46,12 @@ def test_a_captured_step_in_half_precision_is_near_float32_and_the_same_in_every
     expected = run(flat, feeds)
     torture = Torture(poison=True, delay_cycles=20_000, seed=1)
     wanted = job(flat, feeds, scattered(flat, 4), streams=4, device="cuda", torture=torture, **options)
-    executable = ENGINE.build(replace(wanted, ieee=False, half=half))
+    executable = ENGINE.build(replace(wanted, precision=half))
     first = executable.step(feeds)
     for _ in range(3):
         assert bits(executable.step(feeds)) == bits(first)
     executable.close()
-    one, most = HALVES[half]
-    found = compare(first, expected, precision=one, tolerance=most)
+    found = compare(first, expected, precision=half, tolerance=HALVES[half])
     assert found.passed, found.describe()
     assert {key: value.dtype for key, value in first.items()} == {key: value.dtype for key, value in expected.items()}
 
@@ -63,14 +62,14 @@ def test_fused_kernels_of_half_precision_round_as_single_ones_do(case):
     graph_def, feeds, outputs = case
     flat = flat_of(graph_def, outputs=outputs)
     engine = CudaEngine()
-    for half, (one, most) in HALVES.items():
+    for half, most in HALVES.items():
         made = {}
         for fuse in (False, True):
             wanted = job(flat, feeds, scattered(flat, 4), streams=4, device="cuda", layout="nhwc", fuse=fuse)
-            executable = engine.build(replace(wanted, ieee=False, half=half))
+            executable = engine.build(replace(wanted, precision=half))
             made[fuse] = executable.step(feeds)
             executable.close()
-        found = compare(made[True], made[False], precision=one, tolerance=most)
+        found = compare(made[True], made[False], precision=half, tolerance=most)
         assert found.passed, found.describe()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from msplit import api, rules
 from msplit.api import BenchRequest, bench, compare
+from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
 from msplit.decide.kernels import job_of
 from msplit.decide.plans import stored_job
@@ -28,7 +29,10 @@ def test_what_auto_likes_best_is_right_and_gains_about_what_is_predicted(name: s
     flat = api.load(SAMPLES / name)
     job = job_of(flat, api.price(flat, batch=16)[1], Workload(16))
     reference = tmp_path / "reference.npz"
-    save_reference(reference, Reference(job.feeds, ENGINE.build(replace(job, ieee=True)).step(job.feeds), "one stream"))
+    save_reference(
+        reference,
+        Reference(job.feeds, ENGINE.build(replace(job, precision=Precision.IEEE)).step(job.feeds), "one stream"),
+    )
     plan = tmp_path / "plan.json"
     assigned = api.assign(flat, rules.parse(BEST, "text"), batch=16)
     assert assigned.kernels is not None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.lowering import table
@@ -111,7 +112,7 @@ def test_what_the_library_can_not_capture_is_named_and_runs_launch_by_launch() -
         node.attr["shape"].shape.dim.add(size=size)
     made.node.add(op="MatrixInverse", name="inverse", input=["x"]).attr["T"].type = 1
     flat, feeds = flat_of(made, outputs=["inverse"]), {"x": _regular((2, 600, 600), 0)}
-    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, ieee=True)
+    job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, precision=Precision.IEEE)
     eager = CudaEngine().build(replace(job, options=EngineOptions(capture=False)))
     np.testing.assert_allclose(eager.step(feeds)["inverse"], np.linalg.inv(feeds["x"]), rtol=1e-3, atol=1e-4)
     eager.close()

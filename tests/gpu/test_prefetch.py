@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import msplit
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
@@ -35,7 +36,9 @@ def build():
     def one(flat, feeds, streams=1, state=None, mode=KernelMode.PLAIN, **options):
         own = replace(options_of(DEVICE, **options), mode=mode)
         ids = scattered(flat, streams, streams)
-        made.append(engine.build(Job(flat, ids, streams, feeds, ieee=True, options=own, state=state or {})))
+        made.append(
+            engine.build(Job(flat, ids, streams, feeds, precision=Precision.IEEE, options=own, state=state or {}))
+        )
         return made[-1]
 
     yield one

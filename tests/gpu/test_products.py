@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.core.precision import Precision
 from msplit.engines.cuda.autotune import matmul
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device.device import precision
@@ -71,7 +72,7 @@ def test_chosen_kernels_in_a_captured_step(rows, ieee, options):
     expected = run(flat, feeds)
     torture = Torture(poison=True, delay_cycles=20_000, seed=rows)
     wanted = job(flat, feeds, scattered(flat, 6), streams=6, device="cuda", torture=torture, **options)
-    executable = ENGINE.build(replace(wanted, ieee=ieee))
+    executable = ENGINE.build(replace(wanted, precision=Precision.IEEE if ieee else Precision.TF32))
     for _ in range(3):
         for name, value in executable.step(feeds).items():
             most = np.abs(expected[name]).max()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import Torture
@@ -34,7 +35,7 @@ def fresh(feeds, seed):
 
 def build(engine, flat, feeds, streams, **options):
     ids = scattered(flat, streams, streams)
-    return engine.build(Job(flat, ids, streams, feeds, ieee=True, options=options_of("cuda", **options)))
+    return engine.build(Job(flat, ids, streams, feeds, precision=Precision.IEEE, options=options_of("cuda", **options)))
 
 
 def dense_branches(branches=8, width=64, depth=3):

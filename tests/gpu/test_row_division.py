@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import KernelMode, Torture
@@ -24,7 +25,9 @@ def test_rows_are_divided_on_a_gpu(mode: KernelMode, streams: int) -> None:
     torture = Torture(poison=True, delay_cycles=20_000, seed=streams)
     options = replace(options_of("cuda", torture=torture), mode=mode)
     feeds = feeds_of(range(COUNT))
-    job = Job(flat, scattered(flat, streams), streams, feeds, ieee=True, options=options, state=state_of())
+    job = Job(
+        flat, scattered(flat, streams), streams, feeds, precision=Precision.IEEE, options=options, state=state_of()
+    )
     executable = CudaEngine().build(job)
     rng = np.random.default_rng(streams)
     for seed in range(6):

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msplit import api
+from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
@@ -31,7 +32,7 @@ def two_gpus():
 def build(flat, feeds, streams=4, split=(0, 1), **options):
     ids = scattered(flat, streams, streams)
     return CudaEngine().build(
-        Job(flat, ids, streams, feeds, ieee=True, options=options_of("cuda", split=split, **options))
+        Job(flat, ids, streams, feeds, precision=Precision.IEEE, options=options_of("cuda", split=split, **options))
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir import lowering
@@ -82,7 +83,11 @@ def build():
 
     def one(streams=1, **options):
         ids = np.arange(len(flat), dtype=np.int32) % streams
-        made.append(engine.build(Job(flat, ids, streams, inputs(0), ieee=True, options=options_of("cuda", **options))))
+        made.append(
+            engine.build(
+                Job(flat, ids, streams, inputs(0), precision=Precision.IEEE, options=options_of("cuda", **options))
+            )
+        )
         return made[-1]
 
     yield one
@@ -112,7 +117,7 @@ def test_few_and_many_outputs_arrive_whole(outputs):
     names = {output[0] for output in outputs}
     given = [{name: value for name, value in inputs(seed).items() if name in names} for seed in range(20)]
     flat = graph(outputs)
-    executable = CudaEngine().build(Job(flat, np.zeros(len(flat), np.int32), 1, given[0], ieee=True))
+    executable = CudaEngine().build(Job(flat, np.zeros(len(flat), np.int32), 1, given[0], precision=Precision.IEEE))
     try:
         for feeds in given:
             found = executable.step(feeds)
@@ -139,7 +144,9 @@ def test_a_large_input_is_whole_in_every_step(rows):
     values = rng.standard_normal((rows + 20, 1000)).astype(np.float32)
     given = [{"x": values[first:][:rows], "y": np.float32(first + 1) * values[:1]} for first in range(20)]
     given[7]["x"], given[12]["x"] = np.asfortranarray(given[7]["x"]), given[12]["x"][::-1]
-    executable = CudaEngine().build(Job(flat, np.arange(len(flat), dtype=np.int32) % 2, 2, given[0], ieee=True))
+    executable = CudaEngine().build(
+        Job(flat, np.arange(len(flat), dtype=np.int32) % 2, 2, given[0], precision=Precision.IEEE)
+    )
     try:
         for feeds in given:
             found = executable.step(feeds)

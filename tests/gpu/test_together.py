@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import Shards
 from msplit.training.hosts import Hosts
@@ -35,7 +36,15 @@ def test_gpus_train_as_threads_on_the_cpu(size: int, name: str, optimizer: str, 
     batches = [training.feeds(BATCH * size, step) for step in range(STEPS)]
 
     def job_of(feeds: dict[str, np.ndarray]) -> Job:
-        return Job(flat, scattered(flat, 4), 4, feeds, ieee=True, options=options_of("cpu"), state=training.state())
+        return Job(
+            flat,
+            scattered(flat, 4),
+            4,
+            feeds,
+            precision=Precision.IEEE,
+            options=options_of("cpu"),
+            state=training.state(),
+        )
 
     every, variables = together(job_of, batches, Shards(size, tuple(batches[0]), is_open=False), training.state())
     found = [dict(np.load(tmp_path / f"rank{rank}.npz")) for rank in range(size)]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.base import Job
+from msplit.core.precision import Precision
+from msplit.engines.base import GOOD_STEPS, LOSS_SCALE, Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import KernelMode, Torture
 from tests.engines.cuda.cases import options_of, scattered
@@ -34,7 +35,7 @@ def build():
             scattered(flat, streams, streams),
             streams,
             training.feeds(BATCH),
-            ieee=True,
+            precision=Precision.IEEE,
             options=replace(options_of(device, **options), mode=mode),
             state=training.state(),
         )
@@ -133,3 +134,27 @@ def test_a_variable_that_is_not_a_number_spreads_as_on_the_cpu(build, case):
         run(executable, training, range(1))
         states.append(executable.save_state())
     assert max(apart(states[1], states[0]).values()) < WITHIN
+
+
+@pytest.mark.parametrize("mode", KernelMode)
+@pytest.mark.parametrize("case", STORED, ids="-".join)
+def test_float16_trains_and_a_step_that_overflows_changes_nothing(case, mode):
+    """In the captured graph: the device decides."""
+    flat, training = stored(*case)
+    options = replace(options_of("cuda"), mode=mode)
+    job = Job(flat, scattered(flat, 4, 4), 4, training.feeds(BATCH), Precision.FP16, options, state=training.state())
+    executable = CudaEngine().build(job)
+    exact = CudaEngine().build(replace(job, precision=Precision.IEEE))
+    losses = run(executable, training, range(STEPS))
+    np.testing.assert_allclose(losses, run(exact, training, range(STEPS)), rtol=2e-2)
+    before = executable.save_state()
+    executable.load_state({LOSS_SCALE: np.array(2.0**60, np.float32)})
+    run(executable, training, range(1))
+    after = executable.save_state()
+    assert (float(after.pop(LOSS_SCALE)), int(after.pop(GOOD_STEPS))) == (2.0**59, 0)
+    assert_equal(after, {name: value for name, value in before.items() if name in after})
+    executable.load_state({LOSS_SCALE: np.array(2.0**4, np.float32)})
+    run(executable, training, range(1))
+    assert int(executable.save_state()[GOOD_STEPS]) == 1
+    executable.close()
+    exact.close()

@@ -11,6 +11,7 @@ import pytest
 
 from msplit import api
 from msplit.api import BenchRequest, bench, compare
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.search import measurement
@@ -36,7 +37,10 @@ def job_of(name: str, batch: int = 16) -> Job:
 def test_the_tuned_plan_is_verified_no_slower_than_one_stream_and_runs_again(name: str, tmp_path: Path) -> None:
     job = job_of(name)
     reference = tmp_path / "reference.npz"
-    save_reference(reference, Reference(job.feeds, ENGINE.build(replace(job, ieee=True)).step(job.feeds), "one stream"))
+    save_reference(
+        reference,
+        Reference(job.feeds, ENGINE.build(replace(job, precision=Precision.IEEE)).step(job.feeds), "one stream"),
+    )
     request = BenchRequest(
         streams=(1, 8),
         engine="cuda",

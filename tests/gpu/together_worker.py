@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode, Shards
@@ -33,7 +34,9 @@ def main(name: str, optimizer: str, folder: str, steps: str) -> None:
         shards = Shards(world.size, tuple(batches[0]), is_open=False)
         own = [part(feeds, shards, world.rank) for feeds in batches]
         options = replace(options_of("cuda"), mode=KernelMode.FUSED_AND_GROUPED, shards=shards)
-        job = Job(flat, scattered(flat, 4), 4, own[0], ieee=True, options=options, state=training.state())
+        job = Job(
+            flat, scattered(flat, 4), 4, own[0], precision=Precision.IEEE, options=options, state=training.state()
+        )
         executable = ENGINE.build(job)
         executable.load_state({key: value if world.rank == 0 else value * 0 for key, value in training.state().items()})
         executable.join()

@@ -56,7 +56,7 @@ def built():
     builds = []
     with pytest.MonkeyPatch.context() as patch:
         original = CudaEngine.build
-        patch.setattr(CudaEngine, "build", lambda self, job: builds.append(job.ieee) or original(self, job))
+        patch.setattr(CudaEngine, "build", lambda self, job: builds.append(job.precision.ieee) or original(self, job))
         found = msplit.bench(flat, request)
     return flat, found, builds
 

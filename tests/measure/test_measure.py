@@ -79,7 +79,7 @@ class Fake:
     def build(self, job):
         if self.fail:
             raise EngineError("it does not compile")
-        self.log.append(("build", job.streams, job.ieee))
+        self.log.append(("build", job.streams, job.precision.ieee))
         return Running(self, job)
 
 
@@ -96,7 +96,7 @@ class Running:
         error = {
             None: 0.0,
             "always": 1.0,
-            "tf32": 0.0 if self.job.ieee else 0.004,
+            "tf32": 0.0 if self.job.precision.ieee else 0.004,
             "ieee": 0.004,
             "later": 1.0 if self.steps >= 3 else 0.0,
         }[self.engine.wrong]

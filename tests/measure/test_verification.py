@@ -271,6 +271,24 @@ def test_a_variable_passes_that_is_close_on_one_input_and_never_far():
     assert not exact.passed
 
 
+def test_in_half_precision_an_output_may_be_some_times_as_far_as_rounding_puts_it():
+    expected = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+
+    def passes(share, rounding, precision=Precision.BF16):
+        got = {"out": expected * np.float32(1 - share)}
+        (found,) = compare(got, {"out": expected}, precision=precision, rounding=rounding).outputs
+        assert found.as_a_whole
+        return found.passed
+
+    assert passes(0.029, {"out": 0.01})
+    assert not passes(0.031, {"out": 0.01})
+    assert passes(0.031, {})  # nobody has emulated it
+    assert passes(0.003, {"out": 0.0})  # a unit in the last place
+    assert not passes(0.005, {"out": 0.0})
+    assert not passes(0.003, {"out": 0.0}, Precision.FP16)
+    assert not passes(0.6, {"out": 0.9})  # never more than what is allowed to any
+
+
 @pytest.mark.parametrize(("precision", "most"), [(Precision.FP16, 0.1), (Precision.BF16, 0.5)])
 def test_in_half_precision_it_is_the_distance_that_counts(precision, most):
     expected = np.random.default_rng(0).standard_normal(1000).astype(np.float32)

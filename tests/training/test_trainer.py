@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import msplit
 from msplit.errors import EngineError, LoadError, MsplitError, WriteError
 from msplit.formats import atomic
+from msplit.formats.bundle import Checkpoint
 from msplit.training import checkpoint
 from msplit.training.trainer import Trainer
 from tests.cli.runner import SAMPLES
@@ -352,6 +354,42 @@ def test_bfloat16_trains_variables_of_float32(model: Path) -> None:
     np.testing.assert_allclose(got, expected, rtol=3e-2)
     assert got != expected
     assert {name: value.dtype for name, value in state.items()} == {name: value.dtype for name, value in exact.items()}
+
+
+def test_float16_trains_with_a_scaled_loss_and_resumes_bit_equal(model: Path, tmp_path: Path) -> None:
+    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="fp16", effort="fast")
+    exact = replace(request, precision="ieee")
+    small = [
+        {name: value / 8 for name, value in one.items()} for one in batches(6)
+    ]  # their gradients can be scaled by 2**15
+    with msplit.Trainer(model, "train_op", ["loss"], exact) as trainer:
+        expected = losses(trainer.run(small))
+    with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
+        assert np.allclose(losses(trainer.run(small)), expected, rtol=3e-3)
+        assert not any("scale" in name for name in trainer.variables)
+        # Labels that gradients of float16 can not hold: the step changes nothing, and the next one has half the scale.
+        kept = trainer.variables
+        overflowing = [{**one, "label": one["label"] * 1e6} for one in batches(1)]
+        trainer.run(overflowing)
+        assert same(trainer.variables, kept)
+        path = trainer.save(tmp_path / "model")
+        after, state = losses(trainer.run(small[:3])), trainer.variables
+        again = trainer.save(tmp_path / "after")
+        trainer.restore(path)
+        assert losses(trainer.run(small[:3])) == after
+    with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
+        trainer.restore(path)
+        assert losses(trainer.run(small[:3])) == after
+        assert same(trainer.variables, state)
+        scales = [
+            {name: float(Checkpoint(one).tensor(key)) for name, key in checkpoint.SCALE.items()}
+            for one in (path, again, trainer.save(tmp_path / "new"))
+        ]
+    assert list(scales[0].values()) == [2.0**14, 0]
+    assert list(scales[1].values()) == list(scales[2].values()) == [2.0**14, 3]
+    with msplit.Trainer(model, "train_op", ["loss"], exact) as trainer:  # what scales no loss passes it over
+        trainer.restore(path)
+        trainer.run(batches(1))
 
 
 def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import STEPS, Arrays, Job
+from msplit.core.precision import Precision
+from msplit.engines.base import BESIDE_VARIABLES, LOSS_SCALE, STEPS, Arrays, Job
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
+from msplit.engines.cuda.frontend.loss_scale import FIRST
 from msplit.engines.cuda.frontend.partition import partition_graph, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
@@ -33,6 +35,7 @@ from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, find_siblings
+from msplit.engines.cuda.passes.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.pipeline import Context, run_passes, shapes_of
 from msplit.engines.cuda.passes.pointwise_fusion import inductor
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
@@ -44,6 +47,7 @@ from msplit.engines.cuda.runtime.host import HostOptions, HostPart
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.text import JsonValue
+from msplit.opset.state import written
 from msplit.progress import phase
 
 LAYOUTS: Family[bool] = Family("layouts", bool, JsonValue.flag, False)
@@ -68,12 +72,33 @@ def compile_job(job: Job) -> Compiled:
     return _compile(job)
 
 
+def compile_apart(job: Job) -> Compiled:
+    """The same. Of what is compiled for it, only what jobs in other precisions share is kept."""
+    kept = Device.of(torch.device(job.options.first)).compiled.setdefault(job.flat, {})
+    compile_job(replace(job, precision=Precision.IEEE))
+    before = set(kept)
+    try:
+        return compile_job(job)
+    finally:
+        for key in kept.keys() - before:
+            del kept[key]
+
+
+def in_half(job: Job) -> list[tuple[int, ...]]:
+    """The nodes of each op that runs in half precision, in topological order; none where the job's precision is another."""
+    device = Device.of(torch.device(job.options.first))
+    with device.entered():
+        graph = _specialized(job, device).graph
+    return nodes_in_half(graph, job.precision.half, job.wide) if job.precision.half else []
+
+
 def _compile(job: Job, begin: Begin | None = None) -> Compiled:
     device = Device.of(torch.device(job.options.first))
-    key = (_shapes(job), job.precision, job.options.for_program(), _where(job))
+    wide = job.wide if job.precision.half else frozenset()
+    key = (_shapes(job), job.precision, wide, job.options.for_program(), _where(job))
     cache: dict[tuple[Any, ...], Any] = device.compiled.setdefault(job.flat, {})
     if key not in cache:
-        with device.entered(), precision(job.ieee):
+        with device.entered(), precision(job.precision.ieee):
             cache[key] = _fused(job, device) if job.options.mode.fuses else _unfused(job, device, begin)
     found: Compiled = cache[key]
     return found
@@ -94,30 +119,48 @@ def _where(job: Job) -> bytes:
     return b"" if split is None else split.gpu.tobytes()
 
 
-def _optimized(job: Job, device: Device) -> Optimized:
-    """See `optimize`. It asks neither how products are made nor for what is measured, so that whatever is compiled of a graph shares
-    it, and constants on the device that no kernel wants in another way. In half precision it is a copy with other types."""
-    groups = job.options.mode.groups
+def _trains_scaled(job: Job) -> bool:
+    """Whether the job trains in float16, which scales the loss."""
+    return job.precision is Precision.FP16 and any(map(written, job.flat.graph.ops))
+
+
+def _key(job: Job) -> tuple[Any, ...]:
+    """What a graph depends on before it has kernels and types."""
     shards, timeout = job.options.shards, job.tensorflow.timeout
     where = (job.options.split, _where(job))
-    cache, key = device.compiled.setdefault(job.flat, {}), ("optimized", _shapes(job), groups, shards, timeout, where)
+    return "specialized", _shapes(job), job.options.mode.groups, shards, timeout, where, _trains_scaled(job)
+
+
+def _specialized(job: Job, device: Device) -> Optimized:
+    """See `optimize`. It asks neither how products are made nor for what is measured, so that whatever is compiled of a graph shares
+    it, and constants on the device that no kernel wants in another way. What trains in float16 has a graph of its own."""
+    cache, key = device.compiled.setdefault(job.flat, {}), _key(job)
     if key not in cache:
+        state = {name: value for name, value in job.state.items() if name not in BESIDE_VARIABLES}
         cache[key] = optimize(
             job.flat,
             job.feeds,
             # Shapes are found where all weights fit: those of a split graph may be too many for one GPU.
             torch.device("cpu") if job.options.split else device.place,
-            host=HostOptions(job.op_libraries, timeout),
-            group=groups,
-            state=job.state,
-            several=shards or _split(job),
+            host=HostOptions(job.op_libraries, job.tensorflow.timeout),
+            group=job.options.mode.groups,
+            state=state | ({LOSS_SCALE: np.array(FIRST)} if _trains_scaled(job) else {}),
+            several=job.options.shards or _split(job),
         )
     found: Optimized = cache[key]
-    if not job.half:
+    return found
+
+
+def _optimized(job: Job, device: Device) -> Optimized:
+    """The same; in half precision a copy with other types."""
+    found, half = _specialized(job, device), job.precision.half
+    if not half:
         return found
-    if (*key, job.half) not in cache:
-        cache[*key, job.half] = found.at(Stage.TYPED, half=job.half)
-    typed: Optimized = cache[*key, job.half]
+    emulate = job.options.emulate
+    cache, key = device.compiled[job.flat], (*_key(job), half, job.wide, emulate)
+    if key not in cache:
+        cache[key] = found.at(Stage.TYPED, half=half, wide=job.wide, emulate=emulate)
+    typed: Optimized = cache[key]
     return typed
 
 
@@ -154,7 +197,7 @@ def _unfused(job: Job, device: Device, begin: Begin | None) -> Compiled:
             return min(wanted, key=lambda nchw: one_stream_seconds(job, candidates[nchw]))
 
     # Where it was measured before, in another process too, only that layout is traced.
-    nchw = device.owned(Tuner).choose(LAYOUTS, (optimized.graph.signature(), groups, job.ieee), faster)
+    nchw = device.owned(Tuner).choose(LAYOUTS, (optimized.graph.signature(), groups, job.precision.ieee), faster)
     return candidates.get(nchw) or laid_out(nchw)
 
 
@@ -177,7 +220,7 @@ def _choices_ahead(
         return True
 
     if tuner.can_list() and not job.options.split:
-        tuner.choose(LISTED, (graph.signature(), groups, nchw, job.ieee), listed)
+        tuner.choose(LISTED, (graph.signature(), groups, nchw, job.precision.ieee), listed)
     return held
 
 
@@ -198,7 +241,7 @@ def _fused(job: Job, device: Device) -> Compiled:
     asked: dict[tuple[Any, ...], bool] = {}
 
     def begin(optimized: Optimized) -> None:
-        key = (optimized.graph.signature(), job.ieee, str(kernel_folder()[0]))
+        key = (optimized.graph.signature(), job.precision.ieee, str(kernel_folder()[0]))
         asked[key] = tuner.known(FUSED, key) is not None
         if not any(asked.values()) and not len(workers):
             workers.start(likely_groups(optimized.graph))
@@ -237,7 +280,7 @@ def optimize(
         host: How the host part runs; None: as TensorFlow does by itself.
         simplify: Whether to fold constants' work into its neighbours and to use the libraries' epilogues.
         group: Whether alike independent branches run as one batched branch.
-        state: See `Job`.
+        state: See `Job`; where there is a `LOSS_SCALE` in it, the loss is scaled.
         several: Of a graph for several GPUs, how the batch is split over processes, or where nodes run.
 
     Raises:
@@ -269,6 +312,9 @@ def optimize(
     context = Context(
         feeds, device, len(flat), raised.bodies, simplify=simplify, group=group, shards=shards, split=split
     )
+    if shards is not None and LOSS_SCALE in graph.state:
+        fix = "train in bfloat16 (--precision bf16), or on one GPU"
+        raise EngineError("losses are scaled for float16 in one process only", fix=fix)
     if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)

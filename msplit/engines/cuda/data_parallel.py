@@ -32,14 +32,14 @@ def build(job: Job) -> Executable:
     part = replace(job, feeds=batch.cut(job.feeds)[0], options=job.options.on(first))
     compiled = compile_job(part)
     plan = compiled.plan(part)
-    replicas = [executable_of(compiled, plan, part.options, ieee=job.ieee)]
+    replicas = [executable_of(compiled, plan, part.options, ieee=job.precision.ieee)]
     try:
         weights = Weights()
         packed = pack(compiled, plan, weights)
         memory, host = weights.memory(), compiled.optimized.host
         for device in others:
             options = job.options.on(device)
-            opened = Opened(memory, None, options, ieee=job.ieee, fits=are_alike(first, device))
+            opened = Opened(memory, None, options, ieee=job.precision.ieee, fits=are_alike(first, device))
             replicas.append(opened.run(opened.restore(packed, compiled.optimized.feeds, host), alone=True))
     except BaseException:
         for one in replicas:

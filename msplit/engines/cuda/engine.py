@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, importing
 
 if TYPE_CHECKING:
+    from msplit.engines.cuda.compile import in_half
     from msplit.engines.cuda.data_parallel import are_alike, missing, shared_batch
     from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
     from msplit.engines.cuda.profiling.kernel_profile import Measured
@@ -51,6 +52,7 @@ __all__ = [
     "are_alike",
     "c_compiler",
     "compile_variants",
+    "in_half",
     "kernel_folder",
     "made_for",
     "make_runner",
@@ -72,6 +74,7 @@ __all__ = [
 
 _LATER = {
     "are_alike": "data_parallel",
+    "in_half": "compile",
     "missing": "data_parallel",
     "shared_batch": "data_parallel",
     "Steps": "runtime.host",
@@ -141,7 +144,7 @@ class CudaEngine:
         if job.options.devices:
             return data_parallel.build(job)
         compiled = self.compile(job)
-        executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.ieee)
+        executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.precision.ieee)
         if job.state and isinstance(executable, HasState):  # the graph may have been compiled with other values
             executable.load_state(job.state)
         return executable
@@ -160,6 +163,24 @@ class CudaEngine:
                 fix="split over others, or see CUDA_VISIBLE_DEVICES",
             )
         return compile_job(job)
+
+    def try_out(self, job: Job, inputs: Sequence[Arrays]) -> list[Arrays]:
+        """What a step gives for each of several inputs, each time from the job's own state. What is compiled for it is not kept."""
+        with importing("torch", "PyTorch"):
+            from msplit.engines.cuda.compile import compile_apart
+            from msplit.engines.cuda.runtime.executables import executable_of
+
+        compiled = compile_apart(job)
+        executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.precision.ieee)
+        found: list[Arrays] = []
+        try:
+            for feeds in inputs:
+                if job.state and isinstance(executable, HasState):
+                    executable.load_state(job.state)
+                found.append({name: np.array(value) for name, value in executable.step(feeds).items()})
+        finally:
+            executable.close()
+        return found
 
     def beside(self, busy: Callable[[], object]) -> AbstractContextManager[None]:
         """A block for another thread that prepares beside steps, on the GPU that is the current one of this thread.
@@ -222,7 +243,7 @@ def profile_kernels(
     from msplit.engines.cuda.profiling.kernel_profile import measure
 
     device, feeds = torch.device(job.options.device), compiled.optimized.feeds
-    with Device.of(device).entered(), precision(job.ieee):
+    with Device.of(device).entered(), precision(job.precision.ieee):
         return measure(compiled.program, feeds, device, seconds=seconds, grids=grids, progress=progress)
 
 

@@ -81,7 +81,12 @@ class TensorFlowEngine:
         placed, more = _placed(job, single)
         with phase("opening a session"):
             return SessionExecutable(
-                job.flat.model, placed, _config(job), ieee=job.ieee, facts={**facts, **more}, timeout=own.timeout
+                job.flat.model,
+                placed,
+                _config(job),
+                ieee=job.precision.ieee,
+                facts={**facts, **more},
+                timeout=own.timeout,
             )
 
     def placement(self, job: Job) -> Placement:
@@ -100,7 +105,7 @@ class TensorFlowEngine:
                 job.flat.model,
                 placed,
                 config,
-                ieee=job.ieee,
+                ieee=job.precision.ieee,
                 facts={},
                 timeout=job.tensorflow.timeout,
             )
@@ -144,8 +149,8 @@ def _config(job: Job, *, optimized: bool = True) -> Any:
     )
     if own.devices:
         config.device_count["CPU"] = max(1, how_many(own.devices, "CPU"))
-    if job.half:
-        runtime.mix_precision(config, job.half, cpu=own.cpu)
+    if job.precision.half:
+        runtime.mix_precision(config, job.precision.half, cpu=own.cpu)
     return config
 
 

@@ -30,7 +30,7 @@ def build(job: Job, facts: Mapping[str, Any]) -> Executable:
         why = error.what if isinstance(error, EngineError) else _why(error)
         config = runtime.session_config(1, cpu_only=job.tensorflow.cpu, auto_jit=True)
         facts = {**facts, "xla": "clusters", "xla_why": why}
-        return SessionExecutable(job.flat.model, unplaced(job.flat), config, ieee=job.ieee, facts=facts)
+        return SessionExecutable(job.flat.model, unplaced(job.flat), config, ieee=job.precision.ieee, facts=facts)
     return executable
 
 
@@ -42,7 +42,7 @@ class CompiledExecutable:
     """
 
     def __init__(self, job: Job, facts: Mapping[str, Any]) -> None:
-        self._ieee = job.ieee
+        self._ieee = job.precision.ieee
         self._facts = dict(facts)
         (self._device,) = runtime.devices(1, cpu_only=job.tensorflow.cpu)
         model = job.flat.model

@@ -231,7 +231,8 @@ def sessions(spec: Spec) -> Arm:
         feeds=spec.feeds[0],
         tensorflow=options,
         op_libraries=spec.request.op_libraries,
-    ).in_precision(Precision(spec.request.precision))
+        precision=Precision(spec.request.precision),
+    )
     count = spec.groups if spec.takes_memory else 1
     TENSORFLOW.prepare([replace(job, streams=count)])
     built: list[Executable] = []

@@ -134,7 +134,7 @@ def by_tensorflow(flat: FlatGraph, feeds: Sequence[Arrays], request: BenchReques
             ids=np.zeros(len(flat), np.int32),
             streams=1,
             feeds=feeds[0],
-            ieee=True,
+            precision=Precision.IEEE,
             tensorflow=TensorFlowOptions(cpu=True),
             op_libraries=request.op_libraries,
         )

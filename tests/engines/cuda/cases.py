@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions, KernelMode
@@ -53,7 +54,7 @@ def options_of(device: str = "cpu", *, fuse: bool = False, group: bool = False, 
 def job(flat, feeds, ids=None, *, streams: int = 1, **options) -> Job:
     """A job for the simulated engine, in IEEE float32."""
     ids = np.zeros(len(flat), np.int32) if ids is None else ids
-    return Job(flat, ids, streams, feeds, ieee=True, options=options_of(**options))
+    return Job(flat, ids, streams, feeds, precision=Precision.IEEE, options=options_of(**options))
 
 
 def scattered(flat, streams: int, seed: int = 0) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.tensorflow.engine import reference
@@ -314,7 +315,7 @@ def test_what_is_compiled_of_one_graph_shares_its_weights_on_the_device(monkeypa
     assert weights > 10_000
     put.clear()
     others = [
-        ENGINE.compile(replace(one, ieee=False)).program,
+        ENGINE.compile(replace(one, precision=Precision.TF32)).program,
         ENGINE.compile(replace(one, options=replace(one.options, measure=False))).program,
     ]
     assert sum(put) < weights / 10, "inputs"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import training_models
+from msplit.core.precision import Precision
 from msplit.engines.base import STEPS as STEPS_BEFORE
 from msplit.engines.base import Job
 from msplit.engines.cuda import compile
@@ -33,7 +34,7 @@ SPLIT = ("x", "label", "weight", "ids")
 
 def job_of(flat, feeds, state, mode=KernelMode.PLAIN):
     options = options_of("cpu", fuse=mode.fuses, group=mode.groups)
-    return Job(flat, scattered(flat, STREAMS), STREAMS, feeds, ieee=True, options=options, state=state)
+    return Job(flat, scattered(flat, STREAMS), STREAMS, feeds, precision=Precision.IEEE, options=options, state=state)
 
 
 def alone(flat, batches, state, mode=KernelMode.PLAIN):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
@@ -47,7 +48,9 @@ def check_three_steps(flat, state):
     rng = np.random.default_rng(0)
     steps = [{tensor.name: rng.standard_normal((2, 4, 3), np.float32) for tensor in flat.inputs} for _ in range(3)]
     assert cover(flat).reasons == []
-    theirs = TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, steps[0], ieee=True, state=state))
+    theirs = TENSORFLOW.build(
+        Job(flat, np.zeros(len(flat), np.int32), 1, steps[0], precision=Precision.IEEE, state=state)
+    )
     theirs.load_state(state)
     ours = ENGINE.build(replace(job(flat, steps[0], scattered(flat, 3), streams=3), state=state))
     for feeds in steps:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
@@ -29,7 +30,7 @@ def steps_of(flat, feeds, count=3, **options):
     """The outputs of some steps of both engines, side by side."""
     ids = scattered(flat, 3)
     ours = ENGINE.build(job(flat, feeds, ids, streams=3, **options))
-    theirs = TENSORFLOW.build(Job(flat, np.zeros_like(ids), 1, feeds, ieee=True))
+    theirs = TENSORFLOW.build(Job(flat, np.zeros_like(ids), 1, feeds, precision=Precision.IEEE))
     for _ in range(count):
         yield ours.step(feeds), theirs.step(feeds)
     ours.close()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -59,8 +60,8 @@ def feeds_of(seed: int, true: int) -> dict[str, Any]:
 def test_losses_over_drawn_classes_train_as_in_tensorflow(loss: str, optimizer: str, true: int, uniform: bool) -> None:
     flat, state = graph(loss, optimizer, true, uniform)
     feeds, ids = feeds_of(0, true), scattered(flat, 3)
-    ours = Job(flat, ids, 3, feeds, ieee=True, options=options_of(), state=state)
-    theirs = Job(flat, np.zeros_like(ids), 1, feeds, ieee=True, state=state)
+    ours = Job(flat, ids, 3, feeds, precision=Precision.IEEE, options=options_of(), state=state)
+    theirs = Job(flat, np.zeros_like(ids), 1, feeds, precision=Precision.IEEE, state=state)
     assert not CudaEngine().compile(ours).program.dynamic
     found: list[Any] = []
     for engine, one in ((ENGINE, ours), (TENSORFLOW, theirs)):
@@ -118,7 +119,9 @@ def test_hits_of_which_more_is_made_are_as_many_as_tensorflow_has(use: Any) -> N
 
     flat = graph_of(build, outputs=["fetched"])
     feeds = {"true": np.array([[3], [7], [1], [9]]), "drawn": np.array([9, 2, 4, 7, 5], np.float32)}
-    expected = TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, ieee=True)).step(feeds)["fetched"]
+    expected = TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, precision=Precision.IEEE)).step(
+        feeds
+    )["fetched"]
     assert CudaEngine().compile(job(flat, feeds)).program.dynamic
     found = ENGINE.build(job(flat, feeds, capture=False)).step(feeds)["fetched"]
     np.testing.assert_array_equal(found, expected)

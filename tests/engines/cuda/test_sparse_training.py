@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -153,7 +154,7 @@ def job_of(flat, state, streams=3, **options):
         scattered(flat, streams),
         streams,
         feeds_of(flat, 0),
-        ieee=True,
+        precision=Precision.IEEE,
         options=options_of(**options),
         state=state,
     )

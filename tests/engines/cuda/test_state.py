@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.engine import ENGINE
@@ -60,7 +61,9 @@ def started(flat):
 
 def executable_of(flat, state, streams=4, seed=0, mode=KernelMode.FUSED_AND_GROUPED):
     options = EngineOptions("cpu", mode=mode)
-    return ENGINE.build(Job(flat, scattered(flat, streams, seed), streams, {"x": X}, True, options, state=state))
+    return ENGINE.build(
+        Job(flat, scattered(flat, streams, seed), streams, {"x": X}, Precision.IEEE, options, state=state)
+    )
 
 
 def assert_trains_as_tensorflow(build, outputs, steps=3):
@@ -175,7 +178,15 @@ def trained():
 def compiled_of(trained, mode=KernelMode.PLAIN):
     flat, state = trained
     return compile_job(
-        Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, True, EngineOptions("cpu", mode=mode), state=state)
+        Job(
+            flat,
+            np.zeros(len(flat), np.int32),
+            1,
+            {"x": X},
+            Precision.IEEE,
+            EngineOptions("cpu", mode=mode),
+            state=state,
+        )
     )
 
 
@@ -264,7 +275,7 @@ def test_values_of_another_model_are_refused(trained):
 def test_a_variable_without_a_value_is_told():
     flat = graph_of(branches, outputs=OUTPUTS)
     with pytest.raises(LoadError, match="without the values of its variables"):
-        ENGINE.build(Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, True, EngineOptions("cpu")))
+        ENGINE.build(Job(flat, np.zeros(len(flat), np.int32), 1, {"x": X}, Precision.IEEE, EngineOptions("cpu")))
 
 
 def queue(tf, v1):

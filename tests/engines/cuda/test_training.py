@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode
@@ -39,7 +40,9 @@ QUICK = [
 def job_of(flat, training, streams=1, mode=KernelMode.PLAIN, seed=0):
     options = replace(options_of("cpu"), mode=mode)
     ids = scattered(flat, streams, seed)
-    return Job(flat, ids, streams, training.feeds(BATCH), ieee=True, options=options, state=training.state())
+    return Job(
+        flat, ids, streams, training.feeds(BATCH), precision=Precision.IEEE, options=options, state=training.state()
+    )
 
 
 def trained(engine, job, training, steps, moved=0.0):

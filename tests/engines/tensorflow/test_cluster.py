@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import msplit
+from msplit.core.precision import Precision
 from msplit.engines.base import Arrays, ClusterOptions, Job
 from msplit.engines.tensorflow import cluster as clusters
 from msplit.engines.tensorflow import runtime, variables
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.tf
 def scattered(flat: FlatGraph, streams: int, feeds: Arrays) -> Job:
     """A job whose nodes are on streams drawn at random, with what variables begin with."""
     ids = np.random.default_rng(0).integers(0, streams, len(flat)).astype(np.int32)
-    return Job(flat, ids, streams, feeds, ieee=True, state=initial_state(flat))
+    return Job(flat, ids, streams, feeds, precision=Precision.IEEE, state=initial_state(flat))
 
 
 QUICK = ["training.meta", "keras_lookup", "feature_columns", "while_v1.pb"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from msplit.api import load
+from msplit.core.precision import Precision
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow import runtime, session
 from msplit.engines.tensorflow.engine import ENGINE, reference
@@ -243,14 +244,14 @@ def test_xla_is_for_one_stream():
 def test_the_reference_is_plain_tensorflow():
     flat = models.towers()
     np.testing.assert_array_equal(
-        reference(flat, tower_ids(3))["out"], run(flat, zeros(flat), 1, tower_ids(3), ieee=True)["out"]
+        reference(flat, tower_ids(3))["out"], run(flat, zeros(flat), 1, tower_ids(3), precision=Precision.IEEE)["out"]
     )
 
 
 def test_precision_is_switched_for_the_build_and_the_run():
     flat = models.towers()
     enabled = models.tensorflow().config.experimental.tensor_float_32_execution_enabled
-    ieee, fast = build(flat, zeros(flat), 1, ieee=True), build(flat, zeros(flat), 1)
+    ieee, fast = build(flat, zeros(flat), 1, precision=Precision.IEEE), build(flat, zeros(flat), 1)
     ieee.step(tower_ids(0))
     assert not enabled()
     fast.step(tower_ids(0))

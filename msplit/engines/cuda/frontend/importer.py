@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.core.graph import TensorValue
-from msplit.engines.base import STEPS
+from msplit.engines.base import LOSS_SCALE, STEPS
 from msplit.engines.cuda.frontend import partition
+from msplit.engines.cuda.frontend.loss_scale import scale_loss
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.frontend.variables import Variables, effects_of, keep_overwritten
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain, reachable
@@ -46,7 +47,8 @@ def build(
         fed: Values that come from outside: the model's inputs, and what the host part hands over. Every other node that the
             outputs need must have a lowering: see `partition.refuse`.
         stand_ins: Gets variables and large constants, of which shape and type are then all that is looked at; nothing is evaluated.
-        state: Values of variables before the first step; those that are not there are the model's own.
+        state: Values of variables before the first step; those that are not there are the model's own. With a `LOSS_SCALE`, the loss is
+            scaled.
 
     Raises:
         EngineError: A constant expression can not be evaluated.
@@ -95,6 +97,8 @@ def build(
     variables.finish()
     if stand_ins is None:
         graph.initial = initial_values(flat, graph.state, state or {})
+        if LOSS_SCALE in (state or {}):
+            scale_loss(graph)
         fold(graph)
     else:
         attrs = {name: flat.graph.attrs[node] for node, name in variables.nodes.items()}

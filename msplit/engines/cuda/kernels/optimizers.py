@@ -63,6 +63,7 @@ def update(
     state: Sequence[Sequence[Tensor]],
     numbers: Sequence[Tensor],
     gradients: Sequence[Tensor],
+    finite: Tensor | None = None,
 ) -> None:
     """Updates variables in place.
 
@@ -72,6 +73,7 @@ def update(
         state: The trained variables, and as many of each slot. Contiguous, on one GPU, of one of `DTYPES`.
         numbers: The op's inputs of one element of that type, in their order.
         gradients: One for each trained variable, of its shape.
+        finite: Whether anything is to be changed, on the GPU; None: it is.
     """
     gradients = [one.contiguous() for one in gradients]
     tensors = [row for row in zip(*state, gradients, strict=True) if row[0].numel()]
@@ -93,9 +95,11 @@ def update(
         on_device(rows, first.device),
         *numbers,
         *[numbers[0]] * (_NUMBERS - len(numbers)),
+        numbers[0] if finite is None else finite.view(torch.uint8),
         OP=op,
         OPTION=bool(attrs.get(name, default)),
         SLOTS=len(state),
+        GUARDED=finite is not None,
         VECTOR=vector if aligned else 1,
         T=first.dtype,
         BLOCK=_BLOCK,

@@ -14,6 +14,7 @@ from torch import Tensor
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels.optimizers import fits, update
+from msplit.engines.cuda.ops.loss_scale import keep
 from msplit.engines.cuda.ops.variables import apart, fit
 
 Formula = Callable[[Node, Sequence[Tensor], Sequence[Tensor], Tensor], None]
@@ -77,16 +78,23 @@ def apply_flat(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
 def _update(
     node: Node, op: str, state: Sequence[Sequence[Tensor]], numbers: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> None:
-    """Updates variables, given slot by slot, in one kernel or one after the other."""
+    """Updates variables, given slot by slot, in one kernel or one after the other. With the attribute `guarded` the last number is whether
+    anything is to be changed."""
     for same in zip(*state, gradients, strict=True):
         fit(node, *same)
+    finite = None
+    if node.get("guarded", False):
+        *numbers, finite = numbers
     written = [one for slot in state for one in slot]
     numbers, gradients = apart(numbers, written), apart(gradients, written)
     if fits(op, written, numbers):
-        update(op, node.attrs, state, numbers, gradients)
+        update(op, node.attrs, state, numbers, gradients, finite)
         return
+    before = [] if finite is None else [one.clone() for one in written]
     for variables, gradient in zip(zip(*state, strict=True), gradients, strict=True):
         OPTIMIZERS[op].formula(node, variables, numbers, gradient)
+    if finite is not None:
+        keep(finite, written, before)
 
 
 @_optimizer("ApplyGradientDescent", variables=1, gradient=2)

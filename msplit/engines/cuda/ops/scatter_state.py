@@ -33,9 +33,16 @@ _SKIPPED_PER_NUMBER = 256
 _MULTIPLY, _LEAST, _LARGEST = "prod", "amin", "amax"
 
 
+def nowhere_unless(*given: Tensor) -> Tensor:
+    """Indices, the last one given; where what may stand before them is false, indices of nothing."""
+    *guard, indices = given
+    return torch.where(guard[0], indices, -1) if guard else indices
+
+
 @lowering("ScatterAdd", "ScatterSub", mutates=(0,))
-def scatter_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+def scatter_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, *guard: Tensor) -> Tensor:
     """Adds rows (or one number) to rows of a variable, or subtracts them, in place. On a GPU row by row in order."""
+    indices = nowhere_unless(*guard, indices)
     places, rows = indices.reshape(-1), _rows_of(updates, indices, variable)
     (rows,) = apart([rows], [variable])
     if fits(node.op, [[variable]], [], [(rows, places)]):
@@ -45,14 +52,16 @@ def scatter_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) 
 
 
 @lowering("ScatterMul", "ScatterMin", "ScatterMax", mutates=(0,))
-def scatter_reduce(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+def scatter_reduce(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, *guard: Tensor) -> Tensor:
     """Multiplies rows of a variable by rows (or one number), or takes the lesser or larger of both, in place."""
+    indices = nowhere_unless(*guard, indices)
     return _reduce(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
 
 
 @lowering("ScatterDiv", "ScatterUpdate", mutates=(0,))
-def scatter_replace(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+def scatter_replace(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, *guard: Tensor) -> Tensor:
     """Divides rows of a variable by rows (or one number), or puts them in their place."""
+    indices = nowhere_unless(*guard, indices)
     return _replace(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
 
 

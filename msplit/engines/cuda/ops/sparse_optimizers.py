@@ -18,7 +18,7 @@ from torch import Tensor
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels.sparse_optimizers import Given, compares, fits, update_rows
-from msplit.engines.cuda.ops.scatter_state import change_rows
+from msplit.engines.cuda.ops.scatter_state import change_rows, nowhere_unless
 from msplit.engines.cuda.ops.segment import rows_of_segments, sum_rows
 from msplit.engines.cuda.ops.sort import unique_padded
 
@@ -103,7 +103,11 @@ def _update(
     *,
     summed: bool = False,
 ) -> None:
-    """Updates rows of variables, given slot by slot, each by its gradient's rows at its indices."""
+    """Updates rows of variables, given slot by slot, each by its gradient's rows at its indices. With the attribute `guarded` the last
+    number is whether any is to be changed."""
+    if node.get("guarded", False):
+        *numbers, finite = numbers
+        given = [(rows, nowhere_unless(finite, indices), *more) for rows, indices, *more in given]
     combiner = str(node.get("combiner", ""))
     if combiner and not (fits(op, state, numbers, given) and compares(given)):
         given = [(rows_of_segments(rows, segments, combiner), indices) for rows, indices, segments in given]

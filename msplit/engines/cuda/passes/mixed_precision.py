@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
 from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
 from msplit.engines.cuda.passes.pattern import Readers
-from msplit.errors import EngineError
 from msplit.opset import schema
 from msplit.opset.half import HALF, MASKING, WIDENING, Half
 
@@ -38,24 +38,68 @@ _SMALL = ("bool", "uint8", "int8", "uint16", "int16", "float16", "bfloat16")
 """What float32 holds exactly: to go through it on the way to half precision rounds once."""
 
 
-def compute_in_half(graph: OpGraph, half: str) -> bool:
+def compute_in_half(graph: OpGraph, half: str, wide: AbstractSet[int] = frozenset(), *, emulate: bool = False) -> bool:
     """Puts what gains into half precision, ``"bfloat16"`` or ``"float16"``. Whether anything is.
 
-    Raises:
-        EngineError: The graph trains, and small gradients would be zero in float16.
+    Ops that do the work of a flat node in `wide` stay in float32, as if they were in no list. To `emulate` it is to convert what is
+    converted otherwise, and to compute in float32 between.
     """
-    if graph.final and half == "float16":
-        raise EngineError(
-            "in float16 small gradients become zero, and msplit does not scale losses",
-            fix="train in bfloat16 (--precision bf16), which has the range of float32",
-        )
-    types = value_types(graph)
-    types |= {key: graph.initial[names[0]].dtype.name for key, names in graph.stacks.items()}
-    chosen = _Rules(graph, types, half).chosen()
+    types, chosen = _chosen(graph, half, wide)
     if chosen:
         _Casts(graph, types, half, chosen).put()
+        if emulate:
+            _emulate(graph, half, chosen)
         graph.forget_constants()
     return bool(chosen)
+
+
+def _emulate(graph: OpGraph, half: str, chosen: AbstractSet[int]) -> None:
+    """Lets ops in half precision that round compute in float32: what they read is converted back, and their results are rounded."""
+    rounded: dict[Key, Key] = {}
+    widened: dict[Key, Key] = {}
+    for op in [op for number, op in graph.ops.items() if number in chosen and HALF[op.op] is not Half.CARRIES]:
+        op.attrs |= _typed(op, WIDE, half)
+        for slot, key in enumerate(op.inputs):
+            constant = graph.constants.get(key)
+            if half == (graph.dtypes.get(key) if constant is None else constant.dtype.name):
+                if key not in widened:
+                    widened[key] = _converted(graph, op, key, half, WIDE)
+                op.inputs[slot] = widened[key]
+        rounded |= {
+            (op.node, port): _converted(graph, op, (op.node, port), WIDE, half)
+            for port in range(graph.ports(op.node))
+            if graph.dtypes.get((op.node, port)) == half
+        }
+    makes = {number for number, _ in rounded.values()}
+    for op in graph.ops.values():
+        if op.node not in makes:
+            op.inputs = [rounded.get(key, key) for key in op.inputs]
+    graph.dtypes |= dict.fromkeys(rounded, WIDE)
+    graph.fetches = {name: rounded.get(key, key) for name, key in graph.fetches.items()}
+
+
+def _converted(graph: OpGraph, like: Op, key: Key, source: str, dtype: str) -> Key:
+    """A new op that converts a value, and does work of the nodes of another one."""
+    number = graph.fresh()
+    graph.ops[number] = Op(number, like.name, "Cast", {"SrcT": source, "DstT": dtype}, [key], [like.source_nodes[0]])
+    graph.dtypes[number, 0] = dtype
+    shape = graph.shape(key)
+    if shape is not None:
+        graph.shapes[number, 0] = shape
+    return number, 0
+
+
+def nodes_in_half(graph: OpGraph, half: str, wide: AbstractSet[int] = frozenset()) -> list[tuple[int, ...]]:
+    """The flat nodes that each op does the work of which `compute_in_half` puts into half precision, in topological order."""
+    chosen = _chosen(graph, half, wide)[1]
+    return [tuple(op.source_nodes) for number, op in graph.ops.items() if number in chosen]
+
+
+def _chosen(graph: OpGraph, half: str, wide: AbstractSet[int]) -> tuple[dict[Key, str], set[int]]:
+    """Types of the graph's values, and the ops that half precision is for."""
+    types = value_types(graph)
+    types |= {key: graph.initial[names[0]].dtype.name for key, names in graph.stacks.items()}
+    return types, _Rules(graph, types, half, wide).chosen()
 
 
 class _Rules:
@@ -65,7 +109,7 @@ class _Rules:
         types: Of the graph's values, in float32 all of them that may be converted.
     """
 
-    def __init__(self, graph: OpGraph, types: Mapping[Key, str], half: str) -> None:
+    def __init__(self, graph: OpGraph, types: Mapping[Key, str], half: str, wide: AbstractSet[int]) -> None:
         self._graph, self._types = graph, types
         self._of: dict[int, Half] = {}
         self._makers: dict[int, list[int]] = {}
@@ -80,7 +124,8 @@ class _Rules:
                     self._readers.setdefault(key[0], []).append(number)
             if WIDE not in map(types.get, (*keys, *made)) or None in map(types.get, (*keys, *made)):
                 continue  # nothing to convert, or nobody knows
-            if op.op in HALF and not (half == "float16" and _overflows(graph, op)):
+            overflows = half == "float16" and _overflows(graph, op)
+            if op.op in HALF and not overflows and wide.isdisjoint(op.source_nodes):
                 self._of[number] = HALF[op.op]
 
     def chosen(self) -> set[int]:
@@ -250,11 +295,11 @@ class _Casts:
         return found
 
 
-def _typed(op: Op, half: str) -> dict[str, Any]:
+def _typed(op: Op, half: str, before: str = WIDE) -> dict[str, Any]:
     """The attributes that name the type that an op computes in, changed. A norm's parameters have another one, and keep it."""
-    found: dict[str, Any] = {name: half for name in ("T", "Tparams", "dtype") if op.attrs.get(name) == WIDE}
+    found: dict[str, Any] = {name: half for name in ("T", "Tparams", "dtype") if op.attrs.get(name) == before}
     if "TArgs" in op.attrs and "FusedBatchNorm" not in op.attrs.get("fused_ops", ()):
-        found["TArgs"] = tuple(half if one == WIDE else one for one in op.attrs["TArgs"])
+        found["TArgs"] = tuple(half if one == before else one for one in op.attrs["TArgs"])
     return found
 
 

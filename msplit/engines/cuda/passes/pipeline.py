@@ -70,6 +70,8 @@ class Context:
         resized: Shapes with another size of the batch, where the graph leaves it open; see `shapes_of`.
         split: Where flat nodes run, of a graph for several GPUs.
         half: The type in which is computed what gains from half precision; "" for none.
+        wide: Flat nodes that stay in float32 all the same.
+        emulate: Whether the others compute in float32 and round only.
     """
 
     feeds: Mapping[str, NDArray[Any]]
@@ -87,6 +89,8 @@ class Context:
     resized: Mapping[Key, tuple[int, ...]] | None = None
     split: Split | None = None
     half: str = ""
+    wide: frozenset[int] = frozenset()
+    emulate: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ def _keep_boundaries(graph: OpGraph) -> bool:
 
 
 def _compute_in_half(graph: OpGraph, context: Context) -> bool:
-    return compute_in_half(graph, context.half)
+    return compute_in_half(graph, context.half, context.wide, emulate=context.emulate)
 
 
 def _split_graph(graph: OpGraph, context: Context) -> bool:

@@ -174,7 +174,7 @@ def one_stream_seconds(job: Job, compiled: Compiled) -> float:
     """A step of a compiled graph on one stream, by the device's clock; captured, unless shapes depend on values."""
     options = replace(job.options, capture=not compiled.program.dynamic)
     plan = plan_for(compiled.program, np.zeros_like(job.ids), job.costs)
-    executable = executable_of(compiled, plan, options, ieee=job.ieee)
+    executable = executable_of(compiled, plan, options, ieee=job.precision.ieee)
     try:
         times = executable.device_times(LAYOUT_RUNS)
         assert times is not None

@@ -139,7 +139,12 @@ def compile_variants(
             own_seconds = seconds if len(names) == 1 else seconds / 2 if not found else seconds / 2 / (len(names) - 1)
             with phase("timing kernels"), Device.of(torch.device(job.options.device)).entered():
                 costs = measured(
-                    program, compiled.optimized.feeds, job.costs, job.options.device, ieee=job.ieee, seconds=own_seconds
+                    program,
+                    compiled.optimized.feeds,
+                    job.costs,
+                    job.options.device,
+                    ieee=job.precision.ieee,
+                    seconds=own_seconds,
                 )
                 if costs.measured:
                     costs = replace(costs, one_us=one_stream_seconds(own, compiled) * 1e6)
@@ -189,7 +194,9 @@ class GpuRunner(_Memory):
     ) -> None:
         super().__init__(variants)
         self._build = build or (
-            lambda one, plan: executable_for(one.compiled, plan, one.job.options, ieee=one.job.ieee, timing_only=True)
+            lambda one, plan: executable_for(
+                one.compiled, plan, one.job.options, ieee=one.job.precision.ieee, timing_only=True
+            )
         )
         self._built: dict[tuple[str, bytes], Executable] = {}
         self._chance = random.Random(0)  # of the order in which candidates run

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -26,7 +27,7 @@ def job_of(data: bytes = DATA, streams: int = 3, **options: Any) -> Job:
     flat = flat_of(data)
     ids = scattered(flat, streams) if streams > 1 else np.zeros(len(flat), np.int32)
     feeds, state = feeds_of(range(COUNT)), state_of()
-    return Job(flat, ids, streams, feeds, ieee=True, options=options_of(**options), state=state)
+    return Job(flat, ids, streams, feeds, precision=Precision.IEEE, options=options_of(**options), state=state)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.node import Node, Unsupported
@@ -41,7 +42,7 @@ def test_every_step_draws_what_tensorflow_draws() -> None:
     flat = graph_of(build, outputs=names)
     feeds = {"true": np.arange(8, dtype=np.int64).reshape(4, 2)}
     ours = ENGINE.build(job(flat, feeds, scattered(flat, 3), streams=3))
-    theirs = TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, ieee=True))
+    theirs = TENSORFLOW.build(Job(flat, np.zeros(len(flat), np.int32), 1, feeds, precision=Precision.IEEE))
     before: Any = None
     for _ in range(3):
         found, wanted = ours.step(feeds), theirs.step(feeds)

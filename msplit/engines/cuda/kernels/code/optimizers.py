@@ -8,13 +8,15 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def update(  # type: ignore[no-untyped-def]
-    table, a, b, c, d, e, f,
-    OP: tl.constexpr, OPTION: tl.constexpr, SLOTS: tl.constexpr, VECTOR: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
-    STEPS: tl.constexpr,
+    table, a, b, c, d, e, f, finite,
+    OP: tl.constexpr, OPTION: tl.constexpr, SLOTS: tl.constexpr, GUARDED: tl.constexpr, VECTOR: tl.constexpr, T: tl.constexpr,
+    BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """One program updates the elements that a row of the table tells: addresses of variable, slots and gradient, and a count."""
     row = table + tl.program_id(0) * (SLOTS + 2)
     count = tl.multiple_of(tl.load(row + SLOTS + 1).to(tl.int32), VECTOR)
+    if GUARDED:
+        count = tl.multiple_of(tl.where(tl.load(finite) != 0, count, 0), VECTOR)
     a, b, c, d, e, f = tl.load(a), tl.load(b), tl.load(c), tl.load(d), tl.load(e), tl.load(f)
     for step in range(STEPS):
         place = step * BLOCK + tl.arange(0, BLOCK)
