@@ -175,6 +175,27 @@ def test_losses_scale_and_overflows_are_those_of_kerass_own_loss_scaling(monkeyp
     executable.close()
 
 
+@pytest.mark.parametrize("parts", [3, 100])
+def test_all_gradients_of_what_is_packed_are_scaled(parts):
+    """One op of the chain gives them all."""
+
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, (parts, 6), name="x")
+        weight = v1.get_variable("w", initializer=tf.constant(WEIGHTS[0]))
+        rows = [tf.matmul(one[None], weight) for one in tf.unstack(x)]
+        loss = tf.reduce_mean(tf.square(tf.stack([row * (1 + at / parts) for at, row in enumerate(rows)])), name="loss")
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train_op")
+
+    flat, feeds = exported(build), {"x": np.random.default_rng(0).standard_normal((parts, 6)).astype(np.float32)}
+    states = []
+    for precision in (Precision.IEEE, Precision.FP16):
+        executable = CudaEngine().build(job(flat, feeds, precision))
+        executable.step(feeds)
+        states.append(executable.save_state()["w"] - WEIGHTS[0])
+        executable.close()
+    np.testing.assert_allclose(states[1], states[0], atol=1e-2 * np.abs(states[0]).max())
+
+
 def test_what_scales_its_loss_itself_is_left_alone():
     def build(tf, v1):
         x = v1.placeholder(tf.float32, (8, 6), name="x")

@@ -103,14 +103,17 @@ def _before_writes(graph: OpGraph) -> set[int]:
 
 def _scaled(graph: OpGraph, seeds: Set[Key]) -> set[Key]:
     """All values that are scaled where some constants are."""
+    read: dict[int, set[Key]] = {}  # per op, which of its outputs something reads
+    for op in graph.ops.values():
+        for key in op.inputs:
+            read.setdefault(key[0], set()).add(key)
+    for key in graph.fetches.values():
+        read.setdefault(key[0], set()).add(key)
     found = set(seeds)
     for number, op in graph.ops.items():
         if not found.isdisjoint(op.inputs) and not _reads_unscaled(graph, op, found):
-            found |= {(number, port) for port in range(_MOST_OUTPUTS)}
+            found |= {(number, 0)} | read.get(number, set())
     return found
-
-
-_MOST_OUTPUTS = 64
 
 
 def _reads_unscaled(graph: OpGraph, op: Op, scaled: Set[Key]) -> bool:
