@@ -274,6 +274,9 @@ STEPS = "(steps before this one)"
 LOSS_SCALE, GOOD_STEPS = "(loss scale)", "(steps since the loss scale changed)"
 """What the cuda engine keeps beside variables where it scales losses, a float32 and an int64 scalar; see `HasState`."""
 
+FIRST_SCALE: Arrays = {LOSS_SCALE: np.array(2.0**15, np.float32), GOOD_STEPS: np.array(0, np.int64)}
+"""What they are before the first step: as Keras and TensorFlow 1 have it."""
+
 BESIDE_VARIABLES = (STEPS, LOSS_SCALE, GOOD_STEPS)
 """All that `HasState.save_state` may give that is no variable of the model."""
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from msplit.core.precision import Precision
-from msplit.engines.base import Arrays, Engine, Executable, HasState, Job, Timeline
+from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, Arrays, Engine, Executable, HasState, Job, Timeline
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.errors import EndOfData, EngineError
 from msplit.inputs.reference import Reference
@@ -277,23 +279,17 @@ def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Ma
     """How far rounding alone puts the outputs of variants in half precision on one GPU: what float32 gives with what they read and give
     rounded as they do, beside IEEE float32.
 
-    Not of what is to be ready at once, and not where the user gives a tolerance.
+    Not of what is to be ready at once, not of steps that change variables, which carry rounding on from one to the next, and not where the
+    user gives a tolerance.
     """
     found: dict[Variant, Mapping[str, float]] = {}
     known: dict[tuple[Precision, frozenset[int]], Mapping[str, float]] = {}
     seeds = range(how.settings.seed + 1, how.settings.seed + 1 + how.settings.verify_inputs)
     inputs = [*([] if how.reference is None else [how.reference.feeds]), *map(how.fresh, seeds)]
-    for one in running:
-        job, options = one.variant.job, one.variant.job.options
+    for one in running if inputs and how.settings.tolerance is None else ():
+        job = one.variant.job
         ours = isinstance(one.variant.engine, CudaEngine) and job.precision.half and not one.skipped and one.passed
-        if (
-            not ours
-            or not inputs
-            or not options.measure
-            or options.split
-            or options.shards
-            or how.settings.tolerance is not None
-        ):
+        if not ours or job.state or job.options.split or not job.options.measure:
             continue
         key = job.precision, job.wide
         if key not in known:
@@ -321,7 +317,9 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     settings, reference = how.settings, how.reference
     state = built[0].running.save_state() if isinstance(built[0].running, HasState) else {}
     if state:
-        for one in built[1:]:
+        seeds = range(settings.seed + 1, settings.seed + 1 + settings.verify_inputs)
+        state = _with_scale(built, state, [*([] if reference is None else [reference.feeds]), *map(how.fresh, seeds)])
+        for one in built:
             if isinstance(one.running, HasState):
                 one.running.load_state(state)
     computed = computed_in(built[0].variant.job.flat) if how.computed is None else how.computed
@@ -370,7 +368,7 @@ def _in_lock_step(
     """
     outcomes: dict[Running, Comparison] = {}
     unsure: list[tuple[Pair, int, Arrays, Arrays]] = []
-    fed: list[Arrays] = []
+    fed = [how.reference.feeds] if state and how.reference is not None else []
 
     def note(one: Running, found: Comparison) -> None:
         if one not in outcomes or (outcomes[one].passed and not found.passed):
@@ -385,7 +383,7 @@ def _in_lock_step(
                 one, partner, precision = pair
                 found = compared(outputs[one], outputs[partner], precision, one, partner)
                 if fed and not found.passed:
-                    unsure.append((pair, number + 1, outputs[one], outputs[partner]))
+                    unsure.append((pair, len(fed) + 1, outputs[one], outputs[partner]))
                 else:
                     note(one, found)
             if state:
@@ -397,6 +395,23 @@ def _in_lock_step(
             carried = output_tolerances(state, expected, again, precision=precision)
         note(one, compared(got, expected, precision, one, partner, carried=carried))
     return outcomes
+
+
+def _with_scale(built: Sequence[Running], state: Arrays, inputs: Sequence[Arrays]) -> Arrays:
+    """The state with a loss scale with which no gradient overflows in steps on some inputs, and half as much to be sure; the state itself
+    where no loss is scaled. A step that is left out is right, and gives other variables than that of another precision."""
+    for one in built:
+        if isinstance(one.running, HasState) and LOSS_SCALE in one.running.save_state():
+            scale = FIRST_SCALE[LOSS_SCALE]
+            while scale > 1:
+                one.running.load_state({**state, **FIRST_SCALE, LOSS_SCALE: scale})
+                for feeds in inputs:
+                    one.step(feeds)
+                if one.running.save_state()[LOSS_SCALE] == scale:
+                    break
+                scale = np.array(scale / 2, scale.dtype)
+            return {**state, **FIRST_SCALE, LOSS_SCALE: np.array(scale / 2, scale.dtype)}
+    return state
 
 
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:

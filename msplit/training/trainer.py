@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from msplit import formats
 from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
-from msplit.engines.base import BESIDE_VARIABLES, STEPS, Feeds, Following, HasState, JoinsOthers, SharesState
+from msplit.engines.base import (
+    BESIDE_VARIABLES,
+    FIRST_SCALE,
+    STEPS,
+    Feeds,
+    Following,
+    HasState,
+    JoinsOthers,
+    SharesState,
+)
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
@@ -197,7 +206,7 @@ class Trainer(Shown):
             # Others train them, or have: what they have made of them is what this goes on with.
             self.steps = checkpoint.global_step(self.flat.model, runner.executable.save_state()) or 0
         else:
-            self._put(state)
+            self._put({**FIRST_SCALE, **state})
         if self.shards is not None:
             if not isinstance(runner.executable, JoinsOthers):
                 self.close()

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import msplit
+from msplit.engines.base import GOOD_STEPS, LOSS_SCALE, HasState
 from msplit.errors import EngineError, LoadError, MsplitError, WriteError
 from msplit.formats import atomic
 from msplit.formats.bundle import Checkpoint
 from msplit.training import checkpoint
-from msplit.training.trainer import Trainer
+from msplit.training.trainer import Trainer, to_train
 from tests.cli.runner import SAMPLES
 from tests.training.models import ON_TENSORFLOW, batches, regression
 from tests.training_graphs import stored
@@ -390,6 +391,22 @@ def test_float16_trains_with_a_scaled_loss_and_resumes_bit_equal(model: Path, tm
     with msplit.Trainer(model, "train_op", ["loss"], exact) as trainer:  # what scales no loss passes it over
         trainer.restore(path)
         trainer.run(batches(1))
+
+
+def test_a_step_in_float16_is_verified_and_measured_with_a_scale_that_does_not_overflow(model: Path) -> None:
+    """The first steps of this model overflow at the scale that they begin with: they are left out, in this precision alone."""
+    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="fp16", batch=8)
+    settings = msplit.Settings(duration=0.05, warmup=0.0, min_rounds=2, builds=1)
+    found = msplit.bench(to_train(model, "train_op", ["loss"]), replace(request, settings=settings, fuse=False))
+    assert not found.result.failed, found.result.describe_failures()
+    with msplit.Trainer(
+        model, "train_op", ["loss"], request
+    ) as trainer:  # what verifies does not train, nor change the scale
+        trainer.run(batches(1))
+        assert trainer.runner is not None
+        assert isinstance(trainer.runner.executable, HasState)
+        state = trainer.runner.executable.save_state()
+    assert (float(state[LOSS_SCALE]), int(state[GOOD_STEPS])) == (2.0**14, 0)
 
 
 def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:

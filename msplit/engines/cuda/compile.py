@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.core.precision import Precision
-from msplit.engines.base import BESIDE_VARIABLES, LOSS_SCALE, STEPS, Arrays, Job
+from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, Job
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
-from msplit.engines.cuda.frontend.loss_scale import FIRST
 from msplit.engines.cuda.frontend.partition import partition_graph, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
@@ -144,7 +143,7 @@ def _specialized(job: Job, device: Device) -> Optimized:
             torch.device("cpu") if job.options.split else device.place,
             host=HostOptions(job.op_libraries, job.tensorflow.timeout),
             group=job.options.mode.groups,
-            state=state | ({LOSS_SCALE: np.array(FIRST)} if _trains_scaled(job) else {}),
+            state={**state, **(FIRST_SCALE if _trains_scaled(job) else {})},
             several=job.options.shards or _split(job),
         )
     found: Optimized = cache[key]

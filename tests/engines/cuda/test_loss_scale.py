@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from msplit.core.precision import Precision
-from msplit.engines.base import BESIDE_VARIABLES, GOOD_STEPS, LOSS_SCALE, Job
+from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, GOOD_STEPS, LOSS_SCALE, Job
 from msplit.engines.cuda import compile as compiling
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.frontend import loss_scale
 from msplit.engines.cuda.ops import loss_scale as lowerings
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.errors import EngineError
@@ -278,5 +277,5 @@ def test_several_processes_are_refused():
 def test_the_first_scale_is_that_of_keras():
     import keras
 
-    assert keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()).initial_scale == loss_scale.FIRST
+    assert keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()).initial_scale == FIRST_SCALE[LOSS_SCALE]
     assert keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()).dynamic_growth_steps == lowerings.GROWTH_STEPS

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Set
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import GOOD_STEPS, LOSS_SCALE
+from msplit.engines.base import FIRST_SCALE, GOOD_STEPS, LOSS_SCALE
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
 from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
 from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
@@ -23,9 +23,6 @@ from msplit.errors import EngineError
 from msplit.opset.half import HALF, Half
 from msplit.opset.linear import PRODUCTS, SUMS
 from msplit.opset.traits import DRAWS, ops_with
-
-FIRST = 2.0**15
-"""The scale of the first step, that of Keras and TensorFlow 1."""
 
 _SCALED_ALREADY = re.compile(r"(^|/)(current_loss_scale|dynamic_scale|loss_scale)(_\d+)?$")
 """What TensorFlow 1, Keras 2 and Keras 3 call the variable of their own."""
@@ -44,7 +41,7 @@ def scale_loss(graph: OpGraph) -> None:
     seeds, scaled = _chain(graph)
     scale, steps = (graph.fresh(), 0), (graph.fresh(), 0)
     graph.state |= {LOSS_SCALE: scale, GOOD_STEPS: steps}
-    graph.initial = {**graph.initial, LOSS_SCALE: np.array(FIRST, np.float32), GOOD_STEPS: np.array(0, np.int64)}
+    graph.initial = {**graph.initial, **FIRST_SCALE}
     finite = _unscale(graph, scaled, scale)
     writes = [op for op in graph.ops.values() if mutated(op)]
     for op in writes:
