@@ -121,6 +121,22 @@ def windows(
     return tuple(result)
 
 
+def pixel_step(data: Tensor) -> int | None:
+    """Elements from each pixel of NHWC data to the next; None where they do not lie evenly, or a pixel not in one piece."""
+    *sizes, channels = data.shape
+    *steps, within = data.stride()
+    found, expected = channels, None
+    for size, step in zip(reversed(sizes), reversed(steps), strict=True):
+        if size == 1:
+            continue
+        if expected is None:
+            found = step
+        elif step != expected:
+            return None
+        expected = step * size
+    return found if (within == 1 or channels == 1) and found >= channels else None
+
+
 def keeps_channels_last(node: Node) -> bool:
     """Whether the node's kernel works on data whose channels lie last in memory: NHWC data, unless the node says `nchw`."""
     return not channels_first(node) and not node.nchw

@@ -8,14 +8,15 @@ Convolutions of the same data with windows of the same kind (siblings) are one p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.ir.windows import Window
+from msplit.engines.cuda.ir.windows import Window, pixel_step
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, reciprocal, shares
 
@@ -68,12 +69,16 @@ def convolve(
     side: Tensor | None = None,
     *,
     relu: bool = False,
+    room: Tensor | None = None,
 ) -> Tensor:
-    """``relu(convolution + bias + side)``, NHWC, contiguous. `convolve_siblings` has the arguments.
+    """``relu(convolution + bias + side)``, NHWC, in `room` or contiguous. `convolve_siblings` has the other arguments.
 
     Products of float32 are in TF32 where that is allowed for convolutions.
     """
-    return convolve_siblings(data, filter, frames, tiles, bias, (int(filter.shape[3]),), side=side, relu=relu)[0]
+    rooms = {} if room is None else {0: room}
+    return convolve_siblings(
+        data, filter, frames, tiles, bias, (int(filter.shape[3]),), side=side, relu=relu, rooms=rooms
+    )[0]
 
 
 def convolve_siblings(
@@ -86,6 +91,7 @@ def convolve_siblings(
     *,
     side: Tensor | None = None,
     relu: bool = False,
+    rooms: Mapping[int, Tensor] = MappingProxyType({}),
 ) -> list[Tensor]:
     """Convolutions of the same data, as `convolve` does one.
 
@@ -98,9 +104,10 @@ def convolve_siblings(
         sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
         side: Of the result's shape; for one convolution only.
         relu: Whether the results are cut off below zero.
+        rooms: Where the result of one of them is to lie, by its number. It `fits_in` there.
 
     Returns:
-        A tensor per convolution: NHWC, contiguous, parts of one block of memory.
+        A tensor per convolution: its room or, NHWC and contiguous, a part of one block of memory.
     """
     images, height, width, channels = data.shape
     taps = filter.shape[0] * filter.shape[1]
@@ -113,12 +120,17 @@ def convolve_siblings(
         flat = flat.contiguous()
         filter_steps = flat.stride()
     of_in = _common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()))
-    of_out = _common(*sizes, *(() if in_first else filter_steps[:2]))
+    ((in_room, room),) = rooms.items() or ((0, None),)
+    step_room = sizes[0] if room is None else _step(room)
+    of_out = _common(*sizes, step_room, *(() if in_first else filter_steps[:2]))
     of_filter = of_in if in_first else of_out
     point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
     pixels = images * vertical.outputs * horizontal.outputs
     places = [0, *accumulate(shares(pixels * size, _ALIGNED) for size in sizes)]
-    out = data.new_empty(places[-1] * _ALIGNED if len(sizes) > 1 else pixels * sizes[0])
+    if len(sizes) > 1:
+        out = data.new_empty(places[-1] * _ALIGNED)
+    else:
+        out = data.new_empty(pixels * sizes[0]) if room is None else room
     in_tile, in_columns, summands, warps, stages, parts, _ = Tiles(*tiles)
     grid = shares(pixels, in_tile), sum(shares(size, in_columns) for size in sizes)
     steps_in_all = summing_steps(data, filter, tiles)
@@ -140,6 +152,7 @@ def convolve_siblings(
         data if bias is None else bias,
         data if side is None else side.contiguous(),
         out,
+        out if room is None else room,
         partial,
         counters,
         pixels,
@@ -162,6 +175,9 @@ def convolve_siblings(
         *(step // of_filter for step in filter_steps),
         share,
         parts,
+        step_room // of_out,
+        step_room // of_out,
+        in_room,
         *by,
         *shifts,
         PIXELS=in_tile,
@@ -179,16 +195,34 @@ def convolve_siblings(
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
         SPLIT=parts > 1,
         SIBLINGS=len(sizes) > 1,
+        ROOM=len(sizes) > 1 and room is not None,
         num_warps=warps,
         num_stages=stages,
     )
     shape = (images, vertical.outputs, horizontal.outputs)
     if len(sizes) == 1:
-        return [out.view(*shape, sizes[0])]
+        return [out.view(*shape, sizes[0]) if room is None else room]
     return [
-        out[place * _ALIGNED :][: pixels * size].view(*shape, size)
-        for place, size in zip(places[:-1], sizes, strict=True)
+        rooms.get(number, out[place * _ALIGNED :][: pixels * size].view(*shape, size))
+        for number, (place, size) in enumerate(zip(places[:-1], sizes, strict=True))
     ]
+
+
+def fits_in(room: Tensor) -> bool:
+    """Whether the kernel can write a result there: pixels that lie evenly, each aligned as the results of siblings are."""
+    step, size = pixel_step(room), 16 // room.element_size()
+    return (
+        step is not None
+        and step % size == 0
+        and room.data_ptr() % 16 == 0
+        and 0 < room.numel() // room.shape[-1] * step < _LARGEST
+    )
+
+
+def _step(room: Tensor) -> int:
+    step = pixel_step(room)
+    assert step is not None
+    return step
 
 
 def _common(*sizes: int) -> int:

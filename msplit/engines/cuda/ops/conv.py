@@ -137,7 +137,9 @@ def convolve(
         from msplit.engines.cuda.kernels import conv
 
         if conv.fits(data, filter, frames):
-            return conv.convolve(data, filter, frames, tiles, bias, side, relu=relu)
+            room = node.room.get(0)
+            room = room if room is not None and conv.fits_in(room) else None
+            return conv.convolve(data, filter, frames, tiles, bias, side, relu=relu, room=room)
     data = to_channels_first(node, data)
     groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])
     if rest:

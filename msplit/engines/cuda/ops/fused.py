@@ -152,7 +152,8 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
 
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         if conv.fits(data, filter, frames):
-            return tuple(conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu))
+            rooms = {number: room for number, room in node.room.items() if conv.fits_in(room)}
+            return tuple(conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu, rooms=rooms))
     biases = [None] * len(sizes) if bias is None else bias.split(sizes)
     return tuple(
         convolve(node, data, *of_one, relu=relu) for of_one in zip(filter.split(sizes, 3), biases, strict=True)

@@ -4,7 +4,8 @@ The rows of the product are the result's pixels, its columns the output channels
 channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too few tiles to fill the GPU, several blocks share the summands
 of a tile (split-K); the one that is done last adds all parts up, always in the same order.
 
-The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result.
+The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result, which for
+one of them may be a part of a larger tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton.language as tl
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "pixels height width channels results results_1 results_2 results_3 rows columns kernel_w taps stride_h stride_w "
     "dilation_h dilation_w before_h before_w step_n step_h step_w filter_tap filter_c filter_o share parts "
-    "by_rows by_columns by_blocks by_kernel_w shift_rows shift_columns shift_blocks shift_kernel_w"
+    "step_out step_room in_room by_rows by_columns by_blocks by_kernel_w shift_rows shift_columns shift_blocks shift_kernel_w"
 ).split()
 """Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
 
@@ -34,6 +35,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     bias,
     side,
     out,
+    room,
     partial,
     counters,
     pixels,
@@ -62,6 +64,9 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     filter_o,
     share,
     parts,
+    step_out,
+    step_room,
+    in_room,
     by_rows,
     by_columns,
     by_blocks,
@@ -85,11 +90,13 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
     SIBLINGS: tl.constexpr,
+    ROOM: tl.constexpr,
 ):
     """A block's tile, or its part of the summands: see `conv.convolve_siblings`, which cuts and launches."""
     # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
     channels, step_n, step_h, step_w = channels * IN, step_n * IN, step_h * IN, step_w * IN
     results *= OUT
+    step_out *= OUT
     if IN_FIRST:  # input channels lie side by side in the filter
         filter_c = 1
         filter_tap, filter_o = filter_tap * IN, filter_o * IN
@@ -101,6 +108,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     first_tile = 0
     first_column = 0
     first_place = 0
+    number_of_sibling = 0
     if SIBLINGS:  # a sibling that is not there has no output channels, and begins behind the last tile
         next_tile = tl.cdiv(results, RESULTS)
         next_column = results
@@ -112,10 +120,12 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             first_tile = tl.where(own, next_tile, first_tile)
             first_column = tl.where(own, next_column, first_column)
             first_place = tl.where(own, next_place, first_place)
+            number_of_sibling = tl.where(own, sibling + 1, number_of_sibling)
             next_tile += tl.cdiv(size, RESULTS)
             next_column += size
             next_place += tl.cdiv(pixels * size, ALIGNED)
         out += first_place * ALIGNED
+        step_out = results
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     result = (tile - first_tile) * RESULTS + tl.arange(0, RESULTS)
     column_of_filter = first_column + result
@@ -205,10 +215,14 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             total += tl.load(start_of + one * (PIXELS * RESULTS) + inner, cache_modifier=".cg")
     if BIAS:
         total += tl.load(bias + column_of_filter, mask=wanted, other=0)[None, :].to(tl.float32)
-    place = pixel[:, None] * results + result[None, :]
     exists = there[:, None] & wanted[None, :]
     if SIDE:
-        total += tl.load(side + place, mask=exists, other=0).to(tl.float32)
+        total += tl.load(side + pixel[:, None] * results + result[None, :], mask=exists, other=0).to(tl.float32)
     if RELU:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)
+    total = total.to(out.dtype.element_ty)
+    if ROOM:
+        mine = number_of_sibling == in_room
+        tl.store(room + pixel[:, None] * (step_room * OUT) + result[None, :], total, mask=exists & mine)
+        exists = exists & (number_of_sibling != in_room)
+    tl.store(out + pixel[:, None] * step_out + result[None, :], total, mask=exists)
