@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.ir.windows import Window, pixel_step
+from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, pixel_step
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, reciprocal, shares
 
@@ -70,14 +70,24 @@ def convolve(
     *,
     relu: bool = False,
     room: Tensor | None = None,
+    prologue: Prologue = NO_PROLOGUE,
 ) -> Tensor:
-    """``relu(convolution + bias + side)``, NHWC, in `room` or contiguous. `convolve_siblings` has the other arguments.
+    """``relu(convolution + bias + side)`` of prepared data, NHWC, in `room` or contiguous. `convolve_siblings` says more.
 
     Products of float32 are in TF32 where that is allowed for convolutions.
     """
     rooms = {} if room is None else {0: room}
     return convolve_siblings(
-        data, filter, frames, tiles, bias, (int(filter.shape[3]),), side=side, relu=relu, rooms=rooms
+        data,
+        filter,
+        frames,
+        tiles,
+        bias,
+        (int(filter.shape[3]),),
+        side=side,
+        relu=relu,
+        rooms=rooms,
+        prologue=prologue,
     )[0]
 
 
@@ -92,6 +102,7 @@ def convolve_siblings(
     side: Tensor | None = None,
     relu: bool = False,
     rooms: Mapping[int, Tensor] = MappingProxyType({}),
+    prologue: Prologue = NO_PROLOGUE,
 ) -> list[Tensor]:
     """Convolutions of the same data, as `convolve` does one.
 
@@ -105,6 +116,7 @@ def convolve_siblings(
         side: Of the result's shape; for one convolution only.
         relu: Whether the results are cut off below zero.
         rooms: Where the result of one of them is to lie, by its number. It `fits_in` there.
+        prologue: What is done to the data first.
 
     Returns:
         A tensor per convolution: its room or, NHWC and contiguous, a part of one block of memory.
@@ -113,6 +125,7 @@ def convolve_siblings(
     taps = filter.shape[0] * filter.shape[1]
     flat = filter.reshape(taps, channels, filter.shape[3])
     vertical, horizontal = frames
+    scale, shift = (None if one is None else one.contiguous() for one in prologue[:2])
     steps = data.stride()[:3]
     in_first = flat.stride(1) == 1
     filter_steps = flat.stride()
@@ -149,6 +162,8 @@ def convolve_siblings(
     launch(_CONVOLVE, (*grid, parts))(
         data,
         flat,
+        data if scale is None else scale,
+        data if shift is None else shift,
         data if bias is None else bias,
         data if side is None else side.contiguous(),
         out,
@@ -196,6 +211,10 @@ def convolve_siblings(
         SPLIT=parts > 1,
         SIBLINGS=len(sizes) > 1,
         ROOM=len(sizes) > 1 and room is not None,
+        PROLOGUE=prologue is not NO_PROLOGUE,
+        SCALE=0 if scale is None else 1 if scale.numel() == channels else 2,
+        SHIFT=shift is not None,
+        CUT=prologue.relu,
         num_warps=warps,
         num_stages=stages,
     )

@@ -18,7 +18,9 @@ from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
+    NO_PROLOGUE,
     TILES,
+    Prologue,
     Window,
     channels_first,
     from_channels_first,
@@ -59,6 +61,7 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
     "Conv2DBackpropInput": prepare_filter,
     "Conv3DBackpropInputV2": prepare_filter,
     "_FusedConv2D": prepare_filter,
+    "_PrologueConv2D": prepare_filter,
     "_SiblingConv2D": prepare_filter,
     "DepthwiseConv2dNative": prepare_depthwise_filter,
     "DepthwiseConv2dNativeBackpropInput": prepare_depthwise_filter,
@@ -115,8 +118,9 @@ def convolve(
     *,
     side: Tensor | None = None,
     relu: bool = False,
+    prologue: Prologue = NO_PROLOGUE,
 ) -> Tensor:
-    """A convolution with what libraries fuse behind it: ``relu(convolution + bias + side)``.
+    """A convolution with what libraries fuse behind it: ``relu(convolution + bias + side)``, and in front of it.
 
     One kernel on a GPU where cuDNN has the fusion, the same arithmetic step by step elsewhere.
 
@@ -127,6 +131,7 @@ def convolve(
         bias: One number per output channel.
         side: Of the result's logical shape.
         relu: Whether the result is cut off below zero.
+        prologue: What is done to the data first.
     """
     _refuse_integers(node, data)
     depthwise = _is_depthwise(node)
@@ -139,7 +144,8 @@ def convolve(
         if conv.fits(data, filter, frames):
             room = node.room.get(0)
             room = room if room is not None and conv.fits_in(room) else None
-            return conv.convolve(data, filter, frames, tiles, bias, side, relu=relu, room=room)
+            return conv.convolve(data, filter, frames, tiles, bias, side, relu=relu, room=room, prologue=prologue)
+    data = prologue.of(data)
     data = to_channels_first(node, data)
     groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])
     if rest:

@@ -15,7 +15,15 @@ from torch import Tensor
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ir.windows import SIBLINGS, TILES, channels_first
+from msplit.engines.cuda.ir.windows import (
+    NO_PROLOGUE,
+    PROLOGUE,
+    PROLOGUE_STEPS,
+    SIBLINGS,
+    TILES,
+    Prologue,
+    channels_first,
+)
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
@@ -52,10 +60,26 @@ def fused_convolution(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -
         )
     if len(args) > int(node.get("num_args", len(args))):
         raise Unsupported(f"{node.op} {node.name}: host_args belong to a quantized convolution, which is not supported")
+    return _convolved(node, data, filter, args)
+
+
+@lowering("_PrologueConv2D", own=True)
+def convolution_with_prologue(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
+    """The same of NHWC data that are scaled, shifted or cut off below zero first, as the attribute `_prologue` says."""
+    steps = _of_our_own(node, PROLOGUE)
+    count = len(args) - len({*steps} - {"relu"})
+    operands = iter(args[count:])
+    scale, shift = (next(operands) if step in steps else None for step in PROLOGUE_STEPS[:2])
+    return _convolved(node, data, filter, args[:count], Prologue(scale, shift, "relu" in steps))
+
+
+def _convolved(
+    node: Node, data: Tensor, filter: Tensor, args: tuple[Tensor, ...], prologue: Prologue = NO_PROLOGUE
+) -> Tensor:
     steps = _steps(node)
     first = channels_first(node)
     if not steps or steps[0] != "BiasAdd":
-        return _follow(node, convolve(node, data, filter), list(args), steps, first=first)
+        return _follow(node, convolve(node, data, filter, prologue=prologue), list(args), steps, first=first)
     bias, *rest = args
     steps = steps[1:]
     side = None
@@ -64,7 +88,7 @@ def fused_convolution(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -
         steps = steps[1:]
     relu = steps[:1] == ("Relu",)
     steps = steps[1:] if relu else steps
-    result = convolve(node, data, filter, bias, side=side, relu=relu)
+    result = convolve(node, data, filter, bias, side=side, relu=relu, prologue=prologue)
     return _follow(node, result, rest, steps, first=first)
 
 

@@ -22,6 +22,7 @@ from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
 from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.passes.fuse_prologue import OP as PROLOGUED
 from msplit.engines.cuda.passes.merge_convolutions import EPILOGUES, lowered
 from msplit.engines.cuda.passes.pattern import Dominators, Readers
 from msplit.opset.traits import CONV2D, ops_with, traits
@@ -31,9 +32,8 @@ Writes = Callable[[OpGraph, Op], bool]
 
 _JOINS = ops_with("concatenates")
 _MAKES = ops_with("runs alone") | FILTERS.keys()
-_TAKES_STRIDES = ops_with("per element")
+_TAKES_STRIDES = ops_with("per element") | {PROLOGUED}
 _POOLS = ops_with("pool")
-_EPILOGUES = (*EPILOGUES, ("BiasAdd", "Add", "Relu"))
 _RANK = 4
 _MOST_JOINED = 256
 """Concats that share a buffer: a chain of them is looked at once for each that can not have one."""
@@ -187,10 +187,11 @@ def decide_on(device: torch.device, *, measure: bool) -> Writes:
             return False
         if op.op in _POOLS:
             return True
-        steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
-        if (op.op not in CONV2D and SIBLINGS not in op.attrs) or steps not in _EPILOGUES:
+        steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()) if str(step) != "Add")
+        chosen = op.op == PROLOGUED or SIBLINGS in op.attrs
+        if (op.op not in CONV2D and not chosen) or steps not in EPILOGUES:
             return False
-        return SIBLINGS in op.attrs or device.type != "cuda" or (measure and _runs_in_tiles(graph, op, device))
+        return chosen or device.type != "cuda" or (measure and _runs_in_tiles(graph, op, device))
 
     return writes
 

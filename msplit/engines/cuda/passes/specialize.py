@@ -31,7 +31,8 @@ from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.state import State, StateMemory
-from msplit.engines.cuda.ir.windows import keeps_channels_last
+from msplit.engines.cuda.ir.windows import TILES, keeps_channels_last
+from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.embedding.densify import prove
 from msplit.engines.cuda.passes.embedding.intervals import COUNTED
@@ -166,7 +167,8 @@ class Tracer:
             else:
                 tensor = to_torch(self.static[key], place)
                 channels_last = keeps_channels_last(Node(op.name, op.op, op.attrs, self.nchw))
-                tensor = FILTERS[op.op](tensor, channels_last)
+                turned = TILES in op.attrs and Tiles(*op.attrs[TILES]).turned  # its kernel wants it as it is
+                tensor = tensor if turned else FILTERS[op.op](tensor, channels_last)
             # Simulated GPUs share no memory either.
             self.constants[key] = tensor = tensor.clone() if self.places and place.type == "cpu" else tensor
         return tensor

@@ -4,6 +4,9 @@ The rows of the product are the result's pixels, its columns the output channels
 channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too few tiles to fill the GPU, several blocks share the summands
 of a tile (split-K); the one that is done last adds all parts up, always in the same order.
 
+The data may be scaled, shifted and cut off below zero on their way to the product (a prologue), as a normalization in front of the
+convolution does it: padding stays zero.
+
 The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result, which for
 one of them may be a part of a larger tensor.
 """
@@ -28,10 +31,30 @@ def _quotient(number, by, shift):  # type: ignore[no-untyped-def]
     return (high >> shift.to(tl.uint32)).to(tl.int32)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _prepared(  # type: ignore[no-untyped-def]
+    a, scale, shift, inside, image, channel, channels, SCALE: tl.constexpr, SHIFT: tl.constexpr, CUT: tl.constexpr
+):
+    """Data with the prologue applied. SCALE 2: every image has factors of its own."""
+    value = a.to(tl.float32)
+    exists = channel < channels
+    if SCALE == 2:
+        value *= tl.load(scale + image[:, None] * channels + channel[None, :], mask=inside, other=0).to(tl.float32)
+    elif SCALE == 1:
+        value *= tl.load(scale + channel, mask=exists, other=0)[None, :].to(tl.float32)
+    if SHIFT:
+        value += tl.load(shift + channel, mask=exists, other=0)[None, :].to(tl.float32)
+    if CUT:
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(inside, value, 0.0).to(a.dtype)
+
+
 @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
 def convolve_tile(  # type: ignore[no-untyped-def]
     data,
     filter,
+    scale,
+    shift,
     bias,
     side,
     out,
@@ -91,6 +114,10 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     SPLIT: tl.constexpr,
     SIBLINGS: tl.constexpr,
     ROOM: tl.constexpr,
+    PROLOGUE: tl.constexpr,
+    SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    CUT: tl.constexpr,
 ):
     """A block's tile, or its part of the summands: see `conv.convolve_siblings`, which cuts and launches."""
     # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
@@ -156,6 +183,8 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there[:, None] & exists[None, :]
             offset = down * step_h + right * step_w + channel
             a = tl.load(data + start[:, None] + offset[None, :], mask=inside, other=0)
+            if PROLOGUE:
+                a = _prepared(a, scale, shift, inside, image, channel, channels, SCALE, SHIFT, CUT)
             at = (tap * filter_tap + channel * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
             b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
@@ -189,6 +218,9 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             of_filter = from_filter + (tap * filter_tap + channel * filter_c)
             exists = channel + summand < channels
             a = tl.load(of_data, mask=inside[:, None] & exists[None, :], other=0)
+            if PROLOGUE:
+                taken = inside[:, None] & exists[None, :]
+                a = _prepared(a, scale, shift, taken, image, channel + summand, channels, SCALE, SHIFT, CUT)
             b = tl.load(of_filter, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
             channel += SUMMANDS
