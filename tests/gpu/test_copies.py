@@ -115,7 +115,7 @@ def test_other_precisions_are_as_far_from_ieee_as_without(precision, batch, monk
 
 
 def test_at_batch_1_our_kernels_take_both():
-    """What is chosen is measured, so that not all need; of seven convolutions with a prologue most do on an H100 or H200."""
+    """What is chosen is measured, so that not all need; of five convolutions with a prologue most do on an H100 or H200."""
     flat, given = net(), feeds()
     program = CudaEngine().compile(replace(job(flat, given, device="cuda", layout="nhwc"), ieee=False)).program
     ops = [step.op for step in program.steps]
