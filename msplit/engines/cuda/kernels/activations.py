@@ -1,4 +1,4 @@
-"""Activation functions that ride on other kernels, by the names that Grappler gives them."""
+"""Activation functions that ride on other kernels, by the names that Grappler gives them (and Swish, which it has none for)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Elu": F.elu,
     "Tanh": torch.tanh,
     "Sigmoid": torch.sigmoid,
+    "Swish": F.silu,
     "GeluApproximate": lambda x: F.gelu(x, approximate="tanh"),
     "GeluExact": F.gelu,
 }

@@ -36,6 +36,9 @@ MOST_SIBLINGS = 4
 _ALIGNED = 64
 """The results of siblings lie in one block of memory, each at a multiple of this many elements."""
 
+ACTIVATIONS = {"": 0, "Relu": 1, "Relu6": 2, "Sigmoid": 3, "Swish": 4}
+"""What may follow in the same kernel, as `fused_ops` names it, and how the kernel knows it."""
+
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -68,11 +71,11 @@ def convolve(
     bias: Tensor | None = None,
     side: Tensor | None = None,
     *,
-    relu: bool = False,
+    activation: str = "",
     room: Tensor | None = None,
     prologue: Prologue = NO_PROLOGUE,
 ) -> Tensor:
-    """``relu(convolution + bias + side)`` of prepared data, NHWC, in `room` or contiguous. `convolve_siblings` says more.
+    """``activation(convolution + bias + side)`` of prepared data, NHWC, in `room` or contiguous. `convolve_siblings` says more.
 
     Products of float32 are in TF32 where that is allowed for convolutions.
     """
@@ -85,7 +88,7 @@ def convolve(
         bias,
         (int(filter.shape[3]),),
         side=side,
-        relu=relu,
+        activation=activation,
         rooms=rooms,
         prologue=prologue,
     )[0]
@@ -100,7 +103,7 @@ def convolve_siblings(
     sizes: Sequence[int],
     *,
     side: Tensor | None = None,
-    relu: bool = False,
+    activation: str = "",
     rooms: Mapping[int, Tensor] = MappingProxyType({}),
     prologue: Prologue = NO_PROLOGUE,
 ) -> list[Tensor]:
@@ -114,7 +117,7 @@ def convolve_siblings(
         bias: One number per output channel of all.
         sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
         side: Of the result's shape; for one convolution only.
-        relu: Whether the results are cut off below zero.
+        activation: What is done to the results, one of `ACTIVATIONS`.
         rooms: Where the result of one of them is to lie, by its number. It `fits_in` there.
         prologue: What is done to the data first.
 
@@ -206,7 +209,7 @@ def convolve_siblings(
         NARROW=channels < _NARROW,
         BIAS=bias is not None,
         SIDE=side is not None,
-        RELU=relu,
+        ACTIVATION=ACTIVATIONS[activation],
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
         SPLIT=parts > 1,
         SIBLINGS=len(sizes) > 1,

@@ -30,6 +30,7 @@ from msplit.engines.cuda.ir.windows import (
     to_channels_first,
     windows,
 )
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import integers
 
@@ -117,10 +118,10 @@ def convolve(
     bias: Tensor | None = None,
     *,
     side: Tensor | None = None,
-    relu: bool = False,
+    activation: str = "",
     prologue: Prologue = NO_PROLOGUE,
 ) -> Tensor:
-    """A convolution with what libraries fuse behind it: ``relu(convolution + bias + side)``, and in front of it.
+    """A convolution with what libraries fuse behind it: ``activation(convolution + bias + side)``, and in front of it.
 
     One kernel on a GPU where cuDNN has the fusion, the same arithmetic step by step elsewhere.
 
@@ -130,7 +131,7 @@ def convolve(
         filter: HWIO (DHWIO), or HWCM for a depthwise convolution.
         bias: One number per output channel.
         side: Of the result's logical shape.
-        relu: Whether the result is cut off below zero.
+        activation: What is done to the result, as `fused_ops` names it; for LeakyRelu the node has the slope.
         prologue: What is done to the data first.
     """
     _refuse_integers(node, data)
@@ -141,10 +142,12 @@ def convolve(
     if tiles is not None and not depthwise and not channels_first(node) and can_launch(data.device):
         from msplit.engines.cuda.kernels import conv
 
-        if conv.fits(data, filter, frames):
+        if conv.fits(data, filter, frames) and activation in conv.ACTIVATIONS:
             room = node.room.get(0)
             room = room if room is not None and conv.fits_in(room) else None
-            return conv.convolve(data, filter, frames, tiles, bias, side, relu=relu, room=room, prologue=prologue)
+            return conv.convolve(
+                data, filter, frames, tiles, bias, side, activation=activation, room=room, prologue=prologue
+            )
     data = prologue.of(data)
     data = to_channels_first(node, data)
     groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])
@@ -157,7 +160,7 @@ def convolve(
     if (side is not None and any(frame.before != frame.after for frame in frames)) or padding is None:
         data, padding, skips = _pad(data, frames)
 
-    if relu and _has_fused_kernel(data, bias, groups):
+    if activation == "Relu" and _has_fused_kernel(data, bias, groups):
         if side is None:
             result = torch.cudnn_convolution_relu(data, weight, bias, strides, padding, dilations, groups)
         else:
@@ -169,8 +172,10 @@ def convolve(
         result = _CONVOLVE[len(frames)](data, weight, bias, strides, padding, dilations, groups)
         if side is not None:
             result = result + to_channels_first(node, side)
-        if relu:
+        if activation == "Relu":
             result = result.relu_()
+        elif activation:
+            result = activate(activation, node.get("leakyrelu_alpha", LEAKY_ALPHA))(result)
     for axis, (frame, skip) in enumerate(zip(frames, skips, strict=True), 2):
         if result.shape[axis] != frame.outputs:
             result = result.narrow(axis, skip, frame.outputs)

@@ -86,9 +86,9 @@ def _convolved(
     if steps[:1] == ("Add",):
         side, *rest = rest
         steps = steps[1:]
-    relu = steps[:1] == ("Relu",)
-    steps = steps[1:] if relu else steps
-    result = convolve(node, data, filter, bias, side=side, relu=relu, prologue=prologue)
+    activation = "" if not steps or steps[0] in EPILOGUE_STEPS else steps[0]
+    steps = steps[1:] if activation else steps
+    result = convolve(node, data, filter, bias, side=side, activation=activation, prologue=prologue)
     return _follow(node, result, rest, steps, first=first)
 
 
@@ -169,7 +169,7 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
     Their filters and biases lie side by side along the output channels; the attribute `_siblings` says how many each has.
     """
     sizes = _of_our_own(node, SIBLINGS)
-    relu = "Relu" in node.get("fused_ops", ())
+    activation = "Relu" if "Relu" in node.get("fused_ops", ()) else ""
     tiles = node.get(TILES)
     if tiles is not None and can_launch(data.device):
         from msplit.engines.cuda.kernels import conv
@@ -177,10 +177,13 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         if conv.fits(data, filter, frames):
             rooms = {number: room for number, room in node.room.items() if conv.fits_in(room)}
-            return tuple(conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu, rooms=rooms))
+            return tuple(
+                conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, activation=activation, rooms=rooms)
+            )
     biases = [None] * len(sizes) if bias is None else bias.split(sizes)
     return tuple(
-        convolve(node, data, *of_one, relu=relu) for of_one in zip(filter.split(sizes, 3), biases, strict=True)
+        convolve(node, data, *of_one, activation=activation)
+        for of_one in zip(filter.split(sizes, 3), biases, strict=True)
     )
 
 

@@ -54,7 +54,7 @@ def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> boo
     reshapes = _reshapes(readers, key)
     if reshapes:
         key = (reshapes[-1].node, 0)
-    activation, ops = _activation(graph, readers, key)
+    activation, ops = _activation(graph, readers, key, images=head.op in IMAGE_CONVOLUTIONS)
     if activation is not None:
         fused_ops.append(activation)
         absorbed += [*reshapes, *ops]
@@ -107,9 +107,23 @@ def _reshapes(readers: Readers, key: Key) -> list[Op]:
     return found
 
 
-def _activation(graph: OpGraph, readers: Readers, key: Key) -> tuple[str | None, list[Op]]:
+def _activation(graph: OpGraph, readers: Readers, key: Key, *, images: bool) -> tuple[str | None, list[Op]]:
     """The activation that alone reads a value: its name as a fused op, and its ops, the last of which gives the result."""
     op = readers.only(key)
     if op is not None and op.op in _ACTIVATIONS and op.inputs == [key]:
         return op.op, [op]
+    swish = _swish(graph, readers, key) if images else []
+    if swish:
+        return "Swish", swish
     return match_gelu(graph, readers, key) or (None, [])
+
+
+def _swish(graph: OpGraph, readers: Readers, key: Key) -> list[Op]:
+    """The ops that multiply a value by its own sigmoid, if they are all that reads it."""
+    ops = [graph.ops[number] for number in readers.of.get(key, ())] if key not in readers.fetched else []
+    if len(ops) != 2 or {op.op for op in ops} != {"Sigmoid", "Mul"}:
+        return []
+    sigmoid, product = sorted(ops, key=lambda op: op.op, reverse=True)
+    if readers.only((sigmoid.node, 0)) is not product or set(product.inputs) != {key, (sigmoid.node, 0)}:
+        return []
+    return [sigmoid, product]

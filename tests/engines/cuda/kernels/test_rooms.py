@@ -44,11 +44,11 @@ def test_a_convolution_with_bias_and_sum(start, dtype):
 
     data = normal(2, 5, 4, 24, dtype=dtype).narrow(3, 8, 16)
     filter, bias, side = normal(3, 3, 16, 8, dtype=dtype), normal(8, dtype=dtype), normal(2, 5, 4, 8, dtype=dtype)
-    alone = conv.convolve(data, filter, FRAMES, TILES, bias, side, relu=True)
+    alone = conv.convolve(data, filter, FRAMES, TILES, bias, side, activation="Relu")
     tensor = whole(dtype)
     room = tensor.narrow(3, start, 8)
     assert conv.fits_in(room)
-    assert conv.convolve(data, filter, FRAMES, TILES, bias, side, relu=True, room=room) is room
+    assert conv.convolve(data, filter, FRAMES, TILES, bias, side, activation="Relu", room=room) is room
     torch.testing.assert_close(room, alone, rtol=0, atol=0)
     assert rest_is_untouched(tensor, start, 8)
 
@@ -89,3 +89,16 @@ def test_a_pool(mean):
     assert pool.pool(data, FRAMES, room, mean=mean) is room
     torch.testing.assert_close(room, expected, rtol=0, atol=0)
     assert rest_is_untouched(tensor, 5, 16)
+
+
+@pytest.mark.parametrize("name", ["Relu", "Relu6", "Sigmoid", "Swish"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations(name, dtype):
+    from msplit.engines.cuda.kernels import conv
+    from msplit.engines.cuda.kernels.activations import activate
+
+    data, filter, bias = normal(2, 5, 4, 16, dtype=dtype), normal(3, 3, 16, 8, dtype=dtype), normal(8, dtype=dtype)
+    plain = conv.convolve(data, filter, FRAMES, TILES, bias)
+    found = conv.convolve(data, filter, FRAMES, TILES, bias, activation=name)
+    near = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found, activate(name)(plain), rtol=near, atol=near)

@@ -109,7 +109,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     NARROW: tl.constexpr,
     BIAS: tl.constexpr,
     SIDE: tl.constexpr,
-    RELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
     SIBLINGS: tl.constexpr,
@@ -250,8 +250,14 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     exists = there[:, None] & wanted[None, :]
     if SIDE:
         total += tl.load(side + pixel[:, None] * results + result[None, :], mask=exists, other=0).to(tl.float32)
-    if RELU:
+    if ACTIVATION == 1 or ACTIVATION == 2:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACTIVATION == 2:
+        total = tl.minimum(total, 6.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACTIVATION == 3:
+        total = 1 / (1 + tl.exp(-total))
+    if ACTIVATION == 4:
+        total *= 1 / (1 + tl.exp(-total))
     total = total.to(out.dtype.element_ty)
     if ROOM:
         mine = number_of_sibling == in_room
