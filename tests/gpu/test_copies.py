@@ -135,3 +135,53 @@ def test_random_graphs_are_the_same(case):
     found = compare(executable.step(given), expected)
     executable.close()
     assert found.passed, found.describe()
+
+
+def depthwise_net():
+    """Inverted residuals with padding that differs between the ends, and squeeze-and-excitation."""
+    made = Net()
+    x = made.conv(made.placeholder("x", [-1, 14, 14, 16]), 16, 32, relu=False)
+    for size, stride in ((3, 1), (5, 2), (3, 2)):
+        x = made.node("Mul", [x, made.node("Sigmoid", [x], T=FLOAT)], T=FLOAT)
+        before = np.array(
+            [[0, 0], [size // 2 - (stride > 1), size // 2]] + [[size // 2 - (stride > 1), size // 2], [0, 0]]
+        )
+        padded = made.node("Pad", [x, made.constant(before.astype(np.int32))], T=FLOAT, Tpaddings=INT32)
+        filter = made.normal(size, size, 32, 1)
+        strides = [1, stride, stride, 1]
+        x = made.node(
+            "DepthwiseConv2dNative", [padded, filter], T=FLOAT, strides=strides, padding="VALID", data_format="NHWC"
+        )
+        x = made.node("BiasAdd", [x, made.normal(32)], T=FLOAT, data_format="NHWC")
+        x = made.node("Mul", [x, made.node("Sigmoid", [x], T=FLOAT)], T=FLOAT)
+        axes = made.constant(np.array([1, 2], np.int32))
+        mean = made.node("Mean", [x, axes], T=FLOAT, Tidx=INT32, keep_dims=True)
+        gate = made.node("Sigmoid", [made.conv(made.conv(mean, 32, 8), 8, 32, relu=False)], T=FLOAT)
+        x = made.conv(made.node("Mul", [x, gate], T=FLOAT), 32, 32, relu=False)
+    return flat_of(made.graph_def, outputs=[made.node("Identity", [x], T=FLOAT)])
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("options", [{}, {"fuse": True, "group": True}])
+def test_depthwise_convolutions_in_ieee_precision(batch, options):
+    """Our own kernel of them may win in any precision."""
+    given = feeds(batch)
+    expected = run(depthwise_net(), given)
+    flat = depthwise_net()
+    executable = ENGINE.build(job(flat, given, scattered(flat, 4), streams=4, device="cuda", layout="nhwc", **options))
+    found = compare(executable.step(given), expected, tolerance=1e-4)
+    executable.close()
+    assert found.passed, found.describe()
+
+
+@pytest.mark.parametrize("half", ["", "bfloat16", "float16"])
+def test_depthwise_convolutions_in_other_precisions(half):
+    given = feeds()
+    expected = run(depthwise_net(), given)
+    flat = depthwise_net()
+    asked = job(flat, given, scattered(flat, 4), streams=4, device="cuda", layout="nhwc", fuse=True, group=True)
+    program = CudaEngine().compile(replace(asked, ieee=False, half=half)).program
+    assert any(TILES in step.op.attrs for step in program.steps if "Depthwise" in step.op.op)
+    executable = ENGINE.build(replace(asked, ieee=False, half=half))
+    assert distance(executable.step(given), expected) <= {"": 5e-3, "bfloat16": 5e-2, "float16": 1e-2}[half]
+    executable.close()

@@ -44,6 +44,15 @@ second to compile (windows of one pixel and of more, whole and with shared sums)
 
 Several parts are for where they leave at least `LEAST_BLOCKS` and at most `MOST_BLOCKS` blocks in all."""
 
+DEPTHWISE = (
+    Tiles(4, 64, 1, 4, 1, turned=True),
+    Tiles(8, 32, 1, 4, 1, turned=True),
+    Tiles(2, 128, 1, 4, 1, turned=True),
+    Tiles(8, 64, 1, 4, 1, turned=True),
+    Tiles(16, 32, 1, 4, 1, turned=True),
+)
+"""Pixels and channels of a block where each channel is convolved by itself. The filter lies with its channels side by side."""
+
 LEAST_BLOCKS = 48
 MOST_BLOCKS = 300
 
@@ -69,7 +78,7 @@ def choose(
         arguments: Its inputs, on a CUDA device; the filter, the second, lies as the library wants it.
         keep_filter: The filter must stay as it lies, because others read it.
     """
-    if not worth_a_kernel(arguments[0].dtype):
+    if not (can_compile() if is_depthwise(op) else worth_a_kernel(arguments[0].dtype)):
         return op, arguments[1]
     key = (op.op, attrs_key(op.attrs), keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
     turned = arguments[1] if keep_filter else arguments[1].contiguous()
@@ -84,6 +93,11 @@ def choose(
     if tiles is None:
         return op, arguments[1]
     return _tiled(op, tiles), turned if tiles.turned else arguments[1]
+
+
+def is_depthwise(op: Op) -> bool:
+    """Whether each channel is convolved by itself: no product of matrices, so that our own kernel may win in any precision."""
+    return "Depthwise" in op.op
 
 
 def worth_a_kernel(dtype: torch.dtype) -> bool:
@@ -116,12 +130,15 @@ def _weight(data: torch.Tensor, filter: torch.Tensor) -> float:
 def _calls(op: Op, arguments: list[torch.Tensor], turned: torch.Tensor, lowered: Lowered) -> Iterator[Call]:
     """Calls of all kernels of ours that `_winner` times."""
     data, filter, *rest = arguments
-    for tiles in _cuts(data, filter, lowered(op)(*arguments)):
+    for tiles in _cuts(op, data, filter, lowered(op)(*arguments)):
         yield functools.partial(lowered(_tiled(op, tiles)), data, turned if tiles.turned else filter, *rest)
 
 
-def _cuts(data: torch.Tensor, filter: torch.Tensor, expected: Sequence[torch.Tensor]) -> Iterator[Tiles]:
+def _cuts(op: Op, data: torch.Tensor, filter: torch.Tensor, expected: Sequence[torch.Tensor]) -> Iterator[Tiles]:
     """Ways to cut a convolution with this result that fit how the filter lies."""
+    if is_depthwise(op):
+        yield from DEPTHWISE if filter.shape[3] == 1 and data.dtype != torch.float64 else ()
+        return
     results = int(filter.shape[3])
     for tiles in candidates(data, filter, expected[0].numel() // max(results, 1), [results]):
         if tiles.turned or filter.stride(2) == 1:  # elsewhere the library wants it to lie in yet another way
@@ -138,7 +155,7 @@ def _winner(
     expected = library()
     calls = (
         (tiles, RotatingWeights(lowered(_tiled(op, tiles)), data, weights[tiles.turned], rest))
-        for tiles in _cuts(data, filter, expected)
+        for tiles in _cuts(op, data, filter, expected)
     )
     ranked = tuner.ranked(calls, expected, cold=True)
     alone, loaded = (tuner.milliseconds(library, lanes, cold=True) for lanes in (1, LANES))

@@ -3,7 +3,8 @@
 Libraries are best where a convolution fills the GPU. At batch 1 most do not: then small tiles, padding that may differ between the
 ends of an axis and a bias and an activation in the same kernel take down to half the time (see `autotune.conv`, which measures).
 Convolutions of the same data with windows of the same kind (siblings) are one product with more columns. The kernel itself is in
-`code.convolutions`.
+`code.convolutions`. Depthwise convolutions have one of their own there: libraries make two or three kernels of padding that differs, of a
+bias and of an activation.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ from torch import Tensor
 
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, pixel_step
+from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, reciprocal, shares
 
 _CONVOLVE = Code("convolutions", "convolve_tile", specialized=False)
+
+_OF_PRODUCTS = (4, 5, 6)
+"""Activations that only the kernel of products has."""
+
+_DEPTHWISE = Code("convolutions", "convolve_depthwise")
+
+_MOST_TAPS = 49
+"""Elements of a window of a depthwise convolution: the compiler writes out all of them."""
 
 _LARGEST = 2**31 - 1
 """Positions are counted with 32 bits."""
@@ -36,8 +46,8 @@ MOST_SIBLINGS = 4
 _ALIGNED = 64
 """The results of siblings lie in one block of memory, each at a multiple of this many elements."""
 
-ACTIVATIONS = {"": 0, "Relu": 1, "Relu6": 2, "Sigmoid": 3, "Swish": 4}
-"""What may follow in the same kernel, as `fused_ops` names it, and how the kernel knows it."""
+ACTIVATIONS = {name: number for name, number in NUMBERS.items() if number not in _OF_PRODUCTS}
+"""What may follow in the same kernel, as `fused_ops` names it, and what the kernel knows it by."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -228,6 +238,77 @@ def convolve_siblings(
         rooms.get(number, out[place * _ALIGNED :][: pixels * size].view(*shape, size))
         for number, (place, size) in enumerate(zip(places[:-1], sizes, strict=True))
     ]
+
+
+def fits_depthwise(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:
+    """Whether the kernel can convolve each channel of this by itself: NHWC floats on a GPU, one result per channel, a small window."""
+    return (
+        data.is_cuda
+        and data.dim() == 4
+        and data.dtype in _DTYPES
+        and filter.dtype == data.dtype
+        and tuple(filter.shape[2:]) == (data.shape[-1], 1)
+        and (data.stride(-1) == 1 or data.shape[-1] == 1)
+        and frames[0].kernel * frames[1].kernel <= _MOST_TAPS
+        and 0 < data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1] < _LARGEST
+        and 0 < sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True)) < _LARGEST
+    )
+
+
+def convolve_depthwise(
+    data: Tensor,
+    filter: Tensor,
+    frames: Sequence[Window],
+    tiles: Tiles,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "",
+    room: Tensor | None = None,
+) -> Tensor:
+    """``activation(convolution + bias)`` of each channel by itself, NHWC, in `room` or contiguous.
+
+    Args:
+        data: NHWC, of any strides but the last, which is 1.
+        filter: Height, width, channels, 1; of any strides that let height and width be seen as one axis.
+        frames: The windows along height and width; padding may differ between the ends of an axis.
+        tiles: Pixels and channels of a block, and its warps.
+        bias: One number per channel.
+        activation: One of `ACTIVATIONS`.
+        room: Where the result is to lie. It `fits_in` there.
+    """
+    vertical, horizontal = frames
+    channels = int(data.shape[-1])
+    shape = (data.shape[0], vertical.outputs, horizontal.outputs, channels)
+    out = data.new_empty(shape) if room is None else room
+    flat = filter.reshape(-1, channels)
+    pixels = shape[0] * shape[1] * shape[2]
+    launch(_DEPTHWISE, (shares(pixels, tiles.pixels), shares(channels, tiles.results)))(
+        data,
+        flat,
+        data if bias is None else bias,
+        out,
+        pixels,
+        *data.shape[1:],
+        vertical.outputs,
+        horizontal.outputs,
+        vertical.before,
+        horizontal.before,
+        *data.stride()[:3],
+        *flat.stride(),
+        _step(out),
+        KERNEL_H=vertical.kernel,
+        KERNEL_W=horizontal.kernel,
+        STRIDE_H=vertical.stride,
+        STRIDE_W=horizontal.stride,
+        DILATION_H=vertical.dilation,
+        DILATION_W=horizontal.dilation,
+        BIAS=bias is not None,
+        ACTIVATION=ACTIVATIONS[activation],
+        PIXELS=tiles.pixels,
+        CHANNELS=tiles.results,
+        num_warps=tiles.warps,
+    )
+    return out
 
 
 def fits_in(room: Tensor) -> bool:

@@ -139,15 +139,18 @@ def convolve(
     frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
     strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
     tiles = node.get(TILES)
-    if tiles is not None and not depthwise and not channels_first(node) and can_launch(data.device):
+    if tiles is not None and not channels_first(node) and can_launch(data.device):
         from msplit.engines.cuda.kernels import conv
 
-        if conv.fits(data, filter, frames) and activation in conv.ACTIVATIONS:
-            room = node.room.get(0)
-            room = room if room is not None and conv.fits_in(room) else None
+        room = node.room.get(0)
+        room = room if room is not None and conv.fits_in(room) else None
+        known = activation in conv.ACTIVATIONS
+        if known and not depthwise and conv.fits(data, filter, frames):
             return conv.convolve(
                 data, filter, frames, tiles, bias, side, activation=activation, room=room, prologue=prologue
             )
+        if known and depthwise and side is None and conv.fits_depthwise(data, filter, frames):
+            return conv.convolve_depthwise(data, filter, frames, tiles, bias, activation=activation, room=room)
     data = prologue.of(data)
     data = to_channels_first(node, data)
     groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])

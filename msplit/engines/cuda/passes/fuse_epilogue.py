@@ -121,9 +121,11 @@ def _activation(graph: OpGraph, readers: Readers, key: Key, *, images: bool) -> 
 def _swish(graph: OpGraph, readers: Readers, key: Key) -> list[Op]:
     """The ops that multiply a value by its own sigmoid, if they are all that reads it."""
     ops = [graph.ops[number] for number in readers.of.get(key, ())] if key not in readers.fetched else []
-    if len(ops) != 2 or {op.op for op in ops} != {"Sigmoid", "Mul"}:
+    if len(ops) != 2:
         return []
-    sigmoid, product = sorted(ops, key=lambda op: op.op, reverse=True)
+    sigmoid, product = ops if ops[0].op == "Sigmoid" else ops[::-1]
+    if sigmoid.op != "Sigmoid" or product.op != "Mul":
+        return []
     if readers.only((sigmoid.node, 0)) is not product or set(product.inputs) != {key, (sigmoid.node, 0)}:
         return []
     return [sigmoid, product]

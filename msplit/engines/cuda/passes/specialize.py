@@ -303,7 +303,8 @@ class Tracer:
         return op
 
     def _is_nhwc_convolution(self, op: Op) -> bool:
-        return not self.nchw and op.op in CONV2D and str(op.attrs.get("data_format", "NHWC")) == "NHWC"
+        known = op.op in CONV2D or conv.is_depthwise(op)
+        return not self.nchw and known and str(op.attrs.get("data_format", "NHWC")) == "NHWC"
 
     def arguments(self, keys: tuple[Key, ...]) -> list[torch.Tensor]:
         """The values of a step's inputs."""

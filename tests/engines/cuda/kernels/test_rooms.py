@@ -102,3 +102,37 @@ def test_activations(name, dtype):
     found = conv.convolve(data, filter, FRAMES, TILES, bias, activation=name)
     near = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, activate(name)(plain), rtol=near, atol=near)
+
+
+WINDOWS = [(3, 1, 1, 1, 1), (3, 2, 1, 0, 1), (5, 2, 1, 1, 2), (2, 1, 2, 0, 3)]
+"""Kernel, stride, dilation, padding before and after."""
+
+
+@pytest.mark.parametrize("tiles", [(4, 64, 1, 4, 1), (8, 32, 1, 4, 1)])
+@pytest.mark.parametrize(("kernel", "stride", "dilation", "before", "after"), WINDOWS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_depthwise_convolution(tiles, kernel, stride, dilation, before, after, turned):
+    from msplit.engines.cuda.kernels import conv
+    from msplit.engines.cuda.kernels.tiles import Tiles
+
+    size, channels = 7, 40
+    outputs = (size + before + after - (kernel - 1) * dilation - 1) // stride + 1
+    frames = (Window(size, kernel, stride, dilation, before, after, outputs),) * 2
+    data, filter, bias = (
+        normal(2, size, size, channels + 8).narrow(3, 4, channels),
+        normal(kernel, kernel, channels, 1),
+        normal(channels),
+    )
+    if not turned:
+        filter = filter.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
+    padded = torch.nn.functional.pad(data.movedim(-1, 1), (before, after, before, after))
+    weight = filter.permute(2, 3, 0, 1)
+    expected = torch.nn.functional.conv2d(padded, weight, bias, stride, 0, dilation, channels).movedim(1, -1)
+    tensor = torch.full((2, outputs, outputs, channels + 16), 7.0, device=DEVICE)
+    room = tensor.narrow(3, 8, channels)
+    for name, act in (("", lambda x: x), ("Relu", torch.relu), ("Swish", torch.nn.functional.silu)):
+        found = conv.convolve_depthwise(data, filter, frames, Tiles(*tiles), bias, activation=name)
+        torch.testing.assert_close(found, act(expected), rtol=1e-4, atol=1e-4)
+        assert conv.convolve_depthwise(data, filter, frames, Tiles(*tiles), bias, activation=name, room=room) is room
+        torch.testing.assert_close(room, found, rtol=0, atol=0)
+        assert rest_is_untouched(tensor, 8, channels)

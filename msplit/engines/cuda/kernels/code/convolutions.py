@@ -49,6 +49,20 @@ def _prepared(  # type: ignore[no-untyped-def]
     return tl.where(inside, value, 0.0).to(a.dtype)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _activated(total, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The activation by its number in `activations.NUMBERS`."""
+    if ACTIVATION == 1 or ACTIVATION == 2:
+        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACTIVATION == 2:
+        total = tl.minimum(total, 6.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACTIVATION == 3:
+        total = 1 / (1 + tl.exp(-total))
+    if ACTIVATION == 7:
+        total *= 1 / (1 + tl.exp(-total))
+    return total
+
+
 @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
 def convolve_tile(  # type: ignore[no-untyped-def]
     data,
@@ -250,17 +264,65 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     exists = there[:, None] & wanted[None, :]
     if SIDE:
         total += tl.load(side + pixel[:, None] * results + result[None, :], mask=exists, other=0).to(tl.float32)
-    if ACTIVATION == 1 or ACTIVATION == 2:
-        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    if ACTIVATION == 2:
-        total = tl.minimum(total, 6.0, propagate_nan=tl.PropagateNan.ALL)
-    if ACTIVATION == 3:
-        total = 1 / (1 + tl.exp(-total))
-    if ACTIVATION == 4:
-        total *= 1 / (1 + tl.exp(-total))
-    total = total.to(out.dtype.element_ty)
+    total = _activated(total, ACTIVATION).to(out.dtype.element_ty)
     if ROOM:
         mine = number_of_sibling == in_room
         tl.store(room + pixel[:, None] * (step_room * OUT) + result[None, :], total, mask=exists & mine)
         exists = exists & (number_of_sibling != in_room)
     tl.store(out + pixel[:, None] * step_out + result[None, :], total, mask=exists)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def convolve_depthwise(  # type: ignore[no-untyped-def]
+    data,
+    filter,
+    bias,
+    out,
+    pixels,
+    height,
+    width,
+    channels,
+    rows,
+    columns,
+    before_h,
+    before_w,
+    step_n,
+    step_h,
+    step_w,
+    filter_tap,
+    filter_c,
+    step_out,
+    KERNEL_H: tl.constexpr,
+    KERNEL_W: tl.constexpr,
+    STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr,
+    DILATION_H: tl.constexpr,
+    DILATION_W: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Some channels of some of the result's pixels, each channel convolved by itself: no product of matrices."""
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    there, wanted = pixel < pixels, channel < channels
+    rest = pixel // columns
+    image = rest // rows
+    top = (rest - image * rows) * STRIDE_H - before_h
+    left = (pixel - rest * columns) * STRIDE_W - before_w
+    total = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    for down in tl.static_range(KERNEL_H):
+        for right in tl.static_range(KERNEL_W):
+            y = top + down * DILATION_H
+            x = left + right * DILATION_W
+            inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
+            at = (image * step_n + y * step_h + x * step_w)[:, None] + channel[None, :]
+            a = tl.load(data + at, mask=inside[:, None] & wanted[None, :], other=0).to(tl.float32)
+            tap = down * KERNEL_W + right
+            b = tl.load(filter + tap * filter_tap + channel * filter_c, mask=wanted, other=0).to(tl.float32)
+            total += a * b[None, :]
+    if BIAS:
+        total += tl.load(bias + channel, mask=wanted, other=0)[None, :].to(tl.float32)
+    total = _activated(total, ACTIVATION).to(out.dtype.element_ty)
+    tl.store(out + pixel[:, None] * step_out + channel[None, :], total, mask=there[:, None] & wanted[None, :])
