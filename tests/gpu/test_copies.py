@@ -143,10 +143,9 @@ def depthwise_net():
     x = made.conv(made.placeholder("x", [-1, 14, 14, 16]), 16, 32, relu=False)
     for size, stride in ((3, 1), (5, 2), (3, 2)):
         x = made.node("Mul", [x, made.node("Sigmoid", [x], T=FLOAT)], T=FLOAT)
-        before = np.array(
-            [[0, 0], [size // 2 - (stride > 1), size // 2]] + [[size // 2 - (stride > 1), size // 2], [0, 0]]
-        )
-        padded = made.node("Pad", [x, made.constant(before.astype(np.int32))], T=FLOAT, Tpaddings=INT32)
+        sides = [size // 2 - (stride > 1), size // 2]
+        paddings = np.array([[0, 0], sides, sides, [0, 0]], np.int32)
+        padded = made.node("Pad", [x, made.constant(paddings)], T=FLOAT, Tpaddings=INT32)
         filter = made.normal(size, size, 32, 1)
         strides = [1, stride, stride, 1]
         x = made.node(

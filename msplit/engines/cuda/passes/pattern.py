@@ -69,6 +69,10 @@ class Dominators:
         found = functools.reduce(self._meet, (self._up[number] for number in numbers))
         return None if found == _ROOT else found
 
+    def dominates(self, one: int, other: int) -> bool:
+        """Whether every way to the other op goes through the one."""
+        return one in self._up and other in self._up and self._meet(one, other) == one
+
     def _meet(self, one: int, other: int) -> int:
         if self._depth[one] < self._depth[other]:
             one, other = other, one

@@ -115,3 +115,19 @@ def test_what_is_no_swish_stays(what):
     flat = graph_of(build, outputs=outputs)
     assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
     assert not any("Swish" in step.op.attrs.get("fused_ops", ()) for step in program_of(flat, feeds).steps)
+
+
+def test_a_residual_rides_on_a_convolution_and_a_branch_beside_it_does_not():
+    feeds = image(4)
+
+    def build(tf, v1):
+        x = tf.nn.relu(
+            tf.nn.bias_add(tf.nn.conv2d(placeholder(tf, v1, feeds["x"]), normal(1, 1, 4, 4), 1, "SAME"), normal(4))
+        )
+        y = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, normal(3, 3, 4, 6), 1, "SAME"), normal(6)))
+        x = x + tf.nn.bias_add(tf.nn.conv2d(y, normal(1, 1, 6, 4), 1, "SAME"), normal(4))
+        one, two = (tf.nn.bias_add(tf.nn.conv2d(x, normal(3, 3, 4, 4), 1, "SAME"), normal(4)) for _ in range(2))
+        tf.add(one, two, name="out")
+
+    program = check(build, feeds, ["AddV2", *["_FusedConv2D"] * 5], outputs=["out"], tolerance=1e-4)
+    assert [step.op.attrs.get("fused_ops") for step in program.steps].count(("BiasAdd", "Add")) == 1
