@@ -244,18 +244,19 @@ class _Trial:
         fused = replace(op, op=OP, attrs={**op.attrs, PROLOGUE: found.steps})
         return _Trial(op, fused, [like(found.data), filter, *rest], len(op.inputs) - 2)
 
-    def kernels(self, expected: torch.Tensor) -> Iterator[tuple[Tiles, Op]]:
-        """Our kernels that could run it."""
+    def kernels(self, chosen: Op, expected: torch.Tensor) -> Iterator[tuple[Tiles, Op]]:
+        """Our kernels that could run it: with the tiles that the convolution alone has, or any where that is a library's."""
         data, filter = self.arguments[:2]
         results = int(filter.shape[3])
-        for tiles in conv.candidates(data, filter, expected.numel() // max(results, 1), [results]):
+        cuts = conv.candidates(data, filter, expected.numel() // max(results, 1), [results])
+        for tiles in [chosen.attrs[TILES]] if TILES in chosen.attrs else cuts:
             yield tiles, replace(self.fused, attrs={**self.fused.attrs, TILES: tiles})
 
     def calls(self) -> Iterator[Callable[[], Any]]:
         """Calls of all kernels of ours that `winner` times."""
         data, filter, *rest = self.arguments
-        conv.choose(self.plain, [data, filter, *rest[: self.own]], lowered)
-        for tiles, op in self.kernels(lowered(self.plain)(data, filter, *rest[: self.own])[0]):
+        chosen, _ = conv.choose(self.plain, [data, filter, *rest[: self.own]], lowered)
+        for tiles, op in self.kernels(chosen, lowered(self.plain)(data, filter, *rest[: self.own])[0]):
             yield functools.partial(lowered(op), data, filter.contiguous() if tiles.turned else filter, *rest)
 
     def winner(self, tuner: Tuner) -> Tiles | None:
@@ -273,7 +274,7 @@ class _Trial:
         lying = {False: copies(filter), True: copies(filter.contiguous())}
         calls = (
             (tiles, RotatingWeights(lowered(op), data, lying[tiles.turned], rest))
-            for tiles, op in self.kernels(expected)
+            for tiles, op in self.kernels(chosen, expected)
         )
         ranked = tuner.ranked(calls, [expected], cold=True)
         alone, loaded = (tuner.milliseconds(baseline, lanes, cold=True) for lanes in (1, LANES))
