@@ -203,7 +203,8 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
         if not measure or not conv.worth_a_kernel(to_torch(filter[:0]).dtype):
             return False, None
         shapes = [graph.shape(key) for key in (found.data, *op.inputs[1:])]
-        key = (found.steps, len(found.operands), op.op, attrs_key(op.attrs), filter.dtype.name, *shapes)
+        own = tuple(isinstance(one, tuple) for one in found.operands)
+        key = (found.steps, own, op.op, attrs_key(op.attrs), filter.dtype.name, *shapes)
         tuner = Tuner.of(device)
         with torch.no_grad(), torch.cuda.device(device):
             trial = functools.cache(lambda: _Trial.of(graph, found, device))
