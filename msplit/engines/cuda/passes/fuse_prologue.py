@@ -135,7 +135,7 @@ class _Walk:
         """Takes an op along: the data that it reads. None where it does anything else."""
         if op.op == "Relu":
             data = None if self.absorbed else op.inputs[0]
-            self.relu = data is not None
+            self.relu = self.relu or data is not None
         else:
             data = self._affine(op) or self._factors(op)
         if data is not None:
