@@ -75,6 +75,18 @@ def test_what_stays(what):
     assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
 
 
+def test_of_two_relus_the_last_one_rides_along():
+    feeds = {"x": normal(2, 5, 5, CHANNELS)}
+
+    def build(tf, v1):
+        y = tf.nn.relu(tf.nn.relu(placeholder(tf, v1, feeds["x"])) * normal(CHANNELS))
+        tf.nn.conv2d(y, normal(1, 1, CHANNELS, 4), 1, "SAME", name="out")
+
+    flat = graph_of(build)
+    assert prologues(program_of(flat, feeds)) == [("scale", "relu")]
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
+
+
 @settings(max_examples=examples(25, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(
