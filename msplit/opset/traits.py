@@ -76,6 +76,7 @@ image convolution (convolution): Of images: four axes.
 conv2d (vision, tensor cores, per item): With or without an epilogue.
 matmul (product, one type): With or without an epilogue.
 batch matmul (product): A product of matrices per element of the batch.
+pool: The largest, or the mean, of each window.
 vision: A model with it is one of images.
 product (tensor cores): A product of matrices.
 runs alone: Not done for several branches at once.
@@ -90,6 +91,7 @@ pad (unchanged by shape, moves): Adds a border.
 stitch (moves): Puts parts together by their indices.
 parts (join, any slot, moves): Writes its inputs side by side.
 join: Branches meet in it.
+concatenates: Writes its inputs one behind the other along an axis that they have.
 unchanged by shape: Changes nothing where it does not change the shape.
 picks values: Every element of its result is one of its input: the range of values stays.
 keeps coordinates (picks values, passes values): Coordinates stay coordinates, and not negative.
@@ -362,7 +364,7 @@ Relu6Grad ReluGrad: operands agree, exact when widened
 SigmoidGrad TanhGrad: operands agree, flops 3
 
 # Products, convolutions, norms
-AvgPool AvgPool3D MaxPool MaxPool3D: runs alone, per item
+AvgPool AvgPool3D MaxPool MaxPool3D: pool, runs alone, per item
 BatchMatMul BatchMatMulV2: batch matmul
 BatchMatMulV3: product
 BiasAdd: one type, wraps, bias, epilogue step
@@ -441,8 +443,8 @@ MatrixDiag MatrixDiagV2 MatrixDiagV3: moves, per vector
 BroadcastTo: view, repeat
 Bucketize: same shape, exact when widened, moves, per element
 Cast: linear, same shape, stacks, masks elementwise, keeps coordinates, reads weights, keeps one value, moves
-Concat: moves, axis 0
-ConcatV2: parts, not negative, axis -1
+Concat: moves, concatenates, axis 0
+ConcatV2: parts, concatenates, not negative, axis -1
 MatrixSetDiag MatrixSetDiagV3 ReverseSequence Roll: same shape, moves
 Copy DeepCopy: same shape, moves, per element
 DiagPart: cuts

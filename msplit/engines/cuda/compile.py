@@ -32,6 +32,8 @@ from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
+from msplit.engines.cuda.passes.fuse_prologue import decide_on as prologues_on
+from msplit.engines.cuda.passes.fuse_prologue import find_prologues
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, find_siblings
 from msplit.engines.cuda.passes.mixed_precision import nodes_in_half
@@ -215,6 +217,10 @@ def _choices_ahead(
                 decide = decide_on(device.place)
                 for members in find_siblings(graph):
                     decide(graph, members)
+            if not nchw:
+                takes = prologues_on(device.place, measure=True)
+                for found in find_prologues(graph):
+                    takes(graph, found)
             held.update(list_choices(graph, optimized.feeds, device.place, nchw=nchw))
         return True
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.ir.buffers import parts_of
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.ir.lowering import Lowering, table
@@ -36,11 +37,18 @@ def evaluate(op: Op, inputs: list[NDArray[Any]]) -> list[NDArray[Any]] | None:
     return [to_numpy(result.contiguous()) for result in results]
 
 
-def call(lowering: Lowering, op: Op, arguments: list[Any], *, nchw: bool = False) -> Any:
+def call(
+    lowering: Lowering,
+    op: Op,
+    arguments: list[Any],
+    *,
+    nchw: bool = False,
+    room: Mapping[int, torch.Tensor] | None = None,
+) -> Any:
     """Calls a lowering and turns what it refuses into an error that names the node."""
     where = f"node {op.name}"
     try:
-        return lowering.function(Node(op.name, op.op, op.attrs, nchw), *arguments)
+        return lowering.function(Node(op.name, op.op, op.attrs, nchw, room or {}), *arguments)
     except Unsupported as problem:
         raise EngineError(f"{op.op}: {problem}", where=where, fix="use --engine tensorflow for this model") from problem
     except KeyError as problem:
@@ -83,7 +91,16 @@ class LoweringCall:
             self.bound[slot] if slot in self.bound else to_numpy(next(rest)) if slot in self.unknown else next(rest)
             for slot in range(len(self.op.inputs))
         ]
-        return as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw))
+        parts = parts_of(self.op)
+        if not parts:
+            return as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw))
+        buffer = arguments.pop()
+        room = {part.port: part.of(buffer) for part in parts}
+        results = as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw, room=room))
+        for port, place in room.items():
+            if results[port] is not place:
+                place.copy_(results[port])
+        return tuple(room.get(port, result) for port, result in enumerate(results))
 
 
 def run_step(program: Program, number: int, values: dict[Key, torch.Tensor]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Unsupported(Exception):
@@ -21,12 +24,15 @@ class Node:
             An attribute may be absent where the file left out its default: use `get`.
         nchw: Layout of the convolution kernels: False keeps TensorFlow's NHWC data as it lies (PyTorch's channels last),
             True makes 4-D convolution and pooling outputs lie as NCHW in memory. The tensor's logical shape is the same.
+        room: Output port -> memory that the output is to lie in. A lowering that can makes it there and returns that very tensor; what it
+            makes elsewhere is copied.
     """
 
     name: str
     op: str
     attrs: Mapping[str, Any] = field(default_factory=dict)
     nchw: bool = False
+    room: Mapping[int, Tensor] = field(default_factory=dict)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The attribute, or the default where the file left it out."""

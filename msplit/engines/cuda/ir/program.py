@@ -34,8 +34,8 @@ class KernelCall:
         bound: Input slot -> value, of the inputs that `call` has bound already.
         traffic: Bytes of its inputs, each once, and of its outputs; 0 where nobody looked.
         scattered: How many of its inputs do not lie in one piece in row-major order.
-        reads: Variables in whose memory it reads, by address.
-        writes: Those that it changes in place.
+        reads: Variables in whose memory it reads, by address, and parts of buffers.
+        writes: Those that it changes in place, and those that it makes.
     """
 
     op: Op
@@ -85,8 +85,8 @@ class Program:
     gpus: Gpus | None = None
 
     def conflicts(self) -> Dag:
-        """Steps that must not run at the same time since one writes memory of a variable that the other reads or writes, in the order of
-        `steps`. It is known by addresses, not from the graph: `dag` has to have each of these edges, or a path."""
+        """Steps that must not run at the same time since one writes memory of a variable, or a part of a buffer, that the other reads or
+        writes, in the order of `steps`. It is known by addresses, not from the graph: `dag` has to have each of these edges, or a path."""
         readers: dict[str, list[int]] = {}
         writer: dict[str, int] = {}
         edges: list[tuple[int, int]] = []

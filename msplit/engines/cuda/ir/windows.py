@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,11 @@ TILES = "_tiles"
 
 SIBLINGS = "_siblings"
 """Attribute of an op that does several convolutions of the same data: how many output channels each has."""
+
+PROLOGUE = "_prologue"
+"""Attribute of a convolution that has a `Prologue`: its steps, of `PROLOGUE_STEPS` and in their order. Their operands come last."""
+
+PROLOGUE_STEPS = ("scale", "shift", "relu")
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -47,6 +53,29 @@ class Window:
     def reach(self) -> int:
         """Length of a window with its gaps."""
         return (self.kernel - 1) * self.dilation + 1
+
+
+class Prologue(NamedTuple):
+    """What is done to the data of a convolution in front of it: ``max(data * scale + shift, 0)``, without what is None or False.
+
+    Attributes:
+        scale: A factor per input channel, or per image and input channel (of a shape that broadcasts).
+        shift: An addend per input channel. Both are in float32 for data in half precision.
+        relu: Whether the result is cut off below zero.
+    """
+
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    relu: bool = False
+
+    def of(self, data: Tensor) -> Tensor:
+        """The same step by step, of NHWC data."""
+        wide = data if self.scale is None else data * self.scale
+        wide = wide if self.shift is None else wide + self.shift
+        return (wide.relu() if self.relu else wide).to(data.dtype)
+
+
+NO_PROLOGUE = Prologue()
 
 
 def channels_first(node: Node) -> bool:
@@ -119,6 +148,22 @@ def windows(
                 raise Unsupported(f"{node.op} {node.name}: a window of {reach} does not fit an axis of {size}")
         result.append(Window(size, kernel[axis], stride, dilation, before, after, outputs))
     return tuple(result)
+
+
+def pixel_step(data: Tensor) -> int | None:
+    """Elements from each pixel of NHWC data to the next; None where they do not lie evenly, or a pixel not in one piece."""
+    *sizes, channels = data.shape
+    *steps, within = data.stride()
+    found, expected = channels, None
+    for size, step in zip(reversed(sizes), reversed(steps), strict=True):
+        if size == 1:
+            continue
+        if expected is None:
+            found = step
+        elif step != expected:
+            return None
+        expected = step * size
+    return found if (within == 1 or channels == 1) and found >= channels else None
 
 
 def keeps_channels_last(node: Node) -> bool:

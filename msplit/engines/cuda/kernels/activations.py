@@ -12,6 +12,19 @@ LEAKY_ALPHA = 0.20000000298023224
 """TensorFlow's default slope of LeakyRelu below zero, a float32."""
 
 
+NUMBERS = {
+    "": 0,
+    "Relu": 1,
+    "Relu6": 2,
+    "Sigmoid": 3,
+    "Tanh": 4,
+    "GeluApproximate": 5,
+    "GeluExact": 6,
+    "Swish": 7,
+}
+"""What our own kernels know them by; not each kernel has each."""
+
+
 def activate(name: str, alpha: float = LEAKY_ALPHA) -> Callable[[Tensor], Tensor]:
     """The activation function that Grappler's fused ops call by this name.
 

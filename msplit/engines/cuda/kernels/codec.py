@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.ir.buffers import Part
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.kernels.tiles import Tile, Tiles
 
 _PLAIN = (bool, int, str, type(None))
 
-_RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Tile, Tiles, Columns, Segment, Term)}
+_RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Tile, Tiles, Part, Columns, Segment, Term)}
 """Dataclasses and named tuples of the engine's own: a list of their fields, in order."""
 
 

@@ -3,23 +3,28 @@
 Libraries are best where a convolution fills the GPU. At batch 1 most do not: then small tiles, padding that may differ between the
 ends of an axis and a bias and an activation in the same kernel take down to half the time (see `autotune.conv`, which measures).
 Convolutions of the same data with windows of the same kind (siblings) are one product with more columns. The kernel itself is in
-`code.convolutions`.
+`code.convolutions`; depthwise convolutions have one of their own, in `kernels.depthwise`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.ir.windows import Window
+from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, pixel_step
+from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, reciprocal, shares
 
 _CONVOLVE = Code("convolutions", "convolve_tile", specialized=False)
+
+_OF_PRODUCTS = (4, 5, 6)
+"""Activations that only the kernel of products has."""
 
 _LARGEST = 2**31 - 1
 """Positions are counted with 32 bits."""
@@ -34,6 +39,9 @@ MOST_SIBLINGS = 4
 
 _ALIGNED = 64
 """The results of siblings lie in one block of memory, each at a multiple of this many elements."""
+
+ACTIVATIONS = {name: number for name, number in NUMBERS.items() if number not in _OF_PRODUCTS}
+"""What may follow in the same kernel, as `fused_ops` names it, and what the kernel knows it by."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -67,13 +75,27 @@ def convolve(
     bias: Tensor | None = None,
     side: Tensor | None = None,
     *,
-    relu: bool = False,
+    activation: str = "",
+    room: Tensor | None = None,
+    prologue: Prologue = NO_PROLOGUE,
 ) -> Tensor:
-    """``relu(convolution + bias + side)``, NHWC, contiguous. `convolve_siblings` has the arguments.
+    """``activation(convolution + bias + side)`` of prepared data, NHWC, in `room` or contiguous. `convolve_siblings` says more.
 
     Products of float32 are in TF32 where that is allowed for convolutions.
     """
-    return convolve_siblings(data, filter, frames, tiles, bias, (int(filter.shape[3]),), side=side, relu=relu)[0]
+    rooms = {} if room is None else {0: room}
+    return convolve_siblings(
+        data,
+        filter,
+        frames,
+        tiles,
+        bias,
+        (int(filter.shape[3]),),
+        side=side,
+        activation=activation,
+        rooms=rooms,
+        prologue=prologue,
+    )[0]
 
 
 def convolve_siblings(
@@ -85,7 +107,9 @@ def convolve_siblings(
     sizes: Sequence[int],
     *,
     side: Tensor | None = None,
-    relu: bool = False,
+    activation: str = "",
+    rooms: Mapping[int, Tensor] = MappingProxyType({}),
+    prologue: Prologue = NO_PROLOGUE,
 ) -> list[Tensor]:
     """Convolutions of the same data, as `convolve` does one.
 
@@ -97,15 +121,18 @@ def convolve_siblings(
         bias: One number per output channel of all.
         sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
         side: Of the result's shape; for one convolution only.
-        relu: Whether the results are cut off below zero.
+        activation: What is done to the results, one of `ACTIVATIONS`.
+        rooms: Where the result of one of them is to lie, by its number. It `fits_in` there.
+        prologue: What is done to the data first.
 
     Returns:
-        A tensor per convolution: NHWC, contiguous, parts of one block of memory.
+        A tensor per convolution: its room or, NHWC and contiguous, a part of one block of memory.
     """
     images, height, width, channels = data.shape
     taps = filter.shape[0] * filter.shape[1]
     flat = filter.reshape(taps, channels, filter.shape[3])
     vertical, horizontal = frames
+    scale, shift = (None if one is None else one.contiguous() for one in prologue[:2])
     steps = data.stride()[:3]
     in_first = flat.stride(1) == 1
     filter_steps = flat.stride()
@@ -113,12 +140,17 @@ def convolve_siblings(
         flat = flat.contiguous()
         filter_steps = flat.stride()
     of_in = _common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()))
-    of_out = _common(*sizes, *(() if in_first else filter_steps[:2]))
+    ((in_room, room),) = rooms.items() or ((0, None),)
+    step_room = sizes[0] if room is None else _step(room)
+    of_out = _common(*sizes, step_room, *(() if in_first else filter_steps[:2]))
     of_filter = of_in if in_first else of_out
     point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
     pixels = images * vertical.outputs * horizontal.outputs
     places = [0, *accumulate(shares(pixels * size, _ALIGNED) for size in sizes)]
-    out = data.new_empty(places[-1] * _ALIGNED if len(sizes) > 1 else pixels * sizes[0])
+    if len(sizes) > 1:
+        out = data.new_empty(places[-1] * _ALIGNED)
+    else:
+        out = data.new_empty(pixels * sizes[0]) if room is None else room
     in_tile, in_columns, summands, warps, stages, parts, _, early = Tiles(*tiles)
     grid = shares(pixels, in_tile), sum(shares(size, in_columns) for size in sizes)
     steps_in_all = summing_steps(data, filter, tiles)
@@ -137,9 +169,12 @@ def convolve_siblings(
     launch(_CONVOLVE, (*grid, parts))(
         data,
         flat,
+        data if scale is None else scale,
+        data if shift is None else shift,
         data if bias is None else bias,
         data if side is None else side.contiguous(),
         out,
+        out if room is None else room,
         partial,
         counters,
         pixels,
@@ -162,6 +197,9 @@ def convolve_siblings(
         *(step // of_filter for step in filter_steps),
         share,
         parts,
+        step_room // of_out,
+        step_room // of_out,
+        in_room,
         *by,
         *shifts,
         PIXELS=in_tile,
@@ -175,10 +213,15 @@ def convolve_siblings(
         NARROW=channels < _NARROW,
         BIAS=bias is not None,
         SIDE=side is not None,
-        RELU=relu,
+        ACTIVATION=ACTIVATIONS[activation],
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
         SPLIT=parts > 1,
         SIBLINGS=len(sizes) > 1,
+        ROOM=len(sizes) > 1 and room is not None,
+        PROLOGUE=prologue is not NO_PROLOGUE,
+        SCALE=0 if scale is None else 1 if scale.numel() == channels else 2,
+        SHIFT=shift is not None,
+        CUT=prologue.relu,
         EARLY=early,
         num_warps=warps,
         num_stages=stages,
@@ -186,11 +229,28 @@ def convolve_siblings(
     )
     shape = (images, vertical.outputs, horizontal.outputs)
     if len(sizes) == 1:
-        return [out.view(*shape, sizes[0])]
+        return [out.view(*shape, sizes[0]) if room is None else room]
     return [
-        out[place * _ALIGNED :][: pixels * size].view(*shape, size)
-        for place, size in zip(places[:-1], sizes, strict=True)
+        rooms.get(number, out[place * _ALIGNED :][: pixels * size].view(*shape, size))
+        for number, (place, size) in enumerate(zip(places[:-1], sizes, strict=True))
     ]
+
+
+def fits_in(room: Tensor) -> bool:
+    """Whether the kernel can write a result there: pixels that lie evenly, each aligned as the results of siblings are."""
+    step, size = pixel_step(room), 16 // room.element_size()
+    return (
+        step is not None
+        and step % size == 0
+        and room.data_ptr() % 16 == 0
+        and 0 < room.numel() // room.shape[-1] * step < _LARGEST
+    )
+
+
+def _step(room: Tensor) -> int:
+    step = pixel_step(room)
+    assert step is not None
+    return step
 
 
 def _common(*sizes: int) -> int:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window
+from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.launch import Code, launch
-from msplit.engines.cuda.kernels.matmul import ACTIVATIONS
 from msplit.engines.cuda.kernels.tiles import Tiles, shares
 
 _CONVOLVE = Code("depthwise", "convolve_channels")
@@ -59,7 +59,7 @@ def convolve(
         frames: The windows along height and width.
         tiles: How the work is cut: pixels, channels (`results`) and warps.
         bias: One number per channel.
-        activation: What is done to the result, one of `matmul.ACTIVATIONS`.
+        activation: What is done to the result, one of `activations.NUMBERS`.
     """
     images, height, width, channels = data.shape
     vertical, horizontal = frames
@@ -88,7 +88,7 @@ def convolve(
         STRIDE_H=vertical.stride,
         STRIDE_W=horizontal.stride,
         BIAS=bias is not None,
-        ACTIVATION=ACTIVATIONS[activation],
+        ACTIVATION=NUMBERS[activation],
         EARLY=tiles.early,
         PIXELS=tiles.pixels,
         CHANNELS=tiles.results,

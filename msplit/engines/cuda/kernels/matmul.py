@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import Tile, shares
 
 _PRODUCTS = Code("products", "products")
 
-ACTIVATIONS = {"": 0, "Relu": 1, "Relu6": 2, "Sigmoid": 3, "Tanh": 4, "GeluApproximate": 5, "GeluExact": 6, "Swish": 7}
+ACTIVATIONS = NUMBERS
 
 FEW_COLUMNS = 8
 """Up to so many columns a block computes one of them: tensor cores would multiply mostly zeros."""

@@ -1,4 +1,4 @@
-"""Pooling of NHWC data in one kernel. On a GPU.
+"""Pooling of NHWC data in one kernel, which reads and writes parts of larger tensors, too. On a GPU.
 
 PyTorch's max pool of channels-last data takes about 20 µs on an H200 whatever the size, five times what its NCHW kernel takes, because
 few of its blocks work when the batch is small; its average pool takes 3.4. Here every block makes the outputs that lie next to each
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.windows import Window
+from msplit.engines.cuda.ir.windows import Window, pixel_step
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import shares
 
@@ -30,27 +30,34 @@ def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
         data.is_cuda
         and data.dim() == 4
         and data.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        and data.is_contiguous()
-        and 0 < data.numel() < _LARGEST
+        and (step := pixel_step(data)) is not None
+        and 0 < data.numel() // max(data.shape[-1], 1) * step < _LARGEST
         and len(frames) == 2
         and frames[0].kernel * frames[1].kernel <= _WIDEST
     )
 
 
-def pool(data: Tensor, frames: tuple[Window, ...], *, mean: bool = False) -> Tensor:
+def fits_in(room: Tensor) -> bool:
+    """Whether it can write its result there."""
+    step = pixel_step(room)
+    return step is not None and room.numel() // max(room.shape[-1], 1) * step < _LARGEST
+
+
+def pool(data: Tensor, frames: tuple[Window, ...], room: Tensor | None = None, *, mean: bool = False) -> Tensor:
     """The largest element of each window, NaN where there is one; or the mean of its elements.
 
     Args:
-        data: NHWC, contiguous, on a GPU.
+        data: NHWC on a GPU, with pixels that lie evenly.
         frames: The windows along height and width.
+        room: Where the result is to lie, as evenly; in memory of its own where that is None.
         mean: The mean instead of the largest.
 
     Returns:
-        NHWC, contiguous.
+        NHWC: `room`, or contiguous.
     """
     images, height, width, channels = data.shape
     vertical, horizontal = frames
-    out = data.new_empty((images, vertical.outputs, horizontal.outputs, channels))
+    out = data.new_empty((images, vertical.outputs, horizontal.outputs, channels)) if room is None else room
     total = out.numel()
     if total:
         launch(_POOL, (shares(total, _BLOCK),))(
@@ -60,6 +67,8 @@ def pool(data: Tensor, frames: tuple[Window, ...], *, mean: bool = False) -> Ten
             height,
             width,
             channels,
+            pixel_step(data),
+            pixel_step(out),
             vertical.outputs,
             horizontal.outputs,
             vertical.before,

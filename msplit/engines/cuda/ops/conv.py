@@ -18,7 +18,9 @@ from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
+    NO_PROLOGUE,
     TILES,
+    Prologue,
     Window,
     channels_first,
     from_channels_first,
@@ -28,6 +30,7 @@ from msplit.engines.cuda.ir.windows import (
     to_channels_first,
     windows,
 )
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, NUMBERS, activate
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import integers
 
@@ -59,6 +62,7 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
     "Conv2DBackpropInput": prepare_filter,
     "Conv3DBackpropInputV2": prepare_filter,
     "_FusedConv2D": prepare_filter,
+    "_PrologueConv2D": prepare_filter,
     "_SiblingConv2D": prepare_filter,
     "DepthwiseConv2dNative": prepare_depthwise_filter,
     "DepthwiseConv2dNativeBackpropInput": prepare_depthwise_filter,
@@ -114,9 +118,10 @@ def convolve(
     bias: Tensor | None = None,
     *,
     side: Tensor | None = None,
-    relu: bool = False,
+    activation: str = "",
+    prologue: Prologue = NO_PROLOGUE,
 ) -> Tensor:
-    """A convolution with what libraries fuse behind it: ``relu(convolution + bias + side)``.
+    """A convolution with what libraries fuse behind it: ``activation(convolution + bias + side)``, and in front of it.
 
     One kernel on a GPU where cuDNN has the fusion, the same arithmetic step by step elsewhere.
 
@@ -126,7 +131,8 @@ def convolve(
         filter: HWIO (DHWIO), or HWCM for a depthwise convolution.
         bias: One number per output channel.
         side: Of the result's logical shape.
-        relu: Whether the result is cut off below zero.
+        activation: What is done to the result, as `fused_ops` names it; for LeakyRelu the node has the slope.
+        prologue: What is done to the data first.
     """
     _refuse_integers(node, data)
     depthwise = _is_depthwise(node)
@@ -138,10 +144,15 @@ def convolve(
         from msplit.engines.cuda.kernels import depthwise as of_channels
 
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
-        if depthwise and side is None and of_channels.fits(data, filter, results):
-            return of_channels.convolve(data, filter, frames, tiles, bias, activation="Relu" if relu else "")
-        if not depthwise and conv.fits(data, filter, frames):
-            return conv.convolve(data, filter, frames, tiles, bias, side, relu=relu)
+        if depthwise and side is None and activation in NUMBERS and of_channels.fits(data, filter, results):
+            return of_channels.convolve(data, filter, frames, tiles, bias, activation=activation)
+        if not depthwise and activation in conv.ACTIVATIONS and conv.fits(data, filter, frames):
+            room = node.room.get(0)
+            room = room if room is not None and conv.fits_in(room) else None
+            return conv.convolve(
+                data, filter, frames, tiles, bias, side, activation=activation, room=room, prologue=prologue
+            )
+    data = prologue.of(data)
     data = to_channels_first(node, data)
     groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])
     if rest:
@@ -153,7 +164,7 @@ def convolve(
     if (side is not None and any(frame.before != frame.after for frame in frames)) or padding is None:
         data, padding, skips = _pad(data, frames)
 
-    if relu and _has_fused_kernel(data, bias, groups):
+    if activation == "Relu" and _has_fused_kernel(data, bias, groups):
         if side is None:
             result = torch.cudnn_convolution_relu(data, weight, bias, strides, padding, dilations, groups)
         else:
@@ -165,8 +176,10 @@ def convolve(
         result = _CONVOLVE[len(frames)](data, weight, bias, strides, padding, dilations, groups)
         if side is not None:
             result = result + to_channels_first(node, side)
-        if relu:
+        if activation == "Relu":
             result = result.relu_()
+        elif activation:
+            result = activate(activation, node.get("leakyrelu_alpha", LEAKY_ALPHA))(result)
     for axis, (frame, skip) in enumerate(zip(frames, skips, strict=True), 2):
         if result.shape[axis] != frame.outputs:
             result = result.narrow(axis, skip, frame.outputs)

@@ -15,7 +15,15 @@ from torch import Tensor
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ir.windows import SIBLINGS, TILES, channels_first
+from msplit.engines.cuda.ir.windows import (
+    NO_PROLOGUE,
+    PROLOGUE,
+    PROLOGUE_STEPS,
+    SIBLINGS,
+    TILES,
+    Prologue,
+    channels_first,
+)
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
@@ -52,19 +60,35 @@ def fused_convolution(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -
         )
     if len(args) > int(node.get("num_args", len(args))):
         raise Unsupported(f"{node.op} {node.name}: host_args belong to a quantized convolution, which is not supported")
+    return _convolved(node, data, filter, args)
+
+
+@lowering("_PrologueConv2D", own=True)
+def convolution_with_prologue(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
+    """The same of NHWC data that are scaled, shifted or cut off below zero first, as the attribute `_prologue` says."""
+    steps = _of_our_own(node, PROLOGUE)
+    count = len(args) - len({*steps} - {"relu"})
+    operands = iter(args[count:])
+    scale, shift = (next(operands) if step in steps else None for step in PROLOGUE_STEPS[:2])
+    return _convolved(node, data, filter, args[:count], Prologue(scale, shift, "relu" in steps))
+
+
+def _convolved(
+    node: Node, data: Tensor, filter: Tensor, args: tuple[Tensor, ...], prologue: Prologue = NO_PROLOGUE
+) -> Tensor:
     steps = _steps(node)
     first = channels_first(node)
     if not steps or steps[0] != "BiasAdd":
-        return _follow(node, convolve(node, data, filter), list(args), steps, first=first)
+        return _follow(node, convolve(node, data, filter, prologue=prologue), list(args), steps, first=first)
     bias, *rest = args
     steps = steps[1:]
     side = None
     if steps[:1] == ("Add",):
         side, *rest = rest
         steps = steps[1:]
-    relu = steps[:1] == ("Relu",)
-    steps = steps[1:] if relu else steps
-    result = convolve(node, data, filter, bias, side=side, relu=relu)
+    activation = "" if not steps or steps[0] in EPILOGUE_STEPS else steps[0]
+    steps = steps[1:] if activation else steps
+    result = convolve(node, data, filter, bias, side=side, activation=activation, prologue=prologue)
     return _follow(node, result, rest, steps, first=first)
 
 
@@ -145,17 +169,21 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
     Their filters and biases lie side by side along the output channels; the attribute `_siblings` says how many each has.
     """
     sizes = _of_our_own(node, SIBLINGS)
-    relu = "Relu" in node.get("fused_ops", ())
+    activation = "Relu" if "Relu" in node.get("fused_ops", ()) else ""
     tiles = node.get(TILES)
     if tiles is not None and can_launch(data.device):
         from msplit.engines.cuda.kernels import conv
 
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         if conv.fits(data, filter, frames):
-            return tuple(conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, relu=relu))
+            rooms = {number: room for number, room in node.room.items() if conv.fits_in(room)}
+            return tuple(
+                conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, activation=activation, rooms=rooms)
+            )
     biases = [None] * len(sizes) if bias is None else bias.split(sizes)
     return tuple(
-        convolve(node, data, *of_one, relu=relu) for of_one in zip(filter.split(sizes, 3), biases, strict=True)
+        convolve(node, data, *of_one, activation=activation)
+        for of_one in zip(filter.split(sizes, 3), biases, strict=True)
     )
 
 

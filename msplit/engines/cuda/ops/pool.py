@@ -96,7 +96,8 @@ def _own_kernel(node: Node, data: Tensor, frames: tuple[Window, ...], *, mean: b
         from msplit.engines.cuda.kernels import pool
 
         if pool.fits(data, frames):
-            return pool.pool(data, frames, mean=mean)
+            room = node.room.get(0)
+            return pool.pool(data, frames, room if room is not None and pool.fits_in(room) else None, mean=mean)
     return None
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.buffers import BUFFER, JOINED, PART, Part
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
@@ -226,6 +227,22 @@ def no_op(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 @lowering("_Copy", own=True)
 def copy(node: Node, tensor: Tensor) -> Tensor:
-    """The same values in other memory: what a variable is, wanted after it is overwritten."""
-    del node
-    return tensor.clone()
+    """The same values in other memory: a variable that is wanted after it is overwritten, or a part of a buffer."""
+    room = node.room.get(0)
+    return tensor.clone() if room is None else room.copy_(tensor)
+
+
+@lowering(BUFFER, own=True)
+def buffer(node: Node, after: Tensor) -> Tensor:
+    """Memory that others write parts of; it is taken where `after` is made."""
+    return torch.empty(node.attrs["shape"], dtype=torch_dtype(node.attrs["T"]), device=after.device)
+
+
+@lowering(JOINED, own=True)
+def joined(node: Node, buffer: Tensor, *parts: Tensor) -> Tensor:
+    """View of the part of a buffer in which others lie, all written by then."""
+    del parts
+    part = node.get(PART)
+    if not isinstance(part, Part):
+        raise Unsupported("it is an op of the engine's own, which no graph can hold")
+    return part.of(buffer)

@@ -8,32 +8,44 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.opset.traits import ops_with, traits
 
 _BY_SHAPE = ops_with("unchanged by shape")
+_COMMUTATIVE = ops_with("commutative")
 
 
 def eliminate_identity(graph: OpGraph) -> bool:
     """Removes identities, reshapes to the same shape, and arithmetic that changes nothing."""
     names: dict[Key, Key] = {}
     for number, op in list(graph.ops.items()):
-        if _hands_on(graph, op):
-            names[number, 0] = op.inputs[0]
+        key = _hands_on(graph, op)
+        if key is not None:
+            names[number, 0] = key
             del graph.ops[number]
     graph.rename(names)
     return bool(names)
 
 
-def _hands_on(graph: OpGraph, op: Op) -> bool:
+def _hands_on(graph: OpGraph, op: Op) -> Key | None:
+    """The input that an op gives back; None for one that gives anything else."""
     if op.op == "Identity":
-        return True
-    if not op.inputs or (op.node, 0) not in graph.shapes or op.inputs[0] not in graph.shapes:
-        return False
-    if graph.shapes[op.node, 0] != graph.shapes[op.inputs[0]]:
-        return False
+        return op.inputs[0]
+    if not op.inputs or (op.node, 0) not in graph.shapes:
+        return None
+    first, *others = op.inputs
+    pairs = [
+        (first, others[0] if others else None),
+        *([(others[0], first)] if others and op.op in _COMMUTATIVE else []),
+    ]
+    for key, other in pairs:
+        if graph.shapes.get(key) == graph.shapes[op.node, 0] and _changes_nothing(graph, op, other):
+            return key
+    return None
+
+
+def _changes_nothing(graph: OpGraph, op: Op, other: Key | None) -> bool:
+    """Whether an op, whose result has the shape of one input, gives that one back, whatever it is. `other` is its second operand."""
     if op.op in _BY_SHAPE or (op.op == "ConcatV2" and len(op.inputs) == 2):
         return True
+    value = None if other is None else graph.constants.get(other)
     if op.op == "Transpose":
-        order = graph.constants.get(op.inputs[1])
-        return order is not None and order.tolist() == list(range(order.size))
-    if (neutral := traits(op.op).neutral) is not None:
-        value = graph.constants.get(op.inputs[1])
-        return value is not None and value.size > 0 and bool(np.all(value == neutral))
-    return False
+        return value is not None and value.tolist() == list(range(value.size))
+    neutral = traits(op.op).neutral
+    return neutral is not None and value is not None and value.size > 0 and bool(np.all(value == neutral))

@@ -84,7 +84,7 @@ def _follow(graph: OpGraph, readers: Readers, head: Op, channels: int) -> _Chain
             axes = tuple(range(len(result) - len(suffix), len(result)))
             reshaped = True
         else:
-            step = _affine(graph, readers, head, op, key, shape, axes) if result == shape else None
+            step = affine(graph, readers, head, op, key, shape, axes) if result == shape else None
             if step is None:
                 return chain
             with np.errstate(all="ignore"):
@@ -97,7 +97,7 @@ def _follow(graph: OpGraph, readers: Readers, head: Op, channels: int) -> _Chain
         key, shape = (op.node, 0), result
 
 
-def _affine(
+def affine(
     graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key, shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> tuple[Doubles | float, Doubles | float] | None:
     """Scale and offset that an op applies to its input `key`, or None if it does anything else."""

@@ -1,4 +1,4 @@
-"""Zeros put around the data of a convolution become padding of it, and pixels that it is made to skip become its dilation.
+"""Zeros put around the data of a convolution or of a maximum become padding of it, and pixels that it is made to skip become its dilation.
 
 TensorFlow's Python layers (`tf.nn.convolution`, `tf.nn.atrous_conv2d`) spell dilation with SpaceToBatchND and BatchToSpaceND: every b-th
 pixel goes into an image of its own, those images are convolved side by side, and the results are interleaved again. The convolution
@@ -9,7 +9,10 @@ Connected CRFs", 2016.)
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.pattern import Readers, become_reshape, channels_last, inserted_axis
@@ -19,28 +22,31 @@ _RANK = 4
 
 
 def fold_padding(graph: OpGraph) -> bool:
-    """Lets each convolution that alone reads padded data pad it itself."""
+    """Lets the convolutions and pools that read padded data pad it themselves, where nothing else reads it."""
     readers = Readers(graph)
     names: dict[Key, Key] = {}
     before = len(graph.ops)
     for pad in list(graph.ops.values()):
         if pad.op not in PADS:
             continue
-        view, last = None, pad
-        reader = readers.only((pad.node, 0))
-        if reader is not None and reader.op in RESHAPES:
-            view = last = reader
-            reader = readers.only((view.node, 0))
-        if reader is None or reader.op not in IMAGE_CONVOLUTIONS or reader.inputs[0] != (last.node, 0):
+        key = (pad.node, 0)
+        view = reader if (reader := readers.only(key)) is not None and reader.op in RESHAPES else None
+        last = key if view is None else (view.node, 0)
+        takers = [graph.ops[number] for number in readers.of.get(last, ())]
+        if not takers or {key, last} & readers.fetched:
             continue
-        axis = None if view is None else _added_axis(graph, pad, view, reader)
-        pairs = None if view is not None and axis is None else _zeros_around(graph, pad, reader, axis)
-        if pairs is None:
+        axis = None if view is None else _added_axis(graph, pad, view, takers[0])
+        pairs = [
+            None if view is not None and axis is None else _zeros_around(graph, pad, taker, last, axis)
+            for taker in takers
+        ]
+        if None in pairs:
             continue
-        reader.attrs = {**reader.attrs, "padding": "EXPLICIT", "explicit_paddings": pairs}
-        reader.source_nodes = [*reader.source_nodes, *pad.source_nodes]
+        for taker, around in zip(takers, pairs, strict=True):
+            taker.attrs = {**taker.attrs, "padding": "EXPLICIT", "explicit_paddings": around}
+            taker.source_nodes = [*taker.source_nodes, *pad.source_nodes]
         if view is None or axis is None:
-            names[pad.node, 0] = pad.inputs[0]
+            names[key] = pad.inputs[0]
         else:
             narrow = graph.shapes[pad.inputs[0]]
             wide = (*narrow[:axis], 1, *narrow[axis:])
@@ -60,11 +66,16 @@ def _added_axis(graph: OpGraph, pad: Op, view: Op, convolution: Op) -> int | Non
     return inserted_axis(padded, wide, kernel) if channels_last(convolution) else None
 
 
-def _zeros_around(graph: OpGraph, pad: Op, convolution: Op, axis: int | None) -> tuple[int, ...] | None:
-    """The padding of both together, as `explicit_paddings` has it, or None where a convolution can not pad so.
+def _zeros_around(graph: OpGraph, pad: Op, convolution: Op, key: Key, axis: int | None) -> tuple[int, ...] | None:
+    """The padding of both together, as `explicit_paddings` has it, or None where a convolution, or a pool, can not pad so.
 
-    The axis is one that was added behind the padding.
+    The axis is one that was added behind the padding; `key` is the padded value.
     """
+    pools = convolution.op == "MaxPool" and axis is None
+    if convolution.op not in IMAGE_CONVOLUTIONS and not pools:
+        return None
+    if convolution.inputs[0] != key or convolution.inputs.count(key) > 1:
+        return None
     paddings = graph.constants.get(pad.inputs[1])
     if paddings is None or paddings.shape != (_RANK - (axis is not None), 2) or (paddings < 0).any():
         return None
@@ -83,7 +94,17 @@ def _zeros_around(graph: OpGraph, pad: Op, convolution: Op, axis: int | None) ->
         own = np.asarray(convolution.attrs.get("explicit_paddings"), np.int64)
     elif mode != "VALID":
         return None  # what SAME adds depends on the padded size
+    if pools and not _keeps_maximum(graph, pad, convolution, paddings):
+        return None
     return tuple(int(size) for size in paddings.reshape(-1) + own)
+
+
+def _keeps_maximum(graph: OpGraph, pad: Op, pool: Op, paddings: NDArray[Any]) -> bool:
+    """Whether zeros around the data change no maximum: a pool leaves its own padding out, so that what they are around must not be
+    negative, and each window must hold some of it."""
+    maker = graph.ops.get(pad.inputs[0][0])
+    sizes = np.asarray(pool.attrs.get("ksize"), np.int64)
+    return maker is not None and maker.op == "Relu" and bool((paddings.max(1) < sizes)[paddings.any(1)].all())
 
 
 _PLAIN = (1, 1, 1, 1)

@@ -9,9 +9,8 @@ import numpy as np
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA
-from msplit.engines.cuda.passes.flatten_matmul import is_of_one_pixel
 from msplit.engines.cuda.passes.match_rows import match_gelu
-from msplit.engines.cuda.passes.pattern import FLOATS, Readers, become_reshape, channels_last, other_input
+from msplit.engines.cuda.passes.pattern import FLOATS, Dominators, Readers, become_reshape, channels_last, other_input
 from msplit.opset.traits import ADD, BIASES, IMAGE_CONVOLUTIONS, RESHAPES, ops_with
 
 _HEADS = IMAGE_CONVOLUTIONS | {"MatMul"}
@@ -22,7 +21,7 @@ _LIBRARY = ("Relu", "GeluApproximate")  # what a product's library has as an epi
 def fuse_epilogue(graph: OpGraph) -> bool:
     """Fuses every product or convolution with what follows it."""
     changed = False
-    readers = Readers(graph)
+    readers, dominators = Readers(graph), Dominators(graph)
     for head in list(graph.ops.values()):
         if head.op not in _HEADS or head.attrs.get("T") not in FLOATS:
             continue  # libraries have no fused kernels of integers
@@ -30,7 +29,7 @@ def fuse_epilogue(graph: OpGraph) -> bool:
         if bias_op is not None and not _takes_bias(head, bias_op):
             bias_op = None
         if bias_op is not None or (head.node, 0) in graph.shapes:
-            changed |= _fuse(graph, readers, head, bias_op)
+            changed |= _fuse(graph, readers, dominators, head, bias_op)
     return changed
 
 
@@ -40,12 +39,12 @@ def _takes_bias(head: Op, op: Op) -> bool:
     return head.op == "MatMul" or channels_last(op) == channels_last(head)
 
 
-def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> bool:
+def _fuse(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, bias_op: Op | None) -> bool:
     """Fuses one, with its bias or, where it has none and the library's activation needs one, with zeros."""
     fused_ops = ["BiasAdd"]
     absorbed = [] if bias_op is None else [bias_op]  # in order
     key: Key = (head.node if bias_op is None else bias_op.node, 0)
-    side = _side_input(graph, readers, head, key)
+    side = _side_input(graph, readers, dominators, head, key)
     if side is not None:
         sum_op, _ = side
         fused_ops.append("Add")
@@ -56,9 +55,6 @@ def _fuse(graph: OpGraph, readers: Readers, head: Op, bias_op: Op | None) -> boo
     if reshapes:
         key = (reshapes[-1].node, 0)
     activation, ops = _activation(graph, readers, key)
-    # Kernels of convolutions have no Swish, and what follows them may take it along, such as a mean.
-    if activation == "Swish" and head.op != "MatMul" and not is_of_one_pixel(graph, head):
-        activation, ops = None, []
     if activation is not None:
         fused_ops.append(activation)
         absorbed += [*reshapes, *ops]
@@ -90,17 +86,22 @@ def _zeros(graph: OpGraph, head: Op) -> Key:
     return graph.constant(np.zeros(channels, numpy_dtype(str(head.attrs["T"]))))
 
 
-def _side_input(graph: OpGraph, readers: Readers, head: Op, key: Key) -> tuple[Op, Key] | None:
-    """The sum of a convolution with something of its own shape, where a ReLU follows: libraries have that as one kernel."""
+def _side_input(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, key: Key) -> tuple[Op, Key] | None:
+    """The sum of a convolution with something of its own shape.
+
+    Libraries have that as one kernel where a ReLU follows, our own has it anyway. But a convolution must not wait for what a branch beside
+    it makes: without a ReLU it takes what it is made of itself (a residual), which is there before.
+    """
     op = readers.only(key)
     if head.op != "Conv2D" or op is None or op.op not in ADD:
         return None
     other = other_input(op, key)
     after = readers.only((op.node, 0))
     shape = graph.shapes.get(key)
-    if other is None or shape is None or graph.shapes.get(other) != shape or after is None or after.op != "Relu":
+    if other is None or shape is None or graph.shapes.get(other) != shape:
         return None
-    return op, other
+    cut_off = after is not None and after.op == "Relu"
+    return (op, other) if cut_off or dominators.dominates(other[0], head.node) else None
 
 
 def _reshapes(readers: Readers, key: Key) -> list[Op]:

@@ -235,7 +235,7 @@ class _Siblings:
         first = self.members[0]
         for tiles in conv.candidates(data, filters, expected[0].numel() // sizes[0], sizes):
             attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
-            yield tiles, _lowered(Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.source_nodes))
+            yield tiles, lowered(Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.source_nodes))
 
 
 def _calls(graph: OpGraph, members: Sequence[Op], device: torch.device) -> Iterator[Callable[[], Any]]:
@@ -243,8 +243,8 @@ def _calls(graph: OpGraph, members: Sequence[Op], device: torch.device) -> Itera
     siblings = _Siblings.of(graph, members, device)
     expected = []
     for op, arguments in zip(members, siblings.alone, strict=True):
-        expected.append(_lowered(op)(*arguments)[0])
-        conv.choose(op, list(arguments), _lowered)
+        expected.append(lowered(op)(*arguments)[0])
+        conv.choose(op, list(arguments), lowered)
     for _, run in siblings.merged(expected):
         yield functools.partial(run, *siblings.together)
 
@@ -253,8 +253,8 @@ def _measure(tuner: Tuner, graph: OpGraph, members: Sequence[Op], device: torch.
     siblings = _Siblings.of(graph, members, device)
     alone: list[_Call] = []
     for op, (data, filter, *bias) in zip(members, siblings.alone, strict=True):
-        chosen, weights = conv.choose(op, [data, filter, *bias], _lowered)
-        alone.append(RotatingWeights(_lowered(chosen), data, copies(weights), bias))
+        chosen, weights = conv.choose(op, [data, filter, *bias], lowered)
+        alone.append(RotatingWeights(lowered(chosen), data, copies(weights), bias))
 
     def one_by_one() -> list[Any]:
         return [member() for member in alone]
@@ -281,5 +281,6 @@ def _side_by_side(biases: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
     return [torch.cat([bias[0].reshape(-1) for bias in biases])] if biases[0] else []
 
 
-def _lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
+def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """What runs an op on its tensors."""
     return lambda *tensors: as_tuple(call(table()[op.op], op, list(tensors)))

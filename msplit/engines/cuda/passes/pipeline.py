@@ -22,6 +22,8 @@ from msplit.engines.cuda.ir.verify import Stage, fingerprint, verify
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.attention import choose as attention
 from msplit.engines.cuda.passes.attention.rewrite import fuse_attention
+from msplit.engines.cuda.passes.concat_in_place import concat_in_place
+from msplit.engines.cuda.passes.concat_in_place import decide_on as writes_on
 from msplit.engines.cuda.passes.cse import eliminate_common_subexpressions
 from msplit.engines.cuda.passes.eliminate_identity import eliminate_identity
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
@@ -35,6 +37,8 @@ from msplit.engines.cuda.passes.flatten_matmul import flatten_convolution, flatt
 from msplit.engines.cuda.passes.fold_affine import fold_affine
 from msplit.engines.cuda.passes.fold_padding import fold_dilation, fold_padding
 from msplit.engines.cuda.passes.fuse_epilogue import fuse_epilogue
+from msplit.engines.cuda.passes.fuse_prologue import decide_on as prologues_on
+from msplit.engines.cuda.passes.fuse_prologue import fuse_prologue
 from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
 from msplit.engines.cuda.passes.match_rows import fuse_layer_norm, fuse_softmax
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, merge_siblings
@@ -177,6 +181,18 @@ def _merge_convolutions(graph: OpGraph, context: Context) -> bool:
     return context.measure and not context.nchw and merge_siblings(graph, decide_on(context.device))
 
 
+def _fuse_prologue(graph: OpGraph, context: Context) -> bool:
+    if context.nchw or context.split is not None:
+        return False
+    return fuse_prologue(graph, prologues_on(context.device, measure=context.measure))
+
+
+def _concat_in_place(graph: OpGraph, context: Context) -> bool:
+    if context.nchw or context.split is not None:
+        return False
+    return concat_in_place(graph, writes_on(context.device, measure=context.measure))
+
+
 def _pointwise_fusion(graph: OpGraph, context: Context) -> bool:
     fused = fuse(
         graph,
@@ -230,6 +246,8 @@ PIPELINE = (
     Pass("compute_in_half", _compute_in_half, Stage.TYPED, option="half"),  # behind what joins ops: fewer casts
     Pass("fuse_attention", _fuse_attention, Stage.LAID_OUT, phase="choosing attention kernels"),
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
+    Pass("fuse_prologue", _fuse_prologue, Stage.LAID_OUT, phase="choosing prologues"),
+    Pass("concat_in_place", _concat_in_place, Stage.LAID_OUT, phase="placing what is joined"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),
 )
 """Up to `SPECIALIZED`, once per graph and shapes; `TYPED`, once per type of half precision; `LAID_OUT`, once per memory layout that is

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.frontend.unroll import Unroller
+from msplit.engines.cuda.ir.buffers import BUFFER, INTO, Coverage, parts_of
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus, apart, gpus_of
@@ -29,7 +31,8 @@ from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.state import State, StateMemory
-from msplit.engines.cuda.ir.windows import keeps_channels_last
+from msplit.engines.cuda.ir.windows import TILES, keeps_channels_last
+from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.embedding.densify import prove
 from msplit.engines.cuda.passes.embedding.intervals import COUNTED
@@ -76,6 +79,7 @@ class Tracer:
         self.dynamic: list[int] = []
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
         self.shared: set[Key] = set()  # filters that several convolutions read
+        self.coverage = Coverage()
         self.state: StateMemory | None = None  # variables, which this run may change
         self._written: Counter[str] = Counter()  # how often a variable was
         self._stamps: dict[
@@ -163,7 +167,8 @@ class Tracer:
             else:
                 tensor = to_torch(self.static[key], place)
                 channels_last = keeps_channels_last(Node(op.name, op.op, op.attrs, self.nchw))
-                tensor = FILTERS[op.op](tensor, channels_last)
+                turned = TILES in op.attrs and Tiles(*op.attrs[TILES]).turned  # its kernel wants it as it is
+                tensor = tensor if turned else FILTERS[op.op](tensor, channels_last)
             # Simulated GPUs share no memory either.
             self.constants[key] = tensor = tensor.clone() if self.places and place.type == "cpu" else tensor
         return tensor
@@ -225,7 +230,8 @@ class Tracer:
         bases, size = self._memory(keys, arguments, results, number)
         if varying:
             bases = [number] * len(results)
-        launches = size > 0 or varying or bool(writes)
+        launches = (size > 0 and op.op != BUFFER) or varying or bool(writes) or bool(parts_of(op))
+        read_parts, written_parts = self.coverage.of_step(op, len(results), launches=launches)
         read = dict(zip(keys, arguments, strict=True)).values()
         traffic = sum(map(_extent, (*read, *results)))
         scattered = sum(not tensor.is_contiguous() for tensor in read)
@@ -242,8 +248,8 @@ class Tracer:
                 bound,
                 traffic,
                 scattered,
-                reads,
-                writes,
+                reads + read_parts,
+                writes + written_parts,
             )
         )
         for port, (result, base) in enumerate(zip(results, bases, strict=True)):
@@ -275,6 +281,14 @@ class Tracer:
         """
         if len(op.inputs) < 2:
             return op
+        if parts_of(op):  # which kernel is best does not depend on where it writes
+            bare = {name: value for name, value in op.attrs.items() if name != INTO}
+            buffer = arguments.pop()
+            chosen = self._choose(
+                replace(op, attrs=bare, inputs=op.inputs[:-1]), arguments, lowered, fresh=fresh, varying=varying
+            )
+            arguments.append(buffer)
+            return replace(op, attrs={**chosen.attrs, INTO: op.attrs[INTO]})
         weights = op.inputs[1]
         constant = weights in self.constants
         if op.op in matmul.ANY_WEIGHTS or (op.op in matmul.WITH_WEIGHTS and constant):

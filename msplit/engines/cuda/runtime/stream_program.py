@@ -113,22 +113,37 @@ def _frees(
     """After which step of its own stream each value is let go, and the memory needed at the highest."""
     groups, readers = lifetimes(program, views)
     known = _Knowledge(plan, waits)
+    taken_after = {view: step for step, placed in views.items() for view in placed}
     frees: dict[int, list[Key]] = {}
     freed: dict[int, int] = {}  # bytes let go after each step
     for owner, keys in groups.items():
-        last = known.after_all(owner, readers[owner])
+        at = (
+            owner if program.steps[owner].launches else taken_after.get(owner)
+        )  # a buffer lies where the step is that it is taken after
+        last = None if at is None else known.after_all(at, readers[owner])
         if last is not None:
             frees.setdefault(last, []).extend(keys)
             freed[last] = freed.get(last, 0) + program.steps[owner].bytes
-    peak = 0
+    taken = _taken(program, taken_after)
+    peak = taken.get(-1, 0)
     for members in known.members:
         live = highest = 0
         for step in members:
-            live += program.steps[step].bytes
+            live += program.steps[step].bytes + taken.get(step, 0)
             highest = max(highest, live)
             live -= freed.get(step, 0)
         peak += highest
     return frees, peak
+
+
+def _taken(program: Program, taken_after: Mapping[int, int]) -> dict[int, int]:
+    """Bytes of the buffers that are taken after each step, by -1 of those that are taken at the start."""
+    taken: dict[int, int] = {}
+    for number, step in enumerate(program.steps):
+        if not step.launches and step.bytes:
+            after = taken_after.get(number, -1)
+            taken[after] = taken.get(after, 0) + step.bytes
+    return taken
 
 
 def lifetimes(program: Program, views: Mapping[int, list[int]]) -> tuple[dict[int, list[Key]], dict[int, list[int]]]:

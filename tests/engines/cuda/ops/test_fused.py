@@ -58,10 +58,10 @@ def test_fused_matmul_with_a_side_input():
 def test_unknown_fused_ops_are_refused(op):
     x = values((2, 2)) if op == "_FusedMatMul" else values((1, 2, 2, 2))
     filter = values((2, 2)) if op == "_FusedMatMul" else values((1, 1, 2, 2))
-    attrs = {"fused_ops": ("BiasAdd", "Swish")}
+    attrs = {"fused_ops": ("BiasAdd", "Mish")}
     if op == "_FusedConv2D":
         attrs |= {"strides": (1, 1, 1, 1), "padding": "SAME", "num_args": 1, "TArgs": ("float32",)}
-    with pytest.raises(Unsupported, match="Swish"):
+    with pytest.raises(Unsupported, match="Mish"):
         run_lowering(op, [x, filter, values((2,))], attrs)
 
 

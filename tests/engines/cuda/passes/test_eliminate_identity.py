@@ -20,7 +20,7 @@ def test_what_changes_nothing_is_no_step():
         x = tf.stop_gradient(tf.identity(placeholder(tf, v1, feeds["x"])))
         x = tf.identity_n([x, x])[1]
         x = tf.cast(x, tf.float32)
-        x = tf.reshape(x, [-1, 4]) * 1.0 / 1.0 - 0.0
+        x = tf.constant(1.0) * (tf.reshape(x, [-1, 4]) * 1.0 / 1.0 - 0.0)
         x = tf.debugging.check_numerics(tf.transpose(x, [0, 1]), "nan")
         x = tf.tile(tf.pad(x, [[0, 0], [0, 0]]), [1, 1])[:, :]
         tf.tanh(tf.slice(tf.concat([x], 0), [0, 0], [-1, -1]), name="out")

@@ -49,6 +49,38 @@ def test_other_padding_stays(paddings, value, mode):
     assert len(kernels(program_of(flat, feeds))) == 2
 
 
+@settings(max_examples=examples(20, 100), deadline=None)
+@given(
+    st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=1),
+    st.sampled_from(["relu", "none"]),
+    st.lists(
+        st.sampled_from(["conv", "depthwise", "pool", "strided pool", "mean pool", "other"]), min_size=1, max_size=3
+    ),
+)
+def test_whatever_reads_an_image_with_zeros_around_it(around, first, kinds):
+    feeds, ((top, bottom, left, right),) = image(channels=4, size=6), around
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        x = tf.pad(tf.nn.relu(x) if first == "relu" else x - 1, [[0, 0], [top, bottom], [left, right], [0, 0]])
+        for number, kind in enumerate(kinds):
+            y = {
+                "conv": lambda: tf.nn.conv2d(x, normal(3, 3, 4, 5), 2, "VALID"),
+                "depthwise": lambda: tf.nn.depthwise_conv2d(x, normal(3, 2, 4, 1), [1, 2, 2, 1], "VALID"),
+                "pool": lambda: tf.nn.max_pool2d(x, 3, 1, "VALID"),
+                "strided pool": lambda: tf.nn.max_pool2d(x, 3, 2, "VALID"),
+                "mean pool": lambda: tf.nn.avg_pool2d(x, 3, 1, "VALID"),
+                "other": lambda: x * 2,
+            }[kind]()
+            tf.identity(y, name=f"out_{number}")
+
+    flat = graph_of(build)
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
+    takers = {"conv", "depthwise"} | ({"pool", "strided pool"} if first == "relu" and max(*around[0]) < 3 else set())
+    if takers.issuperset(kinds) and any(around[0]):
+        assert "Pad" not in kernels(program_of(flat, feeds))
+
+
 @pytest.mark.parametrize("axis", [1, 2])
 def test_zeros_around_a_sequence_become_padding(axis):
     feeds = {"x": normal(2, 9, 3)}

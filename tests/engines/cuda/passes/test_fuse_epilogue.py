@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.engines.cuda.cases import assert_equals_tensorflow, graph_of, program_of
 from tests.engines.cuda.passes.harness import (
     check,
     image,
@@ -66,3 +67,60 @@ def test_a_bias_behind_two_products_rides_on_one_of_them():
     program = check(build, feeds, ["AddV2", "MatMul", "Tanh", "Tanh", "_FusedMatMul"], outputs=["out"])
     (fused,) = [step for step in program.steps if step.op.op == "_FusedMatMul"]
     assert fused.inputs[0] in program.feeds.values(), "the product that is ready first takes the bias"
+
+
+@pytest.mark.parametrize("kind", ["Conv2D", "DepthwiseConv2dNative"])
+@pytest.mark.parametrize("spelled", ["silu", "product", "the other way"])
+def test_swish_rides_on_a_convolution(kind, spelled):
+    feeds = image(4)
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        depthwise = kind != "Conv2D"
+        y = (
+            tf.nn.depthwise_conv2d(x, normal(3, 3, 4, 1), [1, 2, 2, 1], "SAME")
+            if depthwise
+            else tf.nn.conv2d(x, normal(3, 3, 4, 4), 1, "SAME")
+        )
+        y = tf.nn.bias_add(y, normal(4))
+        y = {"silu": tf.nn.silu, "product": lambda y: y * tf.sigmoid(y)}.get(spelled, lambda y: tf.sigmoid(y) * y)(y)
+        tf.identity(y, name="out")
+
+    program = check(build, feeds, [f"_Fused{kind}"], outputs=["out"], tolerance=1e-4)
+    assert program.steps[-1].op.attrs["fused_ops"] == ("BiasAdd", "Swish")
+
+
+@pytest.mark.parametrize("what", ["slope", "read twice", "square"])
+def test_what_is_no_swish_stays(what):
+    feeds = image(4)
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        y = tf.nn.bias_add(tf.nn.conv2d(x, normal(3, 3, 4, 4), 1, "SAME"), normal(4))
+        gate = tf.sigmoid(2.0 * y if what == "slope" else y)
+        tf.identity(gate * gate if what == "square" else y * gate, name="out")
+        if what == "read twice":
+            tf.identity(gate, name="gate")
+        if what == "square":
+            tf.identity(y, name="y")
+
+    outputs = {"read twice": ["out", "gate"], "square": ["out", "y"]}.get(what, ["out"])
+    flat = graph_of(build, outputs=outputs)
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
+    assert not any("Swish" in step.op.attrs.get("fused_ops", ()) for step in program_of(flat, feeds).steps)
+
+
+def test_a_residual_rides_on_a_convolution_and_a_branch_beside_it_does_not():
+    feeds = image(4)
+
+    def build(tf, v1):
+        x = tf.nn.relu(
+            tf.nn.bias_add(tf.nn.conv2d(placeholder(tf, v1, feeds["x"]), normal(1, 1, 4, 4), 1, "SAME"), normal(4))
+        )
+        y = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, normal(3, 3, 4, 6), 1, "SAME"), normal(6)))
+        x = x + tf.nn.bias_add(tf.nn.conv2d(y, normal(1, 1, 6, 4), 1, "SAME"), normal(4))
+        one, two = (tf.nn.bias_add(tf.nn.conv2d(x, normal(3, 3, 4, 4), 1, "SAME"), normal(4)) for _ in range(2))
+        tf.add(one, two, name="out")
+
+    program = check(build, feeds, ["AddV2", *["_FusedConv2D"] * 5], outputs=["out"], tolerance=1e-4)
+    assert [step.op.attrs.get("fused_ops") for step in program.steps].count(("BiasAdd", "Add")) == 1

@@ -183,8 +183,7 @@ SWISH = [
 
 
 @pytest.mark.parametrize("form", SWISH)
-def test_swish_rides_on_a_product_and_not_on_a_convolution(form):
-    """What follows a convolution may take it along, such as a mean over all pixels."""
+def test_swish_rides_on_a_product_and_on_a_convolution(form):
     feeds = {"x": normal(2, 4, 4, 6)}
 
     def build(tf, v1):
@@ -195,8 +194,7 @@ def test_swish_rides_on_a_product_and_not_on_a_convolution(form):
     flat = graph_of(build, outputs=["out"])
     assert_equals_tensorflow(flat, feeds)
     steps = {step.op.op: step.op.attrs.get("fused_ops") for step in program_of(flat, feeds).steps}
-    assert steps["_FusedMatMul"] == ("BiasAdd", "Swish")
-    assert steps["_FusedConv2D"] == ("BiasAdd",)
+    assert steps["_FusedMatMul"] == steps["_FusedConv2D"] == ("BiasAdd", "Swish")
 
 
 @pytest.mark.parametrize(

@@ -118,10 +118,9 @@ def test_a_norm_keeps_its_parameters_in_float32():
         tf.identity(tf.nn.conv2d(tf.nn.relu(y), normal(1, 1, 16, 4), 1, "SAME"), name="out")
 
     flat = check(build, {"x": normal(2, 6, 6, 3)}, casts=2, within=5e-2)
-    norms = [step for step in program_of(flat, {"x": normal(2, 6, 6, 3)}).steps if "Norm" in step.op.op]
-    assert [
-        dtype_name(program_of(flat, {"x": normal(2, 6, 6, 3)}).constants[key].dtype) for key in norms[0].inputs[1:3]
-    ] == ["float32"] * 2
+    program = program_of(flat, {"x": normal(2, 6, 6, 3)})
+    (norm,) = (step for step in program.steps if step.op.op == "_PrologueConv2D")
+    assert [dtype_name(program.constants[key].dtype) for key in norm.inputs[1:]] == ["bfloat16", "float32", "float32"]
 
 
 def test_an_image_of_bytes_is_converted_at_once():

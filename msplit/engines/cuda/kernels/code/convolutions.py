@@ -4,7 +4,11 @@ The rows of the product are the result's pixels, its columns the output channels
 channels (an implicit GEMM; Chetlur et al., cuDNN, 2014). Where that makes too few tiles to fill the GPU, several blocks share the summands
 of a tile (split-K); the one that is done last adds all parts up, always in the same order.
 
-The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result.
+The data may be scaled, shifted and cut off below zero on their way to the product (a prologue), as a normalization in front of the
+convolution does it: padding stays zero.
+
+The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result, which for
+one of them may be a part of a larger tensor.
 
 An early kernel (see `code.early`) works out where its data lie and fetches its filter, which no kernel writes; then it waits.
 """
@@ -22,7 +26,7 @@ _FETCHED = tl.constexpr(8)
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "pixels height width channels results results_1 results_2 results_3 rows columns kernel_w taps stride_h stride_w "
     "dilation_h dilation_w before_h before_w step_n step_h step_w filter_tap filter_c filter_o share parts "
-    "by_rows by_columns by_blocks by_kernel_w shift_rows shift_columns shift_blocks shift_kernel_w"
+    "step_out step_room in_room by_rows by_columns by_blocks by_kernel_w shift_rows shift_columns shift_blocks shift_kernel_w"
 ).split()
 """Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
 
@@ -34,13 +38,48 @@ def _quotient(number, by, shift):  # type: ignore[no-untyped-def]
     return (high >> shift.to(tl.uint32)).to(tl.int32)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _prepared(  # type: ignore[no-untyped-def]
+    a, scale, shift, inside, image, channel, channels, SCALE: tl.constexpr, SHIFT: tl.constexpr, CUT: tl.constexpr
+):
+    """Data with the prologue applied. SCALE 2: every image has factors of its own."""
+    value = a.to(tl.float32)
+    exists = channel < channels
+    if SCALE == 2:
+        value *= tl.load(scale + image[:, None] * channels + channel[None, :], mask=inside, other=0).to(tl.float32)
+    elif SCALE == 1:
+        value *= tl.load(scale + channel, mask=exists, other=0)[None, :].to(tl.float32)
+    if SHIFT:
+        value += tl.load(shift + channel, mask=exists, other=0)[None, :].to(tl.float32)
+    if CUT:
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(inside, value, 0.0).to(a.dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _activated(total, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The activation by its number in `activations.NUMBERS`."""
+    if ACTIVATION == 1 or ACTIVATION == 2:
+        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACTIVATION == 2:
+        total = tl.minimum(total, 6.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACTIVATION == 3:
+        total = 1 / (1 + tl.exp(-total))
+    if ACTIVATION == 7:
+        total *= 1 / (1 + tl.exp(-total))
+    return total
+
+
 @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
 def convolve_tile(  # type: ignore[no-untyped-def]
     data,
     filter,
+    scale,
+    shift,
     bias,
     side,
     out,
+    room,
     partial,
     counters,
     pixels,
@@ -69,6 +108,9 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     filter_o,
     share,
     parts,
+    step_out,
+    step_room,
+    in_room,
     by_rows,
     by_columns,
     by_blocks,
@@ -88,16 +130,22 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     NARROW: tl.constexpr,
     BIAS: tl.constexpr,
     SIDE: tl.constexpr,
-    RELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     SPLIT: tl.constexpr,
     SIBLINGS: tl.constexpr,
+    ROOM: tl.constexpr,
+    PROLOGUE: tl.constexpr,
+    SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    CUT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """A block's tile, or its part of the summands: see `conv.convolve_siblings`, which cuts and launches."""
     # Sizes come divided by what they are multiples of, so that the compiler knows and loads several elements at once.
     channels, step_n, step_h, step_w = channels * IN, step_n * IN, step_h * IN, step_w * IN
     results *= OUT
+    step_out *= OUT
     if IN_FIRST:  # input channels lie side by side in the filter
         filter_c = 1
         filter_tap, filter_o = filter_tap * IN, filter_o * IN
@@ -109,6 +157,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     first_tile = 0
     first_column = 0
     first_place = 0
+    number_of_sibling = 0
     if SIBLINGS:  # a sibling that is not there has no output channels, and begins behind the last tile
         next_tile = tl.cdiv(results, RESULTS)
         next_column = results
@@ -120,10 +169,12 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             first_tile = tl.where(own, next_tile, first_tile)
             first_column = tl.where(own, next_column, first_column)
             first_place = tl.where(own, next_place, first_place)
+            number_of_sibling = tl.where(own, sibling + 1, number_of_sibling)
             next_tile += tl.cdiv(size, RESULTS)
             next_column += size
             next_place += tl.cdiv(pixels * size, ALIGNED)
         out += first_place * ALIGNED
+        step_out = results
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     result = (tile - first_tile) * RESULTS + tl.arange(0, RESULTS)
     column_of_filter = first_column + result
@@ -156,6 +207,8 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there[:, None] & exists[None, :]
             offset = down * step_h + right * step_w + channel
             a = tl.load(data + start[:, None] + offset[None, :], mask=inside, other=0)
+            if PROLOGUE:
+                a = _prepared(a, scale, shift, inside, image, channel, channels, SCALE, SHIFT, CUT)
             at = (tap * filter_tap + channel * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
             b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
@@ -206,6 +259,9 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             of_filter = from_filter + (tap * filter_tap + channel * filter_c)
             exists = channel + summand < channels
             a = tl.load(of_data, mask=inside[:, None] & exists[None, :], other=0)
+            if PROLOGUE:
+                taken = inside[:, None] & exists[None, :]
+                a = _prepared(a, scale, shift, taken, image, channel + summand, channels, SCALE, SHIFT, CUT)
             b = tl.load(of_filter, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
             channel += SUMMANDS
@@ -232,10 +288,12 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             total += tl.load(start_of + one * (PIXELS * RESULTS) + inner, cache_modifier=".cg")
     if BIAS:
         total += tl.load(bias + column_of_filter, mask=wanted, other=0)[None, :].to(tl.float32)
-    place = pixel[:, None] * results + result[None, :]
     exists = there[:, None] & wanted[None, :]
     if SIDE:
-        total += tl.load(side + place, mask=exists, other=0).to(tl.float32)
-    if RELU:
-        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=exists)
+        total += tl.load(side + pixel[:, None] * results + result[None, :], mask=exists, other=0).to(tl.float32)
+    total = _activated(total, ACTIVATION).to(out.dtype.element_ty)
+    if ROOM:
+        mine = number_of_sibling == in_room
+        tl.store(room + pixel[:, None] * (step_room * OUT) + result[None, :], total, mask=exists & mine)
+        exists = exists & (number_of_sibling != in_room)
+    tl.store(out + pixel[:, None] * step_out + result[None, :], total, mask=exists)

@@ -55,6 +55,8 @@ def pool(  # type: ignore[no-untyped-def]
     height,
     width,
     channels,
+    step_in,
+    step_out,
     rows,
     columns,
     before_h,
@@ -84,7 +86,7 @@ def pool(  # type: ignore[no-untyped-def]
     for y in tl.static_range(KERNEL_H):
         for x in tl.static_range(KERNEL_W):
             inside = (top + y >= 0) & (top + y < height) & (left + x >= 0) & (left + x < width) & exists
-            at = ((image * height + top + y) * width + left + x) * channels + channel
+            at = ((image * height + top + y) * width + left + x) * step_in + channel
             if MEAN:
                 found += tl.load(data + at, mask=inside, other=0).to(tl.float32)
                 count += inside.to(tl.float32)
@@ -93,7 +95,7 @@ def pool(  # type: ignore[no-untyped-def]
                 found = tl.maximum(found, value, propagate_nan=tl.PropagateNan.ALL)
     if MEAN:
         found = (found / count).to(data.dtype.element_ty)
-    tl.store(out + place, found, mask=exists)
+    tl.store(out + place // channels * step_out + channel, found, mask=exists)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,0 +1,82 @@
+"""What writing Concats' parts in place, and prologues, are worth: a model with and without each, on the GPU, TF32.
+
+    python benchmarks/copies.py GRAPHS [MODEL:BATCH …]     GRAPHS is made by `benchmarks/models.py` or `benchmarks/foreign.py`
+
+Per variant: kernels, convolutions of ours, Concats left, µs of a step by the host's clock and by the device's on one stream, and
+how far outputs are from those in IEEE precision (root of the mean square, relative).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import models
+
+from msplit.core.precision import Precision
+from msplit.cost.workload import Workload
+from msplit.engines.base import Job
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
+from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.options import EngineOptions, KernelMode
+from msplit.engines.cuda.passes import pipeline
+from msplit.flatten import flatten
+from msplit.formats import read
+from msplit.inputs.make import feeds_for
+
+VARIANTS = {"with both": (True, True), "in place": (True, False), "prologues": (False, True), "neither": (False, False)}
+STEPS = 200
+OPTIONS = EngineOptions(mode=KernelMode.FUSED_AND_GROUPED, layout="nhwc")
+
+
+def main() -> None:
+    folder, *rows = sys.argv[1:]
+    in_place, prologues = pipeline.writes_on, pipeline.prologues_on
+    for row in rows or ["densenet121:1", "efficientnet_b0:1", "inception_v3:1"]:
+        name, _, batch = row.partition(":")
+        path = models.fill(Path(folder), Path(tempfile.gettempdir()) / "filled", name, int(batch))
+        expected: dict[str, Any] = {}
+        for variant, (places, prepares) in VARIANTS.items():
+            pipeline.writes_on = in_place if places else lambda device, measure: lambda graph, op: False
+            pipeline.prologues_on = (
+                prologues if prepares else lambda device, measure: lambda graph, found: (False, None)
+            )
+            flat = flatten(read(path))  # what is compiled belongs to it
+            feeds = feeds_for(flat, Workload(int(batch)))
+            job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=OPTIONS)
+            expected = expected or step(replace(job, precision=Precision.IEEE))[0]
+            found, host, device = step(replace(job, precision=Precision.TF32))
+            ops = [
+                one.op
+                for one in CudaEngine().compile(replace(job, precision=Precision.TF32)).program.steps
+                if one.launches
+            ]
+            ours, left = sum(TILES in op.attrs for op in ops), sum(op.op == "ConcatV2" for op in ops)
+            off = max(float(np.sqrt(((found[n] - e) ** 2).mean() / (e**2).mean())) for n, e in expected.items())
+            print(f"{row:18} {variant:10} {len(ops):4} kernels, {ours:3} ours, {left:2} Concats, "
+                  f"host {host:6.1f}, device {device:6.1f} µs, off {off:.4f}", flush=True)  # fmt: skip
+
+
+def step(job: Job) -> tuple[dict[str, Any], float, float]:
+    """Outputs, and µs of a step by the host and by the device."""
+    executable = ENGINE.build(job)
+    outputs = executable.step(job.feeds)
+    times = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        executable.step(job.feeds)
+        times.append(time.perf_counter() - start)
+    device = executable.device_times(STEPS)
+    executable.close()
+    return outputs, 1e6 * float(np.median(times)), 1e6 * float(np.median(device)) if device else float("nan")
+
+
+if __name__ == "__main__":
+    main()
