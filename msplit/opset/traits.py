@@ -351,7 +351,7 @@ Maximum: binary, limit, masks elementwise, ordered, not negative, keeps two valu
 Minimum: binary, limit, masks elementwise, ordered, keeps two values
 Mul: arithmetic, commutative, multiply, one type, masks elementwise, gelu part, row part, not negative, keeps two values, neutral 1
 NotEqual: comparison, commutative, mask test
-Pow: arithmetic, gelu part, keeps two values, flops 6
+Pow: arithmetic, masks elementwise, gelu part, keeps two values, flops 6
 RealDiv: arithmetic, divide, gelu part, row part, keeps two values, neutral 1
 SquaredDifference: arithmetic, commutative, row part, flops 2
 Sub: linear, arithmetic, one type, masks elementwise, wraps, gelu part, row part, keeps two values, ragged, neutral 0

@@ -35,11 +35,20 @@ OPTIMIZERS = {
 }
 
 
-def _sparse(v1, tf, name, fill=-1):
-    """Ids with gaps as feature columns write them: a dense matrix, of which -1 is left out."""
+def _sparse(v1, tf, name, *values):
+    """Ids with gaps as feature columns write them: a dense matrix, of which -1 is left out. Likewise other values at the same places."""
     ids = v1.placeholder(tf.int64, [BATCH, 4], name=name)
-    where = tf.where(tf.not_equal(ids, fill))
-    return tf.SparseTensor(where, tf.gather_nd(ids, where), tf.shape(ids, out_type=tf.int64))
+    where, shape = tf.where(tf.not_equal(ids, -1)), tf.shape(ids, out_type=tf.int64)
+    found = [tf.SparseTensor(where, tf.gather_nd(one, where), shape) for one in (ids, *values)]
+    return found if values else found[0]
+
+
+def _weighted(combiner):
+    def lookup(v1, tf, table):
+        ids, weights = _sparse(v1, tf, "ids", v1.placeholder(tf.float32, [BATCH, 4], name="importance"))
+        return v1.nn.safe_embedding_lookup_sparse(table, ids, weights, combiner=combiner)
+
+    return lookup
 
 
 def _tables(v1, tf, table):
@@ -65,6 +74,7 @@ LOOKUPS = {
     "tables": _tables,
     "safe": lambda v1, tf, table: v1.nn.safe_embedding_lookup_sparse(table, _sparse(v1, tf, "ids")),
     "column": lambda v1, tf, table: v1.nn.safe_embedding_lookup_sparse(table, _sparse(v1, tf, "ids"), combiner="sqrtn"),
+    **{f"weighted {combiner}": _weighted(combiner) for combiner in ("sum", "mean", "sqrtn")},
 }
 
 
@@ -140,6 +150,9 @@ def feeds_of(flat, seed):
     feeds = {}
     for tensor in flat.inputs:
         name = tensor.name.split(":")[0]
+        if name == "importance":
+            feeds[tensor.name] = rng.choice(np.array([-1, 0, 0.25, 1, 3], np.float32), (BATCH, 4))
+            continue
         shape = (BATCH, 4) if flat.graph.attrs[tensor.node]["shape"] == (BATCH, 4) else (BATCH,)
         feeds[tensor.name] = rng.integers(-1 if len(shape) > 1 else 0, ROWS, shape)
         if name == "ids" and len(shape) > 1 and not any(op == "Where" for op in flat.graph.ops):
@@ -195,12 +208,20 @@ def test_feature_columns_train_as_in_tensorflow(lookup, optimizer, resource):
     check(*graph(lookup, optimizer, resource))
 
 
-@pytest.mark.parametrize("lookup", ["lookup"])
+WEIGHTED = ["weighted sum", "weighted mean", "weighted sqrtn"]
+
+
+@sampled(8, lookup=WEIGHTED, optimizer=OPTIMIZERS, resource=[False, True])
+def test_lookups_with_weights_train_as_in_tensorflow(lookup, optimizer, resource):
+    check(*graph(lookup, optimizer, resource))
+
+
+@pytest.mark.parametrize("lookup", ["lookup", "weighted mean"])
 def test_gradients_are_clipped_by_the_norm_of_all(lookup):
     check(*graph(lookup, "adagrad", True, clip=True))
 
 
-@sampled(3, lookup=["lookup", "safe"], optimizer=FEW, resource=[False, True], parts=[2, 3])
+@sampled(5, lookup=["lookup", "safe", *WEIGHTED], optimizer=FEW, resource=[False, True], parts=[2, 3])
 def test_tables_of_parts_train_as_in_tensorflow(lookup, optimizer, resource, parts):
     check(*graph(lookup, optimizer, resource, parts=parts))
 
