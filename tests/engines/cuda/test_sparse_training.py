@@ -43,12 +43,38 @@ def _sparse(v1, tf, name, *values):
     return found if values else found[0]
 
 
-def _weighted(combiner):
+def _weighted(combiner, **options):
     def lookup(v1, tf, table):
         ids, weights = _sparse(v1, tf, "ids", v1.placeholder(tf.float32, [BATCH, 4], name="importance"))
+        return v1.nn.safe_embedding_lookup_sparse(table, ids, weights, combiner=combiner, **options)
+
+    return lookup
+
+
+def _learned(combiner, weights_of):
+    """Weights of a variable of their own, some of which are negative."""
+
+    def lookup(v1, tf, table):
+        start = v1.random_uniform_initializer(-0.2, 1, seed=3)
+        own = v1.get_variable("importance", [ROWS], initializer=start, use_resource=hasattr(table, "handle"))
+        ids = _sparse(v1, tf, "ids")
+        weights = tf.SparseTensor(ids.indices, weights_of(tf, own, ids), ids.dense_shape)
         return v1.nn.safe_embedding_lookup_sparse(table, ids, weights, combiner=combiner)
 
     return lookup
+
+
+def _of_ids(tf, own, ids):
+    return tf.gather(own, ids.values)
+
+
+def _of_places(tf, own, ids):
+    """Of all places of the matrix, then of those that have an id."""
+    return tf.gather_nd(tf.gather(own, tf.reshape(tf.range(BATCH * 4) % ROWS, [BATCH, 4])), ids.indices)
+
+
+def _curved(tf, own, ids):
+    return tf.sigmoid(tf.gather(own, ids.values)) * 2 - 0.9
 
 
 def _tables(v1, tf, table):
@@ -75,6 +101,12 @@ LOOKUPS = {
     "safe": lambda v1, tf, table: v1.nn.safe_embedding_lookup_sparse(table, _sparse(v1, tf, "ids")),
     "column": lambda v1, tf, table: v1.nn.safe_embedding_lookup_sparse(table, _sparse(v1, tf, "ids"), combiner="sqrtn"),
     **{f"weighted {combiner}": _weighted(combiner) for combiner in ("sum", "mean", "sqrtn")},
+    "weighted default": _weighted("mean", default_id=2),
+    **{
+        f"learned {combiner} {number}": _learned(combiner, weights_of)
+        for combiner in ("sum", "mean", "sqrtn")
+        for number, weights_of in enumerate((_of_ids, _of_places, _curved))
+    },
 }
 
 
@@ -208,7 +240,8 @@ def test_feature_columns_train_as_in_tensorflow(lookup, optimizer, resource):
     check(*graph(lookup, optimizer, resource))
 
 
-WEIGHTED = ["weighted sum", "weighted mean", "weighted sqrtn"]
+WEIGHTED = [name for name in LOOKUPS if name.startswith("weighted")]
+LEARNED = [name for name in LOOKUPS if name.startswith("learned")]
 
 
 @sampled(8, lookup=WEIGHTED, optimizer=OPTIMIZERS, resource=[False, True])
@@ -216,7 +249,12 @@ def test_lookups_with_weights_train_as_in_tensorflow(lookup, optimizer, resource
     check(*graph(lookup, optimizer, resource))
 
 
-@pytest.mark.parametrize("lookup", ["lookup", "weighted mean"])
+@sampled(9, lookup=LEARNED, optimizer=OPTIMIZERS, resource=[False, True])
+def test_weights_train_as_in_tensorflow(lookup, optimizer, resource):
+    check(*graph(lookup, optimizer, resource))
+
+
+@pytest.mark.parametrize("lookup", ["lookup", "weighted mean", "learned mean 0"])
 def test_gradients_are_clipped_by_the_norm_of_all(lookup):
     check(*graph(lookup, "adagrad", True, clip=True))
 

@@ -9,18 +9,15 @@ of each row's embeddings, the dense form takes its place: it is equal for all va
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
-from msplit.engines.cuda.passes.embedding import masked_segments, masked_sizes
+from msplit.engines.cuda.passes.embedding import masked_fill, masked_segments, masked_sizes
 from msplit.engines.cuda.passes.embedding.proof import (
-    Filled,
     Kept,
     KnownValues,
-    Lookup,
     Mask,
     Proof,
     is_grid,
@@ -189,6 +186,8 @@ def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
+    if op.inputs[0] in facts.sizes:
+        return masked_sizes.part(facts, op)
     kept = facts.kept.get(op.inputs[0])
     strides = facts.array(op.inputs[3])
     all_rows = int(op.attrs.get("begin_mask", 0)) & int(op.attrs.get("end_mask", 0)) & 1
@@ -198,55 +197,6 @@ def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
         return None
     dense = facts.new("StridedSlice", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
     return facts.keep(op, dense, kept.mask)
-
-
-def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
-    """Every row gets one place more, for the default, which is there where none of the others is."""
-    places, values = facts.kept.get(op.inputs[0]), facts.kept.get(op.inputs[1])
-    shape = facts.array(op.inputs[2])
-    if places is None or values is None or places.mask is not values.mask or shape is None:
-        return None
-    ops: list[Op] = []
-    filled = facts.completed.get((places.mask, places.dense)) or _completed(facts, op, places, int(shape[0]), ops)
-    if filled is None or filled.rows != int(shape[0]):
-        return None
-    sizes = [facts.constant(np.asarray(size, np.int32)) for size in ([filled.rows, filled.length], [filled.rows, 1])]
-    square = facts.new("Reshape", op, [values.dense, sizes[0]])
-    default = facts.new("Fill", op, [sizes[1], op.inputs[3]])
-    axis = facts.constant(np.array(1, np.int32))
-    longer = facts.new("ConcatV2", op, [(square.node, 0), (default.node, 0), axis])
-    view = facts.reshape(op, (longer.node, 0), (-1,))
-    facts.kept[op.node, 0] = Kept(filled.grid, filled.mask)
-    facts.kept[op.node, 1] = Kept((view.node, 0), filled.mask)
-    facts.filled[view.node, 0] = Lookup(values.mask, values.dense, filled.rows, filled.empty)
-    return Proof({2: filled.empty}, [*ops, square, default, longer, view], stays=True)
-
-
-def _completed(facts: KnownValues, op: Op, places: Kept, rows: int, ops: list[Op]) -> Filled | None:
-    """Kept places with one more for each row. Adds the ops that tell which are there."""
-    indices = facts.array(places.dense)
-    length = run_length(indices[:, 0]) if indices is not None and indices.ndim == 2 else 0
-    if indices is None or not length or rows * length != len(indices):
-        return None
-
-    def add(name: str, inputs: list[Key], attrs: dict[str, Any] | None = None) -> Key:
-        ops.append(facts.new(name, op, inputs, attrs))
-        return ops[-1].node, 0
-
-    def constant(value: list[int] | int) -> Key:
-        return facts.constant(np.asarray(value, np.int32))
-
-    there = add("Reshape", [places.mask.key, constant([rows, length])])
-    empty = add("LogicalNot", [add("Any", [there, constant([1])], {"keep_dims": False})])
-    longer = add("ConcatV2", [there, add("Reshape", [empty, constant([rows, 1])]), constant(1)])
-    fillers = np.zeros((rows, 1, indices.shape[1]), indices.dtype)
-    fillers[:, 0, 0] = np.arange(rows)
-    grid = np.concatenate([indices.reshape(rows, length, -1), fillers], 1).reshape(-1, indices.shape[1])
-    mask = Mask(add("Reshape", [longer, constant([-1])]), occupied=rows)
-    facts.flags[empty] = empty
-    filled = Filled(mask, facts.constant(grid), rows, length, empty)
-    facts.completed[places.mask, places.dense] = filled
-    return filled
 
 
 def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
@@ -321,6 +271,7 @@ def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
 
 
 _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
+    **masked_fill.RULES,
     **masked_sizes.RULES,
     **masked_segments.RULES,
     **dict.fromkeys(RESHAPES, _reshape),
@@ -329,7 +280,6 @@ _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     "GatherNd": _gather_nd,
     "SparseReshape": _sparse_reshape,
     "StridedSlice": _strided_slice,
-    "SparseFillEmptyRows": _fill_empty_rows,
     **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
     **dict.fromkeys(SELECT, _select),
     "SparseToDense": _sparse_to_dense,

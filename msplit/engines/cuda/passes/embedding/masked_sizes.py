@@ -21,6 +21,25 @@ def _shape(facts: KnownValues, op: Op) -> Proof | None:
     shape = None if kept is None else facts.shape(kept.dense)
     if kept is not None and shape and (op.op == "Shape" or len(shape) == 1):
         facts.sizes[op.node, 0] = Sizes(kept.mask, shape[1:])
+    if op.op == "Size" and op.inputs[0] in facts.places:
+        facts.sizes[op.node, 0] = Sizes(facts.places[op.inputs[0]][1])
+    return None
+
+
+def part(facts: KnownValues, op: Op) -> Proof | None:
+    """The number of rows alone, or the sizes behind it, which are known."""
+    sizes, begin = facts.sizes[op.inputs[0]], facts.array(op.inputs[1])
+    end, strides = (facts.array(key) for key in op.inputs[2:])
+    masks = {
+        name: int(op.attrs.get(f"{name}_mask", 0)) for name in ("begin", "end", "shrink_axis", "ellipsis", "new_axis")
+    }
+    if begin is None or end is None or strides is None or strides.tolist() != [1]:
+        return None
+    told = begin.tolist(), {name: mask for name, mask in masks.items() if mask}
+    if told == ([1], {"end": 1}):
+        return Proof({0: np.array(sizes.inner, str(op.attrs.get("T", "int32")))})
+    if told == ([0], {"shrink_axis": 1}):
+        facts.sizes[op.node, 0] = Sizes(sizes.mask)
     return None
 
 
@@ -32,6 +51,10 @@ def reshape(facts: KnownValues, op: Op) -> Proof | None:
             facts.sizes[op.node, 0] = sizes
         return None
     sizes = facts.sizes[op.inputs[1]]
+    places = facts.places.get(op.inputs[0])
+    if places is not None and places[1] is sizes.mask and not sizes.inner:
+        facts.places[op.node, 0] = places
+        return None
     kept = facts.kept.get(op.inputs[0]) or facts.elements.get(op.inputs[0])
     shape = None if kept is None else facts.shape(kept.dense)
     if kept is None or shape is None or kept.mask is not sizes.mask or math.prod(shape[1:]) != math.prod(sizes.inner):

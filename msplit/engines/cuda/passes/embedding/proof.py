@@ -137,6 +137,7 @@ class KnownValues:
         axes: Axes along which a gradient of kept rows is summed up; where there is one row, it may be the first axis, too.
         elements: Values that have the elements of kept rows, in a shape that is not known.
         completed: A mask, and coordinates of its rows -> the same without empty rows.
+        returned: Where what was there before rows were filled is now -> the mask before, and what it was filled up to.
         filled: Ids without empty rows -> what they were made of.
         lookups: Lookups by such ids -> likewise, and the op.
         flags: Values that repeat a truth value per row.
@@ -154,6 +155,7 @@ class KnownValues:
         self.axes: dict[Key, tuple[int, ...]] = {}
         self.elements: dict[Key, Kept] = {}
         self.completed: dict[tuple[Mask, Key], Filled] = {}
+        self.returned: dict[Key, tuple[Mask, Filled]] = {}
         self.filled: dict[Key, Lookup] = {}
         self.lookups: dict[Key, tuple[Lookup, Op]] = {}
         self.flags: dict[Key, Key] = {}
