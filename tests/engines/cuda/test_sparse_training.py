@@ -10,6 +10,7 @@ from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
 from tests.campaign import CAMPAIGN, sampled
@@ -240,6 +241,23 @@ def test_feature_columns_train_as_in_tensorflow(lookup, optimizer, resource):
     check(*graph(lookup, optimizer, resource))
 
 
+def _lookups(weights_of):
+    """Some in one table, whose gradients come one below the other."""
+
+    def lookup(v1, tf, table):
+        own = v1.get_variable("importance", [ROWS], use_resource=True)
+        ids = _sparse(v1, tf, "ids")
+        weights = [tf.SparseTensor(ids.indices, one, ids.dense_shape) for one in weights_of(tf, own, ids.values)]
+        pairs = zip(weights, ("sum", "mean", "sqrtn"), strict=True)
+        return sum(v1.nn.safe_embedding_lookup_sparse(table, ids, one, combiner=how) for one, how in pairs)
+
+    return lookup
+
+
+LOOKUPS["learned thrice"] = _lookups(lambda tf, own, ids: [tf.gather(own, ids) for _ in range(3)])
+LOOKUPS["shared"] = _lookups(lambda tf, own, ids: [tf.gather(own, ids)] * 3)
+
+
 WEIGHTED = [name for name in LOOKUPS if name.startswith("weighted")]
 LEARNED = [name for name in LOOKUPS if name.startswith("learned")]
 
@@ -252,6 +270,12 @@ def test_lookups_with_weights_train_as_in_tensorflow(lookup, optimizer, resource
 @sampled(9, lookup=LEARNED, optimizer=OPTIMIZERS, resource=[False, True])
 def test_weights_train_as_in_tensorflow(lookup, optimizer, resource):
     check(*graph(lookup, optimizer, resource))
+
+
+def test_weights_that_several_lookups_share_are_refused():
+    """Where filters put their gradients together is not followed."""
+    with pytest.raises(EngineError, match="can not be captured"):
+        ENGINE.build(job_of(*graph("shared", "adagrad", True)))
 
 
 @pytest.mark.parametrize("lookup", ["lookup", "weighted mean", "learned mean 0"])

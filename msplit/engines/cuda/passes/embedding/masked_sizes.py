@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Proof, Sizes
+from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Mask, Proof, Sizes
 
 
 def _shape(facts: KnownValues, op: Op) -> Proof | None:
@@ -63,7 +63,10 @@ def reshape(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _join(facts: KnownValues, op: Op) -> Proof | None:
-    """A number of rows, and known sizes behind it."""
+    """A number of rows, and known sizes behind it; or kept rows one below the other."""
+    kept = [found for key in op.inputs[:-1] if (found := facts.kept.get(key)) is not None]
+    if kept:
+        return _below(facts, op, kept) if len(kept) == len(op.inputs) - 1 else None
     first, rest = facts.sizes.get(op.inputs[0]), [facts.array(key) for key in op.inputs[1:-1]]
     if first is not None:
         known = [one for one in rest if one is not None]
@@ -71,6 +74,19 @@ def _join(facts: KnownValues, op: Op) -> Proof | None:
             inner = tuple(int(size) for one in known for size in one)
             facts.sizes[op.node, 0] = Sizes(first.mask, (*first.inner, *inner))
     return None
+
+
+def _below(facts: KnownValues, op: Op, kept: list[Kept]) -> Proof | None:
+    axis, masks = facts.array(op.inputs[-1]), tuple(one.mask for one in kept)
+    if axis is None or int(axis) != 0:
+        return None
+    ops: list[Op] = []
+    if masks not in facts.joined:
+        ops.append(facts.new("ConcatV2", op, [*(mask.key for mask in masks), op.inputs[-1]]))
+        facts.joined[masks] = Mask((ops[0].node, 0))
+    ops.append(facts.new("ConcatV2", op, [*(one.dense for one in kept), op.inputs[-1]], dict(op.attrs)))
+    facts.kept[op.node, 0] = Kept((ops[-1].node, 0), facts.joined[masks])
+    return Proof(ops=ops)
 
 
 def _fill(facts: KnownValues, op: Op) -> Proof | None:

@@ -133,6 +133,7 @@ class KnownValues:
         kept: Values whose shapes depend on values: the rows that a mask keeps.
         places: Positions in kept rows -> the mask before, and after.
         masks: A mask before, and a condition -> the mask after.
+        joined: Masks of rows one below the other -> that of all.
         sizes: Shapes of kept rows.
         axes: Axes along which a gradient of kept rows is summed up; where there is one row, it may be the first axis, too.
         elements: Values that have the elements of kept rows, in a shape that is not known.
@@ -151,6 +152,7 @@ class KnownValues:
         self.kept: dict[Key, Kept] = {}
         self.places: dict[Key, tuple[Mask, Mask]] = {}
         self.masks: dict[tuple[Mask | None, Key], Mask] = {}
+        self.joined: dict[tuple[Mask, ...], Mask] = {}
         self.sizes: dict[Key, Sizes] = {}
         self.axes: dict[Key, tuple[int, ...]] = {}
         self.elements: dict[Key, Kept] = {}
