@@ -28,7 +28,8 @@ HEAD = """# Ops of the cuda engine
   runs launch by launch (`--no-capture`).
 - The shape of what a *dynamic* op gives depends on values. A model with such an op runs launch by launch, unless the op's inputs
   are known before the run, or the graph proves that what the op is part of is dense: embedding columns over buckets, which have an
-  id in every row, and over ids of which some may be missing, as `tf.feature_column` and `safe_embedding_lookup_sparse` write them.
+  id in every row, and over ids of which some may be missing, as `tf.feature_column` and `safe_embedding_lookup_sparse` write them,
+  with or without weights.
   `Unique` of the ids of a sparse gradient gives as many ids as went in, -1 for what has come before, where updates of rows are all
   that reads them: these pass ids over that no row has, as TensorFlow's GPU kernels do. In a training graph the same holds for
   `DynamicPartition` of ids among the parts of a table.

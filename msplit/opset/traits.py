@@ -16,7 +16,8 @@ TRAITS = """
 # Shapes
 forwards (same shape): Gives on its first input, what that refers to included.
 same shape: Its only output has the shape of its first input.
-operands agree (rounds smoothly, per element): The gradient of a function of one element: result and operands have the same shape.
+operands agree (rounds smoothly, per element, masks elementwise): The gradient of a function of one element: result and operands have
+  the same shape.
 broadcasts (per element): Broadcasts two operands as NumPy does.
 dynamic: The shape of its result depends on values.
 dense if its input is (dynamic): Of these: each row's ids one behind the other give dense rows.
@@ -25,10 +26,11 @@ static (free): Its value follows from what its inputs are, not from their values
 asks for shapes (free): Asks for the shape only, as gradients do of all that may be broadcast.
 
 # Element by element
-unary (same shape, stacks, per element): A function of one element that the cuda engine computes alike in every kernel.
-binary (broadcasts, stacks): A function of two elements, with NumPy's broadcasting, that it computes alike in every kernel.
-comparison (binary, masks elementwise, keeps two values): Of two numbers: a truth value.
-logic (binary, exact, commutative, masks elementwise, keeps two values): Of two truth values.
+unary (same shape, stacks, per element, masks elementwise): A function of one element that the cuda engine computes alike in every kernel.
+binary (broadcasts, stacks, masks elementwise): A function of two elements, with NumPy's broadcasting, that it computes alike in every
+  kernel.
+comparison (binary, keeps two values): Of two numbers: a truth value.
+logic (binary, exact, commutative, keeps two values): Of two truth values.
 exact: Has one correct result, without rounding: what reads it may be sensitive to the last bit.
 step (unary): Of one element: the result jumps, so that a last bit more or less in front of it shows.
 curve (unary): Of one floating point number: the result is rounded.
@@ -300,7 +302,7 @@ StopGradient: same shape, keeps coordinates, hands on, hands on parameters, hand
 XlaOptimizationBarrier: free
 
 # Functions of one element, and others that keep the shape
-Abs: unary, exact, masks elementwise
+Abs: unary, exact
 Acos Acosh Asin Asinh Atan Atanh Cos Cosh Expm1 Sin Sinh Softsign Tan: curve
 CheckNumerics CheckNumericsV2 DrawBoundingBoxes FFT3D IFFT3D QuantizeAndDequantize QuantizeAndDequantizeV2 QuantizeAndDequantizeV3
   QuantizeAndDequantizeV4 TridiagonalSolve XlaDynamicUpdateSlice XlaSharding XlaSort _MklRelu: same shape
@@ -322,9 +324,9 @@ Invert: unary, exact, wraps
 LeakyRelu: curve, activation
 Lgamma Spence: same shape, stacks, per element
 Log Log1p: curve, keeps one value
-LogicalNot: unary, exact, masks elementwise, hands on a condition, keeps one value
-Neg: linear, unary, exact, masks elementwise, gelu part, row part, keeps one value
-OnesLike ZerosLike: unary, exact, masks elementwise, makes
+LogicalNot: unary, exact, hands on a condition, keeps one value
+Neg: linear, unary, exact, gelu part, row part, keeps one value
+OnesLike ZerosLike: unary, exact, makes
 Relu: exact, activation, passes values
 Relu6: exact, exact when widened, activation
 Rint Round: step, passes values
@@ -334,8 +336,8 @@ Softplus: curve, flops 4
 Square: curve, wraps, gelu part, row part, keeps one value
 
 # Functions of two elements
-Add: add, masks elementwise, wraps, epilogue step, gelu part, row part, not negative, keeps two values
-AddV2: add, one type, masks elementwise, wraps, gelu part, row part, not negative, keeps two values
+Add: add, wraps, epilogue step, gelu part, row part, not negative, keeps two values
+AddV2: add, one type, wraps, gelu part, row part, not negative, keeps two values
 ApproximateEqual Complex Igamma IgammaGradA Igammac LeftShift NextAfter Polygamma RightShift Zeta _FusedBinary: broadcasts
 Atan2 MulNoNan Xdivy Xlogy: arithmetic
 BitwiseAnd BitwiseOr BitwiseXor: binary, exact, commutative
@@ -347,14 +349,14 @@ Greater: comparison, ordered, lower bound
 GreaterEqual: comparison, ordered, lower bound, mask test
 Less LessEqual: comparison, ordered
 LogicalAnd LogicalOr: logic
-Maximum: binary, limit, masks elementwise, ordered, not negative, keeps two values, any slot
-Minimum: binary, limit, masks elementwise, ordered, keeps two values
-Mul: arithmetic, commutative, multiply, one type, masks elementwise, gelu part, row part, not negative, keeps two values, neutral 1
+Maximum: binary, limit, ordered, not negative, keeps two values, any slot
+Minimum: binary, limit, ordered, keeps two values
+Mul: arithmetic, commutative, multiply, one type, gelu part, row part, not negative, keeps two values, neutral 1
 NotEqual: comparison, commutative, mask test
 Pow: arithmetic, gelu part, keeps two values, flops 6
 RealDiv: arithmetic, divide, gelu part, row part, keeps two values, neutral 1
 SquaredDifference: arithmetic, commutative, row part, flops 2
-Sub: linear, arithmetic, one type, masks elementwise, wraps, gelu part, row part, keeps two values, ragged, neutral 0
+Sub: linear, arithmetic, one type, wraps, gelu part, row part, keeps two values, ragged, neutral 0
 TruncateDiv TruncateMod: broadcasts, integer division, exact when widened
 Xlog1py: broadcasts, rounds smoothly
 
@@ -394,7 +396,7 @@ IRFFT RFFT: per vector
 # Reductions, segments, scans
 UnsortedSegmentProd: wraps, reduces
 AccumulateNV2: wraps, reduces, per element
-AddN: linear, rounds smoothly, commutative, wraps, join, reduces, per element
+AddN: linear, masks elementwise, rounds smoothly, commutative, wraps, join, reduces, per element
 All Any: exact, reduction, row kernel
 ArgMax ArgMin: ordered, reduces
 TopK TopKV2: ordered, reduces, per vector

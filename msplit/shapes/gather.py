@@ -125,6 +125,12 @@ def sparse_fill_empty_rows(node: Node) -> Outputs:
     return ((None, indices[1] if indices else None), (None,), (rows,), (elements[0] if elements else None,))
 
 
+@shape_function("SparseFillEmptyRowsGrad")
+def sparse_fill_empty_rows_grad(node: Node) -> Outputs:
+    """A gradient per element that was given, and that of the default."""
+    return (node.shape(0), ())
+
+
 @shape_function("SparseSlice", "SparseConcat", "SparseAdd", "SparseSplit")
 def sparse_result(node: Node) -> Outputs:
     """Sparse tensors (indices, values, shape) of lengths that depend on values."""

@@ -318,6 +318,7 @@ def _gathers(tf: Any, raw: Any, x: Any, image: Any, sequence: Any, ids: Any, **_
     yield raw.SparseToDense(sparse_indices=[[1]], output_shape=[4], sparse_values=[1.0], default_value=0.0)
     yield raw.SparseReshape(input_indices=[[0, 1]], input_shape=[4, 6], new_shape=[3, -1])
     yield raw.SparseFillEmptyRows(indices=[[0, 1]], values=[1.0], dense_shape=[4, 6], default_value=0.0)
+    yield raw.SparseFillEmptyRowsGrad(reverse_index_map=[0, 2], grad_values=[1.0, 2.0, 3.0])
     yield raw.SparseTensorDenseMatMul(
         a_indices=tf.constant([[0, 1]], tf.int64),
         a_values=[1.0],

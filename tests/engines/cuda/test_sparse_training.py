@@ -10,6 +10,7 @@ from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
 from tests.campaign import CAMPAIGN, sampled
@@ -35,11 +36,46 @@ OPTIMIZERS = {
 }
 
 
-def _sparse(v1, tf, name, fill=-1):
-    """Ids with gaps as feature columns write them: a dense matrix, of which -1 is left out."""
+def _sparse(v1, tf, name, *values):
+    """Ids with gaps as feature columns write them: a dense matrix, of which -1 is left out. Likewise other values at the same places."""
     ids = v1.placeholder(tf.int64, [BATCH, 4], name=name)
-    where = tf.where(tf.not_equal(ids, fill))
-    return tf.SparseTensor(where, tf.gather_nd(ids, where), tf.shape(ids, out_type=tf.int64))
+    where, shape = tf.where(tf.not_equal(ids, -1)), tf.shape(ids, out_type=tf.int64)
+    found = [tf.SparseTensor(where, tf.gather_nd(one, where), shape) for one in (ids, *values)]
+    return found if values else found[0]
+
+
+def _weighted(combiner, **options):
+    def lookup(v1, tf, table):
+        ids, weights = _sparse(v1, tf, "ids", v1.placeholder(tf.float32, [BATCH, 4], name="importance"))
+        return v1.nn.safe_embedding_lookup_sparse(table, ids, weights, combiner=combiner, **options)
+
+    return lookup
+
+
+def _learned(combiner, weights_of):
+    """Weights of a variable of their own, some of which are negative."""
+
+    def lookup(v1, tf, table):
+        start = v1.random_uniform_initializer(-0.2, 1, seed=3)
+        own = v1.get_variable("importance", [ROWS], initializer=start, use_resource=hasattr(table, "handle"))
+        ids = _sparse(v1, tf, "ids")
+        weights = tf.SparseTensor(ids.indices, weights_of(tf, own, ids), ids.dense_shape)
+        return v1.nn.safe_embedding_lookup_sparse(table, ids, weights, combiner=combiner)
+
+    return lookup
+
+
+def _of_ids(tf, own, ids):
+    return tf.gather(own, ids.values)
+
+
+def _of_places(tf, own, ids):
+    """Of all places of the matrix, then of those that have an id."""
+    return tf.gather_nd(tf.gather(own, tf.reshape(tf.range(BATCH * 4) % ROWS, [BATCH, 4])), ids.indices)
+
+
+def _curved(tf, own, ids):
+    return tf.sigmoid(tf.gather(own, ids.values)) * 2 - 0.9
 
 
 def _tables(v1, tf, table):
@@ -65,6 +101,13 @@ LOOKUPS = {
     "tables": _tables,
     "safe": lambda v1, tf, table: v1.nn.safe_embedding_lookup_sparse(table, _sparse(v1, tf, "ids")),
     "column": lambda v1, tf, table: v1.nn.safe_embedding_lookup_sparse(table, _sparse(v1, tf, "ids"), combiner="sqrtn"),
+    **{f"weighted {combiner}": _weighted(combiner) for combiner in ("sum", "mean", "sqrtn")},
+    "weighted default": _weighted("mean", default_id=2),
+    **{
+        f"learned {combiner} {number}": _learned(combiner, weights_of)
+        for combiner in ("sum", "mean", "sqrtn")
+        for number, weights_of in enumerate((_of_ids, _of_places, _curved))
+    },
 }
 
 
@@ -140,6 +183,9 @@ def feeds_of(flat, seed):
     feeds = {}
     for tensor in flat.inputs:
         name = tensor.name.split(":")[0]
+        if name == "importance":
+            feeds[tensor.name] = rng.choice(np.array([-1, 0, 0.25, 1, 3], np.float32), (BATCH, 4))
+            continue
         shape = (BATCH, 4) if flat.graph.attrs[tensor.node]["shape"] == (BATCH, 4) else (BATCH,)
         feeds[tensor.name] = rng.integers(-1 if len(shape) > 1 else 0, ROWS, shape)
         if name == "ids" and len(shape) > 1 and not any(op == "Where" for op in flat.graph.ops):
@@ -195,12 +241,49 @@ def test_feature_columns_train_as_in_tensorflow(lookup, optimizer, resource):
     check(*graph(lookup, optimizer, resource))
 
 
-@pytest.mark.parametrize("lookup", ["lookup"])
+def _lookups(weights_of):
+    """Some in one table, whose gradients come one below the other."""
+
+    def lookup(v1, tf, table):
+        own = v1.get_variable("importance", [ROWS], use_resource=True)
+        ids = _sparse(v1, tf, "ids")
+        weights = [tf.SparseTensor(ids.indices, one, ids.dense_shape) for one in weights_of(tf, own, ids.values)]
+        pairs = zip(weights, ("sum", "mean", "sqrtn"), strict=True)
+        return sum(v1.nn.safe_embedding_lookup_sparse(table, ids, one, combiner=how) for one, how in pairs)
+
+    return lookup
+
+
+LOOKUPS["learned thrice"] = _lookups(lambda tf, own, ids: [tf.gather(own, ids) for _ in range(3)])
+LOOKUPS["shared"] = _lookups(lambda tf, own, ids: [tf.gather(own, ids)] * 3)
+
+
+WEIGHTED = [name for name in LOOKUPS if name.startswith("weighted")]
+LEARNED = [name for name in LOOKUPS if name.startswith("learned")]
+
+
+@sampled(8, lookup=WEIGHTED, optimizer=OPTIMIZERS, resource=[False, True])
+def test_lookups_with_weights_train_as_in_tensorflow(lookup, optimizer, resource):
+    check(*graph(lookup, optimizer, resource))
+
+
+@sampled(9, lookup=LEARNED, optimizer=OPTIMIZERS, resource=[False, True])
+def test_weights_train_as_in_tensorflow(lookup, optimizer, resource):
+    check(*graph(lookup, optimizer, resource))
+
+
+def test_weights_that_several_lookups_share_are_refused():
+    """Where filters put their gradients together is not followed."""
+    with pytest.raises(EngineError, match="can not be captured"):
+        ENGINE.build(job_of(*graph("shared", "adagrad", True)))
+
+
+@pytest.mark.parametrize("lookup", ["lookup", "weighted mean", "learned mean 0"])
 def test_gradients_are_clipped_by_the_norm_of_all(lookup):
     check(*graph(lookup, "adagrad", True, clip=True))
 
 
-@sampled(3, lookup=["lookup", "safe"], optimizer=FEW, resource=[False, True], parts=[2, 3])
+@sampled(5, lookup=["lookup", "safe", *WEIGHTED], optimizer=FEW, resource=[False, True], parts=[2, 3])
 def test_tables_of_parts_train_as_in_tensorflow(lookup, optimizer, resource, parts):
     check(*graph(lookup, optimizer, resource, parts=parts))
 

@@ -229,6 +229,15 @@ def sparse_fill_empty_rows(
     return all_indices, all_values, ~occupied, position[: row_of.shape[0]]
 
 
+@lowering("SparseFillEmptyRowsGrad")
+def sparse_fill_empty_rows_grad(node: Node, places: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of the elements that were given, from where they went, and the sum of all others: that of the default."""
+    size = grad.shape[0]
+    inside = (places >= 0) & (places < size)
+    added = torch.ones(size + 1, dtype=torch.bool, device=grad.device).index_fill_(0, places.where(inside, size), False)
+    return take(grad, places), grad.where(added[:size], 0).sum(dtype=grad.dtype)
+
+
 @lowering("SparseTensorDenseMatMul", static=(2,))
 def sparse_dense_matmul(node: Node, indices: Tensor, values: Tensor, shape: np.ndarray, dense: Tensor) -> Tensor:
     """The product of a sparse and a dense matrix, either one transposed and conjugated first where the node says so."""

@@ -208,6 +208,18 @@ def test_empty_rows_are_filled(dtype):
     check("SparseFillEmptyRows", [np.zeros((0, 2), np.int64), values((0,), dtype), _i([3, 4]), default])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+def test_the_gradient_of_filled_rows(dtype):
+    for places, size in [([0, 2, 3], 5), ([1], 2), ([0, 1, 2], 3), ([], 4)]:
+        check("SparseFillEmptyRowsGrad", [np.array(places, np.int64), values((size,), dtype)])
+
+
+@pytest.mark.parametrize("place", [-1, 3])
+def test_places_outside_of_the_gradient_are_refused(place):
+    with pytest.raises(IndexError):
+        run_lowering("SparseFillEmptyRowsGrad", [_i([0, place]), values((3,))])
+
+
 @pytest.mark.parametrize("row", [-1, 3])
 def test_rows_outside_of_the_shape_are_refused(row):
     with pytest.raises(IndexError, match="outside of the 3 rows"):

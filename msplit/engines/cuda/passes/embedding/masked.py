@@ -9,13 +9,20 @@ of each row's embeddings, the dense form takes its place: it is equal for all va
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
-from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Lookup, Mask, Proof, is_grid, run_length
+from msplit.engines.cuda.passes.embedding import masked_fill, masked_segments, masked_sizes
+from msplit.engines.cuda.passes.embedding.proof import (
+    Kept,
+    KnownValues,
+    Mask,
+    Proof,
+    is_grid,
+    run_length,
+)
 from msplit.engines.cuda.passes.pattern import FLOATS, takes_rows
 from msplit.opset.traits import GATHERS, RESHAPES, SELECT, SPARSE_SEGMENTS, ops_with
 
@@ -31,9 +38,7 @@ def prove(facts: KnownValues, op: Op) -> Proof | None:
     """What an op is that reads, or makes, rows that a condition keeps."""
     if op.op == "Where":
         return _where(facts, op)
-    if not op.inputs or not any(
-        key in facts.kept or key in facts.places or key in facts.counts or key in facts.flags for key in op.inputs
-    ):
+    if not any(facts.is_followed(key) for key in op.inputs):
         return None
     if op.op in _ELEMENTWISE and (op.op not in SELECT or op.inputs[0] in facts.kept):
         return _elementwise(facts, op)
@@ -45,18 +50,27 @@ def _where(facts: KnownValues, op: Op) -> Proof | None:
     condition = op.inputs[0]
     shape = facts.shape(condition)
     inner = facts.kept.get(condition)
+    ops: list[Op] = []
     if inner is not None:
-        both = facts.new("LogicalAnd", op, [inner.mask.key, inner.dense])
-        mask = _narrowed(facts, inner.mask, inner.dense, (both.node, 0))
-        facts.places[op.node, 0] = (inner.mask, mask)
-        return Proof(ops=[both])
+        if facts.dtype(inner.dense) != "bool" or len(facts.shape(inner.dense) or ()) != 1:
+            return None
+        narrowed = facts.masks.get((inner.mask, inner.dense))
+        if narrowed is None:
+            ops.append(facts.new("LogicalAnd", op, [inner.mask.key, inner.dense]))
+            narrowed = _narrowed(facts, inner.mask, inner.dense, (ops[0].node, 0))
+            facts.masks[inner.mask, inner.dense] = narrowed
+        facts.places[op.node, 0] = (inner.mask, narrowed)
+        return Proof(ops=ops)
     if not shape or 0 in shape or facts.dtype(condition) != "bool" or facts.array(condition) is not None:
         return None
-    view = facts.reshape(op, condition, (-1,))
     grid = facts.constant(np.indices(shape).reshape(len(shape), -1).T.astype(np.int64))
-    mask = _narrowed(facts, Mask((view.node, 0)), condition, (view.node, 0))
+    mask = facts.masks.get((None, condition))
+    if mask is None:
+        ops.append(facts.reshape(op, condition, (-1,)))
+        mask = _narrowed(facts, Mask((ops[0].node, 0)), condition, (ops[0].node, 0))
+        facts.masks[None, condition] = mask
     facts.kept[op.node, 0] = Kept(grid, mask)
-    return Proof(ops=[view])
+    return Proof(ops=ops)
 
 
 def _narrowed(facts: KnownValues, mask: Mask, condition: Key, key: Key) -> Mask:
@@ -87,25 +101,22 @@ def root(facts: KnownValues, key: Key) -> Key:
     return key
 
 
-def _kept(facts: KnownValues, op: Op, dense: Op, mask: Mask) -> Proof:
-    """What an op gives is the rows of a new dense op that a mask keeps."""
-    facts.kept[op.node, 0] = Kept((dense.node, 0), mask)
-    return Proof(ops=[dense])
-
-
 def _elementwise(facts: KnownValues, op: Op) -> Proof | None:
     kept = [facts.kept[key] for key in op.inputs if key in facts.kept]
-    if not kept or len({id(item.mask) for item in kept}) != 1:
+    ranks = {len(facts.shape(item.dense) or ()) for item in kept}
+    if not kept or len({item.mask for item in kept}) != 1 or len(ranks) != 1:
         return None
     if any(key not in facts.kept and facts.shape(key) != () for key in op.inputs):
         return None
     inputs = [facts.kept[key].dense if key in facts.kept else key for key in op.inputs]
     dense = facts.new(op.op, op, inputs, dict(op.attrs))
-    return _kept(facts, op, dense, kept[0].mask)
+    return facts.keep(op, dense, kept[0].mask)
 
 
 def _reshape(facts: KnownValues, op: Op) -> Proof | None:
     key = op.inputs[0]
+    if key in facts.sizes or op.inputs[-1] in facts.sizes:
+        return masked_sizes.reshape(facts, op)
     if key in facts.flags:
         facts.flags[op.node, 0] = facts.flags[key]
         return None
@@ -121,7 +132,7 @@ def _reshape(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or shape is None or int(np.prod(shape[1:])) != int(np.prod(rest)) or -1 in rest:
         return None
     view = facts.reshape(op, kept.dense, (shape[0], *rest))
-    return _kept(facts, op, view, kept.mask)
+    return facts.keep(op, view, kept.mask)
 
 
 def _tile(facts: KnownValues, op: Op) -> Proof | None:
@@ -137,28 +148,23 @@ def _tile(facts: KnownValues, op: Op) -> Proof | None:
     return None
 
 
-def _shape(facts: KnownValues, op: Op) -> Proof | None:
-    kept = facts.kept.get(op.inputs[0])
-    if kept is not None and len(facts.shape(kept.dense) or ()) == 1:
-        facts.counts[op.node, 0] = kept.mask
-    return None
-
-
-def _fill(facts: KnownValues, op: Op) -> Proof | None:
-    mask = facts.counts.get(op.inputs[0])
-    shape = None if mask is None else facts.shape(mask.key)
-    if mask is None or shape is None:
-        return None
-    dense = facts.new("Fill", op, [facts.constant(np.array(shape, np.int32)), op.inputs[1]], dict(op.attrs))
-    return _kept(facts, op, dense, mask)
-
-
 def _gather(facts: KnownValues, op: Op) -> Proof | None:
-    """Kept rows of which some are kept."""
+    """Kept rows of which some are kept, or rows at kept ids."""
+    if not takes_rows(op, facts.array):
+        return None
     kept, places = facts.kept.get(op.inputs[0]), facts.places.get(op.inputs[1])
-    if kept is not None and places is not None and places[0] is kept.mask and takes_rows(op, facts.array):
+    if kept is not None and places is not None and places[0] is kept.mask:
         facts.kept[op.node, 0] = Kept(kept.dense, places[1])
-    return None
+    ids, table = facts.kept.get(op.inputs[1]), facts.shape(op.inputs[0])
+    if ids is None or not table or not table[0]:
+        return None
+    known = facts.range(ids.dense)
+    inside = known is not None and 0 <= known[0] <= known[1] < table[0]
+    ops = [] if inside else facts.chosen(op, ids, 0)
+    rows = ids.dense if inside else (ops[-1].node, 0)
+    ops.append(facts.new(op.op, op, [op.inputs[0], rows, *op.inputs[2:]], dict(op.attrs)))
+    facts.kept[op.node, 0] = Kept((ops[-1].node, 0), ids.mask)
+    return Proof(ops=ops)
 
 
 def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
@@ -167,7 +173,7 @@ def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or indices is None or shape is None or not is_grid(indices, shape):
         return None
     view = facts.reshape(op, op.inputs[0], (-1,))
-    return _kept(facts, op, view, kept.mask)
+    return facts.keep(op, view, kept.mask)
 
 
 def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
@@ -180,6 +186,8 @@ def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
+    if op.inputs[0] in facts.sizes:
+        return masked_sizes.part(facts, op)
     kept = facts.kept.get(op.inputs[0])
     strides = facts.array(op.inputs[3])
     all_rows = int(op.attrs.get("begin_mask", 0)) & int(op.attrs.get("end_mask", 0)) & 1
@@ -188,45 +196,7 @@ def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or strides is None or not strides.size or strides[0] != 1 or not all_rows or other or shrinks:
         return None
     dense = facts.new("StridedSlice", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
-    return _kept(facts, op, dense, kept.mask)
-
-
-def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
-    """Every row gets one place more, for the default, which is there where none of the others is."""
-    places, values = facts.kept.get(op.inputs[0]), facts.kept.get(op.inputs[1])
-    shape = facts.array(op.inputs[2])
-    indices = None if places is None else facts.array(places.dense)
-    if places is None or values is None or places.mask is not values.mask or shape is None or indices is None:
-        return None
-    rows = int(shape[0])
-    length = run_length(indices[:, 0]) if indices.ndim == 2 else 0
-    if not length or rows * length != len(indices):
-        return None
-    ops: list[Op] = []
-
-    def add(name: str, inputs: list[Key], attrs: dict[str, Any] | None = None) -> Key:
-        ops.append(facts.new(name, op, inputs, attrs))
-        return ops[-1].node, 0
-
-    def constant(value: list[int] | int) -> Key:
-        return facts.constant(np.asarray(value, np.int32))
-
-    square, column, axis = constant([rows, length]), constant([rows, 1]), constant(1)
-    there = add("Reshape", [places.mask.key, square])
-    empty = add("LogicalNot", [add("Any", [there, constant([1])], {"keep_dims": False})])
-    longer = add("ConcatV2", [there, add("Reshape", [empty, column]), axis])
-    default = add("Fill", [column, op.inputs[3]])
-    filled = add("ConcatV2", [add("Reshape", [values.dense, square]), default, axis])
-    fillers = np.zeros((rows, 1, indices.shape[1]), indices.dtype)
-    fillers[:, 0, 0] = np.arange(rows)
-    grid = np.concatenate([indices.reshape(rows, length, -1), fillers], 1).reshape(-1, indices.shape[1])
-    flat = constant([-1])
-    mask = Mask(add("Reshape", [longer, flat]), occupied=rows)
-    facts.kept[op.node, 0] = Kept(facts.constant(grid), mask)
-    facts.kept[op.node, 1] = Kept(add("Reshape", [filled, flat]), mask)
-    facts.filled[mask] = Lookup(values.mask, values.dense, rows, empty), facts.kept[op.node, 1].dense
-    facts.flags[empty] = empty
-    return Proof({2: empty}, ops, stays=True)
+    return facts.keep(op, dense, kept.mask)
 
 
 def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
@@ -240,9 +210,9 @@ def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     found = _looked_up(facts, op, ids.mask, ids.dense, ids.mask.occupied)
     if found is None:
         return None
-    before, filled = facts.filled.get(ids.mask, (None, None))
+    before = facts.filled.get(ids.dense)
     # Nothing happened to the ids since the empty rows were filled: without those it is a lookup of the ids before.
-    if before is not None and ids.dense == filled:
+    if before is not None:
         facts.lookups[found.ops[-1].node, 0] = (before, op)
     return found
 
@@ -295,56 +265,22 @@ def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
     sizes = tuple(int(size) for size in shape.reshape(-1))
     if not is_grid(indices, sizes) or facts.shape(op.inputs[3]) != ():
         return None
-    chosen = facts.new("SelectV2", op, [places.mask.key, values.dense, op.inputs[3]], {"T": op.attrs.get("T")})
-    view = facts.reshape(op, (chosen.node, 0), sizes)
-    return Proof({0: (view.node, 0)}, [chosen, view])
-
-
-def _unique_padded(facts: KnownValues, op: Op) -> Proof | None:
-    """As many places as there are rows in all: -1 stands where there is none, as where an id has come before."""
-    kept = facts.kept.get(op.inputs[0])
-    dtype = None if kept is None else facts.dtype(kept.dense)
-    if kept is None or dtype is None:
-        return None
-    ids = _or_none(facts, op, kept, dtype)
-    dense = facts.new("_UniquePadded", op, [(ids.node, 0)], dict(op.attrs))
-    facts.kept[op.node, 1] = Kept((dense.node, 1), kept.mask)
-    return Proof({0: (dense.node, 0)}, [ids, dense], stays=True)
-
-
-def _or_none(facts: KnownValues, op: Op, kept: Kept, dtype: str) -> Op:
-    """Numbers that are there, and -1 elsewhere."""
-    none = facts.constant(np.array(-1, dtype))
-    return facts.new("SelectV2", op, [kept.mask.key, kept.dense, none], {"T": dtype})
-
-
-def _sparse_segment_grad(facts: KnownValues, op: Op) -> Proof | None:
-    """Rows that are not there belong to no segment."""
-    places, segments = (facts.kept.get(key) for key in op.inputs[1:3])
-    dtype = None if segments is None else facts.dtype(segments.dense)
-    if places is None or segments is None or places.mask is not segments.mask or dtype is None:
-        return None
-    if facts.array(op.inputs[3]) is None:
-        return None
-    ids = _or_none(facts, op, segments, dtype)
-    inputs = [op.inputs[0], places.dense, (ids.node, 0), op.inputs[3]]
-    dense = facts.new(op.op, op, inputs, dict(op.attrs))
-    return Proof({0: (dense.node, 0)}, [ids, dense])
+    found = facts.chosen(op, values, op.inputs[3])
+    view = facts.reshape(op, (found[-1].node, 0), sizes)
+    return Proof({0: (view.node, 0)}, [*found, view])
 
 
 _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
+    **masked_fill.RULES,
+    **masked_sizes.RULES,
+    **masked_segments.RULES,
     **dict.fromkeys(RESHAPES, _reshape),
     "Tile": _tile,
-    "Shape": _shape,
-    "Fill": _fill,
-    **dict.fromkeys(GATHERS - ops_with("reads by handle"), _gather),
+    **dict.fromkeys(GATHERS, _gather),
     "GatherNd": _gather_nd,
     "SparseReshape": _sparse_reshape,
     "StridedSlice": _strided_slice,
-    "SparseFillEmptyRows": _fill_empty_rows,
     **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
-    **dict.fromkeys((f"{op}Grad" for op in SPARSE_SEGMENTS), _sparse_segment_grad),
-    "_UniquePadded": _unique_padded,
     **dict.fromkeys(SELECT, _select),
     "SparseToDense": _sparse_to_dense,
 }

@@ -39,7 +39,7 @@ def _is_candidate(graph: OpGraph, op: Op) -> bool:
     if op.op in DISTINCT_GRADS:
         return True
     if op.op == PARTITION:
-        return bool(graph.state) and op.attrs.get("T") in ("int32", "int64")
+        return op.attrs.get("T") in ("int32", "int64")
     if op.op.removesuffix("V2") != "Unique" or op.attrs.get("T") not in ("int32", "int64"):
         return False
     axis = graph.constants.get(op.inputs[1]) if op.op == "UniqueV2" else np.zeros(0)

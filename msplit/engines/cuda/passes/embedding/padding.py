@@ -152,6 +152,8 @@ class Walk:
         group = _all_of({**given, **rows}, _Kind.ROWS, 0, 1)
         if group is not None and (len(group) != 1 or group[0] not in self._candidates):
             raise _Stuck
+        if group is None and not self.graph.state:  # a table of constant parts is put together, see `fold_partition`
+            raise _Stuck
         sources = _sources(given) | {op.node}
         self.nonlinear |= sources
         self.divided[op.node] = group
@@ -226,7 +228,9 @@ class Walk:
             return False
         return results is not None and not np.any(results[0])
 
-    def _shape(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
+    def _shape(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
+        if _is_unpadded(given[0]):
+            return None
         if given[0].kind not in (_Kind.IDS, _Kind.ROWS):
             raise _Stuck
         leads = op.op == "Shape" or given[0].kind is _Kind.IDS
@@ -251,6 +255,8 @@ class Walk:
         if given.keys() == {0} and given[0].kind is _Kind.COUNT:
             return self._of_sizes(op, given)
         data, sizes = given.get(0), given.get(1)
+        if data is not None and sizes is None and _is_unpadded(data):
+            return data
         if data is None or data.kind not in (_Kind.IDS, _Kind.ROWS):
             raise _Stuck
         if sizes is None:
@@ -375,6 +381,11 @@ def _number(places: _Padded | None, count: _Padded | None) -> int:
     if not count.leads or count.group != places.group[:1]:
         raise _Stuck
     return int(places.group[0])
+
+
+def _is_unpadded(one: _Padded) -> bool:
+    """Whether these are places of ids that are not padded: as many as TensorFlow's."""
+    return one.kind is _Kind.PLACES and one.group[1] is None
 
 
 def _sources(given: Mapping[int, _Padded]) -> frozenset[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import LARGEST_FOLDED
 from msplit.engines.cuda.passes.embedding import intervals
@@ -75,6 +76,33 @@ class Kept:
     mask: Mask
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """The shape of kept rows: as many as a mask keeps, of these sizes; how many there are, too."""
+
+    mask: Mask
+    inner: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Rows none of which is empty any more, each with one place more for a default.
+
+    Attributes:
+        mask: Which places are there.
+        grid: Coordinates of all places.
+        rows: How many rows.
+        length: Places of each before that.
+        empty: Which rows had none.
+    """
+
+    mask: Mask
+    grid: Key
+    rows: int
+    length: int
+    empty: Key
+
+
 @dataclass(frozen=True, eq=False)
 class Lookup:
     """A dense lookup by kept ids in which each row that had none has one default: what it was made of.
@@ -104,8 +132,14 @@ class KnownValues:
         made: The ops that ran, by number.
         kept: Values whose shapes depend on values: the rows that a mask keeps.
         places: Positions in kept rows -> the mask before, and after.
-        counts: Shapes of kept vectors.
-        filled: Masks of rows none of which is empty any more -> what that was made of, and the ids.
+        masks: A mask before, and a condition -> the mask after.
+        joined: Masks of rows one below the other -> that of all.
+        sizes: Shapes of kept rows.
+        axes: Axes along which a gradient of kept rows is summed up; where there is one row, it may be the first axis, too.
+        elements: Values that have the elements of kept rows, in a shape that is not known.
+        completed: A mask, and coordinates of its rows -> the same without empty rows.
+        returned: Where what was there before rows were filled is now -> the mask before, and what it was filled up to.
+        filled: Ids without empty rows -> what they were made of.
         lookups: Lookups by such ids -> likewise, and the op.
         flags: Values that repeat a truth value per row.
     """
@@ -117,8 +151,14 @@ class KnownValues:
         self.made: dict[int, Op] = {}
         self.kept: dict[Key, Kept] = {}
         self.places: dict[Key, tuple[Mask, Mask]] = {}
-        self.counts: dict[Key, Mask] = {}
-        self.filled: dict[Mask, tuple[Lookup, Key]] = {}
+        self.masks: dict[tuple[Mask | None, Key], Mask] = {}
+        self.joined: dict[tuple[Mask, ...], Mask] = {}
+        self.sizes: dict[Key, Sizes] = {}
+        self.axes: dict[Key, tuple[int, ...]] = {}
+        self.elements: dict[Key, Kept] = {}
+        self.completed: dict[tuple[Mask, Key], Filled] = {}
+        self.returned: dict[Key, tuple[Mask, Filled]] = {}
+        self.filled: dict[Key, Lookup] = {}
         self.lookups: dict[Key, tuple[Lookup, Op]] = {}
         self.flags: dict[Key, Key] = {}
         self._ranges: dict[Key, intervals.Range] = {}
@@ -164,6 +204,15 @@ class KnownValues:
             return None
         return np.full(shape, found[0], dtype)
 
+    def is_followed(self, key: Key) -> bool:
+        """Whether something is known of a value whose shape depends on values, or of what it was made of."""
+        return any(key in found for found in (self.kept, self.places, self.sizes, self.axes, self.elements, self.flags))
+
+    def keep(self, op: Op, dense: Op, mask: Mask) -> Proof:
+        """What an op gives is the rows of a new dense op that a mask keeps."""
+        self.kept[op.node, 0] = Kept((dense.node, 0), mask)
+        return Proof(ops=[dense])
+
     def new(self, op: str, like: Op, inputs: list[Key], attrs: dict[str, Any] | None = None) -> Op:
         """A new op for a proof, that does the work of another."""
         number = self.graph.fresh()
@@ -174,6 +223,16 @@ class KnownValues:
         key = (self.graph.fresh(), 0)
         self._static[key] = value
         return key
+
+    def chosen(self, like: Op, kept: Kept, other: Key | int) -> list[Op]:
+        """Ops, the last of which gives the rows that are there, and a number in the place of all others."""
+        shape, dtype = self.shape(kept.dense) or (), str(self.dtype(kept.dense))
+        number = other if isinstance(other, tuple) else self.constant(np.array(other, numpy_dtype(dtype)))
+        ops, mask = [], kept.mask.key
+        if len(shape) > 1:
+            ops.append(self.reshape(like, mask, (shape[0], *(1 for _ in shape[1:]))))
+            mask = (ops[0].node, 0)
+        return [*ops, self.new("SelectV2", like, [mask, kept.dense, number], {"T": dtype})]
 
     def gather(self, like: Op, params: Key, indices: NDArray[np.int64] | Key) -> Op:
         """Rows of a value."""

@@ -119,6 +119,18 @@ def test_a_default_id_stands_where_a_row_has_none(combiner, default):
     equal(ENGINE.build(job(flat, feeds)), flat, feeds)
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_a_table_of_parts(combiner):
+    def build(tf, v1):
+        x = v1.placeholder(tf.int64, (None, 3), name="x")
+        parts = [tf.constant(TABLE[:3]), tf.constant(TABLE[3:])]
+        tf.identity(safe_lookup(tf, x, tf.not_equal(x, -1), parts, combiner=combiner), name="out")
+
+    flat = graph_of(build, outputs=["out"])
+    feeds = {flat.inputs[0].name: np.array([[1, -1, 2], [-1, -1, -1], [-2, 5, 5], [0, 0, 0]])}
+    equal(ENGINE.build(job(flat, feeds)), flat, feeds)
+
+
 @pytest.mark.parametrize("missing", [-1, 0, 3])
 @pytest.mark.parametrize("offset", [0, 1, -2])
 def test_any_number_may_say_that_there_is_no_id(missing, offset):

@@ -148,6 +148,20 @@ def test_a_lookup_of_distinct_ids_and_its_gradient():
     check(ops.fetch(out=out, norm=norm, variable=new, accum=(new[0], 1)), {"_UniquePadded", "Maximum"})
 
 
+def test_a_gradient_of_rows_at_places():
+    """There are as many places as ids went in, however many of those are distinct."""
+    ops, ids, rows, (variable, accum) = start()
+    first = ops.Unique(ids, T="int64", out_idx="int32")
+    table = ops.GatherV2(variable, first, np.int32(0), Tindices="int64")
+    out = ops.Mul(ops.GatherV2(table, (first[0], 1), np.int32(0)), rows)
+    size = ops.StridedSlice(ops.Shape(table), *(np.array([one], np.int32) for one in (0, 1, 1)), shrink_axis_mask=1)
+    number = ops.ExpandDims(ops.Size((first[0], 1)), np.int32(0))
+    grad = ops.UnsortedSegmentSum(rows, ops.Reshape((first[0], 1), number), size)
+    total, found = ops.summed(first, grad)
+    new = ops.SparseApplyAdagrad(variable, accum, LR, total, found)
+    check(ops.fetch(out=out, variable=new, accum=(new[0], 1)), {"_UniquePadded"})
+
+
 def test_two_lookups_in_one_table():
     ops, ids, rows, (variable, accum) = start()
     total, found = ops.summed(ids, rows)

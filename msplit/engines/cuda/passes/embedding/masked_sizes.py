@@ -1,0 +1,130 @@
+"""How many rows a mask keeps, and shapes put together of that: what is made of them is as long as such rows.
+
+Gradients are full of such shapes: those of two operands tell along which axes to sum up (`BroadcastGradientArgs`), and give the sum the
+shape of its operand again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Mask, Proof, Sizes
+
+
+def _shape(facts: KnownValues, op: Op) -> Proof | None:
+    """As many as there are rows, and their own shape."""
+    kept = facts.kept.get(op.inputs[0])
+    shape = None if kept is None else facts.shape(kept.dense)
+    if kept is not None and shape and (op.op == "Shape" or len(shape) == 1):
+        facts.sizes[op.node, 0] = Sizes(kept.mask, shape[1:])
+    if op.op == "Size" and op.inputs[0] in facts.places:
+        facts.sizes[op.node, 0] = Sizes(facts.places[op.inputs[0]][1])
+    return None
+
+
+def part(facts: KnownValues, op: Op) -> Proof | None:
+    """The number of rows alone, or the sizes behind it, which are known."""
+    sizes, begin = facts.sizes[op.inputs[0]], facts.array(op.inputs[1])
+    end, strides = (facts.array(key) for key in op.inputs[2:])
+    masks = {
+        name: int(op.attrs.get(f"{name}_mask", 0)) for name in ("begin", "end", "shrink_axis", "ellipsis", "new_axis")
+    }
+    if begin is None or end is None or strides is None or strides.tolist() != [1]:
+        return None
+    told = begin.tolist(), {name: mask for name, mask in masks.items() if mask}
+    if told == ([1], {"end": 1}):
+        return Proof({0: np.array(sizes.inner, str(op.attrs.get("T", "int32")))})
+    if told == ([0], {"shrink_axis": 1}):
+        facts.sizes[op.node, 0] = Sizes(sizes.mask)
+    return None
+
+
+def reshape(facts: KnownValues, op: Op) -> Proof | None:
+    """A number of rows as a vector of one, or rows in a shape that begins with their number."""
+    if op.inputs[0] in facts.sizes:
+        sizes = facts.sizes[op.inputs[0]]
+        if op.op == "ExpandDims" and not sizes.inner:
+            facts.sizes[op.node, 0] = sizes
+        return None
+    sizes = facts.sizes[op.inputs[1]]
+    places = facts.places.get(op.inputs[0])
+    if places is not None and places[1] is sizes.mask and not sizes.inner:
+        facts.places[op.node, 0] = places
+        return None
+    kept = facts.kept.get(op.inputs[0]) or facts.elements.get(op.inputs[0])
+    shape = None if kept is None else facts.shape(kept.dense)
+    if kept is None or shape is None or kept.mask is not sizes.mask or math.prod(shape[1:]) != math.prod(sizes.inner):
+        return None
+    return facts.keep(op, facts.reshape(op, kept.dense, (shape[0], *sizes.inner)), kept.mask)
+
+
+def _join(facts: KnownValues, op: Op) -> Proof | None:
+    """A number of rows, and known sizes behind it; or kept rows one below the other."""
+    kept = [found for key in op.inputs[:-1] if (found := facts.kept.get(key)) is not None]
+    if kept:
+        return _below(facts, op, kept) if len(kept) == len(op.inputs) - 1 else None
+    first, rest = facts.sizes.get(op.inputs[0]), [facts.array(key) for key in op.inputs[1:-1]]
+    if first is not None:
+        known = [one for one in rest if one is not None]
+        if len(known) == len(rest):
+            inner = tuple(int(size) for one in known for size in one)
+            facts.sizes[op.node, 0] = Sizes(first.mask, (*first.inner, *inner))
+    return None
+
+
+def _below(facts: KnownValues, op: Op, kept: list[Kept]) -> Proof | None:
+    axis, masks = facts.array(op.inputs[-1]), tuple(one.mask for one in kept)
+    if axis is None or int(axis) != 0:
+        return None
+    ops: list[Op] = []
+    if masks not in facts.joined:
+        ops.append(facts.new("ConcatV2", op, [*(mask.key for mask in masks), op.inputs[-1]]))
+        facts.joined[masks] = Mask((ops[0].node, 0))
+    ops.append(facts.new("ConcatV2", op, [*(one.dense for one in kept), op.inputs[-1]], dict(op.attrs)))
+    facts.kept[op.node, 0] = Kept((ops[-1].node, 0), facts.joined[masks])
+    return Proof(ops=ops)
+
+
+def _fill(facts: KnownValues, op: Op) -> Proof | None:
+    sizes = facts.sizes.get(op.inputs[0])
+    shape = None if sizes is None else facts.shape(sizes.mask.key)
+    if sizes is None or shape is None:
+        return None
+    whole = facts.constant(np.array((*shape, *sizes.inner), np.int32))
+    return facts.keep(op, facts.new("Fill", op, [whole, op.inputs[1]], dict(op.attrs)), sizes.mask)
+
+
+def _broadcast_axes(facts: KnownValues, op: Op) -> Proof | None:
+    """Axes of size 1, of operands that have equally many rows."""
+    sizes = [found for key in op.inputs if (found := facts.sizes.get(key)) is not None]
+    if len(sizes) != 2 or sizes[0].mask is not sizes[1].mask or len(sizes[0].inner) != len(sizes[1].inner):
+        return None
+    for port, one in enumerate(sizes):
+        facts.axes[op.node, port] = tuple(axis for axis, size in enumerate(one.inner, 1) if size == 1)
+    return None
+
+
+def _sum(facts: KnownValues, op: Op) -> Proof | None:
+    """Each row's own, along axes that a gradient is summed up over."""
+    kept, axes = facts.kept.get(op.inputs[0]), facts.axes.get(op.inputs[1])
+    shape = None if kept is None else facts.shape(kept.dense)
+    if kept is None or axes is None or shape is None or any(axis >= len(shape) for axis in axes):
+        return None
+    told = facts.constant(np.array(axes, np.int32))
+    dense = facts.new("Sum", op, [kept.dense, told], dict(op.attrs))
+    facts.elements[op.node, 0] = Kept((dense.node, 0), kept.mask)
+    return Proof(ops=[dense])
+
+
+RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
+    "Shape": _shape,
+    "Size": _shape,
+    "ConcatV2": _join,
+    "Fill": _fill,
+    "BroadcastGradientArgs": _broadcast_axes,
+    "Sum": _sum,
+}
