@@ -317,8 +317,7 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     settings, reference = how.settings, how.reference
     state = built[0].running.save_state() if isinstance(built[0].running, HasState) else {}
     if state:
-        seeds = range(settings.seed + 1, settings.seed + 1 + settings.verify_inputs)
-        state = _with_scale(built, state, [*([] if reference is None else [reference.feeds]), *map(how.fresh, seeds)])
+        state = _with_scale(built, state, how)
         for one in built:
             if isinstance(one.running, HasState):
                 one.running.load_state(state)
@@ -397,11 +396,13 @@ def _in_lock_step(
     return outcomes
 
 
-def _with_scale(built: Sequence[Running], state: Arrays, inputs: Sequence[Arrays]) -> Arrays:
-    """The state with a loss scale with which no gradient overflows in steps on some inputs, and half as much to be sure; the state itself
+def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> Arrays:
+    """The state with a loss scale with which no gradient overflows in the steps that verify, and half as much to be sure; the state itself
     where no loss is scaled. A step that is left out is right, and gives other variables than that of another precision."""
     for one in built:
         if isinstance(one.running, HasState) and LOSS_SCALE in one.running.save_state():
+            inputs = [] if how.reference is None else [how.reference.feeds]
+            inputs += [how.fresh(how.settings.seed + 1 + number) for number in range(how.settings.verify_inputs)]
             scale = FIRST_SCALE[LOSS_SCALE]
             while scale > 1:
                 one.running.load_state({**state, **FIRST_SCALE, LOSS_SCALE: scale})

@@ -15,7 +15,7 @@ import torch
 
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.matmul import Lowered
-from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, Call, RotatingWeights, Tuner, copies, estimated
+from msplit.engines.cuda.autotune.tuner import Call, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op, attrs_key
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels import depthwise
@@ -167,12 +167,4 @@ def _winner(
         (tiles, RotatingWeights(lowered(_tiled(op, tiles)), data, weights[tiles.turned], rest))
         for tiles in cuts(op, data, filter, expected)
     )
-    ranked = tuner.ranked(calls, expected, cold=True)
-    alone, loaded = (tuner.milliseconds(library, lanes, cold=True) for lanes in (1, LANES))
-    for one in ranked:
-        if one.milliseconds >= MARGIN * alone:
-            break
-        # Where the fastest alone is not faster under load, another that is a little slower alone may be: it may fill less of the GPU.
-        if tuner.milliseconds(one.call, LANES, cold=True) < MARGIN * loaded:
-            return one.choice
-    return None
+    return tuner.first_to_beat(tuner.ranked(calls, expected, cold=True), library)

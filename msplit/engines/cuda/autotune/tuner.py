@@ -217,6 +217,18 @@ class Tuner:
                     raise
         return sorted(found, key=lambda one: one.milliseconds)
 
+    def first_to_beat(self, ranked: Iterable[Ranked[T]], baseline: Call) -> T | None:
+        """The first choice that is faster than a baseline both alone and side by side, with weights that are not in the cache; None where
+        none is. Where the fastest alone is not faster under load, another that is a little slower alone may be: it may fill less of the
+        GPU."""
+        alone, loaded = (self.milliseconds(baseline, lanes, cold=True) for lanes in (1, LANES))
+        for one in ranked:
+            if one.milliseconds >= MARGIN * alone:
+                break
+            if self.milliseconds(one.call, LANES, cold=True) < MARGIN * loaded:
+                return one.choice
+        return None
+
     def compile_ahead(self, calls: Sequence[Call]) -> None:
         """Compiles the kernels of calls that are to be timed, all at once. The calls run no kernel of ours, and give nothing."""
         if len(calls) < 2 or not self._device.is_gpu or not can_compile_ahead():

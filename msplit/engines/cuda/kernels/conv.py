@@ -26,7 +26,7 @@ _CONVOLVE = Code("convolutions", "convolve_tile", specialized=False)
 _OF_PRODUCTS = (4, 5, 6)
 """Activations that only the kernel of products has."""
 
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
 """Positions are counted with 32 bits."""
 
 _NARROW = 16
@@ -52,18 +52,24 @@ def summing_steps(data: Tensor, filter: Tensor, tiles: Tiles) -> int:
     return -(-taps * channels // summands) if channels < _NARROW else taps * -(-channels // summands)
 
 
-def fits(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:
-    """Whether the kernel can convolve this: NHWC floats on a GPU, channels side by side, one group."""
+def is_nhwc(data: Tensor, filter: Tensor) -> bool:
+    """Whether a kernel can read these: floats of one type on a GPU, NHWC with the channels side by side, and few enough to be counted."""
     return (
         data.is_cuda
-        and data.dim() == 4
+        and data.dim() == filter.dim() == 4
         and data.dtype in _DTYPES
         and filter.dtype == data.dtype
-        and filter.dim() == 4
         and data.stride(-1) == 1
-        and data.shape[-1] == filter.shape[-2]
-        and data.shape[0] * frames[0].outputs * frames[1].outputs * filter.shape[-1] * _MOST_PARTS < _LARGEST
-        and 0 < sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True)) < _LARGEST
+        and data.shape[-1] == filter.shape[2]
+        and 0 < sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True)) < LARGEST
+    )
+
+
+def fits(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:
+    """Whether the kernel can convolve this: what `is_nhwc`, in one group."""
+    return (
+        is_nhwc(data, filter)
+        and data.shape[0] * frames[0].outputs * frames[1].outputs * filter.shape[-1] * _MOST_PARTS < LARGEST
     )
 
 
@@ -243,7 +249,7 @@ def fits_in(room: Tensor) -> bool:
         step is not None
         and step % size == 0
         and room.data_ptr() % 16 == 0
-        and 0 < room.numel() // room.shape[-1] * step < _LARGEST
+        and 0 < room.numel() // room.shape[-1] * step < LARGEST
     )
 
 

@@ -8,38 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window
 from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.kernels.conv import LARGEST, is_nhwc
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, shares
 
 _CONVOLVE = Code("depthwise", "convolve_channels")
 
-_LARGEST = 2**31 - 1
-"""Positions are counted with 32 bits."""
-
 _WIDEST = 64
 """Elements of a window: they are written out one by one."""
-
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def fits(data: Tensor, filter: Tensor, results: int) -> bool:
     """Whether the kernel can convolve this, to so many results: NHWC floats on a GPU, channels side by side, one result of each."""
-    return (
-        data.is_cuda
-        and data.dim() == 4
-        and data.dtype in _DTYPES
-        and filter.dtype == data.dtype
-        and data.stride(-1) == 1
-        and filter.shape[2:] == (data.shape[-1], 1)
-        and filter.shape[0] * filter.shape[1] <= _WIDEST
-        and 0 < results < _LARGEST
-        and sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True)) < _LARGEST
-    )
+    window = filter.shape[0] * filter.shape[1] <= _WIDEST
+    return is_nhwc(data, filter) and filter.shape[3] == 1 and window and 0 < results < LARGEST
 
 
 def convolve(

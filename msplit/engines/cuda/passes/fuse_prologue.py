@@ -21,7 +21,7 @@ import torch
 
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import LANES, MARGIN, RotatingWeights, Tuner, copies
+from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.windows import PROLOGUE, PROLOGUE_STEPS, TILES
@@ -277,11 +277,4 @@ class _Trial:
             (tiles, RotatingWeights(lowered(op), data, lying[tiles.turned], rest))
             for tiles, op in self.kernels(chosen, expected)
         )
-        ranked = tuner.ranked(calls, [expected], cold=True)
-        alone, loaded = (tuner.milliseconds(baseline, lanes, cold=True) for lanes in (1, LANES))
-        for one in ranked:
-            if one.milliseconds >= MARGIN * alone:
-                break
-            if tuner.milliseconds(one.call, LANES, cold=True) < MARGIN * loaded:
-                return one.choice
-        return None
+        return tuner.first_to_beat(tuner.ranked(calls, [expected], cold=True), baseline)

@@ -90,3 +90,19 @@ def test_candidates_that_give_other_numbers_or_do_not_run_are_left_out(monkeypat
     assert own.ranked([], ones) == []
     with pytest.raises(RuntimeError, match="shared memory"):
         own.ranked([("fails", fails)], ones)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "chosen"),
+    [((1.0, 1.0, 1.0), "fast"), ((9.0, 1.0, 1.0), "second"), ((9.0, 9.0, 1.0), None), ((9.0, 8.0, 1.0), None)],
+)
+def test_what_is_chosen_beats_the_baseline_alone_and_under_load(monkeypatch, loaded, chosen):
+    """Alone the last one is slower than the baseline, which takes 4 ms alone and 8 under load."""
+    names = ("fast", "second", "slow")
+    took = dict(zip(names, loaded, strict=True)) | {"baseline": 8.0}
+    calls = {name: (lambda name=name: name) for name in took}
+    monkeypatch.setattr(
+        Tuner, "milliseconds", lambda self, call, lanes=1, cold=False: 4.0 if lanes == 1 else took[call()]
+    )
+    ranked = [tuner.Ranked(time, name, calls[name]) for name, time in zip(names, (2.0, 3.0, 5.0), strict=True)]
+    assert Tuner(Device(torch.device("cpu"))).first_to_beat(ranked, calls["baseline"]) == chosen
