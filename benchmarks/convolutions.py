@@ -170,7 +170,7 @@ def measure(tuner: Tuner, one: Convolution) -> None:
         wins = best is not None and best.milliseconds * 1e3 / CALLS < one.us["library"]
         one.us[way] = best.milliseconds * 1e3 / CALLS if best is not None and wins else one.us["library"]
         one.tiles[way] = best.choice if best is not None and wins else None
-    conv.EARLY = False
+    conv.EARLY = True
 
 
 def along(tuner: Tuner, path: Sequence[Convolution], way: str) -> list[float]:
@@ -228,7 +228,7 @@ def steps_of(flat_of: Callable[[], FlatGraph], batch: int, streams: int) -> None
             us = "-" if one.device is None else f"{one.device.median * 1e6:.0f}"
             checked = "right" if one.checks and not one.failed else "WRONG" if one.failed else "not checked"
             print(f"  {one.label}: {us} µs on the device, {checked}", flush=True)
-    conv.EARLY = False
+    conv.EARLY = True
 
 
 def main() -> None:
