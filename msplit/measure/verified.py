@@ -318,9 +318,6 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     state = built[0].running.save_state() if isinstance(built[0].running, HasState) else {}
     if state:
         state = _with_scale(built, state, how)
-        for one in built:
-            if isinstance(one.running, HasState):
-                one.running.load_state(state)
     computed = computed_in(built[0].variant.job.flat) if how.computed is None else how.computed
     own = {one: _precision(one.variant) for one in built}
 
@@ -331,6 +328,12 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
         most = partial(compare, precision=precision, tolerance=settings.tolerance, computed=computed)
         return most(got, expected, rounding=rounding, carried=carried)
 
+    def from_the_same_values() -> None:
+        for one in built if state else ():
+            if isinstance(one.running, HasState):
+                one.running.load_state(state)
+
+    from_the_same_values()
     if reference is not None:
         for number, one in enumerate(built):
             how.tell(f"verifying {one.variant.label}", number / len(built))
@@ -339,18 +342,22 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
             one.checks.append(Check(reference.source, own[one], 1, comparison))
     partner_of = {one.variant.label: one for one in built}
     # A variant without a partner that runs is held against the first that does, whatever its engine.
-    partners = [(one, partner_of.get(one.partner or "", built[0])) for one in built]
-    pairs = [
-        (one, partner, Precision.coarsest(own[one], own[partner])) for one, partner in partners if one is not partner
-    ]
-    outcomes = _in_lock_step(built, pairs, state, how, compared)
-    for one, partner, precision in pairs:
-        if one in outcomes:
-            check = Check(partner.variant.label, precision, settings.verify_inputs, outcomes[one])
-            one.checks.append(check)
-    if state and settings.verify_inputs:
-        with phase("verifying variables"):
-            _verify_state(pairs, state, how)
+    partners = {one: partner_of.get(one.partner or "", built[0]) for one in built}
+    pairs = [(one, partner) for one, partner in partners.items() if one is not partner]
+    asked = list(pairs)
+    while pairs:
+        held = [(one, other, Precision.coarsest(own[one], own[other])) for one, other in pairs]
+        for (one, other, precision), outcome in _in_lock_step(built, held, state, how, compared).items():
+            one.checks.append(Check(other.variant.label, precision, settings.verify_inputs, outcome))
+        if state and settings.verify_inputs:
+            with phase("verifying variables"):
+                _verify_state(held, state, how)
+        # To agree with what is wrong says nothing: then it has to agree with what that was held against.
+        unproved = [(one, partners[other]) for one, other in asked if one.passed and not other.passed]
+        pairs = [pair for pair in unproved if pair[0] is not pair[1] and pair not in asked]
+        asked += pairs
+        from_the_same_values()
+        how = replace(how, reference=None)  # whose step is none of theirs any more
 
 
 def _in_lock_step(
@@ -359,19 +366,19 @@ def _in_lock_step(
     state: Arrays,
     how: Verification,
     compared: Callable[..., Comparison],
-) -> dict[Running, Comparison]:
+) -> dict[Pair, Comparison]:
     """What the outputs of all are, step by step, on the same inputs: the first comparison that fails, or else that of the first step.
 
     With variables the second step is another variant's only as far as what the first learned is. So where its outputs differ, its partner
     takes the steps again, to tell how much of that is rounding.
     """
-    outcomes: dict[Running, Comparison] = {}
+    outcomes: dict[Pair, Comparison] = {}
     unsure: list[tuple[Pair, int, Arrays, Arrays]] = []
     fed = [how.reference.feeds] if state and how.reference is not None else []
 
-    def note(one: Running, found: Comparison) -> None:
-        if one not in outcomes or (outcomes[one].passed and not found.passed):
-            outcomes[one] = found
+    def note(pair: Pair, found: Comparison) -> None:
+        if pair not in outcomes or (outcomes[pair].passed and not found.passed):
+            outcomes[pair] = found
 
     for number in range(how.settings.verify_inputs if pairs else 0):
         how.tell("verifying", number / how.settings.verify_inputs)
@@ -384,15 +391,16 @@ def _in_lock_step(
                 if fed and not found.passed:
                     unsure.append((pair, len(fed) + 1, outputs[one], outputs[partner]))
                 else:
-                    note(one, found)
+                    note(pair, found)
             if state:
                 fed.append(feeds)
-    for (one, partner, precision), steps, got, expected in unsure:
+    for pair, steps, got, expected in unsure:
+        one, partner, precision = pair
         carried: Mapping[str, float] = {}
         if isinstance(partner.running, HasState) and not _draws(partner):
             again = partial(_outputs_after, partner, fed[:steps])
             carried = output_tolerances(state, expected, again, precision=precision)
-        note(one, compared(got, expected, precision, one, partner, carried=carried))
+        note(pair, compared(got, expected, precision, one, partner, carried=carried))
     return outcomes
 
 

@@ -241,6 +241,17 @@ def test_a_variant_whose_partner_is_skipped_is_still_verified():
     assert result.variants[2].checks[0].against == "good"
 
 
+@pytest.mark.parametrize(("where", "wrong"), [("CPU", "always"), ("GPU", "always"), ("GPU", "ieee")])
+def test_what_agrees_with_a_wrong_partner_is_not_right(where, wrong):
+    """On a GPU the partner is not even built again in the precision that is measured."""
+    good, bad = Fake("good", where=where), Fake("bad", wrong=wrong, where=where)
+    variants = [variant("good", good), variant("1", bad), variant("2", bad, 2), variant("3", bad, 2, against="2")]
+    result = bench(variants, fresh=fresh, settings=QUICK)
+    assert [one.failed for one in result.variants] == [False, True, True, True]
+    assert [check.against for check in result.variants[3].checks] == ["2", "1", "good"]
+    assert "3 against good (ieee): y: 4 of 4 elements differ" in result.describe_failures()
+
+
 def test_an_engine_that_can_not_is_an_error_unless_optional():
     log = []
     engine = Fake(log=log)
@@ -369,6 +380,22 @@ class Learning(Stateful):
         self.total = np.float32(2 + min(2000 * (self.total - 2) + (1e-6 if self.job.streams > 1 else 0), 1))
         stale = self.engine.wrong and self.job.streams > 1
         return {"loss": np.array([loss if not stale else np.float32(2 + self.engine.wrong)])}
+
+
+def test_variables_that_agree_with_a_wrong_partners_are_not_right():
+    class Bad(Fake):
+        def build(self, job):
+            return Stateful(self, replace(job, streams=2))
+
+    class Good(Fake):
+        def build(self, job):
+            return Stateful(self, job)
+
+    good, bad = Good("good"), Bad("bad", wrong="always")
+    variants = [variant("good", good), variant("1", bad), variant("2", bad, 2)]
+    result = bench(variants, fresh=fresh, settings=QUICK)
+    assert [one.failed for one in result.variants] == [False, True, True]
+    assert "2 against variables of good (ieee)" in result.describe_failures()
 
 
 @pytest.mark.parametrize(("wrong", "failed"), [(None, False), (1e-3, True), (0.5, True)])

@@ -6,6 +6,7 @@ to their data in `conv`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,36 +80,32 @@ def max_pool_grad(node: Node, data: Tensor, result: Tensor, gradients: Tensor) -
 @lowering("AvgPoolGrad", "AvgPool3DGrad", static=(0,))
 def average_pool_grad(node: Node, shape: np.ndarray, gradients: Tensor) -> Tensor:
     """Each window's gradient in equal shares to its elements, padding left out."""
-    sizes = integers(shape)
-    frames = pool_windows(node, sizes, node.get("ksize"), node.get("strides"))
+    frames = pool_windows(node, integers(shape), node.get("ksize"), node.get("strides"))
     moved = to_channels_first(node, gradients)
-    padding, pads = _padding(frames)
-    if not pads:
-        kernel, strides = [frame.kernel for frame in frames], [frame.stride for frame in frames]
-        whole = (*moved.shape[:2], *(frame.size for frame in frames))
-        data = empty_in_layout(moved, whole, keeps_channels_last(node))  # of which only shape and layout are looked at
-        found = _AVERAGE_POOL_GRAD[len(frames)](moved, data, kernel, strides, padding, False, False, None)
-        return from_channels_first(node, found)
-    for axis, frame in enumerate(frames):
-        begins = torch.arange(frame.outputs, device=gradients.device) * frame.stride - frame.before
-        count = (begins + frame.kernel).clamp(max=frame.size) - begins.clamp(min=0)
-        moved = moved / count.to(moved.dtype).reshape(-1, *(1,) * (len(frames) - 1 - axis))
-    for axis, frame in enumerate(frames, 2):
-        moved = _spread_out(moved, axis, frame)
-    return from_channels_first(node, moved)
+    counts = [
+        _elements(frame, moved).reshape(-1, *(1,) * behind)
+        for behind, frame in enumerate(reversed(frames))
+        if frame.before or frame.after
+    ]
+    if counts:
+        moved = moved / math.prod(counts[1:], start=counts[0])
+    # Of data as long as its windows reach: what PyTorch does with padding where channels lie last takes the wrong windows on a GPU
+    # (github.com/pytorch/pytorch/issues/188344).
+    kernel, strides = [frame.kernel for frame in frames], [frame.stride for frame in frames]
+    reach = [(frame.outputs - 1) * frame.stride + frame.kernel for frame in frames]
+    data = empty_in_layout(
+        moved, (*moved.shape[:2], *reach), keeps_channels_last(node)
+    )  # only its shape and layout count
+    none, whole = [0] * len(frames), math.prod(frame.kernel for frame in frames if not (frame.before or frame.after))
+    found = _AVERAGE_POOL_GRAD[len(frames)](moved, data, kernel, strides, none, False, True, whole)
+    pads = [-pad for pad in _pads(frames)]
+    return from_channels_first(node, F.pad(found, pads) if any(pads) else found)
 
 
-def _spread_out(gradients: Tensor, axis: int, frame: Window) -> Tensor:
-    """The sum, along one axis, of what every window gives to each of its elements."""
-    reach = (frame.outputs - 1) * frame.stride + frame.kernel
-    places = torch.arange(frame.outputs, device=gradients.device)[:, None] * frame.stride
-    places = places + torch.arange(frame.kernel, device=gradients.device)
-    room = list(gradients.shape)
-    room[axis] = reach
-    given = gradients.repeat_interleave(frame.kernel, axis)
-    sums = gradients.new_zeros(room).index_add_(axis, places.reshape(-1), given)
-    crop = (-frame.before, frame.before + frame.size - reach)
-    return F.pad(sums, (0, 0) * (gradients.dim() - 1 - axis) + crop)
+def _elements(frame: Window, like: Tensor) -> Tensor:
+    """How many elements each window along an axis has, padding left out."""
+    begins = torch.arange(frame.outputs, device=like.device) * frame.stride - frame.before
+    return ((begins + frame.kernel).clamp(max=frame.size) - begins.clamp(min=0)).to(like.dtype)
 
 
 @lowering("DepthwiseConv2dNativeBackpropFilter", "Conv2DBackpropFilter", "Conv3DBackpropFilterV2", static=(1,))

@@ -193,7 +193,7 @@ def test_early_kernels_wait_for_what_is_in_front_on_their_stream_and_on_others(p
         tiles = (32, 32, 64, 4, 3, parts, False, early)
 
         def step(value, number):
-            return conv.convolve(value, filters[number % 6], frames, tiles, relu=True)
+            return conv.convolve(value, filters[number % 6], frames, tiles, activation="Relu")
 
         first = step(data, 0)
         values = [first + one for one in range(len(streams))]
