@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from msplit.engines.cuda.device.device import precision
-from tests.engines.cuda.ops.harness import run_lowering
+from msplit.engines.cuda.ir.interpret import as_tuple
+from msplit.engines.cuda.ir.lowering import table
+from msplit.engines.cuda.ir.node import Node
 
 pytestmark = pytest.mark.gpu
 
@@ -17,11 +20,19 @@ DEVICE = "cuda"
 WINDOWS = [*itertools.product((1, 2, 3, 5), (1, 2, 3), ("SAME", "VALID"))]
 
 
+def run_lowering(
+    op: str, inputs: list[Any], attrs: dict[str, Any], *, nchw: bool = False, device: str
+) -> tuple[torch.Tensor, ...]:
+    lowering = table()[op]
+    given = [one if slot in lowering.static else torch.from_numpy(one).to(device) for slot, one in enumerate(inputs)]
+    return as_tuple(lowering.function(Node("node", op, attrs, nchw), *given))
+
+
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def assert_as_on_the_cpu(op: str, inputs: list[np.ndarray], attrs: dict[str, object]) -> None:
+def assert_as_on_the_cpu(op: str, inputs: list[Any], attrs: dict[str, Any]) -> None:
     """In float64 on the CPU, that is, and in both layouts on the device."""
     wide = [one.astype(np.float64) if one.dtype == np.float32 else one for one in inputs]
     expected = run_lowering(op, wide, attrs, device="cpu")
