@@ -64,7 +64,11 @@ def main() -> None:
     parser.add_argument(
         "--duration", type=float, default=2.0, help="seconds that all variants of a model are measured for"
     )
-    parser.add_argument("--without", default="", help="what to leave out: tensorflow, xla, msplit, torch, inference")
+    parser.add_argument(
+        "--without",
+        default="",
+        help="what to leave out: tensorflow, xla, msplit, torch, inference, or words of rows: jit_compile",
+    )
     parser.add_argument("--ieee", action="store_true", help="IEEE float32 in place of TF32")
     parser.add_argument("--seconds", type=float, default=540, help="start no further model after this")
     parser.add_argument("--table", type=Path, help="only print the table of these results")
@@ -160,7 +164,7 @@ def variants_of(arguments: argparse.Namespace, flat: Any, training: Training, ba
         for captured in ways:
             label = CAPTURED if captured else EAGER
             found.append(Variant(label, ByHand(captured, arguments.device), job, first, optional=True))
-    return found
+    return [one for one in found if not any(word and word in one.label for word in left_out)]
 
 
 def ours(arguments: argparse.Namespace, job: Job, batch: int) -> list[Variant]:

@@ -158,6 +158,7 @@ JOBS = (
     training("mmoe:1024,towers:1024,deepfm:1024", 200, "--without", "torch,inference"),
     Job("tests", "gpu", 200, (*TESTS, "tests/gpu")),
     Job("tests", "kernels", 180, (*TESTS, "tests/engines")),
+    Job("tests", "ops", 180, ("-m", "pytest", "-q", "-n", "10", "tests/engines/cuda/ops")),
     suite("nasnet_mobile:1", 150),
     suite("inception_v3:1", 100),
     suite("googlenet:1,squeezenet:1", 90),
@@ -321,6 +322,7 @@ def run(job: Job, graphs: Path, out: Path, gpu: int | None, stop: float) -> int 
         **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "MSPLIT_RACE_GRAPHS": "200",
+        "MSPLIT_TEST_DEVICE": "cuda",  # lowerings against TensorFlow's kernels
     }
     with (folder / "printed.txt").open("w") as printed:
         process = subprocess.Popen(
