@@ -109,7 +109,7 @@ def _new_session(graph_def: bytes) -> Any:
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(graph_def), name="")
-    config = tf.compat.v1.ConfigProto()
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = -1
     return tf.compat.v1.Session(graph=graph, config=config)
