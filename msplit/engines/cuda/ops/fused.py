@@ -31,6 +31,11 @@ from msplit.engines.cuda.ops.matmul import product_in_tiles
 from msplit.engines.cuda.ops.nn import EPSILON, normalize
 from msplit.opset.traits import EPILOGUE_STEPS
 
+MLP = "_MLP"
+
+MLP_ACTIVATIONS, MLP_BIASED = "_activations", "_biased"
+"""Attributes of two dense layers that are one op: what follows each, "" for nothing, and whether it has a bias. Biases come last."""
+
 _BATCH_NORM_INPUTS = 4
 _LT_ACTIVATIONS = {"Relu": False, "GeluApproximate": True}
 
@@ -185,6 +190,27 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
         convolve(node, data, *of_one, activation=activation)
         for of_one in zip(filter.split(sizes, 3), biases, strict=True)
     )
+
+
+@lowering(MLP, own=True)
+def mlp(node: Node, data: Tensor, first: Tensor, second: Tensor, *biases: Tensor) -> Tensor:
+    """Two dense layers with their biases and activations; of NHWC data their mean over height and width is what the first one reads."""
+    activations = _of_our_own(node, MLP_ACTIVATIONS)
+    given = iter(biases)
+    one, two = (next(given) if there else None for there in node.attrs[MLP_BIASED])
+    pooled, tiles = data.dim() > first.dim(), node.get(TILES)
+    if tiles is not None and can_launch(data.device):
+        from msplit.engines.cuda.kernels import mlp as kernels
+
+        pixels = data.flatten(1, 2) if pooled else data.unsqueeze(1)
+        found = kernels.mlp(pixels, (first, second), (one, two), activations, tiles)
+        if found is not None:
+            return found
+    result = data.mean((1, 2)) if pooled else data
+    for matrix, bias, activation in zip((first, second), (one, two), activations, strict=True):
+        result = torch.mm(result, matrix) if bias is None else torch.addmm(bias, result, matrix)
+        result = activate(activation)(result) if activation else result
+    return result
 
 
 @lowering("_FusedPointwise", own=True)
