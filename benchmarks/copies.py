@@ -35,11 +35,13 @@ NEVER = {
     "writes_on": lambda device, measure: lambda graph, op: False,
     "prologues_on": lambda device, measure: lambda graph, found: (False, None),
     "mlps_on": lambda device, measure: lambda graph, found: (False, None),
+    "squeezes_on": lambda device, measure: lambda graph, convolution, layers: (False, None),
 }
 """What decides in `pipeline`, and what decides against it."""
 VARIANTS = {
     "with all": (),
-    "no small layers": ("mlps_on",),
+    "layers apart": ("squeezes_on",),
+    "no small layers": ("mlps_on", "squeezes_on"),
     "no prologues": ("prologues_on",),
     "not in place": ("writes_on",),
     "with none": tuple(NEVER),

@@ -51,6 +51,9 @@ DEPTHWISE = tuple(
 )
 """Of each channel by itself: 2 to 8 results of a thread."""
 
+SQUEEZES = (*(tiles._replace(summands=32) for tiles in DEPTHWISE), Tiles(32, 32, 32, 4, 1, turned=True))
+"""Likewise with two dense layers of the mean behind, of which a block makes so many results (`summands`)."""
+
 LEAST_BLOCKS = 48
 MOST_BLOCKS = 300
 
@@ -126,6 +129,11 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
         for parts in shares:
             if parts == 1 or (LEAST_BLOCKS <= blocks * parts <= MOST_BLOCKS and steps >= 2 * parts):
                 yield whole._replace(parts=parts, early=early)
+
+
+def squeezes(data: torch.Tensor) -> Iterator[Tiles]:
+    """Ways to cut a convolution of each channel by itself that takes two dense layers along."""
+    yield from (tiles._replace(early=starts_early(data)) for tiles in SQUEEZES)
 
 
 def starts_early(data: torch.Tensor) -> bool:

@@ -10,12 +10,13 @@ kernel itself is in `code.mlp`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.kernels.activations import NUMBERS, activate
 from msplit.engines.cuda.kernels.conv import LARGEST
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, shares
@@ -57,49 +58,102 @@ def fits(data: Sequence[int], hidden: int, results: int) -> bool:
     return 0 < rows <= MOST_ROWS and 0 < hidden <= MOST_HIDDEN and results > 0 and 0 < elements <= LARGEST
 
 
-def mlp(
-    data: Tensor,
-    matrices: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    activations: Sequence[str],
-    tiles: Tiles,
-) -> Tensor | None:
+class Layers(NamedTuple):
+    """Two dense layers.
+
+    Attributes:
+        matrices: [channels, hidden] and [hidden, results], constant where the kernel starts early.
+        biases: [hidden] and [results].
+        activations: What follows each, of `activations.NUMBERS`.
+    """
+
+    matrices: tuple[Tensor, Tensor]
+    biases: tuple[Tensor | None, Tensor | None]
+    activations: tuple[str, str]
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The same step by step, of [rows, channels]."""
+        for matrix, bias, activation in zip(*self, strict=True):
+            rows = torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
+            rows = activate(activation)(rows) if activation else rows
+        return rows
+
+
+class Shared(NamedTuple):
+    """What a kernel that ends in two dense layers is launched with, in the order in which it takes it.
+
+    Attributes:
+        out: [rows, results].
+        arguments: `out`, and what else the layers need.
+        constants: Likewise.
+    """
+
+    out: Tensor
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+def shared(layers: Layers, data: Tensor, rows: int, parts: int, results_of_block: int) -> Shared | None:
+    """Memory and arguments for two dense layers of rows that come in parts; None where the device has no more counters.
+
+    Args:
+        layers: On the device of `data`.
+        data: Of the type of the result.
+        rows: Counters are one for each.
+        parts: Of a row.
+        results_of_block: Of one of the blocks that wait.
+    """
+    first, second = layers.matrices
+    hidden, results = second.shape
+    counters = Device.of(data.device).semaphores.take(rows)
+    if counters is None:
+        return None
+    wide = max(_power(hidden), 8)
+    out = data.new_empty((rows, results))
+    partial = data.new_empty(rows * parts * wide, dtype=torch.float32)
+    one, two = layers.biases
+    numbers = (NUMBERS[name] for name in layers.activations)
+    return Shared(
+        out,
+        (
+            *(out, first, out if one is None else one, second, out if two is None else two, partial, counters),
+            *(hidden, results, parts, *first.stride(), *second.stride(), *numbers),
+        ),
+        {
+            "BIAS1": one is not None,
+            "BIAS2": two is not None,
+            "HIDDEN": wide,
+            "RESULTS": results_of_block,
+            "PARTS": max(min(_power(parts), _AT_A_TIME // wide), 1),
+        },
+    )
+
+
+def mlp(data: Tensor, layers: Layers, tiles: Tiles) -> Tensor | None:
     """``g(f(mean(data) @ matrices[0] + biases[0]) @ matrices[1] + biases[1])``, computed in float32.
 
     Args:
         data: [rows, pixels, channels], of any strides.
-        matrices: [channels, hidden] and [hidden, results], constant where the kernel starts early.
-        biases: [hidden] and [results].
-        activations: f and g, each one of `activations.NUMBERS`.
+        layers: With f and g.
         tiles: One of `candidates`.
 
     Returns:
         [rows, results]; None where the device has no more counters.
     """
     rows, pixels, channels = data.shape
-    hidden, results = matrices[1].shape
-    counters = Device.of(data.device).semaphores.take(rows)
-    if counters is None:
-        return None
     chunks = shares(channels, tiles.summands)
     # A block takes as many pixels as keep the parts few, in whole tiles.
     share = shares(shares(pixels, tiles.pixels), max(_MOST_PARTS // chunks, 1)) * tiles.pixels
     parts = shares(pixels, share) * chunks
-    wide = max(_power(hidden), 8)
-    out = data.new_empty((rows, results))
-    partial = out.new_empty(rows * parts * wide, dtype=torch.float32)
-    one, two = (out if bias is None else bias for bias in biases)
-    first, second = (NUMBERS[name] for name in activations)
-    launch(_MLP, (rows * (parts + shares(results, tiles.results)),))(
-        out, data, matrices[0], one, matrices[1], two, partial, counters,
-        rows, pixels, channels, hidden, results, share, parts,
-        *data.stride(), *matrices[0].stride(), *matrices[1].stride(), first, second,
-        BIAS1=biases[0] is not None, BIAS2=biases[1] is not None, EARLY=tiles.early,
-        PIXELS=tiles.pixels, CHANNELS=tiles.summands, HIDDEN=wide, RESULTS=tiles.results,
-        PARTS=max(min(_power(parts), _AT_A_TIME // wide), 1),
+    work = shared(layers, data, rows, parts, tiles.results)
+    if work is None:
+        return None
+    launch(_MLP, (rows * (parts + shares(work.out.shape[1], tiles.results)),))(
+        data, rows, pixels, channels, share, *data.stride(), *work.arguments,
+        EARLY=tiles.early, PIXELS=tiles.pixels, CHANNELS=tiles.summands, **work.constants,
         num_warps=tiles.warps, **({"launch_pdl": True} if tiles.early else {}),
     )  # fmt: skip
-    return out
+    return work.out
 
 
 def _power(size: int) -> int:

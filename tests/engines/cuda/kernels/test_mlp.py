@@ -37,13 +37,13 @@ for rows, pixels, channels, hidden, results, activations in [
             wanted = wanted @ matrix + (0 if bias is None else bias)
             wanted = activate(name)(wanted) if name else wanted
         for tiles in (*list(mlp.candidates(pixels))[:1], Tiles(16, 32, 16, 4, 1)):
-            found = mlp.mlp(data, matrices, biases, activations, tiles)
+            found = mlp.mlp(data, mlp.Layers(matrices, biases, activations), tiles)
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
             assert not taken[-1].any()  # for the next run of a graph
 
 data = torch.ones(1, 4, 16)
 data[0, 2, 5] = float("nan")
-assert mlp.mlp(data, (normal(16, 4), normal(4, 8)), (None, None), ("Relu", "Relu6"), tiles).isnan().all()
+assert mlp.mlp(data, mlp.Layers((normal(16, 4), normal(4, 8)), (None, None), ("Relu", "Relu6")), tiles).isnan().all()
 """
 
 
@@ -78,7 +78,7 @@ def test_all_tiles_give_the_same_numbers_again_and_again(rows, pixels, channels,
     for tiles in mlp.candidates(pixels):
 
         def run(tiles=tiles):
-            return mlp.mlp(data, matrices, biases, ("Swish", "Sigmoid"), tiles)
+            return mlp.mlp(data, mlp.Layers(matrices, biases, ("Swish", "Sigmoid")), tiles)
 
         first = run()
         torch.testing.assert_close(first, wanted, rtol=1e-3, atol=1e-4 if dtype == torch.float32 else 2e-3)

@@ -11,9 +11,9 @@ from msplit.engines.cuda.kernels.code.products import _activate
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mlp(  # type: ignore[no-untyped-def]
-    out, data, first, bias1, second, bias2, partial, counters,
-    rows, pixels, channels, hidden, results, share, parts,
-    step_n, step_p, step_c, first_c, first_h, second_h, second_r, activation1, activation2,
+    data, rows, pixels, channels, share, step_n, step_p, step_c,
+    out, first, bias1, second, bias2, partial, counters,
+    hidden, results, parts, first_c, first_h, second_h, second_r, activation1, activation2,
     BIAS1: tl.constexpr, BIAS2: tl.constexpr, EARLY: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, HIDDEN: tl.constexpr, RESULTS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -26,12 +26,9 @@ def mlp(  # type: ignore[no-untyped-def]
             pixels, channels, hidden, share, step_p, step_c, first_c, first_h, EARLY, PIXELS, CHANNELS, HIDDEN,
         )  # fmt: skip
     else:
-        slices = tl.cdiv(results, RESULTS)
-        row = (number - rows * parts) // slices
-        _finish(
-            (number - rows * parts) % slices, slices, out + row * results, bias1, second, bias2,
-            partial + row * parts * HIDDEN, counters + row, hidden, results, parts, second_h, second_r,
-            activation1, activation2, BIAS1, BIAS2, EARLY, HIDDEN, RESULTS, PARTS,
+        finish(
+            number - rows * parts, out, bias1, second, bias2, partial, counters, hidden, results, parts,
+            second_h, second_r, activation1, activation2, BIAS1, BIAS2, EARLY, HIDDEN, RESULTS, PARTS,
         )  # fmt: skip
 
 
@@ -46,12 +43,7 @@ def _add_up(  # type: ignore[no-untyped-def]
     channel = part % chunks * CHANNELS + tl.arange(0, CHANNELS)
     begin = part // chunks * share
     end = tl.minimum(begin + share, pixels)
-    unit = tl.arange(0, HIDDEN)
-    factors = tl.load(
-        first + channel[:, None] * first_c + unit[None, :] * first_h,
-        mask=(channel < channels)[:, None] & (unit < hidden)[None, :],
-        other=0,
-    ).to(tl.float32)
+    factors = matrix(first, channel, channels, tl.arange(0, HIDDEN), hidden, first_c, first_h)
     if EARLY:
         go_on()
     sums = tl.zeros([PIXELS, CHANNELS], tl.float32)
@@ -63,27 +55,39 @@ def _add_up(  # type: ignore[no-untyped-def]
             other=0,
         ).to(tl.float32)
         begin += PIXELS
-    mean = tl.sum(sums, 0) / pixels
-    tl.store(partial + unit, tl.sum(mean[:, None] * factors, 0))
-    tl.debug_barrier()  # all of it is there before the block counts itself
-    tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    hand_in(tl.sum(sums, 0) / pixels, factors, partial, counter, HIDDEN)
+
+
+@triton.jit
+def matrix(start, row, rows, column, columns, step_r, step_c):  # type: ignore[no-untyped-def]
+    """A part of a matrix, in float32, zero where there is none."""
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    return tl.load(start + row[:, None] * step_r + column[None, :] * step_c, mask=inside, other=0).to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _finish(  # type: ignore[no-untyped-def]
-    slice, slices, out, bias1, second, bias2, partial, counter,
+def hand_in(mean, factors, partial, counter, HIDDEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Leaves the product of some channels with their rows of the first matrix to the blocks that wait for all of them."""
+    tl.store(partial + tl.arange(0, HIDDEN), tl.sum(mean[:, None] * factors, 0))
+    tl.debug_barrier()  # all of it is there before the block counts itself
+    tl.atomic_add(counter, 1, sem="release", scope="gpu")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def finish(  # type: ignore[no-untyped-def]
+    number, out, bias1, second, bias2, partial, counters,
     hidden, results, parts, second_h, second_r, activation1, activation2,
     BIAS1: tl.constexpr, BIAS2: tl.constexpr, EARLY: tl.constexpr,
     HIDDEN: tl.constexpr, RESULTS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Waits for all parts of a row, adds them up, always in the same order, and multiplies by some columns of the second matrix."""
+    slices = tl.cdiv(results, RESULTS)
+    row = number // slices
+    slice = number % slices
+    counter = counters + row
     result = slice * RESULTS + tl.arange(0, RESULTS)
     unit = tl.arange(0, HIDDEN)
-    factors = tl.load(
-        second + unit[:, None] * second_h + result[None, :] * second_r,
-        mask=(unit < hidden)[:, None] & (result < results)[None, :],
-        other=0,
-    ).to(tl.float32)
+    factors = matrix(second, unit, hidden, result, results, second_h, second_r)
     shift1 = tl.load(bias1 + unit, mask=(unit < hidden) & BIAS1, other=0).to(tl.float32)
     shift2 = tl.load(bias2 + result, mask=(result < results) & BIAS2, other=0).to(tl.float32)
     if EARLY:
@@ -97,9 +101,9 @@ def _finish(  # type: ignore[no-untyped-def]
     start = parts * 0
     while start < parts:
         part = start + tl.arange(0, PARTS)
-        place = partial + part[:, None] * HIDDEN + unit[None, :]
+        place = partial + (row * parts + part)[:, None] * HIDDEN + unit[None, :]
         sums += tl.load(place, mask=(part < parts)[:, None], other=0.0, cache_modifier=".cg")
         start += PARTS
     inner = _activate(tl.sum(sums, 0) + shift1, activation1)
     found = _activate(tl.sum(inner[:, None] * factors, 0) + shift2, activation2)
-    tl.store(out + result, found.to(out.dtype.element_ty), mask=result < results)
+    tl.store(out + row * results + result, found.to(out.dtype.element_ty), mask=result < results)
