@@ -1,4 +1,4 @@
-"""What writing Concats' parts in place, and prologues, are worth: a model with and without each, on the GPU, TF32.
+"""What writing Concats' parts in place, prologues, and small layers in one kernel are worth: a model with and without, on the GPU, TF32.
 
     python benchmarks/copies.py GRAPHS [MODEL:BATCH …]     GRAPHS is made by `benchmarks/models.py` or `benchmarks/foreign.py`
 
@@ -31,23 +31,36 @@ from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import feeds_for
 
-VARIANTS = {"with both": (True, True), "in place": (True, False), "prologues": (False, True), "neither": (False, False)}
+NEVER = {
+    "writes_on": lambda device, measure: lambda graph, op: False,
+    "prologues_on": lambda device, measure: lambda graph, found: (False, None),
+    "mlps_on": lambda device, measure: lambda graph, found: (False, None),
+    "squeezes_on": lambda device, measure: lambda graph, convolution, layers: (False, None),
+}
+"""What decides in `pipeline`, and what decides against it."""
+VARIANTS = {
+    "with all": (),
+    "layers apart": ("squeezes_on",),
+    "no small layers": ("mlps_on", "squeezes_on"),
+    "no prologues": ("prologues_on",),
+    "not in place": ("writes_on",),
+    "with none": tuple(NEVER),
+}
+"""What is left out."""
 STEPS = 200
 OPTIONS = EngineOptions(mode=KernelMode.FUSED_AND_GROUPED, layout="nhwc")
 
 
 def main() -> None:
     folder, *rows = sys.argv[1:]
-    in_place, prologues = pipeline.writes_on, pipeline.prologues_on
+    decides = {name: getattr(pipeline, name) for name in NEVER}
     for row in rows or ["densenet121:1", "efficientnet_b0:1", "inception_v3:1"]:
         name, _, batch = row.partition(":")
         path = models.fill(Path(folder), Path(tempfile.gettempdir()) / "filled", name, int(batch))
         expected: dict[str, Any] = {}
-        for variant, (places, prepares) in VARIANTS.items():
-            pipeline.writes_on = in_place if places else lambda device, measure: lambda graph, op: False
-            pipeline.prologues_on = (
-                prologues if prepares else lambda device, measure: lambda graph, found: (False, None)
-            )
+        for variant, without in VARIANTS.items():
+            for name, decide in decides.items():
+                setattr(pipeline, name, NEVER[name] if name in without else decide)
             flat = flatten(read(path))  # what is compiled belongs to it
             feeds = feeds_for(flat, Workload(int(batch)))
             job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=OPTIONS)
@@ -60,7 +73,7 @@ def main() -> None:
             ]
             ours, left = sum(TILES in op.attrs for op in ops), sum(op.op == "ConcatV2" for op in ops)
             off = max(float(np.sqrt(((found[n] - e) ** 2).mean() / (e**2).mean())) for n, e in expected.items())
-            print(f"{row:18} {variant:10} {len(ops):4} kernels, {ours:3} ours, {left:2} Concats, "
+            print(f"{row:18} {variant:15} {len(ops):4} kernels, {ours:3} ours, {left:2} Concats, "
                   f"host {host:6.1f}, device {device:6.1f} µs, off {off:.4f}", flush=True)  # fmt: skip
 
 

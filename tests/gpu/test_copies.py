@@ -1,5 +1,6 @@
-"""Concats in place and prologues on a real GPU: right in IEEE precision and in TF32, under torture, with the kernels that are meant."""
+"""Concats in place, prologues and small layers in one kernel on a real GPU: right, under torture, with the kernels that are meant."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from msplit.core.precision import Precision
+from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.kernels import mlp
+from msplit.engines.cuda.ops.fused import MLP, SQUEEZE
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.passes import concat_in_place, fuse_prologue, pipeline
 from msplit.measure.verification import compare
@@ -173,6 +177,38 @@ def test_depthwise_convolutions_in_ieee_precision(batch, options):
     found = compare(executable.step(given), expected, tolerance=1e-4)
     executable.close()
     assert found.passed, found.describe()
+
+
+@pytest.mark.parametrize("op", [MLP, SQUEEZE])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("options", [{}, {"fuse": True, "group": True}])
+def test_squeeze_and_excitation_in_one_kernel_everywhere(op, batch, options, monkeypatch):
+    """As if it had measured faster. Two executables replay side by side, each on counters of its own."""
+    takes = op == SQUEEZE, conv.SQUEEZES[2]
+    monkeypatch.setattr(
+        pipeline, "mlps_on", lambda device, measure: lambda graph, found: (True, next(mlp.candidates(196)))
+    )
+    monkeypatch.setattr(pipeline, "squeezes_on", lambda device, measure: lambda graph, convolution, layers: takes)
+    given = feeds(batch)
+    expected = run(depthwise_net(), given)
+    flat = depthwise_net()
+    torture = Torture(poison=True, delay_cycles=20_000, seed=1)
+    asked = job(flat, given, scattered(flat, 4), streams=4, device="cuda", layout="nhwc", torture=torture, **options)
+    assert sum(TILES in step.op.attrs for step in CudaEngine().compile(asked).program.steps if step.op.op == op) == 3
+    executables = [ENGINE.build(asked) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda one: [one.step(given) for _ in range(20)], executables))
+    for executable in executables:
+        executable.close()
+    first = found[0][0]
+    assert compare(first, expected, tolerance=1e-4).passed
+    assert all(bits(one) == bits(first) for outputs in found for one in outputs)
+
+
+def test_at_batch_1_squeeze_and_excitation_is_one_kernel():
+    """What is chosen is measured; of three blocks of this size most take it on an H100 or H200, by themselves or with their convolution."""
+    program = CudaEngine().compile(job(depthwise_net(), feeds(), device="cuda", layout="nhwc", fuse=True)).program
+    assert sum(TILES in step.op.attrs for step in program.steps if step.op.op in (MLP, SQUEEZE)) >= 2
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
+from msplit.engines.cuda.passes.fuse_mlp import decide_on as mlps_on
+from msplit.engines.cuda.passes.fuse_mlp import find_mlps
 from msplit.engines.cuda.passes.fuse_prologue import decide_on as prologues_on
 from msplit.engines.cuda.passes.fuse_prologue import find_prologues
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
@@ -221,6 +223,9 @@ def _choices_ahead(
                 takes = prologues_on(device.place, measure=True)
                 for found in find_prologues(graph):
                     takes(graph, found)
+                small = mlps_on(device.place, measure=True)
+                for mlp in find_mlps(graph):
+                    small(graph, mlp)
             held.update(list_choices(graph, optimized.feeds, device.place, nchw=nchw))
         return True
 

@@ -51,6 +51,9 @@ DEPTHWISE = tuple(
 )
 """Of each channel by itself: 2 to 8 results of a thread."""
 
+SQUEEZES = (*(tiles._replace(summands=32) for tiles in DEPTHWISE), Tiles(32, 32, 32, 4, 1, turned=True))
+"""Likewise with two dense layers of the mean behind, of which a block makes so many results (`summands`)."""
+
 LEAST_BLOCKS = 48
 MOST_BLOCKS = 300
 
@@ -120,7 +123,7 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
     from msplit.engines.cuda.kernels import conv
 
     cuts = SIBLINGS if len(results) > 1 else FEW_CHANNELS if data.shape[-1] < 16 else SINGLE
-    early = _starts_early(data)
+    early = starts_early(data)
     for whole, shares in cuts:
         blocks = -(-pixels // whole.pixels) * sum(-(-one // whole.results) for one in results)
         steps = conv.summing_steps(data, filter, whole)
@@ -129,7 +132,13 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
                 yield whole._replace(parts=parts, early=early)
 
 
-def _starts_early(data: torch.Tensor) -> bool:
+def squeezes(data: torch.Tensor) -> Iterator[Tiles]:
+    """Ways to cut a convolution of each channel by itself that takes two dense layers along."""
+    yield from (tiles._replace(early=starts_early(data)) for tiles in SQUEEZES)
+
+
+def starts_early(data: torch.Tensor) -> bool:
+    """Whether kernels of ours that read this start before the one in front of them is done."""
     return EARLY and data.is_cuda and torch.cuda.get_device_capability(data.device) >= _EARLY_FROM
 
 
@@ -148,7 +157,7 @@ def cuts(op: Op, data: torch.Tensor, filter: torch.Tensor, expected: Sequence[to
     """Ways to cut a convolution with this result that fit how the filter lies."""
     if is_depthwise(op):
         if depthwise.fits(data, filter, expected[0].numel()):
-            yield from (tiles._replace(early=_starts_early(data)) for tiles in DEPTHWISE)
+            yield from (tiles._replace(early=starts_early(data)) for tiles in DEPTHWISE)
         return
     results = int(filter.shape[3])
     for tiles in candidates(data, filter, expected[0].numel() // max(results, 1), [results]):

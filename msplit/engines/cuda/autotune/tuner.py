@@ -291,10 +291,10 @@ def _copy(weights: torch.Tensor) -> torch.Tensor:
 
 
 class RotatingWeights:
-    """A call of a function with other weights (of `copies`) each time, one after the other and from the start again."""
+    """A call of a function with other weights (of `copies`, or tuples of them) each time, one after the other and from the start again."""
 
     def __init__(
-        self, run: Callable[..., Any], data: torch.Tensor, weights: Sequence[torch.Tensor], rest: Sequence[torch.Tensor]
+        self, run: Callable[..., Any], data: torch.Tensor, weights: Sequence[Any], rest: Sequence[torch.Tensor]
     ) -> None:
         self.run = run
         self.weights = itertools.cycle(weights)

@@ -7,6 +7,7 @@ channels that lie side by side, and adds up one element of the window after the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -14,9 +15,11 @@ from msplit.engines.cuda.ir.windows import Window
 from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.conv import LARGEST, is_nhwc
 from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.mlp import Layers, shared
 from msplit.engines.cuda.kernels.tiles import Tiles, shares
 
 _CONVOLVE = Code("depthwise", "convolve_channels")
+_SQUEEZE = Code("depthwise", "convolve_and_squeeze")
 
 _WIDEST = 64
 """Elements of a window: they are written out one by one."""
@@ -47,38 +50,73 @@ def convolve(
         bias: One number per channel.
         activation: What is done to the result, one of `activations.NUMBERS`.
     """
+    channels = data.shape[-1]
+    out, arguments, constants = _work(data, filter, frames, tiles, bias, activation)
+    pixels = out.numel() // channels
+    launch(_CONVOLVE, (shares(pixels, tiles.pixels), shares(channels, tiles.results)))(
+        *arguments[:4], pixels, *arguments[4:], **constants
+    )
+    return out
+
+
+def convolve_and_squeeze(
+    data: Tensor,
+    filter: Tensor,
+    frames: Sequence[Window],
+    tiles: Tiles,
+    bias: Tensor | None,
+    layers: Layers,
+    *,
+    activation: str = "",
+) -> tuple[Tensor, Tensor] | None:
+    """The same, and two dense layers of its mean over height and width, as squeeze-and-excitation has them.
+
+    A block adds up its own results, and multiplies them by their rows of the first matrix. So nothing reads the result again for its mean.
+
+    Args:
+        data, filter, frames, bias, activation: See `convolve`.
+        tiles: How the work is cut: also results of a block behind (`summands`).
+        layers: Of as many channels.
+
+    Returns:
+        The result, and [images, results] of the layers; None where the device has no more counters.
+    """
+    images, channels = data.shape[0], data.shape[-1]
+    pixels = frames[0].outputs * frames[1].outputs
+    parts = shares(pixels, tiles.pixels) * shares(channels, tiles.results)
+    work = shared(layers, data, images, parts, tiles.summands)
+    if work is None:
+        return None
+    out, arguments, constants = _work(data, filter, frames, tiles, bias, activation)
+    launch(_SQUEEZE, (images * (parts + shares(work.out.shape[1], tiles.summands)),))(
+        *arguments[:4], pixels, *arguments[4:], images, *work.arguments, **constants, **work.constants
+    )
+    return out, work.out
+
+
+def _work(
+    data: Tensor, filter: Tensor, frames: Sequence[Window], tiles: Tiles, bias: Tensor | None, activation: str
+) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    """Memory for the result, and the arguments of both kernels, but for the number of pixels, which comes fifth."""
     images, height, width, channels = data.shape
     vertical, horizontal = frames
     flat = filter.reshape(vertical.kernel * horizontal.kernel, channels)
     out = data.new_empty((images, vertical.outputs, horizontal.outputs, channels))
-    pixels = images * vertical.outputs * horizontal.outputs
-    launch(_CONVOLVE, (shares(pixels, tiles.pixels), shares(channels, tiles.results)))(
-        data,
-        flat,
-        data if bias is None else bias,
-        out,
-        pixels,
-        height,
-        width,
-        channels,
-        vertical.outputs,
-        horizontal.outputs,
-        vertical.before,
-        horizontal.before,
-        vertical.dilation,
-        horizontal.dilation,
-        *data.stride()[:3],
-        *flat.stride(),
-        KERNEL_H=vertical.kernel,
-        KERNEL_W=horizontal.kernel,
-        STRIDE_H=vertical.stride,
-        STRIDE_W=horizontal.stride,
-        BIAS=bias is not None,
-        ACTIVATION=NUMBERS[activation],
-        EARLY=tiles.early,
-        PIXELS=tiles.pixels,
-        CHANNELS=tiles.results,
-        num_warps=tiles.warps,
-        **({"launch_pdl": True} if tiles.early else {}),
+    arguments = (
+        *(data, flat, data if bias is None else bias, out, height, width, channels, *out.shape[1:3]),
+        *(vertical.before, horizontal.before, vertical.dilation, horizontal.dilation),
+        *(*data.stride()[:3], *flat.stride()),
     )
-    return out
+    constants = {
+        "KERNEL_H": vertical.kernel,
+        "KERNEL_W": horizontal.kernel,
+        "STRIDE_H": vertical.stride,
+        "STRIDE_W": horizontal.stride,
+        "BIAS": bias is not None,
+        "ACTIVATION": NUMBERS[activation],
+        "EARLY": tiles.early,
+        "PIXELS": tiles.pixels,
+        "CHANNELS": tiles.results,
+        "num_warps": tiles.warps,
+    }
+    return out, arguments, constants | ({"launch_pdl": True} if tiles.early else {})

@@ -67,6 +67,7 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
     "DepthwiseConv2dNative": prepare_depthwise_filter,
     "DepthwiseConv2dNativeBackpropInput": prepare_depthwise_filter,
     "_FusedDepthwiseConv2dNative": prepare_depthwise_filter,
+    "_SqueezeDepthwiseConv2dNative": prepare_depthwise_filter,
 }
 """How to prepare the constant filter (input 1) of each op: called with the filter and `keeps_channels_last(node)`."""
 

@@ -26,10 +26,16 @@ from msplit.engines.cuda.ir.windows import (
 )
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.launch import can_launch
+from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
 from msplit.engines.cuda.ops.matmul import product_in_tiles
 from msplit.engines.cuda.ops.nn import EPSILON, normalize
 from msplit.opset.traits import EPILOGUE_STEPS
+
+MLP, SQUEEZE = "_MLP", "_SqueezeDepthwiseConv2dNative"
+
+MLP_ACTIVATIONS, MLP_BIASED = "_activations", "_biased"
+"""Attributes of two dense layers that are one op: what follows each, "" for nothing, and whether it has a bias. Biases come last."""
 
 _BATCH_NORM_INPUTS = 4
 _LT_ACTIVATIONS = {"Relu": False, "GeluApproximate": True}
@@ -185,6 +191,49 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
         convolve(node, data, *of_one, activation=activation)
         for of_one in zip(filter.split(sizes, 3), biases, strict=True)
     )
+
+
+@lowering(MLP, own=True)
+def mlp(node: Node, data: Tensor, *args: Tensor) -> Tensor:
+    """Two dense layers with their biases and activations; of NHWC data their mean over height and width is what the first one reads."""
+    layers = _layers(node, args)
+    pooled, tiles = data.dim() > layers.matrices[0].dim(), node.get(TILES)
+    if tiles is not None and can_launch(data.device):
+        from msplit.engines.cuda.kernels.mlp import mlp as run
+
+        found = run(data.flatten(1, 2) if pooled else data.unsqueeze(1), layers, tiles)
+        if found is not None:
+            return found
+    return layers.of(data.mean((1, 2)) if pooled else data)
+
+
+@lowering(SQUEEZE, own=True)
+def convolution_and_squeeze(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> tuple[Tensor, Tensor]:
+    """A convolution of each channel by itself, and two dense layers of the mean of its result: both results."""
+    count = 2 + sum(_of_our_own(node, MLP_BIASED))
+    args, layers = args[:-count], _layers(node, args[-count:])
+    tiles = node.get(TILES)
+    if tiles is not None and can_launch(data.device):
+        from msplit.engines.cuda.kernels import depthwise
+
+        frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
+        results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
+        if depthwise.fits(data, filter, results):
+            bias, activation = args[0] if args else None, "".join(_steps(node)[len(args) :])
+            found = depthwise.convolve_and_squeeze(data, filter, frames, tiles, bias, layers, activation=activation)
+            if found is not None:
+                return found
+    result = _convolved(node, data, filter, args)
+    return result, layers.of(result.mean((1, 2)))
+
+
+def _layers(node: Node, args: tuple[Tensor, ...]) -> Layers:
+    """Two dense layers of an op's last inputs: both matrices, then the biases that there are."""
+    activations, biased = _of_our_own(node, MLP_ACTIVATIONS), node.attrs[MLP_BIASED]
+    first, second, *rest = args
+    biases = iter(rest)
+    one, two = (next(biases) if there else None for there in biased)
+    return Layers((first, second), (one, two), activations)
 
 
 @lowering("_FusedPointwise", own=True)

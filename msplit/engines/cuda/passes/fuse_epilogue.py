@@ -51,10 +51,10 @@ def _fuse(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, bi
         absorbed.append(sum_op)
         key = (sum_op.node, 0)
     before_reshape = len(absorbed)
-    reshapes = _reshapes(readers, key)
+    reshapes = reshapes_behind(readers, key)
     if reshapes:
         key = (reshapes[-1].node, 0)
-    activation, ops = _activation(graph, readers, key)
+    activation, ops = activation_behind(graph, readers, key)
     if activation is not None:
         fused_ops.append(activation)
         absorbed += [*reshapes, *ops]
@@ -104,7 +104,8 @@ def _side_input(graph: OpGraph, readers: Readers, dominators: Dominators, head: 
     return (op, other) if cut_off or dominators.dominates(other[0], head.node) else None
 
 
-def _reshapes(readers: Readers, key: Key) -> list[Op]:
+def reshapes_behind(readers: Readers, key: Key) -> list[Op]:
+    """Ops that only reshape a value, one behind the other, each the only reader."""
     found: list[Op] = []
     while (op := readers.only(key)) is not None and op.op in RESHAPES and op.inputs[0] == key:
         found.append(op)
@@ -112,7 +113,7 @@ def _reshapes(readers: Readers, key: Key) -> list[Op]:
     return found
 
 
-def _activation(graph: OpGraph, readers: Readers, key: Key) -> tuple[str | None, list[Op]]:
+def activation_behind(graph: OpGraph, readers: Readers, key: Key) -> tuple[str | None, list[Op]]:
     """The activation that alone reads a value: its name as a fused op, and its ops, the last of which gives the result."""
     op = readers.only(key)
     if op is not None and op.op in _ACTIVATIONS and op.inputs == [key]:

@@ -37,8 +37,12 @@ from msplit.engines.cuda.passes.flatten_matmul import flatten_convolution, flatt
 from msplit.engines.cuda.passes.fold_affine import fold_affine
 from msplit.engines.cuda.passes.fold_padding import fold_dilation, fold_padding
 from msplit.engines.cuda.passes.fuse_epilogue import fuse_epilogue
+from msplit.engines.cuda.passes.fuse_mlp import decide_on as mlps_on
+from msplit.engines.cuda.passes.fuse_mlp import fuse_mlp
 from msplit.engines.cuda.passes.fuse_prologue import decide_on as prologues_on
 from msplit.engines.cuda.passes.fuse_prologue import fuse_prologue
+from msplit.engines.cuda.passes.fuse_squeeze import decide_on as squeezes_on
+from msplit.engines.cuda.passes.fuse_squeeze import fuse_squeeze
 from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
 from msplit.engines.cuda.passes.match_rows import fuse_layer_norm, fuse_softmax
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, merge_siblings
@@ -187,6 +191,18 @@ def _fuse_prologue(graph: OpGraph, context: Context) -> bool:
     return fuse_prologue(graph, prologues_on(context.device, measure=context.measure))
 
 
+def _fuse_mlp(graph: OpGraph, context: Context) -> bool:
+    if context.nchw or context.split is not None:
+        return False
+    return fuse_mlp(graph, mlps_on(context.device, measure=context.measure))
+
+
+def _fuse_squeeze(graph: OpGraph, context: Context) -> bool:
+    if context.nchw or context.split is not None:
+        return False
+    return fuse_squeeze(graph, squeezes_on(context.device, measure=context.measure))
+
+
 def _concat_in_place(graph: OpGraph, context: Context) -> bool:
     if context.nchw or context.split is not None:
         return False
@@ -247,6 +263,8 @@ PIPELINE = (
     Pass("fuse_attention", _fuse_attention, Stage.LAID_OUT, phase="choosing attention kernels"),
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
     Pass("fuse_prologue", _fuse_prologue, Stage.LAID_OUT, phase="choosing prologues"),
+    Pass("fuse_mlp", _fuse_mlp, Stage.LAID_OUT, phase="choosing kernels of small layers"),
+    Pass("fuse_squeeze", _fuse_squeeze, Stage.LAID_OUT, phase="choosing kernels of small layers"),
     Pass("concat_in_place", _concat_in_place, Stage.LAID_OUT, phase="placing what is joined"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),
 )

@@ -1,4 +1,4 @@
-"""The kernel that convolves each channel by itself against PyTorch's: in Triton's interpreter, and on a GPU as it is chosen."""
+"""The kernels that convolve each channel by itself against PyTorch's: in Triton's interpreter, and on a GPU as it is chosen."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from msplit.engines.cuda.ir.windows import Window
 from msplit.engines.cuda.kernels import depthwise
 from msplit.engines.cuda.kernels.activations import activate
+from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.kernels.tiles import Tiles
 
 def frame(size, kernel, stride, dilation, before, after):
@@ -32,6 +33,8 @@ for images, height, width, channels, kernel, strides, dilations, before, after i
 ]:
     frames = [frame((height, width)[i], kernel[i], strides[i], dilations[i], before[i], after[i]) for i in (0, 1)]
     wide, filter, bias = normal(images, height, width, channels + 3), normal(*kernel, channels, 1), normal(channels)
+    first, second, shift = normal(channels, 6), normal(6, channels), normal(6)
+    layers = Layers((first, second), (shift, None), ("Relu", "Sigmoid"))
     turned = filter.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
     for data, weights, b, name in (
         (wide[..., :channels].contiguous(), filter, bias, "Relu"),
@@ -47,6 +50,12 @@ for images, height, width, channels, kernel, strides, dilations, before, after i
             found = depthwise.convolve(data, weights, frames, tiles, b, activation=name)
             assert found.is_contiguous()
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        squeezed = activate("Sigmoid")(torch.relu(wanted.mean((1, 2)) @ first + shift) @ second)
+        found, factors = depthwise.convolve_and_squeeze(
+            data, weights, frames, Tiles(16, 16, 32, 4, 1), b, layers, activation=name
+        )
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(factors, squeezed, rtol=1e-4, atol=1e-4)
     half = depthwise.convolve(data.half(), weights.half(), frames, tiles, b.half())
     torch.testing.assert_close(half.float(), wanted, rtol=1e-2, atol=2e-2)
 
@@ -59,7 +68,7 @@ assert found[0, 2:5, 2:5, 5].isnan().all() and found.isnan().sum() == 9
 
 
 @needs_triton
-def test_the_kernel_convolves_like_pytorch_in_the_interpreter():
+def test_the_kernels_convolve_like_pytorch_in_the_interpreter():
     run_interpreted(SCRIPT)
 
 
@@ -91,3 +100,40 @@ def test_all_that_may_be_chosen_gives_the_library_s_numbers(size, channels, wind
             torch.testing.assert_close(lowered(conv._tiled(op, tiles))(data, weights, bias)[0], wanted, **close)
     chosen, weights = conv.choose(op, [data, filter, bias], lowered)
     torch.testing.assert_close(lowered(chosen)(data, weights, bias)[0], wanted, **close)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("images", "size", "channels", "hidden"), [(1, 14, 480, 20), (3, 57, 96, 4), (1, 112, 32, 8)])
+def test_layers_behind_it_are_the_same_in_every_replay(images, size, channels, hidden, dtype):
+    from msplit.engines.cuda.autotune import conv
+    from msplit.engines.cuda.ir.windows import Window
+    from msplit.engines.cuda.kernels import depthwise
+    from msplit.engines.cuda.kernels.mlp import Layers
+
+    chance = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, device="cuda", generator=chance).to(dtype)
+
+    data, filter, bias = normal(images, size, size, channels), normal(3, 3, channels, 1), normal(channels)
+    matrices = normal(channels, hidden) / 8, normal(hidden, channels) / 4
+    layers = Layers(matrices, (normal(hidden), normal(channels)), ("Swish", "Sigmoid"))
+    frames = [Window(size, 3, 1, 1, 1, 1, size)] * 2
+    close = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-4}
+    for tiles in conv.SQUEEZES:
+
+        def run(tiles=tiles):
+            return depthwise.convolve_and_squeeze(data, filter, frames, tiles, bias, layers, activation="Swish")
+
+        plain = depthwise.convolve(data, filter, frames, tiles, bias, activation="Swish")
+        first, factors = run()
+        torch.testing.assert_close(first, plain, rtol=0, atol=0)
+        wide = Layers(*(tuple(one.double() for one in part) for part in layers[:2]), layers.activations)
+        torch.testing.assert_close(factors.double(), wide.of(plain.double().mean((1, 2))), **close)
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+            made = [run() for _ in range(10)]
+        for _ in range(20):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(one, first) and torch.equal(other, factors) for one, other in made)

@@ -1,4 +1,4 @@
-"""The kernel of `kernels.depthwise`: some pixels of some channels, each convolved by itself."""
+"""The kernels of `kernels.depthwise`: some pixels of some channels, each convolved by itself, and what follows their mean."""
 
 from __future__ import annotations
 
@@ -6,44 +6,74 @@ import triton
 import triton.language as tl
 
 from msplit.engines.cuda.kernels.code.early import go_on
+from msplit.engines.cuda.kernels.code.mlp import finish, hand_in, matrix
 from msplit.engines.cuda.kernels.code.products import _activate
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def convolve_channels(  # type: ignore[no-untyped-def]
-    data,
-    filter,
-    bias,
-    out,
-    pixels,
-    height,
-    width,
-    channels,
-    rows,
-    columns,
-    before_h,
-    before_w,
-    dilation_h,
-    dilation_w,
-    step_n,
-    step_h,
-    step_w,
-    filter_tap,
-    filter_c,
-    KERNEL_H: tl.constexpr,
-    KERNEL_W: tl.constexpr,
-    STRIDE_H: tl.constexpr,
-    STRIDE_W: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    EARLY: tl.constexpr,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
+    data, filter, bias, out, pixels, height, width, channels, rows, columns,
+    before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
     """A block's pixels and channels: see `depthwise.convolve`, which cuts and launches."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = pixel < pixels
+    total = _convolved(
+        data, filter, bias, pixel, channel, there, height, width, channels, rows, columns,
+        before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
+        KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, PIXELS, CHANNELS,
+    )  # fmt: skip
+    place = pixel[:, None] * channels + channel[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there[:, None] & (channel < channels)[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def convolve_and_squeeze(  # type: ignore[no-untyped-def]
+    data, filter, bias, out, pixels, height, width, channels, rows, columns,
+    before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
+    images, factors, first, bias1, second, bias2, partial, counters,
+    hidden, results, parts, first_c, first_h, second_h, second_r, activation1, activation2,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    BIAS1: tl.constexpr, BIAS2: tl.constexpr, HIDDEN: tl.constexpr, RESULTS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The same with `pixels` of one image, and what `code.mlp` does with their mean. The first `images * parts` blocks wait for none."""
+    number = tl.program_id(0)
+    if number < images * parts:
+        image = number // parts
+        part = number % parts
+        chunks = tl.cdiv(channels, CHANNELS)
+        channel = part % chunks * CHANNELS + tl.arange(0, CHANNELS)
+        inner = part // chunks * PIXELS + tl.arange(0, PIXELS)
+        there = inner < pixels
+        weights = matrix(first, channel, channels, tl.arange(0, HIDDEN), hidden, first_c, first_h)
+        total = _convolved(
+            data, filter, bias, image * pixels + inner, channel, there, height, width, channels, rows, columns,
+            before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
+            KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, PIXELS, CHANNELS,
+        )  # fmt: skip
+        mean = tl.sum(tl.where(there[:, None], total, 0.0), 0) / pixels
+        hand_in(mean, weights, partial + number * HIDDEN, counters + image, HIDDEN)
+        place = (image * pixels + inner)[:, None] * channels + channel[None, :]
+        tl.store(out + place, total.to(out.dtype.element_ty), mask=there[:, None] & (channel < channels)[None, :])
+    else:
+        finish(
+            number - images * parts, factors, bias1, second, bias2, partial, counters, hidden, results, parts,
+            second_h, second_r, activation1, activation2, BIAS1, BIAS2, EARLY, HIDDEN, RESULTS, PARTS,
+        )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _convolved(  # type: ignore[no-untyped-def]
+    data, filter, bias, pixel, channel, there, height, width, channels, rows, columns,
+    before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """What the windows of some pixels, counted over all images, give, with bias and activation, in float32."""
     wanted = channel < channels
     rest = pixel // columns
     image = rest // rows
@@ -64,6 +94,4 @@ def convolve_channels(  # type: ignore[no-untyped-def]
             total += seen.to(tl.float32) * factor.to(tl.float32)[None, :]
     if BIAS:
         total += tl.load(bias + channel, mask=wanted, other=0).to(tl.float32)[None, :]
-    total = _activate(total, ACTIVATION)
-    place = pixel[:, None] * channels + channel[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=there[:, None] & wanted[None, :])
+    return _activate(total, ACTIVATION)

@@ -1,0 +1,161 @@
+"""A perceptron with one hidden layer of a few rows in one kernel of our own: two products with bias and activation, and in front of them
+the mean over the pixels of an image, as squeeze-and-excitation has it. On a GPU.
+
+One behind the other, each of the three waits for the one in front to be over and for its numbers to come back from memory. Here the first
+blocks add up some pixels of some channels and multiply these by their rows of the first matrix, so that few numbers are left; the others
+have fetched what they need of the second matrix by then, wait until all parts are there, and add them up, always in the same order. The
+kernel itself is in `code.mlp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.kernels.activations import NUMBERS, activate
+from msplit.engines.cuda.kernels.conv import LARGEST
+from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.tiles import Tiles, shares
+
+_MLP = Code("mlp", "mlp")
+
+MOST_HIDDEN = 128
+"""Numbers between the two products: a block has a row of each of its channels."""
+
+MOST_ROWS = 16
+"""With more, products are worth tensor cores."""
+
+_MOST_PARTS = 256
+"""Into which the work in front of the second product is cut, where its channels leave the choice: each block behind adds them all up."""
+
+_AT_A_TIME = 4096
+"""Numbers of all parts that a block adds up at a time."""
+
+_OF_IMAGES = (
+    Tiles(64, 32, 32, 4, 1),
+    Tiles(64, 32, 32, 8, 1),
+    Tiles(128, 32, 32, 8, 1),
+    Tiles(32, 32, 64, 4, 1),
+    Tiles(64, 64, 64, 8, 1),
+)
+_OF_ROWS = (Tiles(1, 32, 64, 4, 1), Tiles(1, 16, 128, 8, 1), Tiles(1, 64, 32, 4, 1))
+
+
+def candidates(pixels: int, *, early: bool = False) -> Iterator[Tiles]:
+    """Ways to cut it: pixels and channels (`summands`) of a block in front, results of one behind."""
+    for tiles in _OF_IMAGES if pixels > 1 else _OF_ROWS:
+        yield tiles._replace(early=early)
+
+
+def fits(data: Sequence[int], hidden: int, results: int) -> bool:
+    """Whether the kernel is for data of a shape, NHWC or of rows."""
+    rows, channels = data[0], data[-1]
+    elements = max(torch.Size(data).numel(), max(channels, results) * hidden)
+    return 0 < rows <= MOST_ROWS and 0 < hidden <= MOST_HIDDEN and results > 0 and 0 < elements <= LARGEST
+
+
+class Layers(NamedTuple):
+    """Two dense layers.
+
+    Attributes:
+        matrices: [channels, hidden] and [hidden, results], constant where the kernel starts early.
+        biases: [hidden] and [results].
+        activations: What follows each, of `activations.NUMBERS`.
+    """
+
+    matrices: tuple[Tensor, Tensor]
+    biases: tuple[Tensor | None, Tensor | None]
+    activations: tuple[str, str]
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The same step by step, of [rows, channels]."""
+        for matrix, bias, activation in zip(*self, strict=True):
+            rows = torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
+            rows = activate(activation)(rows) if activation else rows
+        return rows
+
+
+class Shared(NamedTuple):
+    """What a kernel that ends in two dense layers is launched with, in the order in which it takes it.
+
+    Attributes:
+        out: [rows, results].
+        arguments: `out`, and what else the layers need.
+        constants: Likewise.
+    """
+
+    out: Tensor
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+def shared(layers: Layers, data: Tensor, rows: int, parts: int, results_of_block: int) -> Shared | None:
+    """Memory and arguments for two dense layers of rows that come in parts; None where the device has no more counters.
+
+    Args:
+        layers: On the device of `data`.
+        data: Of the type of the result.
+        rows: Counters are one for each.
+        parts: Of a row.
+        results_of_block: Of one of the blocks that wait.
+    """
+    first, second = layers.matrices
+    hidden, results = second.shape
+    counters = Device.of(data.device).semaphores.take(rows)
+    if counters is None:
+        return None
+    wide = max(_power(hidden), 8)
+    out = data.new_empty((rows, results))
+    partial = data.new_empty(rows * parts * wide, dtype=torch.float32)
+    one, two = layers.biases
+    numbers = (NUMBERS[name] for name in layers.activations)
+    return Shared(
+        out,
+        (
+            *(out, first, out if one is None else one, second, out if two is None else two, partial, counters),
+            *(hidden, results, parts, *first.stride(), *second.stride(), *numbers),
+        ),
+        {
+            "BIAS1": one is not None,
+            "BIAS2": two is not None,
+            "HIDDEN": wide,
+            "RESULTS": results_of_block,
+            "PARTS": max(min(_power(parts), _AT_A_TIME // wide), 1),
+        },
+    )
+
+
+def mlp(data: Tensor, layers: Layers, tiles: Tiles) -> Tensor | None:
+    """``g(f(mean(data) @ matrices[0] + biases[0]) @ matrices[1] + biases[1])``, computed in float32.
+
+    Args:
+        data: [rows, pixels, channels], of any strides.
+        layers: With f and g.
+        tiles: One of `candidates`.
+
+    Returns:
+        [rows, results]; None where the device has no more counters.
+    """
+    rows, pixels, channels = data.shape
+    chunks = shares(channels, tiles.summands)
+    # A block takes as many pixels as keep the parts few, in whole tiles.
+    share = shares(shares(pixels, tiles.pixels), max(_MOST_PARTS // chunks, 1)) * tiles.pixels
+    parts = shares(pixels, share) * chunks
+    work = shared(layers, data, rows, parts, tiles.results)
+    if work is None:
+        return None
+    launch(_MLP, (rows * (parts + shares(work.out.shape[1], tiles.results)),))(
+        data, rows, pixels, channels, share, *data.stride(), *work.arguments,
+        EARLY=tiles.early, PIXELS=tiles.pixels, CHANNELS=tiles.summands, **work.constants,
+        num_warps=tiles.warps, **({"launch_pdl": True} if tiles.early else {}),
+    )  # fmt: skip
+    return work.out
+
+
+def _power(size: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,278 @@
+"""Two dense layers of a few rows are one kernel, and the mean over an image in front of them is in it.
+
+Squeeze-and-excitation (Hu et al., CVPR 2018) is three launches otherwise, which all wait for each other and have next to nothing to do. So
+has a perceptron with one hidden layer, where a request brings a row or a few. Whether the kernel beats the three is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from msplit.engines.cuda.autotune import conv, matmul
+from msplit.engines.cuda.autotune.choices import Family
+from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
+from msplit.engines.cuda.ir.dtypes import RESULT, to_torch
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.kernels import mlp
+from msplit.engines.cuda.kernels.activations import NUMBERS, activate
+from msplit.engines.cuda.kernels.tiles import Tiles
+from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.ops.fused import MLP, MLP_ACTIVATIONS, MLP_BIASED
+from msplit.engines.cuda.passes.fuse_epilogue import activation_behind, reshapes_behind
+from msplit.engines.cuda.passes.merge_convolutions import lowered
+from msplit.engines.cuda.passes.pattern import Readers, become_reshape
+from msplit.opset.traits import RESHAPES
+
+_DTYPES = ("float32", "float16", "bfloat16")
+_RANK = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A product with constant weights, and what follows it.
+
+    Attributes:
+        product: A MatMul, or one with a bias and an activation.
+        activation: What follows, in the product or behind it; "" for nothing.
+        absorbed: The product, and an activation behind it, perhaps in another shape.
+    """
+
+    product: Op
+    activation: str
+    absorbed: tuple[Op, ...]
+
+    @property
+    def result(self) -> Key:
+        """What it gives."""
+        return self.absorbed[-1].node, 0
+
+    @property
+    def weights(self) -> Key:
+        """[inputs, outputs]."""
+        return self.product.inputs[1]
+
+    @property
+    def bias(self) -> list[Key]:
+        """Of the layer, if it has one."""
+        return self.product.inputs[2:]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Two layers that could be one kernel.
+
+    Attributes:
+        data: What it reads: rows, or images of which it takes the mean.
+        layers: One behind the other.
+        absorbed: All ops that it would be in place of, the first one first.
+    """
+
+    data: Key
+    layers: tuple[Layer, Layer]
+    absorbed: tuple[Op, ...]
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the mean is in it."""
+        return self.absorbed[0].op == "Mean"
+
+    @property
+    def inputs(self) -> list[Key]:
+        """Of the op that it becomes."""
+        one, two = self.layers
+        return [self.data, one.weights, two.weights, *one.bias, *two.bias]
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """Likewise."""
+        activations = tuple(layer.activation for layer in self.layers)
+        return {MLP_ACTIVATIONS: activations, MLP_BIASED: tuple(bool(layer.bias) for layer in self.layers)}
+
+
+Decide = Callable[[OpGraph, Candidate], "tuple[bool, Tiles | None]"]
+"""Whether two layers become one op, and the tiles of its kernel; none where libraries run it step by step."""
+
+
+def fuse_mlp(graph: OpGraph, decide: Decide) -> bool:
+    """Makes one op of two dense layers, where that is decided."""
+    gone: set[int] = set()
+    for found in find_mlps(graph):
+        if gone.isdisjoint(one.node for one in found.absorbed):
+            takes, tiles = decide(graph, found)
+            if takes:
+                _fuse(graph, found, tiles)
+                gone.update(one.node for one in found.absorbed)
+    return bool(gone)
+
+
+def find_mlps(graph: OpGraph) -> list[Candidate]:
+    """Two dense layers of a few rows each, the second the only reader of the first. Of three in a row each pair is one."""
+    readers = Readers(graph)
+    found = (_candidate(graph, readers, op) for op in graph.ops.values())
+    return [one for one in found if one is not None]
+
+
+def _candidate(graph: OpGraph, readers: Readers, op: Op) -> Candidate | None:
+    first = _layer(graph, readers, op)
+    if first is None:
+        return None
+    between = reshapes_behind(readers, first.result)
+    key = (between[-1].node, 0) if between else first.result
+    reader = readers.only(key)
+    second = None if reader is None or reader.inputs[0] != key else _layer(graph, readers, reader)
+    if reader is None or second is None or graph.shape(key) != graph.shape((op.node, 0)):
+        return None
+    data, before = _pooled(graph, readers, op.inputs[0], str(op.attrs["T"]))
+    hidden, results = graph.constants[second.weights].shape
+    shape = graph.shape(data)
+    if shape is None or reader.attrs["T"] != op.attrs["T"] or not mlp.fits(shape, hidden, results):
+        return None
+    return Candidate(data, (first, second), (*before, *first.absorbed, *between, *second.absorbed))
+
+
+def _layer(graph: OpGraph, readers: Readers, op: Op) -> Layer | None:
+    if op.op not in ("MatMul", "_FusedMatMul") or op.attrs.get("T") not in _DTYPES:
+        return None
+    steps = tuple(op.attrs.get("fused_ops", ()))
+    biased = steps[:1] == ("BiasAdd",)
+    activation = "".join(steps[biased:])
+    constant = all(key in graph.constants for key in op.inputs[1:])
+    if not constant or len(op.inputs) != 2 + biased or activation not in NUMBERS:
+        return None
+    if op.attrs.get("transpose_a") or op.attrs.get("transpose_b"):
+        return None
+    reshapes = reshapes_behind(readers, (op.node, 0))
+    last = reshapes[-1] if reshapes else op
+    name, ops = (None, []) if activation else activation_behind(graph, readers, (last.node, 0))
+    if name is None or name not in NUMBERS:
+        return Layer(op, activation, (op,))
+    return Layer(op, name, (op, *reshapes, *ops))
+
+
+def _pooled(graph: OpGraph, readers: Readers, rows: Key, dtype: str) -> tuple[Key, list[Op]]:
+    """What rows are the mean of over height and width, with the ops in between; themselves and none where they are no such thing, or of
+    another type."""
+    key, absorbed = rows, list[Op]()
+    while (op := graph.ops.get(key[0])) is not None and readers.only(key) is not None:
+        absorbed.insert(0, op)
+        if op.op == "Mean":
+            shape, axes = graph.shape(op.inputs[0]), graph.constants.get(op.inputs[1])
+            if shape is None or axes is None or len(shape) != _RANK or graph.shape(rows) != (shape[0], shape[3]):
+                break
+            of_image = sorted(axes.reshape(-1) % _RANK) == [1, 2]
+            alike = op.attrs.get("T") == dtype == op.attrs.get(RESULT, dtype)
+            return (op.inputs[0], absorbed) if of_image and alike else (rows, [])
+        if op.op not in RESHAPES:
+            break
+        key = op.inputs[0]
+    return rows, []
+
+
+def _fuse(graph: OpGraph, found: Candidate, tiles: Tiles | None) -> None:
+    *others, last = found.absorbed
+    last.source_nodes = [node for one in found.absorbed for node in one.source_nodes]
+    inputs, attrs = found.inputs, found.attrs  # of ops as they are
+    attrs |= {} if tiles is None else {TILES: tiles}
+    shape = graph.shapes[found.layers[1].product.node, 0]
+    for one in others:
+        del graph.ops[one.node]
+    if graph.shapes[last.node, 0] == shape:
+        last.op, last.inputs, last.attrs, last.name = MLP, inputs, attrs, found.absorbed[0].name
+        return
+    made = graph.add(MLP, found.absorbed[0], attrs, inputs, shape)
+    made.source_nodes = last.source_nodes
+    become_reshape(graph, last, (made.node, 0))
+
+
+FAMILY: Family[Tiles | None] = Family("mlps", lambda tiles: tiles, lambda value: value.or_none(conv.tiles_of), None)
+"""The choices that are made here: `Tiles`, or None where a kernel for each is better."""
+
+
+def decide_on(device: torch.device, *, measure: bool) -> Decide:
+    """What `fuse_mlp` asks, for data that lie as NHWC on this device: on a GPU by measurement; elsewhere, where nothing can be measured,
+    what has a mean in it becomes one, since that saves most."""
+
+    def decide(graph: OpGraph, found: Candidate) -> tuple[bool, Tiles | None]:
+        if device.type != "cuda":
+            return found.pooled, None
+        if not measure or not can_compile():
+            return False, None
+        shapes = [graph.shape(key) for key in found.inputs]
+        layers = [(layer.product.op, attrs_key(layer.product.attrs)) for layer in found.layers]
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        key = (sorted(found.attrs.items()), layers, tf32, *shapes)
+        tuner = Tuner.of(device)
+        with torch.no_grad(), torch.cuda.device(device):
+            trial = functools.cache(lambda: _Trial.of(graph, found, device))
+            tiles = tuner.choose(FAMILY, key, lambda: trial().winner(tuner), lambda: trial().calls())
+        return tiles is not None, tiles
+
+    return decide
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """Two layers on the device, with data at random.
+
+    Attributes:
+        found: What could become one op.
+        data: What it reads.
+        weights: Both matrices.
+        biases: Of the layers that have one.
+    """
+
+    found: Candidate
+    data: torch.Tensor
+    weights: tuple[torch.Tensor, torch.Tensor]
+    biases: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def of(graph: OpGraph, found: Candidate, device: torch.device) -> _Trial:
+        chance = torch.Generator(device).manual_seed(0)
+        one, two, *biases = (to_torch(graph.constants[key], device) for key in found.inputs[1:])
+        data = torch.randn(graph.shapes[found.data], device=device, dtype=one.dtype, generator=chance)
+        return _Trial(found, data, (one, two), tuple(biases))
+
+    def kernels(self) -> Iterator[tuple[Tiles, Callable[..., Any]]]:
+        """Our kernels that could run it, each called with data, both matrices in a tuple, and biases."""
+        last = self.found.absorbed[-1]
+        pixels = self.data[0].numel() // self.data.shape[-1]
+        for tiles in mlp.candidates(pixels, early=conv.starts_early(self.data)):
+            run = lowered(Op(last.node, last.name, MLP, {**self.found.attrs, TILES: tiles}, []))
+            yield tiles, lambda data, matrices, *biases, run=run: run(data, *matrices, *biases)
+
+    def calls(self) -> Iterator[Callable[[], Any]]:
+        """Calls of all kernels of ours that `winner` times."""
+        for _, run in self.kernels():
+            yield functools.partial(run, self.data, self.weights, *self.biases)
+
+    def winner(self, tuner: Tuner) -> Tiles | None:
+        """The fastest kernel, if it beats the mean and each product by its own fastest kernel."""
+        biases = iter(self.biases)
+        rows = self.data.mean((1, 2)) if self.found.pooled else self.data
+        steps, laid = [], []
+        for layer, matrix in zip(self.found.layers, self.weights, strict=True):
+            bias = [next(biases)] if layer.bias else []
+            op, weights = matmul.choose(layer.product, [rows, matrix, *bias], lowered, movable=True)
+            last = activate(layer.activation) if len(layer.absorbed) > 1 else None  # a launch of its own
+            steps.append((lowered(op), bias, last))
+            laid.append(copies(weights))
+            (rows,) = lowered(op)(rows, weights, *bias)
+
+        def apart(data: torch.Tensor, weights: tuple[torch.Tensor, ...], *biases: torch.Tensor) -> Any:
+            rows = data.mean((1, 2)) if self.found.pooled else data
+            for (run, bias, last), matrix in zip(steps, weights, strict=True):
+                (rows,) = run(rows, matrix, *bias)
+                rows = rows if last is None else last(rows)
+            return (rows,)
+
+        baseline = RotatingWeights(apart, self.data, list(zip(*laid, strict=False)), ())
+        own = list(zip(*map(copies, self.weights), strict=False))
+        calls = ((tiles, RotatingWeights(run, self.data, own, self.biases)) for tiles, run in self.kernels())
+        return tuner.first_to_beat(tuner.ranked(calls, baseline(), cold=True), baseline)
