@@ -204,9 +204,9 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
         if not measure or not can_compile():
             return False, None
         shapes = [graph.shape(key) for key in found.inputs]
-        layers = [(layer.product.op, attrs_key(layer.product.attrs)) for layer in found.layers]
+        layers = tuple((layer.product.op, attrs_key(layer.product.attrs)) for layer in found.layers)
         tf32 = torch.backends.cuda.matmul.allow_tf32
-        key = (sorted(found.attrs.items()), layers, tf32, *shapes)
+        key = (tuple(sorted(found.attrs.items())), layers, tf32, *shapes)
         tuner = Tuner.of(device)
         with torch.no_grad(), torch.cuda.device(device):
             trial = functools.cache(lambda: _Trial.of(graph, found, device))

@@ -84,7 +84,7 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
     def decide(graph: OpGraph, convolution: Op, layers: Op) -> tuple[bool, Tiles | None]:
         if device.type != "cuda" or not measure or not can_compile():
             return False, None
-        attrs = [attrs_key(convolution.attrs), sorted(layers.attrs.items())]
+        attrs = (attrs_key(convolution.attrs), *sorted(layers.attrs.items()))
         shapes = [graph.shape(key) for key in (*convolution.inputs, *layers.inputs[1:])]
         key = (convolution.op, attrs, graph.constants[convolution.inputs[1]].dtype.name, *shapes)
         tuner = Tuner.of(device)
