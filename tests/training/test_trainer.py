@@ -119,6 +119,20 @@ def test_keep_removes_the_oldest_and_a_killed_process_leaves_nothing_for_long(tr
     assert checkpoint.listed(tmp_path).all == (tmp_path / f"model-{steps - 1}", tmp_path / f"model-{steps}")
 
 
+def test_a_list_that_names_what_is_gone_means_the_one_before_and_never_none(trainer: Trainer, tmp_path: Path) -> None:
+    paths = []
+    for _ in range(2):
+        trainer.step(batches(1)[0])
+        paths.append(trainer.save(tmp_path / "model"))
+    Path(f"{paths[1]}.index").unlink()
+    assert checkpoint.last_of(tmp_path) == paths[0]
+    Path(f"{paths[0]}.index").unlink()
+    with pytest.raises(LoadError, match=rf"checkpoint: names {paths[1].name}, which is not there"):
+        checkpoint.last_of(tmp_path)
+    trainer.save(tmp_path / "model", force=True)
+    assert checkpoint.last_of(tmp_path) == paths[1]
+
+
 class Killed(BaseException):
     """Nothing is done after it, as after SIGKILL."""
 
