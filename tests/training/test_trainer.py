@@ -132,6 +132,13 @@ def test_what_is_written_in_a_cond_alone_trains_in_tensorflow_and_is_refused_by_
         trainer.step({"x": x})
 
 
+def test_half_precision_in_tensorflow_is_verified_with_the_variables_that_it_begins_with(model: Path) -> None:
+    request = replace(ON_TENSORFLOW, precision="bf16")
+    with msplit.Trainer(model, "train_op", ["loss"], request, state={"bias": np.float32(7)}) as trainer:
+        trainer.step(batches(1)[0])
+        assert trainer.variables["bias"] == pytest.approx(7, abs=0.1)
+
+
 def test_a_list_that_names_what_is_gone_means_the_one_before_and_never_none(trainer: Trainer, tmp_path: Path) -> None:
     paths = []
     for _ in range(2):
