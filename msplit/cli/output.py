@@ -73,7 +73,7 @@ def wrote(path: Path) -> None:
 
 def tell_written() -> None:
     """Says which files are there although the command did not end well."""
-    for path in _written:
+    for path in dict.fromkeys(_written):
         tell(f"Written before that: {escape.line(str(path))}")
 
 

@@ -173,9 +173,11 @@ def refuse(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
             said = f"input {name} is given a {type(value).__name__}, not an array"
             raise EngineError(said, fix="give a NumPy array, or a tensor that speaks DLPack")
         if tuple(value.shape) != tuple(shape) or not like:
+            fix = "shapes are fixed when a model is prepared: prepare one per shape"
+            if not like:
+                fix = "convert it to that type" + (f": array.astype({dtype!r})" if is_array(value) else "")
             raise EngineError(
-                f"input {name} was prepared as {dtype} {tuple(shape)}, not {found} {tuple(value.shape)}",
-                fix="shapes are fixed when a model is prepared: prepare one per shape",
+                f"input {name} was prepared as {dtype} {tuple(shape)}, not {found} {tuple(value.shape)}", fix=fix
             )
 
 

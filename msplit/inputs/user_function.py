@@ -58,5 +58,5 @@ def calling(source: str) -> Iterator[None]:
         yield
     except (MsplitError, GeneratorExit):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LoadError(f"raised {type(error).__name__}: {error}", where=source, fix="--debug shows where") from error

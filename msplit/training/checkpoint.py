@@ -137,12 +137,14 @@ class Listed:
     """What the file ``checkpoint`` of a folder says.
 
     Attributes:
-        latest: The last checkpoint: the beginning of its files' names. None where there is none.
+        latest: The last checkpoint that is there: the beginning of its files' names. None where there is none.
         all: Those that are kept, the oldest first.
+        named: The one that is named as the last, whether it is there or not.
     """
 
     latest: Path | None = None
     all: tuple[Path, ...] = ()
+    named: tuple[Path, ...] = ()
 
 
 def listed(folder: Path) -> Listed:
@@ -165,7 +167,24 @@ def listed(folder: Path) -> Listed:
         if key in found:
             found[key].append(folder / os.fsdecode(text_encoding.CUnescape(value)))  # an absolute one stays what it is
     last, every = (found[key] for key in ("model_checkpoint_path", "all_model_checkpoint_paths"))
-    return Listed(next(filter(_is_there, last), None), tuple(filter(_is_there, every)))
+    there = tuple(filter(_is_there, every))
+    return Listed(next(filter(_is_there, [*last, *reversed(there)]), None), there, tuple(last))
+
+
+def last_of(folder: Path) -> Path | None:
+    """The last checkpoint of a folder; None where none was written.
+
+    Raises:
+        LoadError: The file that lists them can not be read, or none that it names is there.
+    """
+    found = listed(folder)
+    if found.latest is None and found.named:
+        raise LoadError(
+            f"names {found.named[0].name}, which is not there",
+            where=str(folder / STATE),
+            fix="bring that checkpoint back, or remove this file to begin anew",
+        )
+    return found.latest
 
 
 def _is_there(path: Path) -> bool:
@@ -180,7 +199,7 @@ def latest(path: Path) -> Path:
     """
     if not path.is_dir():
         return Path(str(path).removesuffix(".index"))
-    found = listed(path).latest
+    found = last_of(path)
     if found is None:
         raise LoadError(
             "there is no checkpoint in this folder",

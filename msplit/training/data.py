@@ -23,7 +23,7 @@ from msplit.inputs.files import names_in
 from msplit.inputs.make import load_input
 from msplit.inputs.user_function import calling, imported, is_function
 from msplit.shapes.registry import shape_text
-from msplit.training.batches import Specs, batches_of, matches
+from msplit.training.batches import Specs, batches_of, matches, rows_of
 
 _SHUFFLED = 10_000
 """Records among which the next one is drawn."""
@@ -263,6 +263,9 @@ def _reading(where: str) -> Iterator[None]:
     tf = runtime.tensorflow()
     try:
         yield
+    except tf.errors.DataLossError as error:
+        said = f"the records are damaged or cut off: {runtime.first_line(error)}"
+        raise LoadError(said, where=where, fix="copy or write them again") from error
     except tf.errors.OpError as error:
         said = f"the records do not fit the model: {runtime.first_line(error)}"
         raise LoadError(said, where=where, fix="each record is an Example with a feature for each input") from error
@@ -290,18 +293,42 @@ def _feature(
 # --- A function
 
 
+def _without_rest(batches: Iterator[Feeds], specs: Specs) -> Iterator[Feeds]:
+    """All batches but a last one with fewer rows than the first."""
+    first, rest = 0, dict[str, Any]()
+    for feeds in batches:
+        if rest:
+            yield rest  # it was not the last: who takes it says what is wrong with it
+        rows = rows_of(feeds, specs)
+        first = first or rows
+        rest = {**feeds} if rows < first else {}
+        if not rest:
+            yield feeds
+
+
+def _without_rest(batches: Iterator[Feeds], specs: Specs) -> Iterator[Feeds]:
+    """All batches but a last one with fewer rows than the first one has."""
+    first: int | None = None
+    for feeds, following in itertools.pairwise(itertools.chain(batches, [None])):
+        assert feeds is not None
+        rows = rows_of(feeds, specs)
+        first = rows if first is None else first
+        if following is not None or rows >= first:
+            yield feeds
+
+
 def _function(source: str, specs: Specs, how: Batching) -> Data:
     """What a function gives: an iterable of batches, which is an epoch; it is called anew for each. Of `batch`, `seed`, `epoch` and `start`
-    (how many batches went before) it is told what it takes. Where it takes no `start`, what went before is gone through and dropped."""
+    (how many batches went before) it is told what it takes. Where it takes no `start`, what went before is gone through and dropped.
+    A last batch with fewer rows is what is left over of an epoch."""
     make = imported(source, "that returns an iterable of batches")
     takes = inspect.signature(make).parameters
 
     def epoch_of(epoch: int, first: int) -> Iterator[Feeds]:
         told = {"batch": how.batch, "seed": how.seed, "epoch": epoch, "start": first}
         with calling(source):
-            yield from batches_of(
-                make(**{name: value for name, value in told.items() if name in takes}), [*specs], source
-            )
+            given = make(**{name: value for name, value in told.items() if name in takes})
+            yield from _without_rest(batches_of(given, [*specs], source), specs)
 
     def start(number: int) -> Iterator[Feeds]:
         for epoch in itertools.count() if how.epochs is None else range(how.epochs):

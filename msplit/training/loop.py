@@ -20,7 +20,7 @@ from msplit.formats.atomic import reported
 from msplit.progress import Progress, silent
 from msplit.training.ahead import Ahead
 from msplit.training.batches import rows_of
-from msplit.training.checkpoint import listed
+from msplit.training.checkpoint import last_of
 from msplit.training.data import Data
 from msplit.training.trainer import Arrays, Fetched, Trainer
 
@@ -133,7 +133,7 @@ def _begin(trainer: Trainer, data: Data, settings: TrainSettings) -> tuple[int, 
         os.makedirs(folder, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, os.strerror(13), str(folder))
-    last = listed(folder.absolute()).latest
+    last = last_of(folder.absolute())
     if last is None:
         return 0, None
     if not settings.resume:

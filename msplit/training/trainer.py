@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
+from msplit.core.graph import Graph
 from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import (
@@ -82,7 +83,7 @@ def to_train(
     targets = (target,) if isinstance(target, str) else target
     fetched = (fetches,) if isinstance(fetches, str) else tuple(fetches)
     flat = flatten(formats.to_train(flat.model, targets, fetched))
-    if not any(written(op) for op in flat.graph.ops):
+    if not _writes(flat.graph):
         said = f"{', '.join(flat.model.targets)} runs" if flat.model.targets else "is fetched"
         raise EngineError(
             f"nothing that {said} changes a variable, so there is nothing to train",
@@ -90,6 +91,19 @@ def to_train(
             fix="name the op that applies the gradients: --target",
         )
     return flat
+
+
+def _writes(graph: Graph) -> bool:
+    """Whether a graph changes a variable, itself or in the conds, loops and other functions that it calls."""
+    waiting, seen = [graph], set[str]()
+    while waiting:
+        inside = waiting.pop()
+        if any(map(written, inside.ops)):
+            return True
+        called = {name for _, name in inside.calls()} & graph.functions.keys() - seen
+        seen |= called
+        waiting += [graph.functions[name].body for name in sorted(called)]
+    return False
 
 
 class Trainer(Shown):

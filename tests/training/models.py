@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,28 @@ def regression(path: Path, rate: float = 0.05, dropout: float = 0.0) -> Path:
         v1.train.AdamOptimizer(rate).minimize(loss, global_step=step, name="train_op")
         v1.global_variables_initializer()
         v1.train.export_meta_graph(str(path), saver_def=v1.train.Saver().as_saver_def(), clear_devices=True)
+    return path
+
+
+def guarded(path: Path) -> Path:
+    """A .meta whose variables are written in a cond alone: a step is left out where the sum of its inputs is negative."""
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, (None, 4), name="x")
+        weights = v1.get_variable("weights", (4, 1), initializer=v1.ones_initializer(), use_resource=True)
+        loss = tf.reduce_mean(tf.matmul(x, weights), name="loss")
+        (gradient,) = tf.gradients(loss, [weights])
+
+        def apply() -> Any:
+            optimizer = v1.train.MomentumOptimizer(0.1, 0.5)
+            with tf.control_dependencies([optimizer.apply_gradients([(gradient, weights)])]):
+                return tf.constant(True)
+
+        tf.group(tf.cond(tf.reduce_sum(x) > 0, apply, lambda: tf.constant(False)), name="train_op")
+        v1.global_variables_initializer()
+        v1.train.export_meta_graph(str(path), saver_def=v1.train.Saver().as_saver_def())
     return path
 
 

@@ -129,6 +129,14 @@ def nothing():
 def wrong():
     yield {"x": 1}
     raise ValueError("no more")
+
+def leaves():
+    yield {"x": 1}
+    raise SystemExit(0)
+
+def uneven():
+    for rows in (2, 1, 2, 1):
+        yield {"x": np.zeros((rows, 2), np.float32), "id": np.arange(rows, dtype=np.int32)}
 """
 
 
@@ -157,6 +165,16 @@ def test_functions_that_do_wrong(functions: str) -> None:
         list(open_data([f"{functions}:nothing"], SPECS, Batching(2)).start(0))
     with pytest.raises(LoadError, match="wrong: raised ValueError: no more"):
         list(open_data([f"{functions}:wrong"], SPECS, Batching(2)).start(0))
+    with pytest.raises(LoadError, match="leaves: raised SystemExit: 0"):
+        list(open_data([f"{functions}:leaves"], SPECS, Batching(2)).start(0))
+
+
+def test_what_a_function_leaves_over_at_the_end_of_an_epoch_is_left_out(functions: str) -> None:
+    data = open_data([f"{functions}:uneven"], SPECS, Batching(2, 2))
+    everything = ids(data.start(0))
+    assert everything == [[0, 1], [0], [0, 1]] * 2, "one in the middle is no rest, and the trainer refuses it"
+    for start in (1, 3, 4):
+        assert ids(data.start(start)) == everything[start:]
 
 
 @pytest.mark.tf
@@ -187,6 +205,9 @@ def test_records(tmp_path: Path) -> None:
     assert ids(data.start(4)) == ids(iter(everything))[4:]
     mixed = open_data([pattern], specs, Batching(3, 2, True, 5))
     assert ids(mixed.start(2)) == ids(mixed.start(0))[2:] != ids(iter(everything))[2:]
+    (tmp_path / "cut.rec").write_bytes((tmp_path / "0.tfrecord").read_bytes()[:-2])
+    with pytest.raises(LoadError, match=r"(?s)cut.rec: the records are damaged or cut off: .*truncated record at"):
+        list(open_data([str(tmp_path / "cut.rec")], specs, Batching(2)).start(0))
     raw = open_data([pattern], {"text": Spec("text", "string", (None,), 0, 0)}, Batching(2, 1))
     assert len(next(raw.start(0))["text"]) == 2
     with pytest.raises(LoadError, match=r"(?s)the records do not fit the model: .*other"):

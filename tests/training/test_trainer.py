@@ -20,7 +20,7 @@ from msplit.formats.bundle import Checkpoint
 from msplit.training import checkpoint
 from msplit.training.trainer import Trainer, to_train
 from tests.cli.runner import SAMPLES
-from tests.training.models import ON_TENSORFLOW, batches, regression
+from tests.training.models import ON_TENSORFLOW, batches, guarded, regression
 from tests.training_graphs import stored
 
 pytestmark = pytest.mark.tf
@@ -117,6 +117,40 @@ def test_keep_removes_the_oldest_and_a_killed_process_leaves_nothing_for_long(tr
         trainer.save(tmp_path / "model")
     trainer.save(tmp_path / "model", force=True)
     assert checkpoint.listed(tmp_path).all == (tmp_path / f"model-{steps - 1}", tmp_path / f"model-{steps}")
+
+
+def test_what_is_written_in_a_cond_alone_trains_in_tensorflow_and_is_refused_by_name_elsewhere(tmp_path: Path) -> None:
+    path, x = guarded(tmp_path / "model.meta"), np.ones((2, 4), np.float32)
+    with msplit.Trainer(path, "train_op", ["loss"], ON_TENSORFLOW) as trainer:
+        assert [float(trainer.step({"x": value})["loss"]) for value in (x, -x, x)] == pytest.approx([4.0, -3.6, 3.6])
+        assert trainer.variables["weights/Momentum"] == pytest.approx(np.full((4, 1), 1.5))
+    simulated = msplit.BenchRequest(engine="cuda", device="cpu", streams=(1,), effort="fast")
+    with (
+        msplit.Trainer(path, "train_op", ["loss"], simulated) as trainer,
+        pytest.raises(EngineError, match=r"an effect that the cuda engine does not have \(cond\)"),
+    ):
+        trainer.step({"x": x})
+
+
+def test_half_precision_in_tensorflow_is_verified_with_the_variables_that_it_begins_with(model: Path) -> None:
+    request = replace(ON_TENSORFLOW, precision="bf16")
+    with msplit.Trainer(model, "train_op", ["loss"], request, state={"bias": np.float32(7)}) as trainer:
+        trainer.step(batches(1)[0])
+        assert trainer.variables["bias"] == pytest.approx(7, abs=0.1)
+
+
+def test_a_list_that_names_what_is_gone_means_the_one_before_and_never_none(trainer: Trainer, tmp_path: Path) -> None:
+    paths = []
+    for _ in range(2):
+        trainer.step(batches(1)[0])
+        paths.append(trainer.save(tmp_path / "model"))
+    Path(f"{paths[1]}.index").unlink()
+    assert checkpoint.last_of(tmp_path) == paths[0]
+    Path(f"{paths[0]}.index").unlink()
+    with pytest.raises(LoadError, match=rf"checkpoint: names {paths[1].name}, which is not there"):
+        checkpoint.last_of(tmp_path)
+    trainer.save(tmp_path / "model", force=True)
+    assert checkpoint.last_of(tmp_path) == paths[1]
 
 
 class Killed(BaseException):

@@ -80,7 +80,7 @@ class TensorFlowEngine:
             return xla.build(job, facts)
         placed, more = _placed(job, single)
         with phase("opening a session"):
-            return SessionExecutable(
+            executable = SessionExecutable(
                 job.flat.model,
                 placed,
                 _config(job),
@@ -88,6 +88,8 @@ class TensorFlowEngine:
                 facts={**facts, **more},
                 timeout=own.timeout,
             )
+            executable.load_state(job.state)
+            return executable
 
     def placement(self, job: Job) -> Placement:
         """Where TensorFlow puts each node of a job that was built before, by one more step in a session that rewrites nothing.

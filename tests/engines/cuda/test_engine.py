@@ -163,8 +163,12 @@ def test_an_input_of_another_shape_or_type_is_refused():
     feeds = make_inputs(flat, {}, batch=2)
     executable = ENGINE.build(job(flat, feeds))
     (name,) = feeds
-    for wrong in (make_inputs(flat, {}, batch=3)[name], feeds[name].astype(np.float64)):
-        with pytest.raises(EngineError, match="was prepared as float32"):
+    for wrong, fix in (
+        (make_inputs(flat, {}, batch=3)[name], "prepare one per shape"),
+        (feeds[name].astype(np.float64), r"convert it to that type: array.astype\('float32'\)"),
+        (feeds[name].astype(">f4"), r"convert it to that type: array.astype\('float32'\)"),
+    ):
+        with pytest.raises(EngineError, match=rf"was prepared as float32 .*\n  fix: .*{fix}"):
             executable.step({name: wrong})
     with pytest.raises(EngineError, match="no value for input"):
         executable.step({})

@@ -129,10 +129,12 @@ def _merge(graph: OpGraph, members: Sequence[Update], joined: str) -> None:
     number = graph.fresh()
     names: dict[Key, Key] = {}
     for place, update in enumerate(members):
-        for slot in range(len(update.variables)):
+        for slot, variable in enumerate(update.variables):
             old, new = (update.op.node, slot), (number, slot * count + place)
             names[old] = new
-            graph.shapes[new] = graph.shapes.pop(old)
+            shape = graph.shapes.pop(old, None) or graph.shape(variable)  # that of what changes it may depend on values
+            if shape is not None:
+                graph.shapes[new] = shape
             if old in graph.dtypes:
                 graph.dtypes[new] = graph.dtypes.pop(old)
         del graph.ops[update.op.node]

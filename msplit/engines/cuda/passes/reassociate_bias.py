@@ -23,9 +23,9 @@ def reassociate_bias(graph: OpGraph) -> bool:
         bias_op = readers.only((sum_op.node, 0))
         if shape is None or bias_op is None or sum_op.inputs[0] == sum_op.inputs[1]:
             continue
-        bias = _bias(graph, bias_op, (sum_op.node, 0), shape)
         products = [key for key in sum_op.inputs if _is_product(graph, readers, key, shape)]
-        if bias is None or not products:
+        bias = _bias(graph, bias_op, (sum_op.node, 0), shape) if products else None
+        if bias is None:
             continue
         first = min(products, key=lambda key: place[key[0]])
         attrs = {"T": sum_op.attrs.get("T"), "data_format": "NHWC"}
@@ -45,12 +45,12 @@ def _is_product(graph: OpGraph, readers: Readers, key: Key, shape: tuple[int, ..
 
 
 def _bias(graph: OpGraph, op: Op, key: Key, shape: tuple[int, ...]) -> Key | None:
-    """The vector along the last axis that an op adds to a value, if that is all it does."""
+    """The vector along the last axis that an op adds to a matrix, if that is all it does."""
     other = other_input(op, key)
     value = graph.constants.get(other) if other is not None else None
     if other is None or value is None or graph.shapes.get((op.node, 0)) != shape:
         return None
-    if op.op in BIASES and op.inputs[0] == key and len(shape) == 2:
+    if op.op in BIASES and op.inputs[0] == key:
         return other
     if op.op not in ADD or value.size != shape[-1]:
         return None

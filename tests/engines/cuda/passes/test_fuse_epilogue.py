@@ -69,6 +69,16 @@ def test_a_bias_behind_two_products_rides_on_one_of_them():
     assert fused.inputs[0] in program.feeds.values(), "the product that is ready first takes the bias"
 
 
+def test_a_constant_behind_a_sum_of_numbers_stays():
+    feeds = {"x": normal(2, 6)}
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        tf.add(tf.reduce_sum(x) + tf.reduce_max(x), 1.0, name="out")
+
+    check(build, feeds, ["AddV2", "AddV2", "Max", "Sum"], outputs=["out"])
+
+
 @pytest.mark.parametrize("kind", ["Conv2D", "DepthwiseConv2dNative"])
 @pytest.mark.parametrize("spelled", ["silu", "product", "the other way"])
 def test_swish_rides_on_a_convolution(kind, spelled):

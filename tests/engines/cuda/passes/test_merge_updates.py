@@ -163,6 +163,18 @@ def test_constants_of_one_value_are_one_number():
     assert ops(merged(making.finish())) == ["_ApplyFlat"]
 
 
+def test_updates_whose_shapes_nobody_knew_have_those_of_their_variables():
+    """As where a gradient is made of as many rows as a mask has true values."""
+    making = Making()
+    for name in "ab":
+        making.variable(name, np.ones(3))
+        making.update("ApplyGradientDescent", [name], [making.constant(0.1)], making.constant(np.ones(3)))
+        del making.graph.shapes[making.graph.final[name]]
+    found = merged(making.finish())
+    assert ops(found) == ["_ApplyFlat"]
+    assert [found.shapes[key] for key in found.final.values()] == [(3,), (3,)]
+
+
 def test_what_waits_for_another_update_is_not_joined_with_it():
     """The first update reads what a count is before it goes on; the gradient of the second is made of what it is then."""
     making = Making()

@@ -175,6 +175,17 @@ def test_products_with_the_same_weights_are_one_product():
     assert kernels(program)["_FusedMatMul"] == 1
 
 
+def test_products_of_constants_with_the_same_weights_are_one_product():
+    feeds = {"w": normal(6, 5)}
+
+    def build(tf, v1):
+        weights = v1.placeholder("float32", [6, 5], name="w")
+        tf.stack([tf.matmul(tf.constant(normal(4, 6)), weights) for _ in range(3)], name="out")
+
+    program, _ = check(graph_of(build, outputs=["out"]), feeds)
+    assert kernels(program)["MatMul"] == 1
+
+
 def test_a_group_and_what_reads_its_weights_alone_share_one_copy_of_them():
     feeds = {"x": normal(4, 128)}
 
