@@ -5,9 +5,9 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -77,12 +77,15 @@ assert not loaded, loaded
 
 
 def test_help_comes_at_once() -> None:
-    def seconds() -> float:
-        start = time.perf_counter()
-        run("from msplit.cli.main import run; run(['--help'])")
-        return time.perf_counter() - start
+    """Measured is the time of processors: the wall's is the same on an idle machine, and anything on a busy one."""
 
-    assert min(seconds() for _ in range(5)) < 0.4
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run("from msplit.cli.main import run; run(['--help'])")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert any(seconds() < 0.4 for _ in range(5))
 
 
 def test_the_public_names_are_sorted_and_there() -> None:
