@@ -149,19 +149,24 @@ def test_counts_find_what_they_count(counts: ModuleType, tmp_path: Path, monkeyp
     assert counts.long_modules() == ["msplit.engines.cuda.b"]
 
 
-def names_in(path: Path) -> set[str]:
+def names_in(path: Path, tree: ast.Module) -> set[str]:
     """Every name in a module's code; of a package its modules, too."""
     found = {part.stem for part in path.parent.iterdir()} if path.stem == "__init__" else set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = (getattr(node, field, None) for field in ("name", "asname", "id", "attr", "arg"))
-        found.update(name.split(".")[0] for name in names if isinstance(name, str))
+    for node in ast.walk(tree):
+        for field in NAMING.intersection(node._fields):
+            name = getattr(node, field)
+            if isinstance(name, str):
+                found.add(name.split(".")[0])
     return found
+
+
+NAMING = {"name", "asname", "id", "attr", "arg"}
 
 
 def test_what_the_text_of_the_package_names_is_there(counts: ModuleType) -> None:
     """A `module.name` in backticks, in docstrings and comments: renaming and moving leaves none of them behind."""
     modules = counts.modules()
-    own = {name: names_in(path) for name, path in modules.items()}
+    own = {name: names_in(path, counts.tree(path)) for name, path in modules.items()}
     known: dict[str, set[str]] = {}
     for name in modules:
         parts = name.split(".")
@@ -240,11 +245,11 @@ def test_the_command_is_declared() -> None:
 # What is needed ------------------------------------------------------------------------------------------------------------------
 
 
-def imported() -> set[str]:
+def imported(counts: ModuleType) -> set[str]:
     """Top-level packages that msplit imports, anywhere, that are neither its own nor Python's."""
     found = set()
     for path in (ROOT / "msplit").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in counts.statements(counts.tree(path)):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
@@ -278,7 +283,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def test_all_that_is_imported_is_declared_and_the_other_way_round() -> None:
+def test_all_that_is_imported_is_declared_and_the_other_way_round(counts: ModuleType) -> None:
     # Distributions whose packages go by another name, and what comes with another: Keras with TensorFlow, Triton with PyTorch.
     distributions = {
         "yaml": "pyyaml",
@@ -290,7 +295,7 @@ def test_all_that_is_imported_is_declared_and_the_other_way_round() -> None:
     }
     brought = {"triton-python-backend-utils"}  # by the server that imports us
     run = {"tf2onnx"}  # as a program
-    needed = {normal(distributions.get(name, name)) for name in imported()} - brought | run
+    needed = {normal(distributions.get(name, name)) for name in imported(counts)} - brought | run
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
     assert needed == set(declared([*project["dependencies"], *extras["cuda"], *extras["serve"], *extras["onnx"]]))
