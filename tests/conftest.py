@@ -49,8 +49,8 @@ def _no_gpu(needed: int = 1) -> str | None:
 gc.set_threshold(20_000, 20, 20)
 
 _REFINING = 3_000
-"""Blocks that a search may simulate to refine what it found: a tenth of what it takes for users. What most tests ask of ids is whether they
-are kept, legal and the same, and not how good they are; those that ask that, or what users see, are marked `whole_search`."""
+"""Blocks that a search may simulate to refine what it found: a fiftieth of what it takes for users. What most tests ask of ids is
+whether they are kept, legal and the same, and not how good they are; those that ask that, or what users see, are marked `whole_search`."""
 
 
 @functools.cache
