@@ -5,9 +5,9 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -77,12 +77,15 @@ assert not loaded, loaded
 
 
 def test_help_comes_at_once() -> None:
-    def seconds() -> float:
-        start = time.perf_counter()
-        run("from msplit.cli.main import run; run(['--help'])")
-        return time.perf_counter() - start
+    """Measured is the time of processors: the wall's is the same on an idle machine, and anything on a busy one."""
 
-    assert min(seconds() for _ in range(5)) < 0.4
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run("from msplit.cli.main import run; run(['--help'])")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert any(seconds() < 0.4 for _ in range(5))
 
 
 def test_the_public_names_are_sorted_and_there() -> None:
@@ -146,19 +149,24 @@ def test_counts_find_what_they_count(counts: ModuleType, tmp_path: Path, monkeyp
     assert counts.long_modules() == ["msplit.engines.cuda.b"]
 
 
-def names_in(path: Path) -> set[str]:
+def names_in(path: Path, tree: ast.Module) -> set[str]:
     """Every name in a module's code; of a package its modules, too."""
     found = {part.stem for part in path.parent.iterdir()} if path.stem == "__init__" else set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = (getattr(node, field, None) for field in ("name", "asname", "id", "attr", "arg"))
-        found.update(name.split(".")[0] for name in names if isinstance(name, str))
+    for node in ast.walk(tree):
+        for field in NAMING.intersection(node._fields):
+            name = getattr(node, field)
+            if isinstance(name, str):
+                found.add(name.split(".")[0])
     return found
+
+
+NAMING = {"name", "asname", "id", "attr", "arg"}
 
 
 def test_what_the_text_of_the_package_names_is_there(counts: ModuleType) -> None:
     """A `module.name` in backticks, in docstrings and comments: renaming and moving leaves none of them behind."""
     modules = counts.modules()
-    own = {name: names_in(path) for name, path in modules.items()}
+    own = {name: names_in(path, counts.tree(path)) for name, path in modules.items()}
     known: dict[str, set[str]] = {}
     for name in modules:
         parts = name.split(".")
@@ -237,11 +245,11 @@ def test_the_command_is_declared() -> None:
 # What is needed ------------------------------------------------------------------------------------------------------------------
 
 
-def imported() -> set[str]:
+def imported(counts: ModuleType) -> set[str]:
     """Top-level packages that msplit imports, anywhere, that are neither its own nor Python's."""
     found = set()
     for path in (ROOT / "msplit").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in counts.statements(counts.tree(path)):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
@@ -275,7 +283,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def test_all_that_is_imported_is_declared_and_the_other_way_round() -> None:
+def test_all_that_is_imported_is_declared_and_the_other_way_round(counts: ModuleType) -> None:
     # Distributions whose packages go by another name, and what comes with another: Keras with TensorFlow, Triton with PyTorch.
     distributions = {
         "yaml": "pyyaml",
@@ -287,7 +295,7 @@ def test_all_that_is_imported_is_declared_and_the_other_way_round() -> None:
     }
     brought = {"triton-python-backend-utils"}  # by the server that imports us
     run = {"tf2onnx"}  # as a program
-    needed = {normal(distributions.get(name, name)) for name in imported()} - brought | run
+    needed = {normal(distributions.get(name, name)) for name in imported(counts)} - brought | run
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
     assert needed == set(declared([*project["dependencies"], *extras["cuda"], *extras["serve"], *extras["onnx"]]))

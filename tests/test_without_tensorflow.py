@@ -8,7 +8,6 @@ import gzip
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,14 +136,13 @@ def test_no_command_that_only_decides_loads_a_framework(tmp_path: Path) -> None:
 def test_they_run_in_a_limited_address_space(command: str, tmp_path: Path) -> None:
     arguments = [command, str(SAMPLES / "mmoe_small.pb")]
     arguments += [] if command in ("analyze", "check") else ["-o", str(tmp_path / "out")]
-    limit = 500 << 20
+    limited = "import resource, runpy; resource.setrlimit(resource.RLIMIT_AS, (500 << 20, 500 << 20)); "
     done = subprocess.run(
-        [sys.executable, "-m", "msplit", *arguments],
+        [sys.executable, "-c", f"{limited}runpy.run_module('msplit', run_name='__main__')", *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
         timeout=60,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )
     assert done.returncode == 0, done.stderr
 

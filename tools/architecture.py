@@ -53,7 +53,8 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{name.name}" for name in node.names)
-        yield from imported(node)
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from imported(node)
 
 
 def parts_of(package: str) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Counts the collections of op names that stand outside of the table of traits (`msplit/opset/traits.py`).
+"""Counts the collections of op names that stand outside of the table of traits (`msplit/opset/data/op_traits.txt`).
 
     python tools/op_collections.py [--show]         --show prints each collection
 

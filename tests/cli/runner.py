@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,6 +100,21 @@ def process(*arguments: object, **environment: str) -> Done:
         timeout=120,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[None]:
+    """What is started within hears Ctrl-C and hanging up, to which processes of pytest-xdist are deaf, as is what a script runs in its
+    background: what is handled here has its default there.
+
+    `preexec_fn` would do it in the child, and so fork in place of vfork: where gRPC is in use, it ends such a child now and then (SIGABRT).
+    """
+    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def on_terminal(command: Sequence[str], environment: Mapping[str, str], stdout: int | None = None) -> tuple[str, bytes]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import ROOT, SAMPLES, msplit
+from tests.cli.runner import ROOT, SAMPLES, heard, msplit
 
 
 @pytest.mark.parametrize("command", [("analyze", "--show", "all"), ("assign", "--dry-run", "--diff"), ("rules",)])
@@ -33,25 +33,14 @@ def test_a_reader_that_goes_away_is_no_error(command: tuple[str, ...]) -> None:
         assert running.wait() == 0
 
 
-def hear_control_c() -> None:
-    """What runs in the background of a script, as this suite may, is started deaf to it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
-
-
 @pytest.mark.tf
 def test_control_c_ends_a_bench_with_130(tmp_path: Path) -> None:
     reference = tmp_path / "reference.npz"  # which is written before anything is measured
     options = ["--duration", "60", "--save-reference", str(reference)]
     command = [sys.executable, "-m", "msplit", "bench", "sample_graphs/mmoe_small.pb", *options]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        preexec_fn=hear_control_c,
-    ) as running:
+    with heard():
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    with started as running:
         end = time.monotonic() + 60
         while not reference.exists() and time.monotonic() < end:
             time.sleep(0.05)
@@ -125,14 +114,14 @@ def test_a_signal_in_the_middle_of_writing_leaves_nothing(
     model: str, number: int, code: int, said: str, tmp_path: Path
 ) -> None:
     text = WRITING.format(model=str(SAMPLES / model), number=int(number))
-    done = subprocess.run(
-        [sys.executable, "-c", text, str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-        preexec_fn=hear_control_c,
-    )
+    with heard():
+        done = subprocess.run(
+            [sys.executable, "-c", text, str(tmp_path / "out")],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=60,
+        )
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.endswith(f"{said}\n")
     assert "Traceback" not in done.stderr
@@ -173,15 +162,15 @@ def test_control_c_while_the_program_is_still_being_imported(library: str, tmp_p
     for name in ("__init__.py", "__main__.py", "_version.py"):
         if "/" in library:
             shutil.copyfile(ROOT / "msplit" / name, tmp_path / "msplit" / name)
-    done = subprocess.run(
-        [sys.executable, "-m", "msplit", "--help"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        timeout=60,
-        preexec_fn=hear_control_c,
-    )
+    with heard():
+        done = subprocess.run(
+            [sys.executable, "-m", "msplit", "--help"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+            timeout=60,
+        )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 

@@ -63,7 +63,9 @@ class Fake:
         wrong: Added to the output: False, "always", "tf32" or "later" (from the third step on).
     """
 
-    def __init__(self, name="fake", *, seconds=0.0, device_seconds=None, wrong=None, fail=False, where="CPU", log=None):
+    def __init__(
+        self, name="fake", *, seconds=0.001, device_seconds=None, wrong=None, fail=False, where="CPU", log=None
+    ):
         self.name, self.seconds, self.device_seconds = name, seconds, device_seconds
         self.wrong, self.fail, self.where, self.log = wrong, fail, where, log if log is not None else []
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from msplit.opset import schema, traits
-from msplit.opset.traits import TABLE, TRAITS, Traits, ops_with
+from msplit.opset.traits import TABLE, Traits, ops_with
+
+DATA = Path(traits.__file__).with_name("data")
 
 # Ops of DeepRec and of TensorFlow Recommenders Addons, of older TensorFlows, and of msplit's engine.
 ELSEWHERE = {
@@ -18,17 +21,26 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def _words() -> list[str]:
-    entries = [line for line in TRAITS.splitlines() if line and line[0] not in " #"]
-    return [entry.partition(": ")[0].partition(" (")[0] for entry in entries]
+def _heads(file: str) -> list[str]:
+    """What stands before the colon in each entry of one of the table's files."""
+    lines = (DATA / file).read_text().replace("\n  ", " ").splitlines()
+    return [line.partition(": ")[0] for line in lines if line and line[0] != "#"]
 
 
 def test_every_op_is_known_to_tensorflow_or_named_as_another() -> None:
     assert {op for op in TABLE if schema.lookup(op) is None} == ELSEWHERE
 
 
-def test_every_trait_is_an_ops() -> None:
-    assert [word for word in _words() if not ops_with(word)] == []
+def test_every_op_of_the_file_is_in_the_table_once() -> None:
+    ops = " ".join(_heads("op_traits.txt")).split()
+    assert len(ops) > 600
+    assert sorted(ops) == sorted(TABLE)
+
+
+def test_every_trait_is_an_ops_and_has_one_meaning() -> None:
+    words = [head.partition(" (")[0] for head in _heads("traits.txt")]
+    assert len(words) == len(set(words))
+    assert [word for word in words if not ops_with(word)] == []
 
 
 def test_a_trait_brings_those_that_go_with_it() -> None:

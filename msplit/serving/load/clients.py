@@ -130,6 +130,7 @@ class Channel:
         try:
             grpc.channel_ready_future(self._channel).result(_CONNECT)
         except grpc.FutureTimeoutError:
+            self._channel.close()  # otherwise a thread goes on trying
             raise EngineError(
                 f"no server answers at {server.address}", fix="start one: msplit serve MODEL; or check host and port"
             ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,11 +24,16 @@ CPU = torch.device("cpu")
 
 
 def flat_of(graph_def, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None):
-    """The flat graph of a GraphDef, through the reader. The file is gone afterwards; a GraphDef keeps nothing in it."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.pb"
-        path.write_bytes(graph_def.SerializeToString())
-        return flatten(read(path, inputs=inputs, outputs=outputs))
+    """The flat graph of a GraphDef, through the reader. The next one is written to the same file; a GraphDef keeps nothing in it."""
+    path = Path(_folder().name) / "model.pb"
+    path.write_bytes(graph_def.SerializeToString())
+    return flatten(read(path, inputs=inputs, outputs=outputs))
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory:
+    """One for all: to remove one takes longer than all else."""
+    return tempfile.TemporaryDirectory()
 
 
 def graph_of(build, *, outputs: Sequence[str] | None = None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -118,8 +119,12 @@ def test_wrong_answers_refusals_and_errors_of_a_server_are_told() -> None:
 
 def test_no_server_and_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msplit.serving.load.clients._CONNECT", 0.2)
+    before = set(threading.enumerate())
     with pytest.raises(EngineError, match=r"no server answers at 127\.0\.0\.1:9"):
         Channel(Server("127.0.0.1:9", "m"), FEEDS)
+    for trying in set(threading.enumerate()) - before:
+        trying.join(10)
+        assert not trying.is_alive()  # nobody goes on trying
     with serving(lambda number: grpc.StatusCode.NOT_FOUND) as (address, _), instead(FakeModel()):
         done = msplit(*asked(address))
     assert (done.code, done.out) == (2, "")

@@ -18,7 +18,7 @@ from msplit.serving.load.bridge import Watch, drive
 from msplit.serving.load.generator import Generator, Level, Sending, send
 from msplit.serving.load.results import in_flight
 from msplit.serving.load.table import ANSWERED, DONE, OVER, SENT, Table
-from tests.cli.runner import ROOT
+from tests.cli.runner import ROOT, heard
 from tests.serving.load.fakes import DISTINCT, FEEDS, FakePool, loaded, run_of, table
 
 
@@ -172,15 +172,14 @@ generator.finish()
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_generator_ends_with_the_process_that_it_sends_to(how: signal.Signals) -> None:
-    def hear() -> None:  # processes of pytest-xdist, and so their children, do not
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    command, nowhere = [sys.executable, "-c", SENDS], subprocess.DEVNULL
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=nowhere, cwd=ROOT, text=True, preexec_fn=hear
-    ) as sending:
-        assert sending.stdout is not None
-        pid = int(sending.stdout.readline())
+    with heard():
+        started = subprocess.Popen(
+            [sys.executable, "-c", SENDS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True
+        )
+    with started as sending:
+        said = sending.stdout.readline()
+        assert said, f"ended with {sending.wait()}: {sending.stderr.read()}"
+        pid = int(said)
         os.kill(pid, 0)
         sending.send_signal(how)
         sending.wait()

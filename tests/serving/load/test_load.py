@@ -25,7 +25,7 @@ from msplit.serving import making
 from msplit.serving.load.arms import RemoteArm
 from msplit.serving.load.run import LoadSettings, load
 from msplit.serving.settings import PoolSettings
-from tests.cli.runner import ROOT, SAMPLES, fine, msplit
+from tests.cli.runner import ROOT, SAMPLES, fine, heard, msplit
 from tests.report.test_schemas import validate
 from tests.serving.load.fakes import ANSWERS, DISTINCT, FakeModel, instead
 from tests.serving.load.test_generator import _runs
@@ -190,11 +190,10 @@ sys.exit(code)
 def test_control_c_ends_both_processes_and_leaves_nothing_behind() -> None:
     before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
 
-    def hear() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
     command = [sys.executable, "-c", INTERRUPTED]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT, text=True, preexec_fn=hear) as running:
+    with heard():
+        started = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT, text=True)
+    with started as running:
         children: list[int] = []
         end = time.monotonic() + 60
         while not children and time.monotonic() < end:

@@ -175,7 +175,12 @@ def _plain(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
                 yield f"attribute {name} of {_said(op)} is a {type(value).__name__}"
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+
+
 def _is_plain(value: Any, *, own: bool, names: bool) -> bool:
+    if type(value) in _PLAIN:
+        return True
     if isinstance(value, list | tuple):
         return all(_is_plain(one, own=own, names=names) for one in value)
     if isinstance(value, dict):
@@ -184,7 +189,7 @@ def _is_plain(value: Any, *, own: bool, names: bool) -> bool:
         return names
     if dataclasses.is_dataclass(value):
         return own
-    return value is None or isinstance(value, bool | int | float | str | bytes)
+    return isinstance(value, bool | int | float | str | bytes)
 
 
 def _shaped(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:

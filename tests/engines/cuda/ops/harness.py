@@ -5,9 +5,9 @@
 Attributes that follow from the inputs (``T``, ``N``, ...) are filled in. Inputs come in the order of the node's inputs,
 flat (the values of ConcatV2 one by one). Which of them are static is read from the table of lowerings.
 
-Every check runs the lowering several times: with attributes as given (defaults absent) and with every default written
-out, on inputs that are contiguous and on inputs that lie transposed in memory, and on `meta` tensors. Each run must
-keep its inputs as they were.
+Every check runs the lowering several times, where that makes a difference: with attributes as given (defaults absent)
+and with every default written out, on inputs that are contiguous and on inputs that lie transposed in memory, and on
+`meta` tensors. Each run must keep its inputs as they were.
 
 The lowering runs on the CPU, or on the device that the environment variable MSPLIT_TEST_DEVICE names: with ``cuda`` the
 same tests hold the GPU's kernels against TensorFlow's.
@@ -27,6 +27,7 @@ import torch
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
+from msplit.opset import schema
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 """NumPy's dtype for bfloat16 arrays: ``array.astype(BFLOAT16)``."""
@@ -87,6 +88,8 @@ def run_tensorflow(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | No
     arrays = [np.asarray(array) for array in inputs]
     definition = _op_def(op)
     plain = {**_inferred(op, arrays, attrs or {}), **(attrs or {})}
+    if not definition.is_stateful:
+        return _run_eagerly(definition, arrays, plain)
     graph_def = tf.compat.v1.GraphDef()
     for index, array in enumerate(arrays):
         node = graph_def.node.add(name=f"input{index}", op="Placeholder")
@@ -96,27 +99,40 @@ def run_tensorflow(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | No
     for name, value in plain.items():
         _set_attr(node.attr[name], kinds[name], value)
 
-    session = (_new_session if definition.is_stateful else _session)(graph_def.SerializeToString(deterministic=True))
-    fetches = session.graph.get_operation_by_name("node").outputs
-    feed = {f"input{index}:0": array for index, array in enumerate(arrays)}
-    return tuple(np.asarray(result) for result in session.run(list(fetches), feed))
-
-
-def _new_session(graph_def: bytes) -> Any:
-    """A session in which nothing but kernels runs."""
-    import tensorflow as tf
-
     graph = tf.Graph()
     with graph.as_default():
-        tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(graph_def), name="")
+        tf.graph_util.import_graph_def(graph_def, name="")
     config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = -1
-    return tf.compat.v1.Session(graph=graph, config=config)
+    fetches = graph.get_operation_by_name("node").outputs
+    feed = {f"input{index}:0": array for index, array in enumerate(arrays)}
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        return tuple(np.asarray(result) for result in session.run(list(fetches), feed))
 
 
-_session = functools.lru_cache(64)(_new_session)
-"""Of a kernel without state, which gives the same in every run: to make a session takes longer than to run it."""
+def _run_eagerly(definition: Any, arrays: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+    """The same kernel of an op without state, without a graph and a session, which take longer than it."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context, execute
+
+    whole = {**_defaults(definition.name), **attrs}
+    count = schema.output_count(definition.name, whole)
+    encoded: list[Any] = []
+    for attr in definition.attr:
+        if attr.name in whole:
+            encoded += [attr.name, _eager(attr.type, whole[attr.name])]
+    with tf.device("CPU"):
+        inputs = [tf.constant(array) for array in arrays]
+        outputs = execute.execute(definition.name, count, inputs, tuple(encoded), context.context())
+    return tuple(one.numpy() for one in outputs)
+
+
+def _eager(kind: str, value: Any) -> Any:
+    """An attribute as eager execution takes it."""
+    if kind.startswith("list("):
+        return [_eager(kind[len("list(") : -1], item) for item in value]
+    return None if kind == "shape" and value is None else list(value) if kind == "shape" else _proto_one(kind, value)
 
 
 def run_lowering(
@@ -212,14 +228,15 @@ def check(
     assert lowering is not None, f"{op} has no lowering"
     positions = range(len(wanted)) if outputs is None else outputs
     with_meta = not lowering.dynamic_with(attrs or {}) if meta is None else meta
+    static = _static_positions(lowering, len(arrays))
     plain: tuple[torch.Tensor, ...] = ()
     for layout in nchw:
         plain = run_lowering(op, arrays, attrs, nchw=layout)
-        variants = {
-            "": plain,
-            " with defaults written out": run_lowering(op, arrays, attrs, nchw=layout, defaults=True),
-            " with transposed inputs": run_lowering(op, arrays, attrs, nchw=layout, transposed=True),
-        }
+        variants = {"": plain}
+        if _defaults(op).keys() - (attrs or {}).keys() - _inferred(op, arrays, attrs or {}).keys():
+            variants[" with defaults written out"] = run_lowering(op, arrays, attrs, nchw=layout, defaults=True)
+        if any(array.ndim > 1 and index not in static for index, array in enumerate(arrays)):
+            variants[" with transposed inputs"] = run_lowering(op, arrays, attrs, nchw=layout, transposed=True)
         for words, got in variants.items():
             label = f"{op}{words}{' (nchw)' if layout else ''}"
             assert len(got) == len(wanted), f"{label}: {len(got)} outputs, TensorFlow has {len(wanted)}"
@@ -351,7 +368,8 @@ def _inferred(op: str, arrays: Sequence[np.ndarray], attrs: Mapping[str, Any]) -
     return result
 
 
-def _defaults(op: str, kind: str | None = None) -> dict[str, Any]:
+@functools.cache
+def _defaults(op: str, kind: str | None = None) -> Mapping[str, Any]:
     """The default of every attribute that has one, or of those of one kind."""
     return {
         attr.name: _plain(attr.default_value, attr.type)
