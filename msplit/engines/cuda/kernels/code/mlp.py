@@ -8,7 +8,6 @@ import triton.language as tl
 from msplit.engines.cuda.kernels.code.early import go_on
 from msplit.engines.cuda.kernels.code.products import _activate
 
-
 COUNTS = ["pixels", "share", "hidden", "results", "parts", "activation1", "activation2"]
 """Arguments that are numbers in every kernel, even where they are one: no kernel is compiled anew for it, and loops begin with one."""
 
