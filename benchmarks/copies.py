@@ -1,6 +1,8 @@
 """What writing Concats' parts in place, prologues, and small layers in one kernel are worth: a model with and without, on the GPU, TF32.
 
-    python benchmarks/copies.py GRAPHS [MODEL:BATCH …]     GRAPHS is made by `benchmarks/models.py` or `benchmarks/foreign.py`
+    python benchmarks/copies.py GRAPHS [MODEL:BATCH …] [--variant "with all" --variant "layers apart" …]
+
+GRAPHS is made by `benchmarks/models.py` or `benchmarks/foreign.py`.
 
 Per variant: kernels, convolutions of ours, Concats left, µs of a step by the host's clock and by the device's on one stream, and
 how far outputs are from those in IEEE precision (root of the mean square, relative).
@@ -8,6 +10,7 @@ how far outputs are from those in IEEE precision (root of the mean square, relat
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -52,15 +55,19 @@ OPTIONS = EngineOptions(mode=KernelMode.FUSED_AND_GROUPED, layout="nhwc")
 
 
 def main() -> None:
-    folder, *rows = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graphs", type=Path)
+    parser.add_argument("rows", nargs="*", default=["densenet121:1", "efficientnet_b0:1", "inception_v3:1"])
+    parser.add_argument("--variant", action="append", choices=VARIANTS, help="only these; all by default")
+    arguments = parser.parse_args()
     decides = {name: getattr(pipeline, name) for name in NEVER}
-    for row in rows or ["densenet121:1", "efficientnet_b0:1", "inception_v3:1"]:
+    for row in arguments.rows:
         name, _, batch = row.partition(":")
-        path = models.fill(Path(folder), Path(tempfile.gettempdir()) / "filled", name, int(batch))
+        path = models.fill(arguments.graphs, Path(tempfile.gettempdir()) / "filled", name, int(batch))
         expected: dict[str, Any] = {}
-        for variant, without in VARIANTS.items():
-            for name, decide in decides.items():
-                setattr(pipeline, name, NEVER[name] if name in without else decide)
+        for variant in arguments.variant or VARIANTS:
+            for what, decide in decides.items():
+                setattr(pipeline, what, NEVER[what] if what in VARIANTS[variant] else decide)
             flat = flatten(read(path))  # what is compiled belongs to it
             feeds = feeds_for(flat, Workload(int(batch)))
             job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=OPTIONS)

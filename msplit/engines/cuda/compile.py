@@ -32,10 +32,9 @@ from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
-from msplit.engines.cuda.passes.fuse_mlp import decide_on as mlps_on
-from msplit.engines.cuda.passes.fuse_mlp import find_mlps
 from msplit.engines.cuda.passes.fuse_prologue import decide_on as prologues_on
 from msplit.engines.cuda.passes.fuse_prologue import find_prologues
+from msplit.engines.cuda.passes.fuse_squeeze import list_layers
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
 from msplit.engines.cuda.passes.merge_convolutions import decide_on, find_siblings
 from msplit.engines.cuda.passes.mixed_precision import nodes_in_half
@@ -223,9 +222,7 @@ def _choices_ahead(
                 takes = prologues_on(device.place, measure=True)
                 for found in find_prologues(graph):
                     takes(graph, found)
-                small = mlps_on(device.place, measure=True)
-                for mlp in find_mlps(graph):
-                    small(graph, mlp)
+                list_layers(graph, device.place)
             held.update(list_choices(graph, optimized.feeds, device.place, nchw=nchw))
         return True
 

@@ -1,7 +1,8 @@
 """Scales and offsets per channel, behind a convolution or product with constant weights, become part of weights and bias.
 
 Batch normalization at inference is one, as one op or taken apart; so is a division by a constant. Convolutions and products are
-linear, hence ``(x * w) s + t = x * (w s) + t`` for every channel.
+linear, hence ``(x * w) s + t = x * (w s) + t`` for every channel. So does a scale in front, such as that of images to numbers up to one:
+``(s x) * w = x * (s w)``. An offset in front stays where it is: padding has none, and large numbers would have to cancel.
 """
 
 from __future__ import annotations
@@ -58,10 +59,57 @@ def fold_affine(graph: OpGraph) -> bool:
         shape = graph.shapes.get((head.node, 0))
         if weights is None or shape is None or weights.dtype.name not in FLOATS or not weights.size:
             continue
+        scaled = _take_scale(graph, readers, head, weights)
+        changed |= scaled is not weights
+        weights = scaled
         channels = shape[-1] if head.op == "MatMul" or channels_last(head) else shape[1]
         chain = _follow(graph, readers, head, channels)
         changed |= chain.absorbed > 0 and _commit(graph, head, weights, chain)
     return changed
+
+
+def _take_scale(graph: OpGraph, readers: Readers, head: Op, weights: NDArray[Any]) -> NDArray[Any]:
+    """Takes what only scales a head's data, and is read by nothing else, into its weights: the new ones, or those given."""
+    key, axis = head.inputs[0], -1 if head.attrs.get("transpose_b") else -2
+    shape = graph.shapes.get(key, ())
+    along = len(shape) - 1 if head.op == "MatMul" or channels_last(head) else 1
+    if head.attrs.get("transpose_a") or weights.dtype.itemsize < 4 or shape[along:][:1] != weights.shape[axis:][:1]:
+        return weights
+    scale, offset = np.ones(shape[along]), np.zeros(shape[along])
+    ops: list[Op] = []
+    taken, data, factors = 0, key, scale
+    while (op := graph.ops.get(key[0])) is not None and readers.only(key) is not None:
+        found = _step_in_front(graph, readers, head, op, shape, along)
+        if found is None:
+            break
+        key, (by, more) = found
+        with np.errstate(all="ignore"):
+            offset, scale = offset + scale * more, scale * by
+        ops.append(op)
+        if not offset.any():
+            taken, data, factors = len(ops), key, scale
+    with np.errstate(all="ignore"):
+        wide = weights.astype(np.float64) * factors.reshape(-1, *[1] * (-1 - axis))
+        scaled = wide.astype(weights.dtype)
+    if not taken or not np.isfinite(scaled).all():
+        return weights
+    head.inputs = [data, graph.constant(scaled), *head.inputs[2:]]
+    head.source_nodes = [*head.source_nodes, *(node for op in ops[:taken] for node in op.source_nodes)]
+    for op in ops[:taken]:
+        del graph.ops[op.node]
+    return scaled
+
+
+def _step_in_front(
+    graph: OpGraph, readers: Readers, head: Op, op: Op, shape: tuple[int, ...], along: int
+) -> tuple[Key, tuple[Doubles | float, Doubles | float]] | None:
+    """What an op in front of a head reads, and the scale and offset that it applies to it; None if it does anything else."""
+    for data in op.inputs[:2]:
+        if data not in graph.constants and graph.shapes.get(data) == shape and op.inputs.count(data) == 1:
+            step = affine(graph, readers, head, op, data, shape, (along,))
+            if step is not None:
+                return data, step
+    return None
 
 
 def _follow(graph: OpGraph, readers: Readers, head: Op, channels: int) -> _Chain:

@@ -82,17 +82,15 @@ class Candidate:
         """Whether the mean is in it."""
         return self.absorbed[0].op == "Mean"
 
-    @property
-    def inputs(self) -> list[Key]:
-        """Of the op that it becomes."""
+    def op(self, tiles: Tiles | None = None) -> Op:
+        """What it becomes, with the tiles of its kernel if one was chosen."""
         one, two = self.layers
-        return [self.data, one.weights, two.weights, *one.bias, *two.bias]
-
-    @property
-    def attrs(self) -> dict[str, Any]:
-        """Likewise."""
-        activations = tuple(layer.activation for layer in self.layers)
-        return {MLP_ACTIVATIONS: activations, MLP_BIASED: tuple(bool(layer.bias) for layer in self.layers)}
+        attrs: dict[str, Any] = {} if tiles is None else {TILES: tiles}
+        attrs[MLP_ACTIVATIONS] = one.activation, two.activation
+        attrs[MLP_BIASED] = bool(one.bias), bool(two.bias)
+        inputs = [self.data, one.weights, two.weights, *one.bias, *two.bias]
+        source_nodes = [node for op in self.absorbed for node in op.source_nodes]
+        return Op(self.absorbed[-1].node, self.absorbed[0].name, MLP, attrs, inputs, source_nodes)
 
 
 Decide = Callable[[OpGraph, Candidate], "tuple[bool, Tiles | None]"]
@@ -176,17 +174,15 @@ def _pooled(graph: OpGraph, readers: Readers, rows: Key, dtype: str) -> tuple[Ke
 
 def _fuse(graph: OpGraph, found: Candidate, tiles: Tiles | None) -> None:
     *others, last = found.absorbed
-    last.source_nodes = [node for one in found.absorbed for node in one.source_nodes]
-    inputs, attrs = found.inputs, found.attrs  # of ops as they are
-    attrs |= {} if tiles is None else {TILES: tiles}
+    op = found.op(tiles)
     shape = graph.shapes[found.layers[1].product.node, 0]
     for one in others:
         del graph.ops[one.node]
     if graph.shapes[last.node, 0] == shape:
-        last.op, last.inputs, last.attrs, last.name = MLP, inputs, attrs, found.absorbed[0].name
+        graph.ops[last.node] = op
         return
-    made = graph.add(MLP, found.absorbed[0], attrs, inputs, shape)
-    made.source_nodes = last.source_nodes
+    made = graph.add(MLP, op, op.attrs, op.inputs, shape)
+    last.source_nodes = made.source_nodes = op.source_nodes
     become_reshape(graph, last, (made.node, 0))
 
 
@@ -203,10 +199,11 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
             return found.pooled, None
         if not measure or not can_compile():
             return False, None
-        shapes = [graph.shape(key) for key in found.inputs]
+        op = found.op()
+        shapes = [graph.shape(key) for key in op.inputs]
         layers = tuple((layer.product.op, attrs_key(layer.product.attrs)) for layer in found.layers)
         tf32 = torch.backends.cuda.matmul.allow_tf32
-        key = (tuple(sorted(found.attrs.items())), layers, tf32, *shapes)
+        key = (tuple(sorted(op.attrs.items())), layers, tf32, *shapes)
         tuner = Tuner.of(device)
         with torch.no_grad(), torch.cuda.device(device):
             trial = functools.cache(lambda: _Trial.of(graph, found, device))
@@ -235,16 +232,15 @@ class _Trial:
     @staticmethod
     def of(graph: OpGraph, found: Candidate, device: torch.device) -> _Trial:
         chance = torch.Generator(device).manual_seed(0)
-        one, two, *biases = (to_torch(graph.constants[key], device) for key in found.inputs[1:])
+        one, two, *biases = (to_torch(graph.constants[key], device) for key in found.op().inputs[1:])
         data = torch.randn(graph.shapes[found.data], device=device, dtype=one.dtype, generator=chance)
         return _Trial(found, data, (one, two), tuple(biases))
 
     def kernels(self) -> Iterator[tuple[Tiles, Callable[..., Any]]]:
         """Our kernels that could run it, each called with data, both matrices in a tuple, and biases."""
-        last = self.found.absorbed[-1]
         pixels = self.data[0].numel() // self.data.shape[-1]
         for tiles in mlp.candidates(pixels, early=conv.starts_early(self.data)):
-            run = lowered(Op(last.node, last.name, MLP, {**self.found.attrs, TILES: tiles}, []))
+            run = lowered(self.found.op(tiles))
             yield tiles, lambda data, matrices, *biases, run=run: run(data, *matrices, *biases)
 
     def calls(self) -> Iterator[Callable[[], Any]]:

@@ -7,7 +7,7 @@ of their own. Whether that beats the convolution and the layers behind it, each 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,8 @@ from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.fused import MLP, MLP_ACTIVATIONS, MLP_BIASED, SQUEEZE
+from msplit.engines.cuda.passes.fuse_mlp import decide_on as joined_on
+from msplit.engines.cuda.passes.fuse_mlp import find_mlps
 from msplit.engines.cuda.passes.merge_convolutions import lowered
 from msplit.engines.cuda.passes.pattern import channels_last
 
@@ -34,10 +36,7 @@ Decide = Callable[[OpGraph, Op, Op], "tuple[bool, Tiles | None]"]
 def fuse_squeeze(graph: OpGraph, decide: Decide) -> bool:
     """Lets depthwise convolutions take the layers along that read the mean of their results."""
     names: dict[Key, Key] = {}
-    for layers in [op for op in graph.ops.values() if op.op == MLP]:
-        convolution = graph.ops.get(layers.inputs[0][0])
-        if convolution is None or not _takes(graph, convolution, layers):
-            continue
+    for convolution, layers in find_squeezes(graph, [op for op in graph.ops.values() if op.op == MLP]):
         takes, tiles = decide(graph, convolution, layers)
         if takes:
             shape = graph.shapes[layers.node, 0]
@@ -50,6 +49,12 @@ def fuse_squeeze(graph: OpGraph, decide: Decide) -> bool:
             del graph.ops[layers.node]
     graph.rename(names)
     return bool(names)
+
+
+def find_squeezes(graph: OpGraph, layers: Iterable[Op]) -> list[tuple[Op, Op]]:
+    """The layers that a depthwise convolution could take along, each behind it: of those that are one op, or could be (`fuse_mlp`)."""
+    pairs = ((graph.ops.get(one.inputs[0][0]), one) for one in layers)
+    return [(op, one) for op, one in pairs if op is not None and _takes(graph, op, one)]
 
 
 def _takes(graph: OpGraph, convolution: Op, layers: Op) -> bool:
@@ -94,6 +99,16 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
         return tiles is not None, tiles
 
     return decide
+
+
+def list_layers(graph: OpGraph, device: torch.device) -> None:
+    """Has the tuner, in `Tuner.listing`, hear of every choice that `fuse_mlp` and `fuse_squeeze` may make."""
+    found = find_mlps(graph)
+    joins, takes = joined_on(device, measure=True), decide_on(device, measure=True)
+    for one in found:
+        joins(graph, one)
+    for convolution, layers in find_squeezes(graph, [one.op() for one in found]):
+        takes(graph, convolution, layers)
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,12 +50,12 @@ for images, height, width, channels, kernel, strides, dilations, before, after i
             found = depthwise.convolve(data, weights, frames, tiles, b, activation=name)
             assert found.is_contiguous()
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-        squeezed = activate("Sigmoid")(torch.relu(wanted.mean((1, 2)) @ first + shift) @ second)
-        found, factors = depthwise.convolve_and_squeeze(
-            data, weights, frames, Tiles(16, 16, 32, 4, 1), b, layers, activation=name
-        )
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(factors, squeezed, rtol=1e-4, atol=1e-4)
+    squeezed = activate("Sigmoid")(torch.relu(wanted.mean((1, 2)) @ first + shift) @ second)
+    found, factors = depthwise.convolve_and_squeeze(
+        data, weights, frames, Tiles(16, 16, 32, 4, 1), b, layers, activation=name
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(factors, squeezed, rtol=1e-4, atol=1e-4)
     half = depthwise.convolve(data.half(), weights.half(), frames, tiles, b.half())
     torch.testing.assert_close(half.float(), wanted, rtol=1e-2, atol=2e-2)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.compile import optimize
-from tests.engines.cuda.cases import CPU, graph_of
+from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, kernels, program_of
 from tests.engines.cuda.passes.harness import (
     check,
     image,
@@ -105,3 +105,51 @@ def test_every_rewritten_op_does_the_work_of_the_nodes_it_replaced():
     assert names[0] == "conv"
     assert {"conv", "scale", "out"} <= set(names)
     assert len(names) == len(set(names)) == 4
+
+
+@pytest.mark.parametrize("how", ["scalar", "channels", "divided", "offset of zero", "shifted there and back"])
+@pytest.mark.parametrize("head", ["conv", "depthwise", "dense", "dense transposed"])
+def test_a_scale_in_front_folds_into_the_weights(head, how):
+    feeds = {"x": normal(2, 6)} if "dense" in head else image(6)
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        x = {
+            "scalar": lambda: x * 0.25,
+            "channels": lambda: normal(6) * x,
+            "divided": lambda: x / 3.0 * normal(6),
+            "offset of zero": lambda: x * 0.25 + 0.0,
+            "shifted there and back": lambda: ((x + 1.0) - 1.0) * 2.0,
+        }[how]()
+        if head == "dense":
+            tf.matmul(x, normal(6, 5), name="out")
+        elif head == "dense transposed":
+            tf.matmul(x, normal(5, 6), transpose_b=True, name="out")
+        elif head == "depthwise":
+            tf.nn.depthwise_conv2d(x, normal(3, 3, 6, 2), [1, 1, 1, 1], "SAME", name="out")
+        else:
+            tf.nn.conv2d(x, normal(3, 3, 6, 4), 2, "SAME", name="out")
+
+    flat = graph_of(build)
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
+    assert len(kernels(program_of(flat, feeds))) == 1
+
+
+@pytest.mark.parametrize("what", ["offset", "read twice", "along height", "fetched", "no constant"])
+def test_what_stays_in_front(what):
+    feeds = image(6)
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        y = {
+            "offset": lambda: x * 2.0 + 1.0,
+            "along height": lambda: x * normal(8, 1, 6),
+            "no constant": lambda: x * tf.reduce_max(x),
+        }.get(what, lambda: x * 2.0)()
+        y = tf.identity(y, name="seen")
+        z = tf.nn.conv2d(y, normal(3, 3, 6, 4), 1, "SAME")
+        tf.identity(z + tf.reduce_sum(y) if what == "read twice" else z, name="out")
+
+    flat = graph_of(build, outputs=["out", "seen"] if what == "fetched" else ["out"])
+    assert len(kernels(program_of(flat, feeds))) > 1
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)

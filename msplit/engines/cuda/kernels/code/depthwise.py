@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from msplit.engines.cuda.kernels.code.early import go_on
-from msplit.engines.cuda.kernels.code.mlp import finish, hand_in, matrix
+from msplit.engines.cuda.kernels.code.mlp import COUNTS, finish, hand_in, matrix
 from msplit.engines.cuda.kernels.code.products import _activate
 
 
@@ -30,7 +30,7 @@ def convolve_channels(  # type: ignore[no-untyped-def]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=there[:, None] & (channel < channels)[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=[*COUNTS, "images"])  # type: ignore[untyped-decorator]
 def convolve_and_squeeze(  # type: ignore[no-untyped-def]
     data, filter, bias, out, pixels, height, width, channels, rows, columns,
     before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,

@@ -8,8 +8,11 @@ import triton.language as tl
 from msplit.engines.cuda.kernels.code.early import go_on
 from msplit.engines.cuda.kernels.code.products import _activate
 
+COUNTS = ["pixels", "share", "hidden", "results", "parts", "activation1", "activation2"]
+"""Arguments that are numbers in every kernel, even where they are one: no kernel is compiled anew for it, and loops begin with one."""
 
-@triton.jit  # type: ignore[untyped-decorator]
+
+@triton.jit(do_not_specialize=[*COUNTS, "rows"])  # type: ignore[untyped-decorator]
 def mlp(  # type: ignore[no-untyped-def]
     data, rows, pixels, channels, share, step_n, step_p, step_c,
     out, first, bias1, second, bias2, partial, counters,
@@ -98,7 +101,7 @@ def finish(  # type: ignore[no-untyped-def]
     # Once all have seen it, it is zero, for the next run of the same graph; until then below zero, or not less than `parts`.
     tl.atomic_add(counter, tl.where(slice == 0, 1 - parts - slices, 1), sem="relaxed", scope="gpu")
     sums = tl.zeros([PARTS, HIDDEN], tl.float32)
-    start = parts * 0
+    start = parts * 0  # no constant, which a loop could not change
     while start < parts:
         part = start + tl.arange(0, PARTS)
         place = partial + (row * parts + part)[:, None] * HIDDEN + unit[None, :]
