@@ -135,7 +135,7 @@ def _candidate(graph: OpGraph, readers: Readers, op: Op) -> Candidate | None:
 
 
 def _layer(graph: OpGraph, readers: Readers, op: Op) -> Layer | None:
-    if op.op not in ("MatMul", "_FusedMatMul") or op.attrs.get("T") not in _DTYPES:
+    if op.op.removeprefix("_Fused") != "MatMul" or op.attrs.get("T") not in _DTYPES:
         return None
     steps = tuple(op.attrs.get("fused_ops", ()))
     biased = steps[:1] == ("BiasAdd",)

@@ -1,12 +1,16 @@
 """A depthwise convolution takes squeeze-and-excitation's layers along: where it can, equal to TensorFlow. The kernel is tested apart."""
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.compile import optimize
+from msplit.engines.cuda.device import device as devices
+from msplit.engines.cuda.passes import fuse_mlp, fuse_squeeze, pipeline
 from tests.campaign import examples
-from tests.engines.cuda.cases import assert_equals_tensorflow, graph_of, kernels, program_of
+from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, kernels, program_of
 from tests.engines.cuda.passes.harness import normal, placeholder
 
 pytestmark = pytest.mark.tf
@@ -71,6 +75,33 @@ def test_what_stays(what):
     assert "_MLP" in found
     if what != "NCHW":  # which TensorFlow has no kernel for on a CPU
         assert_equals_tensorflow(flat, feeds, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("faster", ["apart", "<lambda>"])
+@pytest.mark.parametrize("what", [fuse_mlp, fuse_squeeze])
+def test_a_kernel_is_taken_where_it_is_faster_than_what_it_replaces(what, faster, monkeypatch):
+    """On a CPU both compute the same."""
+    feeds = {"x": normal(2, 6, 5, CHANNELS)}
+
+    def build(tf, v1):
+        tf.identity(inverted_residual(tf, placeholder(tf, v1, feeds["x"])), name="out")
+
+    def milliseconds(self, call, lanes=1, *, cold=False):
+        call()
+        return 1.0 if getattr(call.run, "__name__", "") == faster else 2.0
+
+    monkeypatch.setattr(Tuner, "milliseconds", milliseconds)
+    monkeypatch.setattr(devices, "_DEVICES", {})
+    graph = optimize(graph_of(build), feeds, CPU).graph
+    (mlp,) = fuse_mlp.find_mlps(graph)
+    (pair,) = fuse_squeeze.find_squeezes(graph, [mlp.op()])
+    found = (mlp,) if what is fuse_mlp else pair
+    trial = what._Trial.of(graph, *found, CPU)
+    with torch.no_grad():
+        chosen = trial.winner(Tuner.of(CPU))
+        tiles = [tiles for tiles, _ in trial.kernels()]
+        assert chosen == (tiles[0] if faster == "<lambda>" else None)
+        assert len([call() for call in trial.calls()]) == len(tiles)
 
 
 @settings(max_examples=examples(20, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
