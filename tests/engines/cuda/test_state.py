@@ -120,6 +120,38 @@ def test_what_is_wanted_of_a_value_after_it_is_overwritten_is_a_copy():
     assert_trains_as_tensorflow(build, ["old", "sum"])
 
 
+OLD = {
+    "the second part": lambda tf, old: tf.split(old, 3)[1],
+    "by given sizes": lambda tf, old: tf.split(old, [1, 2])[1],
+    "one of all": lambda tf, old: tf.unstack(old)[2],
+    "across": lambda tf, old: tf.transpose(tf.reshape(old, [1, 3])),
+    "of a cond that is decided": lambda tf, old: tf.cond(tf.constant(True), lambda: old, lambda: old * 2.0),
+    "of a cond": lambda tf, old: tf.cond(tf.reduce_sum(old) > -1e6, lambda: old, lambda: old * 2.0),
+    "through a loop": lambda tf, old: tf.while_loop(lambda at, _: at < 2, lambda at, x: (at + 1, x), (0, old))[1],
+}
+
+
+@pytest.mark.parametrize("v2", [True, False], ids=["functions", "frames"])
+@pytest.mark.parametrize("how", OLD)
+def test_what_lies_in_an_old_value_is_a_copy_too(how, v2):
+    def build(tf, v1):
+        before = v1.control_flow_v2_enabled()
+        (v1.enable_control_flow_v2 if v2 else v1.disable_control_flow_v2)()
+        try:
+            x = v1.placeholder(tf.float32, [3], name="x")
+            (a,) = variables(tf, v1, True, "a")
+            part = OLD[how](tf, read(tf, a))
+        finally:
+            (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
+        with tf.control_dependencies([part]):
+            written = a.assign_add(x, read_value=False)
+        with tf.control_dependencies([written]):
+            tf.add(tf.reduce_sum(part), tf.reduce_sum(a.read_value()), name="both")
+        tf.identity(part, name="part")
+
+    assert_trains_as_tensorflow(build, ["part", "both"])
+
+
 def test_two_variables_that_take_each_others_value():
     def build(tf, v1):
         x = v1.placeholder(tf.float32, [3], name="x")
