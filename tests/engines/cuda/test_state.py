@@ -18,6 +18,7 @@ from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir import graph as graphs
 from msplit.engines.cuda.ir.state import ALIGNED, StateMemory
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.runtime.executables import executable_for, plan_for
@@ -150,6 +151,26 @@ def test_what_lies_in_an_old_value_is_a_copy_too(how, v2):
         tf.identity(part, name="part")
 
     assert_trains_as_tensorflow(build, ["part", "both"])
+
+
+def test_an_output_that_lies_in_what_was_overwritten_is_never_given(monkeypatch):
+    """Where the engine does not know that an op gives a view of what it reads."""
+
+    def build(tf, v1):
+        (a,) = variables(tf, v1, True, "a")
+        part = tf.reshape(read(tf, a), [3, 1])
+        with tf.control_dependencies([part]):
+            written = a.assign_add(v1.placeholder(tf.float32, [3], name="x"), read_value=False)
+        with tf.control_dependencies([written]):
+            tf.identity(a.read_value(), name="both")
+        tf.identity(part, name="part")
+
+    flat = graph_of(build, outputs=["part", "both"])
+    _, state = started(flat)
+    np.testing.assert_array_equal(executable_of(flat, state).step({"x": X})["part"], state["a"].reshape(3, 1))
+    monkeypatch.setattr(graphs, "_ALIASES", frozenset())
+    with pytest.raises(EngineError, match="internal error: output part lies in a variable that was overwritten"):
+        executable_of(graph_of(build, outputs=["part", "both"]), state)
 
 
 def test_two_variables_that_take_each_others_value():
