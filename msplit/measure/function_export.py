@@ -80,7 +80,7 @@ def export(
         given = [tensors.get(f"input_{number}", leaf) for number, leaf in enumerate(leaves)]
         arguments, named = tf.nest.pack_sequence_as(call, given)
         result = function(*arguments, **named)
-        found = {f"output_{number}": one for number, one in enumerate(tf.nest.flatten(result))}
+        found = {f"output_{number}": _tensor(one) for number, one in enumerate(tf.nest.flatten(result))}
         names = [None if one is None else name for name, one in found.items()]
         structure[:] = [tf.nest.pack_sequence_as(result, names)]
         others[:] = [type(one).__name__ for one in found.values() if not isinstance(one, tf.Tensor | None)]
@@ -111,11 +111,20 @@ def export(
     holder.owned = [one for one in owners if isinstance(one, tf.Module) or hasattr(one, "_trackable_children")]
     variables = tuple(traced.variables)
     holder.weights = list(variables)
-    tf.saved_model.save(holder, str(folder), signatures=traced)
+    # Nobody differentiates it again, and some gradients, such as that of `tf.recompute_grad`, can not be traced by themselves.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    tf.saved_model.save(holder, str(folder), signatures=traced, options=options)
     changed = _changed(traced.graph, variables)
     if changed and straight:
         _straighten(folder / "saved_model.pb")
     return Exported(structure[0], variables, changed)
+
+
+def _tensor(result: Any) -> Any:
+    """A result as a `tf.function` gives it: of a variable and of a number a tensor."""
+    tf = tensorflow()
+    is_value = isinstance(result, tf.Variable | bool | int | float | np.ndarray | np.generic)
+    return tf.convert_to_tensor(result) if is_value or hasattr(result, "__tf_tensor__") else result
 
 
 def _straighten(path: Path) -> None:

@@ -306,17 +306,6 @@ def _without_rest(batches: Iterator[Feeds], specs: Specs) -> Iterator[Feeds]:
             yield feeds
 
 
-def _without_rest(batches: Iterator[Feeds], specs: Specs) -> Iterator[Feeds]:
-    """All batches but a last one with fewer rows than the first one has."""
-    first: int | None = None
-    for feeds, following in itertools.pairwise(itertools.chain(batches, [None])):
-        assert feeds is not None
-        rows = rows_of(feeds, specs)
-        first = rows if first is None else first
-        if following is not None or rows >= first:
-            yield feeds
-
-
 def _function(source: str, specs: Specs, how: Batching) -> Data:
     """What a function gives: an iterable of batches, which is an epoch; it is called anew for each. Of `batch`, `seed`, `epoch` and `start`
     (how many batches went before) it is told what it takes. Where it takes no `start`, what went before is gone through and dropped.

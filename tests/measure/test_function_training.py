@@ -162,6 +162,52 @@ def test_a_step_that_gives_nothing_trains(tf: Any) -> None:
     np.testing.assert_array_equal(total.numpy(), np.full(30, 2.0))
 
 
+def test_results_that_are_variables_or_numbers_are_what_the_original_gives(tf: Any) -> None:
+    def made() -> Any:
+        best, count = tf.Variable(np.full(3, 9.0, np.float32)), keras_variable(0.0)
+
+        @tf.function
+        def step(x: Any) -> Any:
+            best.assign(tf.minimum(best, x))
+            count.assign(count + 1.0)
+            return {"best": best, "count": count, "weight": 0.5, "none": None}
+
+        return step
+
+    import keras
+
+    keras_variable = keras.Variable
+    x = np.array([1, 20, 3], np.float32)
+    with msplit.compile(made(), STOCK, streams=1) as fast:
+        found, wanted = fast(x), made()(x)
+    assert found.keys() == wanted.keys()
+    for name in ("best", "count", "weight"):
+        np.testing.assert_array_equal(found[name], wanted[name])
+    assert found["none"] is None
+
+
+def test_steps_that_compute_a_part_again_for_its_gradient_train(tf: Any) -> None:
+    def made() -> Any:
+        weight = tf.Variable(np.eye(3, dtype=np.float32))
+        layer = tf.recompute_grad(lambda x: tf.nn.gelu(x @ weight))
+
+        @tf.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(layer(layer(x))))
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+        return step, weight
+
+    (ours, mine), (theirs, wanted) = made(), made()
+    x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    with msplit.compile(ours, STOCK, streams=1) as fast:
+        for _ in range(2):
+            np.testing.assert_allclose(fast(x), theirs(x), rtol=1e-5)
+    np.testing.assert_allclose(mine, wanted, rtol=1e-5)
+
+
 def test_numbers_that_a_generator_draws_go_on_where_it_was(tf: Any) -> None:
     ours, theirs = tf.random.Generator.from_seed(3), tf.random.Generator.from_seed(3)
     with msplit.compile(lambda x: x + ours.uniform([4]), STOCK, streams=1) as fast:

@@ -134,6 +134,30 @@ def test_training_a_recurrent_layer_of_keras(optimizer, tmp_path):
     check_three_steps(flat, state)
 
 
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
+@pytest.mark.parametrize("v2", [True, False], ids=["functions", "frames"])
+def test_a_state_that_is_carried_on_is_what_it_was_for_gradients(resource, v2):
+    """The first turn's gradient reads the state that the step began with, which the loop's end has overwritten by then."""
+
+    def build(tf, x, flag):
+        v1, rng = tf.compat.v1, np.random.default_rng(2)
+        weights = v1.get_variable("weights", initializer=(rng.standard_normal((3, 3)) / 3).astype(np.float32))
+        state = v1.get_variable("state", initializer=np.ones((2, 3), np.float32), trainable=False)
+
+        def turn(at, before):
+            return at + 1, tf.tanh(tf.matmul(before * x[:, at], weights) + before)
+
+        _, last = tf.while_loop(lambda at, _: at < 4, turn, (0, tf.identity(state)))
+        loss = tf.reduce_mean(tf.square(last - 0.5), name="loss")
+        (gradient,) = tf.gradients(loss, [weights])
+        with tf.control_dependencies([state.assign(last)]):
+            train = v1.train.GradientDescentOptimizer(0.5).apply_gradients([(tf.identity(gradient), weights)])
+        tf.group(train, name="train_op")
+
+    flat, state = trained(build, ["loss", "train_op"], resource=resource, v2=v2)
+    check_three_steps(flat, state)
+
+
 # Variables that loops and conds would change
 
 

@@ -18,6 +18,7 @@ from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir import graph as graphs
 from msplit.engines.cuda.ir.state import ALIGNED, StateMemory
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.runtime.executables import executable_for, plan_for
@@ -118,6 +119,58 @@ def test_what_is_wanted_of_a_value_after_it_is_overwritten_is_a_copy():
         tf.identity(old, name="old")
 
     assert_trains_as_tensorflow(build, ["old", "sum"])
+
+
+OLD = {
+    "the second part": lambda tf, old: tf.split(old, 3)[1],
+    "by given sizes": lambda tf, old: tf.split(old, [1, 2])[1],
+    "one of all": lambda tf, old: tf.unstack(old)[2],
+    "across": lambda tf, old: tf.transpose(tf.reshape(old, [1, 3])),
+    "of a cond that is decided": lambda tf, old: tf.cond(tf.constant(True), lambda: old, lambda: old * 2.0),
+    "of a cond": lambda tf, old: tf.cond(tf.reduce_sum(old) > -1e6, lambda: old, lambda: old * 2.0),
+    "through a loop": lambda tf, old: tf.while_loop(lambda at, _: at < 2, lambda at, x: (at + 1, x), (0, old))[1],
+}
+
+
+@pytest.mark.parametrize("v2", [True, False], ids=["functions", "frames"])
+@pytest.mark.parametrize("how", OLD)
+def test_what_lies_in_an_old_value_is_a_copy_too(how, v2):
+    def build(tf, v1):
+        before = v1.control_flow_v2_enabled()
+        (v1.enable_control_flow_v2 if v2 else v1.disable_control_flow_v2)()
+        try:
+            x = v1.placeholder(tf.float32, [3], name="x")
+            (a,) = variables(tf, v1, True, "a")
+            part = OLD[how](tf, read(tf, a))
+        finally:
+            (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
+        with tf.control_dependencies([part]):
+            written = a.assign_add(x, read_value=False)
+        with tf.control_dependencies([written]):
+            tf.add(tf.reduce_sum(part), tf.reduce_sum(a.read_value()), name="both")
+        tf.identity(part, name="part")
+
+    assert_trains_as_tensorflow(build, ["part", "both"])
+
+
+def test_an_output_that_lies_in_what_was_overwritten_is_never_given(monkeypatch):
+    """Where the engine does not know that an op gives a view of what it reads."""
+
+    def build(tf, v1):
+        (a,) = variables(tf, v1, True, "a")
+        part = tf.reshape(read(tf, a), [3, 1])
+        with tf.control_dependencies([part]):
+            written = a.assign_add(v1.placeholder(tf.float32, [3], name="x"), read_value=False)
+        with tf.control_dependencies([written]):
+            tf.identity(a.read_value(), name="both")
+        tf.identity(part, name="part")
+
+    flat = graph_of(build, outputs=["part", "both"])
+    _, state = started(flat)
+    np.testing.assert_array_equal(executable_of(flat, state).step({"x": X})["part"], state["a"].reshape(3, 1))
+    monkeypatch.setattr(graphs, "_ALIASES", frozenset())
+    with pytest.raises(EngineError, match="internal error: output part lies in a variable that was overwritten"):
+        executable_of(graph_of(build, outputs=["part", "both"]), state)
 
 
 def test_two_variables_that_take_each_others_value():

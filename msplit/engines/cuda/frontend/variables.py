@@ -7,13 +7,15 @@ either value, and the engine always gives the old one. Writes that nothing order
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from msplit.core.graph import Graph
-from msplit.engines.cuda.ir.functions import plain
+from msplit.engines.cuda.frontend.tensor_lists import LISTS
+from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
 from msplit.engines.variables import variable_names
 from msplit.errors import EngineError
@@ -178,8 +180,45 @@ def keep_overwritten(graph: OpGraph) -> None:
         return
     lies_in, last = graph.aliases(), set(graph.final.values())
     overwritten = {op.inputs[slot]: op for op in graph.ops.values() for slot in mutated(op)}
+    _keep_in_lists(graph, overwritten)
     for name, key in graph.fetches.items():
         writers = [overwritten[value] for value in lies_in(key) if value in overwritten and value not in last]
         if writers:
             graph.fetches[name] = graph.set_aside(key, writers[0])
     graph.sort()
+
+
+def _keep_in_lists(graph: OpGraph, overwritten: Mapping[Key, Op]) -> None:
+    """Has loops, conds and lists that are given a variable's value take a copy, where what reads it out of their lists may come behind the
+    op that overwrites it: the gradient of a recurrent layer that begins with the state that the step before left. An order between the
+    two shows only once loops are unrolled, and a few ops have run by then."""
+    lies_in, carriers = (
+        graph.aliases(),
+        {number for number, op in graph.ops.items() if op.op in FUNCTIONAL or op.op in LISTS},
+    )
+    readers: dict[int, set[int]] = {}
+    for number in carriers:
+        for producer, _ in graph.ops[number].inputs:
+            readers.setdefault(producer, set()).add(number)
+
+    @functools.cache
+    def needed(writer: int) -> set[int]:
+        return _reached(writer, lambda number: {key[0] for key in graph.ops[number].inputs} & graph.ops.keys())
+
+    for number in sorted(carriers):
+        op, behind = graph.ops[number], _reached(number, lambda one: readers.get(one, set())) - {number}
+        for slot, key in enumerate(op.inputs):
+            writers = [overwritten[value] for value in lies_in(key) if value in overwritten] if behind else []
+            late = [writer for writer in writers if not behind <= needed(writer.node)]
+            if late:
+                op.inputs[slot] = graph.set_aside(key, late[0])
+
+
+def _reached(start: int, beside: Callable[[int], set[int]]) -> set[int]:
+    """What a number leads to, itself included."""
+    found, waiting = {start}, [start]
+    while waiting:
+        new = beside(waiting.pop()) - found
+        found |= new
+        waiting += new
+    return found

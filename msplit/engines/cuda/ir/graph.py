@@ -13,21 +13,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.opset.state import written
-from msplit.opset.traits import ops_with
+from msplit.opset.traits import CALLS, CONDS, LOOPS, ops_with, traits
 
 Key = tuple[int, int]
 """A value: (op, output port)."""
 
 _ALIASES = (
-    ops_with("view") | ops_with("hands on data") | ops_with("identity") | ops_with("unchanged by shape") | {"AddN"}
+    ops_with("view")
+    | ops_with("hands on data")
+    | ops_with("identity")
+    | ops_with("unchanged by shape")
+    | ops_with("reduction")  # over no axes
+    | {"AddN"}
 )
-"""Ops whose results may lie in the memory of their first input."""
+"""Ops whose results may lie in the memory of the values that they are given."""
 
 
 def mutated(op: Op) -> tuple[int, ...]:
     """Input slots that an op writes in place: its first outputs are these, afterwards."""
     own: tuple[int, ...] | None = op.attrs.get("_mutates")
     return written(op.op) if own is None else own
+
+
+def _handed_on(op: Op, port: int) -> Sequence[Key]:
+    """What an output may be, or lie in the memory of. A loop gives what it is given where its turns leave it as it is, a cond whatever its
+    branches are given; lists of theirs are no memory."""
+    if op.op in LOOPS:
+        return op.inputs[port : port + 1]
+    if op.op in CONDS | CALLS:
+        types = op.attrs.get("Tout", ())
+        return () if port < len(types) and types[port] == "variant" else op.inputs
+    slot = traits(op.op).values_in
+    return op.inputs[slot : slot + 1] if op.op in _ALIASES else ()
 
 
 def _place_of(names: Sequence[str], within: Sequence[str]) -> int | None:
@@ -252,18 +269,19 @@ class OpGraph:
         state = set(self.state.values())
 
         def lies_in(key: Key) -> tuple[Key, ...]:
-            while key not in state:
-                if key in self.stacks:
-                    return tuple(self.state[name] for name in self.stacks[key])
+            found, waiting, seen = list[Key](), [key], {key}
+            while waiting:
+                key = waiting.pop()
                 op = self.ops.get(key[0])
-                if op is None:
-                    return ()
-                if key[1] < len(mutated(op)):
-                    break
-                if op.op not in _ALIASES or not op.inputs:
-                    return ()
-                key = op.inputs[0]
-            return (key,)
+                if key in self.stacks:
+                    found += [self.state[name] for name in self.stacks[key]]
+                elif key in state or (op is not None and key[1] < len(mutated(op))):
+                    found.append(key)
+                elif op is not None:
+                    new = [one for one in _handed_on(op, key[1]) if one not in seen]
+                    seen.update(new)
+                    waiting += new
+            return tuple(dict.fromkeys(found))
 
         return lies_in
 

@@ -125,6 +125,10 @@ class Tracer:
         if self.state is not None and (names := self.state.lies_in(tensor)):
             self._stamps[key] = {name: self._written[name] for name in names}
 
+    def overwritten(self, key: Key) -> bool:
+        """Whether a value lies in a variable that has been given another one since."""
+        return any(self._written[name] != count for name, count in self._stamps.get(key, {}).items())
+
     def _touched(
         self, op: Op, keys: tuple[Key, ...], arguments: list[torch.Tensor]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -132,7 +136,7 @@ class Tracer:
         if self.state is None:
             return (), ()
         for key in keys:
-            if any(self._written[name] != count for name, count in self._stamps.get(key, {}).items()):
+            if self.overwritten(key):
                 raise EngineError(f"internal error: {op.name} reads a variable that was overwritten")
         lies = [self.state.lies_in(tensor) for tensor in arguments]
         places = dict(zip(keys, lies, strict=True))
@@ -520,6 +524,9 @@ def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> P
         reads += [(step_of[reader], step_of[writer]) for reader in readers if reader in step_of]
     fetches = {name: key for name, key in tracer.graph.fetches.items() if key not in tracer.static}
     known = {name: tracer.static[key] for name, key in tracer.graph.fetches.items() if key in tracer.static}
+    for name, key in fetches.items():
+        if tracer.overwritten(key):
+            raise EngineError(f"internal error: output {name} lies in a variable that was overwritten")
     gpus = tuple(tracer.gpus.get(step.op.node, 0) for step in tracer.steps)
     return Program(
         tuple(tracer.steps),

@@ -107,9 +107,9 @@ class Builder:
     def stack(self, keys: Sequence[Key], like: Op) -> Key:
         """Values side by side: a view where they lie so already, constants once and for all, otherwise a copy."""
         if all(key in self.graph.constants for key in keys):
-            made = self.weights.copy(keys)
-            self.types[made] = self.types[keys[0]]
-            return made
+            copied = self.weights.copy(keys)
+            self.types[copied] = self.types[keys[0]]
+            return copied
         self.side_by_side(keys)
         ranges = self.ranges(keys)
         if len(ranges) == 1 and ranges[0].start >= 0:
