@@ -122,6 +122,13 @@ def test_generated_graph_differs_only_in_the_ids_given(
     assert written.proto == model.proto
 
 
+def test_an_id_that_is_not_there_can_be_removed(tmp_path: Path) -> None:
+    model = formats.read(SAMPLES / "cond_v1.pb")
+    report = formats.write(model, dict.fromkeys(all_nodes(model)), tmp_path / "out")
+    assert (report.set, report.removed) == (0, 0)
+    assert formats.read(tmp_path / "out").proto == model.proto
+
+
 def test_unknown_fields_are_kept(tmp_path: Path) -> None:
     node = proto.node_def_pb2.NodeDef(name="a", op="NoOp")
     node.MergeFromString(b"\xa2\x3e\x05hello")  # field 1000
