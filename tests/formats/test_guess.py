@@ -74,6 +74,7 @@ def test_where_nothing_at_the_end_can_be_fetched_what_is_before_it_is_taken(tmp_
     assert names(read(tmp_path, graph(text)).outputs) == ["b"]
 
 
+@pytest.mark.no_cover  # it is about time
 def test_a_chain_of_nested_switches_takes_time_linear_in_its_length(tmp_path):
     lines = [f"x Placeholder | {PLACEHOLDER}", f"s0 Switch x x | {FLOAT}"]
     lines += [f"s{n} Switch s{n - 1}:1 x | {FLOAT}" for n in range(1, 20_000)]

@@ -87,6 +87,7 @@ def test_files_of_a_saved_model_are_kept(tmp_path: Path, path: Path) -> None:
     assert all(p.stat().st_nlink == 1 and not p.is_symlink() for p in (tmp_path / "out").rglob("*") if p.is_file())
 
 
+@pytest.mark.no_cover  # samples go the same ways; traced, it takes six times as long
 @settings(max_examples=examples(50, 1000), deadline=None)
 @given(strategies.graph_defs(), st.data())
 def test_generated_graph_differs_only_in_the_ids_given(
@@ -119,6 +120,13 @@ def test_generated_graph_differs_only_in_the_ids_given(
         for node in [*message.node, *(n for f in message.library.function for n in f.node_def)]:
             node.attr.pop(STREAM_ID, None)
     assert written.proto == model.proto
+
+
+def test_an_id_that_is_not_there_can_be_removed(tmp_path: Path) -> None:
+    model = formats.read(SAMPLES / "cond_v1.pb")
+    report = formats.write(model, dict.fromkeys(all_nodes(model)), tmp_path / "out")
+    assert (report.set, report.removed) == (0, 0)
+    assert formats.read(tmp_path / "out").proto == model.proto
 
 
 def test_unknown_fields_are_kept(tmp_path: Path) -> None:

@@ -259,6 +259,7 @@ def test_forty_towers_are_balanced(streams):
     assert winner.score_us <= by_name(candidates)["longest-first"].score_us
 
 
+@pytest.mark.whole_search
 def test_inception_modules_overlap_their_branches():
     problem = inception(machine=replace(Machine(), contention=0.0, step_us=0.0))
     candidates = choose(problem, 16)
