@@ -7,6 +7,7 @@ whole way they may be cast, reshaped and transposed. Anything else, a dropout th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -201,12 +202,30 @@ class _Way:
         return True
 
     def _add(self, key: Key, factor: float, where: bool | None = None) -> bool:
+        if where is None and factor == 1.0 and self._lose(key):
+            return True
         axes = self._beside(key)
         if axes is None:
             return False
         self.added.append(Added(key, axes, factor, where))
         if where is None:
             self.mask_types.add(self.dtype)
+        return True
+
+    def _lose(self, key: Key) -> bool:
+        """Scores plus ``where(condition, 0, -inf)`` are scores or minus infinity: of a row without keys it matters which."""
+        op = self.graph.ops.get(key[0])
+        if (
+            op is None
+            or op.op not in SELECT
+            or (op.op != "SelectV2" and self.graph.shape(op.inputs[0]) != self.graph.shape(key))
+        ):
+            return False
+        condition, first, second = op.inputs
+        numbers, axes = (self._number(first), self._number(second)), self._beside(condition)
+        if axes is None or numbers not in ((0.0, -math.inf), (-math.inf, 0.0)):
+            return False
+        self.replaced.append(Replaced(condition, axes, numbers[0] == 0.0, -math.inf, len(self.added)))
         return True
 
     def _replace(self, op: Op, key: Key) -> bool:

@@ -208,8 +208,15 @@ def test_where_nothing_counts():
         kept = (mask_input(tf, v1) > 0)[:, None, None]
         return tf.where(kept, tf.nn.softmax(tf.where(kept, x, -1e9)), 0.0)
 
+    def added(tf, v1, x):
+        return tf.nn.softmax(x + tf.where((mask_input(tf, v1) > 0)[:, None, None], 0.0, -np.inf))
+
+    def added_otherwise(tf, v1, x):
+        return tf.nn.softmax(tf.where((mask_input(tf, v1) > 0)[:, None, None], tf.zeros([B, 1, 1, L]), -np.inf) + x)
+
     others = ["Any", "Greater", "SelectV2", "SelectV2"]
-    check(around(infinite), feeds(mask=padding(lost=True)), others)
+    for scores in (infinite, added, added_otherwise):
+        check(around(scores), feeds(mask=padding(lost=True)), others)
     check(around(zeros), feeds(mask=padding(lost=True)), others)
 
 
