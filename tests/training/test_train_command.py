@@ -15,7 +15,7 @@ import pytest
 from msplit.formats.bundle import Checkpoint
 from msplit.training import checkpoint, loop
 from tests.campaign import CAMPAIGN
-from tests.cli.runner import fine, msplit
+from tests.cli.runner import fine, heard, msplit
 from tests.report.test_schemas import validate
 from tests.training.models import arrays, regression
 from tests.training.zygote import Zygote
@@ -158,7 +158,8 @@ def test_a_signal_ends_it_after_the_step_with_a_checkpoint(
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr(loop._Training, "_tell", tell)
-    done = msplit(*command(folder, "--save", tmp_path / "kept", "--steps", 1000), columns=160)
+    with heard():  # where the tests run in a script's background, too
+        done = msplit(*command(folder, "--save", tmp_path / "kept", "--steps", 1000), columns=160)
     assert done.code == code
     assert "Training ended: interrupted after step 4." in done.out
     assert checkpoint.listed(tmp_path / "kept").latest == tmp_path / "kept" / "model-4"
