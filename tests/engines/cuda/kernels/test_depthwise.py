@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engines.cuda.interpreted import needs_triton, run_interpreted
+from tests.engines.cuda.interpreted import run_interpreted
 
 SCRIPT = """
 import torch
@@ -67,7 +67,7 @@ assert found[0, 2:5, 2:5, 5].isnan().all() and found.isnan().sum() == 9
 """
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_the_kernels_convolve_like_pytorch_in_the_interpreter():
     run_interpreted(SCRIPT)
 

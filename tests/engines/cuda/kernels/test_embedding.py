@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.cuda.interpreted import needs_triton
-
 ROOT = Path(__file__).parents[4]
 
 
@@ -27,7 +25,7 @@ def agree(tries, seed=0, **variables):
     assert done.stdout == f"{tries} agree\n"
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_the_kernel_agrees_with_the_lowering():
     agree(4, TRITON_INTERPRET="1")
 

@@ -1,4 +1,6 @@
-from tests.engines.cuda.interpreted import needs_triton, run_interpreted
+import pytest
+
+from tests.engines.cuda.interpreted import run_interpreted
 
 # Runs in a process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
 SCRIPT = """
@@ -25,6 +27,6 @@ for batch, outer, size, inner, count in [
 """
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_the_kernel_gathers_rows_and_zeros_for_wrong_indices():
     run_interpreted(SCRIPT)

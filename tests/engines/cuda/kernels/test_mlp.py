@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engines.cuda.interpreted import needs_triton, run_interpreted
+from tests.engines.cuda.interpreted import run_interpreted
 
 SCRIPT = """
 import torch
@@ -47,7 +47,7 @@ assert mlp.mlp(data, mlp.Layers((normal(16, 4), normal(4, 8)), (None, None), ("R
 """
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_the_kernel_gives_pytorch_s_numbers_in_the_interpreter():
     run_interpreted(SCRIPT)
 

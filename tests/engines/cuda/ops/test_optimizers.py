@@ -9,7 +9,7 @@ from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
-from tests.engines.cuda.interpreted import needs_triton, run_interpreted
+from tests.engines.cuda.interpreted import run_interpreted
 from tests.engines.cuda.ops.harness import DEVICE, run_lowering
 
 FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = map(np.dtype, (np.float32, np.float64, np.float16, ml_dtypes.bfloat16))
@@ -248,6 +248,6 @@ for op, on, dtype in [*CASES, ("ApplyFtrl", None, torch.float32), ("ApplyAdam", 
 """
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_the_kernel_computes_the_same():
     run_interpreted(SCRIPT)

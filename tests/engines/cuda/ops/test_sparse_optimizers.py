@@ -7,7 +7,7 @@ from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.lowering import table as ops_table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from tests.campaign import sampled
-from tests.engines.cuda.interpreted import needs_triton, run_interpreted
+from tests.engines.cuda.interpreted import run_interpreted
 
 from .harness import BFLOAT16, values
 from .state_harness import check_steps, run_in_place
@@ -153,6 +153,6 @@ check_segments("cpu")
 """
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_the_kernels_compute_the_same():
     run_interpreted(SCRIPT)

@@ -1,6 +1,8 @@
 """Outputs by one kernel, and the number that says that they are there. In Triton's interpreter, on the CPU."""
 
-from tests.engines.cuda.interpreted import needs_triton, run_interpreted
+import pytest
+
+from tests.engines.cuda.interpreted import run_interpreted
 
 # A process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
 SCRIPT = """
@@ -95,6 +97,6 @@ assert found.arrived()
 """
 
 
-@needs_triton
+@pytest.mark.needs_triton
 def test_one_kernel_brings_all_outputs_and_then_raises_the_number():
     run_interpreted(SCRIPT)
