@@ -121,9 +121,13 @@ def tensor_of(value: Any) -> torch.Tensor:
     own, as everywhere in PyTorch, whatever the current stream was to do before is waited for, and no other.
 
     Raises:
-        Unsupported: Its library hands it to nobody, or PyTorch has no such type.
+        Unsupported: Its library hands it to nobody, PyTorch has no such type, or it is a tensor that has no memory or is sparse.
     """
     if isinstance(value, torch.Tensor):
+        if value.is_meta or value.layout != torch.strided:
+            raise Unsupported(
+                f"a {'meta' if value.is_meta else 'sparse'} tensor can not be taken: its numbers do not lie side by side"
+            )
         return value.detach()
     try:
         if type(value).__module__.partition(".")[0] == "tensorflow":  # has no streams: what it hands over is there

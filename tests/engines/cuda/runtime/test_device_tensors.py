@@ -205,6 +205,8 @@ def test_wrong_tensors_are_refused_in_the_words_of_arrays():
         ({"x": right["x"]}, "no value for input flag"),
         ({**right, "x": Speaks(torch.ones(3))}, r"input x was prepared as .* not float32 \(3,\)"),
         ({**right, "x": [1.0]}, "input x is given a list, not an array"),
+        ({**right, "x": torch.ones(4, 3, device="meta")}, "input x: a meta tensor can not be taken"),
+        ({**right, "x": torch.ones(4, 3).to_sparse()}, "input x: a sparse tensor can not be taken"),
         ({**right, "x": Mute(torch.ones(4, 3))}, "input x: a Mute can not be taken as a tensor: not today\n  fix"),
     ):
         with pytest.raises(EngineError, match=words):
