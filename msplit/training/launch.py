@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import IO
 
@@ -48,19 +48,20 @@ def launch(command: Sequence[str], hosts: Hosts, gpus: Sequence[str]) -> int:
         words = [stack.enter_context(tempfile.TemporaryFile()) for _ in ranks]
         started: list[subprocess.Popen[bytes]] = []
         stack.callback(_kill, started)
-        for rank, said in zip(ranks, words, strict=True):
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": said} if rank.local else {}
-            variables = {**environment, **rank.environment()}
-            started.append(
-                subprocess.Popen(
-                    command,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                    **quiet,  # type: ignore[call-overload]
+        with _passed_on(started) as hand_on:
+            for rank, said in zip(ranks, words, strict=True):
+                quiet = {"stdout": subprocess.DEVNULL, "stderr": said} if rank.local else {}
+                variables = {**environment, **rank.environment()}
+                started.append(
+                    subprocess.Popen(
+                        command,
+                        env=variables,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                        **quiet,  # type: ignore[call-overload]
+                    )
                 )
-            )
-        with _passed_on(started):
+                hand_on()
             return _watched(started, ranks, words)
 
 
@@ -102,18 +103,28 @@ def _kill(started: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 @contextlib.contextmanager
-def _passed_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Hands signals to all, once each: they are in sessions of their own, and who is asked twice does not end in order."""
+def _passed_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[Callable[[], None]]:
+    """Hands signals to all, once each: they are in sessions of their own, and who is asked twice does not end in order. What is given hands
+    those that were heard before to whoever was started since: else one in the middle would end this process and leave them behind."""
+    heard: list[int] = []
+    handed: dict[tuple[int, int], object] = {}
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        del frame
+    def hand_on() -> None:
         for one in started:
-            with contextlib.suppress(ProcessLookupError):
-                one.send_signal(number)
+            for place, number in enumerate(heard):
+                mark = object()
+                if handed.setdefault((one.pid, place), mark) is mark:  # a signal may come in between
+                    with contextlib.suppress(ProcessLookupError):
+                        one.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    def hear(number: int, frame: FrameType | None) -> None:
+        del frame
+        heard.append(number)
+        hand_on()
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield hand_on
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -187,6 +190,28 @@ def test_a_signal_reaches_each_once(tmp_path: Path) -> None:
         "rank == 2 and os.kill(os.getppid(), signal.SIGTERM); time.sleep(0.5); sys.exit(0 if got == [1] else 7)"
     )
     assert run(script) == 0
+
+
+def test_a_signal_while_they_are_started_reaches_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the one that starts them, which left them behind."""
+    real, started, missed = subprocess.Popen, [], []
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        started.append(real(*arguments, **options))
+        if len(started) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: missed.append(number))
+    try:
+        with pytest.raises(RankLost, match="was ended by SIGTERM"):
+            run("time.sleep(60)")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not missed
+    assert len(started) == 3
+    assert all(one.poll() in (-signal.SIGTERM, -signal.SIGKILL) for one in started)
 
 
 @pytest.fixture
