@@ -9,6 +9,7 @@ outputs are from one stream of plain kernels in IEEE float32 (root mean square, 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
 from msplit.decide.model import price
 from msplit.engines.base import Job
+from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.inputs.make import feeds_for
@@ -40,7 +42,10 @@ def main() -> None:
     parser.add_argument("graphs", type=Path)
     parser.add_argument("items", nargs="+", help="model:batch:precision")
     parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--late", action="store_true", help="no kernel starts before the one in front of it is over")
     arguments = parser.parse_args()
+    conv.EARLY = not arguments.late
+    os.environ["MSPLIT_KEEP_CHOICES"] = "0"  # what an earlier run chose is not asked
     print("| model | batch | precision | streams | device, µs | host, µs | kernels | distance | ready after, s |")
     print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for item in arguments.items:

@@ -29,7 +29,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.options import EngineOptions, KernelMode
-from msplit.engines.cuda.passes import fuse_mlp, pipeline
+from msplit.engines.cuda.passes import pipeline
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import feeds_for
@@ -60,7 +60,6 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", default=["densenet121:1", "efficientnet_b0:1", "inception_v3:1"])
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="only these; all by default")
     arguments = parser.parse_args()
-    fuse_mlp.ON_GPUS = True
     decides = {name: getattr(pipeline, name) for name in NEVER}
     for row in arguments.rows:
         name, _, batch = row.partition(":")

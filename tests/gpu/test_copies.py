@@ -16,7 +16,7 @@ from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels import mlp
 from msplit.engines.cuda.ops.fused import MLP, SQUEEZE
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.passes import concat_in_place, fuse_mlp, fuse_prologue, pipeline
+from msplit.engines.cuda.passes import concat_in_place, fuse_prologue, pipeline
 from msplit.measure.verification import compare
 from tests.engines.cuda.cases import bits, flat_of, job, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, INT32, _Graph, random_graphs
@@ -205,9 +205,8 @@ def test_squeeze_and_excitation_in_one_kernel_everywhere(op, batch, options, mon
     assert all(bits(one) == bits(first) for outputs in found for one in outputs)
 
 
-def test_at_batch_1_squeeze_and_excitation_is_one_kernel(monkeypatch):
+def test_at_batch_1_squeeze_and_excitation_is_one_kernel():
     """What is chosen is measured; of three blocks of this size most take it on an H100 or H200, by themselves or with their convolution."""
-    monkeypatch.setattr(fuse_mlp, "ON_GPUS", True)
     program = CudaEngine().compile(job(depthwise_net(), feeds(), device="cuda", layout="nhwc", fuse=True)).program
     assert sum(TILES in step.op.attrs for step in program.steps if step.op.op in (MLP, SQUEEZE)) >= 2
 

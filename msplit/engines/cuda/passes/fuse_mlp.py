@@ -190,11 +190,6 @@ FAMILY: Family[Tiles | None] = Family("mlps", lambda tiles: tiles, lambda value:
 """The choices that are made here: `Tiles`, or None where a kernel for each is better."""
 
 
-ON_GPUS = False
-"""Whether kernels of small layers, and of depthwise convolutions that take them along, are candidates on a GPU. What a step gains by them,
-and how much longer the first start is, `benchmarks/copies.py` has to measure first."""
-
-
 def decide_on(device: torch.device, *, measure: bool) -> Decide:
     """What `fuse_mlp` asks, for data that lie as NHWC on this device: on a GPU by measurement; elsewhere, where nothing can be measured,
     what has a mean in it becomes one, since that saves most."""
@@ -202,7 +197,7 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
     def decide(graph: OpGraph, found: Candidate) -> tuple[bool, Tiles | None]:
         if device.type != "cuda":
             return found.pooled, None
-        if not (ON_GPUS and measure and can_compile()):
+        if not (measure and can_compile()):
             return False, None
         op = found.op()
         shapes = [graph.shape(key) for key in op.inputs]

@@ -24,7 +24,6 @@ from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.fused import MLP, MLP_ACTIVATIONS, MLP_BIASED, SQUEEZE
-from msplit.engines.cuda.passes import fuse_mlp
 from msplit.engines.cuda.passes.fuse_mlp import decide_on as joined_on
 from msplit.engines.cuda.passes.fuse_mlp import find_mlps
 from msplit.engines.cuda.passes.merge_convolutions import lowered
@@ -88,7 +87,7 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
     """What `fuse_squeeze` asks, for data that lie as NHWC on this device: measured on a GPU, never elsewhere."""
 
     def decide(graph: OpGraph, convolution: Op, layers: Op) -> tuple[bool, Tiles | None]:
-        if device.type != "cuda" or not (fuse_mlp.ON_GPUS and measure and can_compile()):
+        if device.type != "cuda" or not (measure and can_compile()):
             return False, None
         attrs = (attrs_key(convolution.attrs), *sorted(layers.attrs.items()))
         shapes = [graph.shape(key) for key in (*convolution.inputs, *layers.inputs[1:])]
@@ -104,7 +103,7 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
 
 def list_layers(graph: OpGraph, device: torch.device) -> None:
     """Has the tuner, in `Tuner.listing`, hear of every choice that `fuse_mlp` and `fuse_squeeze` may make."""
-    found = find_mlps(graph) if fuse_mlp.ON_GPUS else []
+    found = find_mlps(graph)
     joins, takes = joined_on(device, measure=True), decide_on(device, measure=True)
     for one in found:
         joins(graph, one)
