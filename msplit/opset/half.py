@@ -62,6 +62,9 @@ HALF = {op: what for what, ops in _LISTS.items() for op in ops.split()}
 WIDENING = frozenset(["LogSoftmax", "Mean", "Softmax", "Sum"])
 """Ops that can read half precision and compute in float32 in one kernel."""
 
+CONVERTING = WIDENING | {"MatMul", "_Columns", "_FusedMatMul"}
+"""Ops that can give another type than the one they compute in, in one kernel."""
+
 MASKING = frozenset(
     ["Add", "AddV2", "BiasAdd", "BiasAddV1", "ClipByValue", "Maximum", "Minimum", "Select", "SelectV2", "Sub"]
 )

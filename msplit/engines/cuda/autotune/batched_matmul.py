@@ -309,8 +309,8 @@ def by_wide_product(work: Work) -> Tensor:
     return result.view(len(layer.x), members, columns).permute(1, 0, 2)
 
 
-def by_kernel(work: Work, tile: Tile) -> Tensor:
-    """Our own kernel, with a tile from `tiles`."""
+def by_kernel(work: Work, tile: Tile, result: torch.dtype | None = None) -> Tensor:
+    """Our own kernel, with a tile from `tiles`. Gives another type than the data's, if one is asked for."""
     from msplit.engines.cuda.kernels import matmul as kernel
 
     def part(layer: Layer) -> Any:
@@ -328,4 +328,5 @@ def by_kernel(work: Work, tile: Tile) -> Tensor:
         first=work.first,
         addend=addend,
         rows_first=work.rows_first,
+        result=result,
     )

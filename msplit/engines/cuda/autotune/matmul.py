@@ -25,6 +25,7 @@ from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune.batched_matmul import TILE, times_of
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, RotatingWeights, Tuner, copies, estimated
+from msplit.engines.cuda.ir.dtypes import RESULT
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.formats.text import JsonValue
@@ -90,7 +91,8 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     if op.op == GROUPED and not movable:
         return batched_matmul.choose(op, arguments), weights
     attrs = tuple(
-        op.attrs.get(name) for name in ("transpose_a", "transpose_b", "adj_x", "adj_y", "activation", "rows_first")
+        op.attrs.get(name)
+        for name in ("transpose_a", "transpose_b", "adj_x", "adj_y", "activation", "rows_first", RESULT)
     )
     tf32 = torch.backends.cuda.matmul.allow_tf32
     key: tuple[Any, ...] = (op.op, op.attrs.get("fused_ops"), tuple(data.shape), tuple(weights.shape))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import is_capturing
+from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.embedding_spec import Columns
 from msplit.engines.cuda.kernels.embedding_tables import Place, Tables, describe
 from msplit.engines.cuda.kernels.launch import Code, launch
@@ -48,6 +49,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
     assert somewhere is not None
     other = extra if extra is not None else somewhere
     one, two = tables.tiles
+    element = torch_dtype(spec.dtype)
     aligned = not any(tensor.data_ptr() % 16 for tensor in (first, somewhere, other))
     launch(_FILL, (sum(tables.programs),))(
         somewhere,
@@ -70,8 +72,10 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
         IDS2=two.ids,
         WIDTH2=two.width,
         SINGLE2=two.single,
-        BYTES=first.element_size(),
-        SUM=torch.float64 if first.dtype == torch.float64 else torch.float32,
+        ELEMENT=element,
+        BYTES=element.itemsize,
+        OUT_BYTES=first.element_size(),
+        SUM=torch.float64 if element == torch.float64 else torch.float32,
         **tables.flags,
     )
 

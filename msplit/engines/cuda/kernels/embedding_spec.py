@@ -86,7 +86,7 @@ class Columns:
     Attributes:
         segments: They fill the outputs and do not overlap.
         outputs: Shape of each output.
-        dtype: Type of tables, copied rows and outputs.
+        dtype: Type of tables and copied rows, and of outputs that have no other.
     """
 
     segments: tuple[Segment, ...]

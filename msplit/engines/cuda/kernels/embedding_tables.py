@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.embedding_spec import COMBINERS, Columns, Segment, Term
 
 Place = tuple[int, int]
@@ -117,7 +118,7 @@ def describe(spec: Columns, inputs: Sequence[Tensor], outputs: Sequence[Tensor],
         outputs: Views of one block.
         places: Of every source.
     """
-    maker = _Maker(inputs, outputs, places)
+    maker = _Maker(inputs, outputs, places, torch_dtype(spec.dtype).itemsize)
     plain = [piece for segment in spec.segments if is_plain(segment) for piece in _pieces(segment, WIDEST_PLAIN)]
     summed = [piece for segment in spec.segments if not is_plain(segment) for piece in _pieces(segment, WIDEST)]
     work: list[np.ndarray] = []
@@ -232,17 +233,22 @@ def _power(number: int) -> int:
 class _Maker:
     """Makes the rows of the tables.
 
+    Args:
+        size: Bytes of an element of what is read.
+
     Attributes:
         terms: Rows of the terms of summed columns.
         edges: All boundaries.
         starts: Where those of a term begin.
     """
 
-    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], places: Mapping[int, Place]) -> None:
+    def __init__(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], places: Mapping[int, Place], size: int
+    ) -> None:
         self._inputs, self._places = inputs, places
         origin = min(output.storage_offset() for output in outputs)
         self._begin = [int(output.storage_offset() - origin) for output in outputs]
-        self._bytes = outputs[0].element_size()
+        self._bytes = size
         self.terms: list[list[int]] = []
         self.edges: list[float] = []
         self.starts: dict[tuple[float, ...], int] = {}

@@ -103,6 +103,7 @@ def products(
     first: int = 0,
     addend: Tensor | None = None,
     rows_first: bool = False,
+    result: torch.dtype | None = None,
 ) -> Tensor:
     """All products of alike layers.
 
@@ -116,6 +117,7 @@ def products(
         first: See `second`.
         addend: [first, rows, columns], contiguous in the last axis: added for the members before `first`.
         rows_first: Whether the result lies in memory as [rows, members, columns].
+        result: Type of the result, where it is not that of the data.
 
     Returns:
         [members, rows, columns].
@@ -124,9 +126,9 @@ def products(
     columns = one.weights.shape[2]
     assert rows == 1 or tile.rows > 1 or tile.columns == 1, "internal error: a tile of one row for several"
     if rows_first:
-        out = one.x.new_empty((rows, members, columns)).permute(1, 0, 2)
+        out = one.x.new_empty((rows, members, columns), dtype=result).permute(1, 0, 2)
     else:
-        out = one.x.new_empty((members, rows, columns))
+        out = one.x.new_empty((members, rows, columns), dtype=result)
     none = out
     other = second or one
     grid = (shares(rows, tile.rows) * shares(columns, tile.columns), members)
@@ -151,7 +153,7 @@ def products(
         BM=tile.rows, BD=tile.columns, BK=tile.inner,
         SECOND=second is not None, BIAS2=second is not None and second.bias is not None,
         ADDEND=addend is not None,
-        PRECISION="tf32" if tf32 and out.dtype == torch.float32 and not tile.exact else "ieee",
+        PRECISION="tf32" if tf32 and one.x.dtype == torch.float32 and not tile.exact else "ieee",
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.dtypes import RESULT, torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels.embedding_spec import LOWEST, Columns, Segment, Term
@@ -21,7 +21,7 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Lookups in many tables at once, bucketized, combined and laid side by side as the attribute `columns` says."""
     spec: Columns = node.attrs["columns"]
     tables = {term.table for segment in spec.segments for term in segment.terms if term.table >= 0}
-    outputs = empty_outputs(spec, inputs[0].device)
+    outputs = empty_outputs(spec, inputs[0].device, str(node.attrs.get(RESULT, spec.dtype)))
     # A product may have its weights lie in an order of its own.
     if all(inputs[slot].is_contiguous() for slot in tables) and can_launch(inputs[0].device):
         from msplit.engines.cuda.kernels.embedding_launch import fill
@@ -40,10 +40,10 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     return outputs
 
 
-def empty_outputs(spec: Columns, device: torch.device) -> tuple[Tensor, ...]:
+def empty_outputs(spec: Columns, device: torch.device, result: str) -> tuple[Tensor, ...]:
     """Memory for the outputs, one block: each begins where a vector of 16 bytes may, or equal shapes side by side, as one stack."""
     sizes = [math.prod(shape) for shape in spec.outputs]
-    dtype = torch_dtype(spec.dtype)
+    dtype = torch_dtype(result)
     unit = max(16 // dtype.itemsize, 1)
     starts, end = [], 0
     for number, (size, shape) in enumerate(zip(sizes, spec.outputs, strict=True)):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
+from msplit.engines.cuda.ir.dtypes import wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
@@ -49,12 +50,13 @@ def fused_matmul(node: Node, a: Tensor, b: Tensor, *args: Tensor) -> Tensor:
     b = b.t() if node.get("transpose_b") else b
     if batched_matmul.TILE in node.attrs:
         return product_in_tiles(node, a, b, steps, args)
+    _, result = wider_type(node, a)
     if not steps or steps[0] != "BiasAdd":
-        return _follow(node, torch.mm(a, b), list(args), steps, first=False)
+        return _follow(node, torch.mm(a, b), list(args), steps, first=False).to(result)
     bias, *rest = args
     if len(steps) == 2 and steps[1] in _LT_ACTIVATIONS and a.device.type == "cuda" and torch.version.hip is None:
-        return torch._addmm_activation(bias, a, b, use_gelu=_LT_ACTIVATIONS[steps[1]])
-    return _follow(node, torch.addmm(bias, a, b), rest, steps[1:], first=False)
+        return torch._addmm_activation(bias, a, b, use_gelu=_LT_ACTIVATIONS[steps[1]]).to(result)
+    return _follow(node, torch.addmm(bias, a, b), rest, steps[1:], first=False).to(result)
 
 
 @lowering("_FusedConv2D", "_FusedDepthwiseConv2dNative")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.dtypes import torch_dtype, wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 
@@ -19,14 +19,16 @@ def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
     """The product of two matrices, each transposed first where the node says so."""
     a = a.t() if node.get("transpose_a") else a
     b = b.t() if node.get("transpose_b") else b
-    return product_in_tiles(node, a, b, (), ()) if batched_matmul.TILE in node.attrs else product(a, b)
+    if batched_matmul.TILE in node.attrs:
+        return product_in_tiles(node, a, b, (), ())
+    return product(a, b).to(wider_type(node, a)[1])
 
 
 def product_in_tiles(node: Node, a: Tensor, b: Tensor, steps: tuple[str, ...], rest: tuple[Tensor, ...]) -> Tensor:
     """A product and what follows it in our own kernel, which an engine chose for this node (`batched_matmul.TILE`)."""
     work = batched_matmul.dense(a, b, steps, rest)
     assert work is not None, "internal error: a kernel was chosen that can not do this"
-    return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE])[0]
+    return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE], wider_type(node, a)[1])[0]
 
 
 @lowering("BatchMatMul", "BatchMatMulV2")

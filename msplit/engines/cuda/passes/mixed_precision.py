@@ -28,7 +28,8 @@ from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
 from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
 from msplit.engines.cuda.passes.pattern import Readers
 from msplit.opset import schema
-from msplit.opset.half import HALF, MASKING, WIDENING, Half
+from msplit.opset.half import CONVERTING, HALF, MASKING, WIDENING, Half
+from msplit.opset.traits import MATMULS
 
 WIDE = "float32"
 LARGEST = 65504.0
@@ -220,7 +221,7 @@ class _Casts:
         for number, op in list(graph.ops.items()):
             self._convert(op, half if number in self._chosen else WIDE)
         graph.fetches = {name: self._wanted(key, WIDE) for name, key in graph.fetches.items()}
-        self._round_sums()
+        self._let_makers_convert()
 
     def _convert(self, op: Op, wanted: str) -> None:
         """Lets an op read what it wants."""
@@ -237,13 +238,22 @@ class _Casts:
             if slot not in static and (wanted == WIDE or _in(types, slot, wanted)):
                 op.inputs[slot] = self._wanted(key, wanted)
 
-    def _round_sums(self) -> None:
-        """Lets what computes in float32 in any case, and is only wanted in half precision, round its result itself."""
+    def _let_makers_convert(self) -> None:
+        """Lets ops convert what they make themselves where it is wanted in another type only: what computes in float32 in any case and is
+        wanted in half precision, and products that make outputs. What else reads a product may take the cast along."""
         graph, readers = self._graph, Readers(self._graph)
         names: dict[Key, Key] = {}
         for (key, dtype), made in self._made.items():
             maker = graph.ops.get(key[0])
-            if maker is not None and maker.op in WIDENING and dtype != WIDE and readers.only(key) is not None:
+            if maker is None or maker.op not in CONVERTING or readers.only(key) is None:
+                continue
+            if maker.op in WIDENING:
+                takes = dtype != WIDE
+            elif maker.op in MATMULS:
+                takes = dtype == WIDE and made in readers.fetched and made not in readers.of
+            else:  # which does not saturate, and gives all its results in one type
+                takes = dtype != WIDE and key not in self._large and graph.ports(maker.node) == 1
+            if takes:
                 maker.attrs[RESULT] = graph.dtypes[key] = dtype
                 names[made] = key
         graph.rename(names)

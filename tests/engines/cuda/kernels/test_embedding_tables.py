@@ -40,7 +40,7 @@ def mixtures(draw):
 @given(mixtures())
 def test_every_element_is_filled_once(given):
     spec, inputs = given
-    outputs = empty_outputs(spec, torch.device("cpu"))
+    outputs = empty_outputs(spec, torch.device("cpu"), spec.dtype)
     tables = embedding_tables.describe(spec, inputs, outputs, dict.fromkeys(range(len(inputs)), (0, 0)))
     filled = np.zeros(outputs[0].numel(), np.int32)
     work = tables.work.numpy()
@@ -74,7 +74,7 @@ def column(start, width, ids, *, rows=1024, total=800, edges=None):
 
 
 def shapes(spec, inputs):
-    return embedding_tables.describe(spec, inputs, empty_outputs(spec, torch.device("cpu")), {0: (0, 0)})
+    return embedding_tables.describe(spec, inputs, empty_outputs(spec, torch.device("cpu"), spec.dtype), {0: (0, 0)})
 
 
 def test_a_sum_over_many_columns_and_wide_rows_get_tiles_of_their_own():

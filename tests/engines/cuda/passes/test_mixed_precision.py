@@ -51,11 +51,12 @@ def program_of(flat, feeds, precision=BF16, **options):
 
 
 def steps(program):
-    """The ops that launch something, each with the type of its first result."""
+    """The ops that launch something, each with the type of its first result, or products with that of what they multiply."""
     found = {}
     for step, _, call in walk(program, {name: np.zeros(*shape) for name, shape in program.fed.items()}, CPU):
         if step.launches:
-            found.setdefault(step.op.op, []).append(dtype_name(call()[0].dtype))
+            product = HALF.get(step.op.op) is Half.GAINS
+            found.setdefault(step.op.op, []).append(step.op.attrs["T"] if product else dtype_name(call()[0].dtype))
     return found
 
 
@@ -82,7 +83,7 @@ def test_products_with_what_lies_between_them_are_in_half_precision():
         hidden = tf.nn.relu(tf.tanh(x @ normal(8, 16)) + normal(4, 16))
         tf.identity(hidden @ normal(16, 4), name="out")
 
-    check(build, {"x": normal(4, 8)}, casts=2)
+    check(build, {"x": normal(4, 8)}, casts=1)  # the last product gives float32 itself
 
 
 def test_what_overflows_stays_in_float32_with_what_reads_it_up_to_the_next_product():
@@ -91,7 +92,7 @@ def test_what_overflows_stays_in_float32_with_what_reads_it_up_to_the_next_produ
         hidden = tf.exp(x @ normal(8, 16)) * 0.1 + 1.0
         tf.identity(hidden @ normal(16, 4), name="out")
 
-    check(build, {"x": normal(4, 8) / 4}, wide={"Exp", "Mul", "AddV2"}, casts=4)
+    check(build, {"x": normal(4, 8) / 4}, wide={"Exp", "Mul", "AddV2"}, casts=3)
 
 
 def test_sums_and_softmax_read_half_precision_and_compute_in_float32():
@@ -156,7 +157,7 @@ def test_a_factor_beyond_float16_stays_in_float32():
         tf.identity(y @ normal(8, 2), name="out")
 
     # The factor is folded into the first product's weights, which then are as large.
-    check(build, {"x": normal(4, 8)}, FP16, wide={"Mul", "Minimum", "Tanh"}, casts=2, within=1e-2)
+    check(build, {"x": normal(4, 8)}, FP16, wide={"Mul", "Minimum", "Tanh"}, casts=1, within=1e-2)
 
 
 def test_what_is_summed_in_float32_is_joined_before_it_is_converted():
@@ -165,7 +166,7 @@ def test_what_is_summed_in_float32_is_joined_before_it_is_converted():
         columns = [tf.reduce_sum(tf.gather(normal(9, 4), ids), 1) for _ in range(5)]
         tf.identity(tf.concat(columns, 1) @ normal(20, 3), name="out")
 
-    check(build, {"ids": rng.integers(0, 9, (4, 3)).astype(np.int32)}, wide={"GatherV2", "Sum", "ConcatV2"}, casts=2)
+    check(build, {"ids": rng.integers(0, 9, (4, 3)).astype(np.int32)}, wide={"GatherV2", "Sum", "ConcatV2"})
 
 
 def test_tables_that_a_product_reads_are_converted_once():
@@ -175,10 +176,10 @@ def test_tables_that_a_product_reads_are_converted_once():
         tf.identity(tf.concat(columns, 1) @ normal(20, 3), name="out")
 
     feeds = {"ids": rng.integers(0, 9, 4).astype(np.int32)}
-    flat = check(build, feeds, casts=1)
+    flat = check(build, feeds, casts=0)
     assert {dtype_name(one.dtype) for one in program_of(flat, feeds).constants.values()} == {"bfloat16"}
-    # One kernel for all lookups adds in float32, and one cast follows it.
-    assert sorted(steps(program_of(flat, feeds, group=True))) == ["Cast", "MatMul", "_Columns"]
+    # One kernel for all lookups reads float32 and rounds.
+    assert sorted(steps(program_of(flat, feeds, group=True))) == ["MatMul", "_Columns"]
 
 
 def test_a_model_of_half_precision_is_left_as_it_is():

@@ -28,13 +28,14 @@ def _plain(  # type: ignore[no-untyped-def]
     plain,
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
+    ELEMENT: tl.constexpr,
     BYTES: tl.constexpr,
+    OUT_BYTES: tl.constexpr,
     SUM: tl.constexpr,
     LONG: tl.constexpr,
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    element = out.dtype.element_ty
     # (Triton's interpreter can not mask by what is loaded as a scalar.)
     column = plain + (tl.load(work).to(tl.int64) * 18 + tl.zeros([1], tl.int64))
     first_row = tl.load(work + 1)
@@ -73,20 +74,20 @@ def _plain(  # type: ignore[no-untyped-def]
     address = tl.where(kind == 0, base + row * stride * BYTES, table + index * pitch * BYTES)
     read = here & (known | (kind == 0))
     side = tl.arange(0, VECTOR)
-    place = (address + left * BYTES).to(tl.pointer_type(element))[:, None] + side[None, :]
+    place = (address + left * BYTES).to(tl.pointer_type(ELEMENT))[:, None] + side[None, :]
     target = (out + start + row * step + left)[:, None] + side[None, :]
     if VECTOR > 1:
         place = tl.max_contiguous(tl.multiple_of(place, [1, 16]), [1, VECTOR])
-        target = tl.max_contiguous(tl.multiple_of(target, [1, 16]), [1, VECTOR])
+        target = tl.max_contiguous(tl.multiple_of(target, [1, 16 * OUT_BYTES // BYTES]), [1, VECTOR])
     values = tl.load(place, mask=tl.broadcast_to(read[:, None], (BLOCK // VECTOR, VECTOR)), other=0)
     if WEIGHTED:
-        given = (base + row * stride * BYTES).to(tl.pointer_type(element))
+        given = (base + row * stride * BYTES).to(tl.pointer_type(ELEMENT))
         weight = tl.load(given, mask=here & (kind == 5), other=1).to(SUM)
-        values = (values.to(SUM) * weight[:, None]).to(element)
+        values = (values.to(SUM) * weight[:, None]).to(ELEMENT)
     if SCALED:
         scale = tl.load(column + 16).to(tl.float64, bitcast=True).to(SUM)
-        values = (values.to(SUM) * scale[:, None]).to(element)
-    tl.store(target, values, mask=tl.broadcast_to(here[:, None], (BLOCK // VECTOR, VECTOR)))
+        values = (values.to(SUM) * scale[:, None]).to(ELEMENT)
+    tl.store(target, values.to(out.dtype.element_ty), mask=tl.broadcast_to(here[:, None], (BLOCK // VECTOR, VECTOR)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -102,6 +103,7 @@ def _summed(  # type: ignore[no-untyped-def]
     IDS: tl.constexpr,
     WIDTH: tl.constexpr,
     SINGLE: tl.constexpr,
+    ELEMENT: tl.constexpr,
     BYTES: tl.constexpr,
     SUM: tl.constexpr,
     LONG: tl.constexpr,
@@ -112,7 +114,6 @@ def _summed(  # type: ignore[no-untyped-def]
     WEIGHTED: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    element = out.dtype.element_ty
     segment = segments + tl.load(work).to(tl.int64) * 12
     row = tl.load(work + 1) + tl.arange(0, ROWS)
     start = tl.load(segment)
@@ -194,13 +195,13 @@ def _summed(  # type: ignore[no-untyped-def]
         copied = kind == 0
         read = valid & (copied | ((index >= 0) & (index < size)))
         address = tl.where(copied, base + place * BYTES, table + index * pitch * BYTES) + skipped * BYTES
-        rows_of_table = address.to(tl.pointer_type(element))[:, :, None] + column[None, None, :]
+        rows_of_table = address.to(tl.pointer_type(ELEMENT))[:, :, None] + column[None, None, :]
         values = tl.load(rows_of_table, mask=read[:, :, None] & (column < width)[None, None, :], other=0)
         values = values.to(SUM)
         if WEIGHTED:
-            given = (base + place * BYTES).to(tl.pointer_type(element))
+            given = (base + place * BYTES).to(tl.pointer_type(ELEMENT))
             weight = tl.load(given, mask=active & (kind == 5), other=1).to(SUM)
-            values = (values * weight[:, :, None]).to(element).to(SUM)
+            values = (values * weight[:, :, None]).to(ELEMENT).to(SUM)
         total += tl.sum(values, 1)
     if combiner != 0:
         divisor = tl.maximum(counted, 1.0)
@@ -209,9 +210,9 @@ def _summed(  # type: ignore[no-untyped-def]
         total = (total / divisor[:, None]).to(SUM)
     if SCALED:
         scale = tl.load(segment + 11).to(tl.float64, bitcast=True).to(SUM)
-        total = total.to(element).to(SUM) * scale
+        total = total.to(ELEMENT).to(SUM) * scale
     target = out + start + (row * step)[:, None] + column[None, :]
-    tl.store(target, total.to(element), mask=here[:, None] & (column < width)[None, :])
+    tl.store(target, total.to(ELEMENT).to(out.dtype.element_ty), mask=here[:, None] & (column < width)[None, :])
 
 
 @triton.jit(do_not_specialize=["first_programs", "second_programs"])  # type: ignore[untyped-decorator]
@@ -236,7 +237,9 @@ def fill_columns(  # type: ignore[no-untyped-def]
     IDS2: tl.constexpr,
     WIDTH2: tl.constexpr,
     SINGLE2: tl.constexpr,
+    ELEMENT: tl.constexpr,
     BYTES: tl.constexpr,
+    OUT_BYTES: tl.constexpr,
     SUM: tl.constexpr,
     LONG: tl.constexpr,
     FLOAT: tl.constexpr,
@@ -249,7 +252,8 @@ def fill_columns(  # type: ignore[no-untyped-def]
     """See the module and `embedding_tables.Tables`, whose fields the arguments are.
 
     The first programs do tiles of the first shape (ROWS is 0 where there are none), the second ones those of the second, and the rest
-    plain columns (BLOCK is 0 where there are none). BYTES: of an element, which are summed in the type SUM. LONG, FLOAT, DOUBLE, EDGES,
+    plain columns (BLOCK is 0 where there are none). ELEMENT, BYTES: of what is read, and summed in the type SUM;
+    OUT_BYTES: of an element of the outputs. LONG, FLOAT, DOUBLE, EDGES,
     MODULO: whether any ids are int64, any values float32 or float64, and whether any term has boundaries or a modulo.
     WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number.
     """
@@ -259,14 +263,16 @@ def fill_columns(  # type: ignore[no-untyped-def]
         if ROWS > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS, IDS, WIDTH, SINGLE, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED,
+                ROWS, IDS, WIDTH, SINGLE, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED,
             )  # fmt: skip
     elif program < first_programs + second_programs:
         if ROWS2 > 0:
             _summed(
                 shared, extra, out, mine, segments, terms, boundaries,
-                ROWS2, IDS2, WIDTH2, SINGLE2, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED,
+                ROWS2, IDS2, WIDTH2, SINGLE2, ELEMENT, BYTES, SUM, LONG, FLOAT, DOUBLE, EDGES, MODULO, WEIGHTED, SCALED,
             )  # fmt: skip
     else:
         if BLOCK > 0:
-            _plain(shared, extra, out, mine, plain, BLOCK, VECTOR, BYTES, SUM, LONG, WEIGHTED, SCALED)
+            _plain(
+                shared, extra, out, mine, plain, BLOCK, VECTOR, ELEMENT, BYTES, OUT_BYTES, SUM, LONG, WEIGHTED, SCALED
+            )
