@@ -109,7 +109,7 @@ def schedulers(name: str, seconds: int) -> Job:
 
 def requests(name: str, seconds: int, *options: str) -> Job:
     """Requests that pools answer; the name is the list of models."""
-    return Job("requests", name, seconds, ("requests.py", "--models", name, *options))
+    return Job("requests", name, seconds, ("pools.py", "--models", name, *options))
 
 
 def foreign(name: str, seconds: int) -> Job:

@@ -1,6 +1,6 @@
 """How many requests a pool answers, in one process: by arenas, rows of a request, threads. Figures are those of `requests.md`.
 
-python benchmarks/requests.py GRAPHS [--models ple,mmoe] [--out FOLDER]
+python benchmarks/pools.py GRAPHS [--models ple,mmoe] [--out FOLDER]
 """
 
 from __future__ import annotations
