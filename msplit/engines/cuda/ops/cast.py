@@ -104,8 +104,10 @@ def with_tensors(node: Node, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """
     first = 1.0 if node.get("narrow_range", False) else 0.0
     last = float(2 ** int(node.get("num_bits", 8)) - 1)
-    scale = (high - low) / (last - first)
-    zero = first - low / scale
+    # Divided in float64 and rounded, as float32 is divided on a CPU: PyTorch multiplies by the inverse of a number on a GPU, and a compiled
+    # kernel divides roughly. A range from -6 to 6 puts zero between two steps, and the last bit decides which it is.
+    scale = ((high - low).double() / (last - first)).float()
+    zero = first - (low.double() / scale).float()
     zero = torch.where(zero < first, first, torch.where(zero > last, last, torch.floor(zero + 0.5)))
     bottom, top = (first - zero) * scale, (last - zero) * scale
     steps = torch.floor((torch.clamp(x, bottom, top) - bottom) / scale + 0.5)
