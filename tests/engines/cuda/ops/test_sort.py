@@ -158,6 +158,8 @@ def test_stitches(op, dtype):
 def test_the_later_tensor_stays():
     inputs = [_i([0, 1]), _i([1, 2]), values((2,)), values((2,), seed=1)]
     check("DynamicStitch", inputs, {"N": 2, "T": "float32"})
+    often = np.random.default_rng(3).integers(0, 5, 1000, np.int32)
+    check("DynamicStitch", [often, often[:9], values((1000, 3)), values((9, 3), seed=1)], {"N": 2, "T": "float32"})
 
 
 def test_a_negative_index_is_refused():
