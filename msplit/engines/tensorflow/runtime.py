@@ -101,10 +101,10 @@ def configure(streams: int, *, spread: bool = False, options: TensorFlowOptions 
     Raises:
         EngineError: TensorFlow has fixed fewer devices already.
     """
+    if not has_gpu():
+        return
     tf = tensorflow()
     gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        return
     have = _configured["gpu_memory"]
     if have is not None and max(_configured["gpus"], len(have)) >= streams:
         return
@@ -161,8 +161,8 @@ def _free_gpu_megabytes() -> float:
 
 
 def has_gpu() -> bool:
-    """Whether TensorFlow sees a GPU."""
-    return bool(tensorflow().config.list_physical_devices("GPU"))
+    """Whether TensorFlow sees a GPU, and nobody has hidden it."""
+    return bool(tensorflow().config.get_visible_devices("GPU"))
 
 
 def devices(streams: int, *, cpu_only: bool = False) -> list[str]:

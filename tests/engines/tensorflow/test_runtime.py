@@ -13,11 +13,13 @@ from msplit.errors import EngineError
 class Gpu:
     """TensorFlow's configuration calls on a machine with some GPUs."""
 
-    def __init__(self, gpus=1, started=False):
+    def __init__(self, gpus=1, started=False, hidden=False):
+        self.hidden = hidden
         self.calls, self.started, self.gpus = [], started, [f"gpu{i}" for i in range(gpus)]
         experimental = SimpleNamespace(set_memory_growth=self.note("growth"))
         self.config = SimpleNamespace(
             list_physical_devices=lambda kind=None: self.gpus,
+            get_visible_devices=lambda kind=None: [] if self.hidden else self.gpus,
             list_logical_devices=lambda kind: ["only one"],
             set_visible_devices=self.note("visible"),
             set_logical_device_configuration=self.note("logical"),
@@ -45,6 +47,13 @@ def machine(monkeypatch):
         return gpu
 
     return make
+
+
+def test_a_gpu_that_was_hidden_stays_so(machine):
+    gpu = machine(hidden=True, started=True)
+    runtime.configure(4)
+    assert not gpu.calls
+    assert runtime.devices(2) == ["/device:CPU:0", "/device:CPU:1"]
 
 
 def test_streams_share_less_than_half_of_the_first_gpu(machine):

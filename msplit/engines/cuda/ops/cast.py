@@ -88,6 +88,14 @@ def imaginary_part(node: Node, x: Tensor) -> Tensor:
     return torch.imag(x) if x.is_complex() else torch.zeros_like(x)
 
 
+def divided(x: Tensor, by: Tensor | float) -> Tensor:
+    """The quotient of float32 to the last bit, for what is rounded or compared afterwards: by way of float64.
+
+    PyTorch multiplies by the inverse of a number on a GPU, and a compiled kernel divides roughly.
+    """
+    return (x.double() / by).float()
+
+
 @lowering("FakeQuantWithMinMaxArgs")
 def with_attributes(node: Node, x: Tensor) -> Tensor:
     """Quantized to `num_bits` over the range of the attributes `min` and `max`."""
@@ -104,8 +112,9 @@ def with_tensors(node: Node, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """
     first = 1.0 if node.get("narrow_range", False) else 0.0
     last = float(2 ** int(node.get("num_bits", 8)) - 1)
-    scale = (high - low) / (last - first)
-    zero = first - low / scale
+    # A range from -6 to 6 puts zero between two steps, and the last bit decides which it is.
+    scale = divided(high - low, last - first)
+    zero = first - divided(low, scale)
     zero = torch.where(zero < first, first, torch.where(zero > last, last, torch.floor(zero + 0.5)))
     bottom, top = (first - zero) * scale, (last - zero) * scale
     steps = torch.floor((torch.clamp(x, bottom, top) - bottom) / scale + 0.5)

@@ -21,6 +21,9 @@ from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import axis_within, integer, integers
 
+NOTHING = False
+"""Zero of every type, where a condition chooses between it and numbers: 0 would make integers of what is true or false."""
+
 
 @lowering("GatherV2", static=(2,))
 def gather_v2(node: Node, params: Tensor, indices: Tensor, axis: np.ndarray) -> Tensor:
@@ -82,7 +85,7 @@ def take(params: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) ->
     index = places[:, None, :, None].expand(-1, table.shape[1], -1, table.shape[3])
     result = table.gather(2, index) if size else table.new_zeros(index.shape)
     if params.is_cuda:
-        result = torch.where(inside[:, None, :, None], result, 0)
+        result = torch.where(inside[:, None, :, None], result, NOTHING)
     return result.reshape(shape)
 
 
@@ -124,7 +127,7 @@ def _masked(params: Tensor, indices: Tensor, axis: int) -> Tensor:
         return params.new_zeros(shape)
     inside = (indices >= 0) & (indices < size)
     rows = params.index_select(axis, indices.clamp(0, size - 1))
-    return torch.where(inside.reshape([-1 if dim == axis else 1 for dim in range(len(shape))]), rows, 0)
+    return torch.where(inside.reshape([-1 if dim == axis else 1 for dim in range(len(shape))]), rows, NOTHING)
 
 
 @lowering("ScatterNd", static=(2,))

@@ -15,6 +15,7 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import spatial, windows
 from msplit.engines.cuda.ops.axes import integers
+from msplit.engines.cuda.ops.cast import divided
 
 # TensorFlow reads the weights of bicubic resizing from a table with this many steps between two pixels.
 _CUBIC_STEPS = 1024
@@ -154,7 +155,7 @@ def _crop_places(start: Tensor, end: Tensor, count: int, size: int) -> tuple[Ten
     """Where the pixels of each crop lie along an axis, of shape (boxes, count), and which of them are in the image."""
     last = size - 1
     if count > 1:
-        scale = (end - start) * last / (count - 1)
+        scale = divided((end - start) * last, count - 1)  # otherwise the last pixel may lie outside of the image
         index = torch.arange(count, dtype=torch.float32, device=start.device)
         place = (start * last)[:, None] + index * scale[:, None]
     else:

@@ -3,8 +3,9 @@
 An index out of range, -1 among them, changes nothing, as in TensorFlow's GPU kernels; its CPU kernels refuse it. The pass `pad_unique` pads
 with -1.
 
-Indices that come several times: sums, products, least and largest take all of them, on a GPU in any order. What divides or replaces goes
-in order on the CPU, so that the last one stays, as in TensorFlow's kernels there. On a GPU any one of them stays, as in its GPU kernels.
+Indices that come several times: sums, products, least and largest take all of them, on a GPU in any order. What divides does so in order
+on the CPU, and by the product of all divisors on a GPU. What replaces goes in order on the CPU, so that the last one stays, as in
+TensorFlow's kernels there; on a GPU any one of them stays, for each element of a row, as in its GPU kernels.
 
 Nothing is as large as the variable: what has no row repeats a harmless change of another row.
 """
@@ -19,12 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.sparse_optimizers import fits, update_rows
 from msplit.engines.cuda.ops.array import replace_slice
 from msplit.engines.cuda.ops.axes import integer
 from msplit.engines.cuda.ops.gather import linear_index
+from msplit.engines.cuda.ops.sort import unique_padded
 from msplit.engines.cuda.ops.variables import apart
 
 _SKIPPED_PER_NUMBER = 256
@@ -241,10 +244,30 @@ def _reduce(node: Node, variable: Tensor, table: Tensor, indices: Tensor, update
 def _replace(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     if node.op.endswith("Div"):
         rounding = None if _is_real_or_complex(table) else "trunc"
+        if table.device.type != "cpu" and indices.numel():
+            indices, updates = _divisors(node, table, indices, updates)
         change_rows([table], indices, updates, lambda old, rows: [torch.div(old[0], rows, rounding_mode=rounding)])
     else:
         change_rows([_in_signed(table)], indices, _in_signed(updates), lambda _, rows: [rows])
     return variable
+
+
+def _divisors(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:
+    """Each index where it comes first, -1 elsewhere, and there the product of all its updates, in float64.
+
+    A product of more than 53 bits is a rounded one, by which integers of 32 bits are divided right.
+
+    Raises:
+        Unsupported: float64 does not hold the variable's numbers.
+    """
+    if table.is_complex() or table.dtype in (torch.int64, torch.uint64):
+        raise Unsupported(
+            f"{node.name}: rows of {dtype_name(table.dtype)} are not divided on a GPU, where ids may come twice"
+        )
+    first, places = unique_padded(node, indices)
+    rows = updates.to(torch.float64)
+    index = places.to(torch.int64).reshape(-1, *(1 for _ in rows.shape[1:])).expand(rows.shape)
+    return first, torch.ones_like(rows).scatter_reduce_(0, index, rows, _MULTIPLY)
 
 
 def _harmless(table: Tensor, indices: Tensor, updates: Tensor, neutral: float) -> tuple[Tensor | None, Tensor]:

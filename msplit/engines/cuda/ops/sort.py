@@ -127,19 +127,21 @@ def dynamic_partition(node: Node, data: Tensor, partitions: Tensor) -> tuple[Ten
 def dynamic_stitch(node: Node, *inputs: Tensor) -> Tensor:
     """Puts rows of several tensors at their indices of one: first all tensors of indices, then all of data.
 
-    Where two rows have one index, that of the later tensor stays. Where no row has an index, TensorFlow leaves what was in
-    memory; here it is zeros.
+    Of rows with one index the last one stays. Where no row has an index, TensorFlow leaves what was in memory; here it is zeros.
     """
     half = len(inputs) // 2
-    indices, data = inputs[:half], inputs[half:]
-    inner = data[0].shape[indices[0].dim() :]
-    rows = max((int(index.max()) + 1 for index in indices if index.numel()), default=0)
-    result = data[0].new_zeros((rows, *inner))
-    for index, values in zip(indices, data, strict=True):
-        if index.numel():
-            if int(index.min()) < 0:
-                raise IndexError(f"{node.name}: a negative index")
-            result[index.reshape(-1).to(torch.int64)] = values.reshape(-1, *inner)
+    inner = inputs[half].shape[inputs[0].dim() :]
+    indices = torch.cat([index.reshape(-1) for index in inputs[:half]]).to(torch.int64)
+    values = torch.cat([rows.reshape(-1, *inner) for rows in inputs[half:]])
+    if not indices.numel():
+        return values
+    if int(indices.min()) < 0:
+        raise IndexError(f"{node.name}: a negative index")
+    # Written in any order on a GPU: which row is the last one is found before.
+    last = indices.new_full((int(indices.max()) + 1,), -1)
+    last.scatter_reduce_(0, indices, torch.arange(len(indices), device=indices.device), "amax")
+    result = values.new_zeros((len(last), *inner))
+    result[last >= 0] = values[last[last >= 0]]
     return result
 
 

@@ -21,6 +21,7 @@ from msplit.engines.cuda.kernels.sparse_optimizers import Given, compares, fits,
 from msplit.engines.cuda.ops.scatter_state import change_rows, nowhere_unless
 from msplit.engines.cuda.ops.segment import rows_of_segments, sum_rows
 from msplit.engines.cuda.ops.sort import unique_padded
+from msplit.engines.cuda.ops.variables import apart
 
 _Rows = Sequence[Tensor]
 _Input = TypeVar("_Input")
@@ -108,6 +109,10 @@ def _update(
     if node.get("guarded", False):
         *numbers, finite = numbers
         given = [(rows, nowhere_unless(finite, indices), *more) for rows, indices, *more in given]
+    written = [one for slot in state for one in slot]
+    numbers = apart(numbers, written)
+    gradients = apart([rows for rows, *_ in given], written)
+    given = [(rows, *more) for rows, (_, *more) in zip(gradients, given, strict=True)]
     combiner = str(node.get("combiner", ""))
     if combiner and not (fits(op, state, numbers, given) and compares(given)):
         given = [(rows_of_segments(rows, segments, combiner), indices) for rows, indices, segments in given]

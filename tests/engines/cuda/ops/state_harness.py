@@ -20,7 +20,8 @@ def run_in_place(
 ) -> list[np.ndarray]:
     """The variables after one run of the op on values that takes them first, and behind them its own outputs."""
     state = [to_torch(variable.copy(), DEVICE) for variable in variables]
-    return [*map(to_numpy, state), *map(to_numpy, _step(op, state, inputs, attrs or {}))]
+    own = _step(op, state, inputs, attrs or {})
+    return [*map(to_numpy, state), *map(to_numpy, own)]
 
 
 def _step(

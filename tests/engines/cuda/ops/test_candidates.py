@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.candidates import compute_accidental_hits, enough, sample_candidates
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -91,5 +92,5 @@ def test_true_classes_among_those_that_were_drawn(true: Any, drawn: Any) -> None
     assert len(rows) == len(places) == len(weights) == 2 * len(true)
     there = places >= 0
     for one, other, padded in zip(wanted, found, (rows, places, weights), strict=True):
-        np.testing.assert_array_equal(other.numpy(), one)
+        np.testing.assert_array_equal(to_numpy(other), one)
         np.testing.assert_array_equal(padded[there].numpy(), one)

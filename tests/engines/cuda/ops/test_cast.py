@@ -120,6 +120,15 @@ def test_defaults():
     check("FakeQuantWithMinMaxArgs", [values((3, 40), low=-8, high=8)])
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8, 12])
+@pytest.mark.parametrize("end", [0.1, 0.75, 1.0, 2.3, 6.0, 7.7])
+def test_zero_between_two_steps(bits, end):
+    """The last bit of a quotient decides which one it is, and what is beyond the range shows it."""
+    array, ends = values((3, 40), low=-2 * end, high=2 * end), (np.float32(-end), np.float32(end))
+    check("FakeQuantWithMinMaxVars", [array, *ends], {"num_bits": bits})
+    check("FakeQuantWithMinMaxArgs", [array], {"num_bits": bits, "min": -end, "max": end})
+
+
 @pytest.mark.parametrize("shape", [(6,), (2, 6), (2, 3, 3, 6)])
 def test_a_range_for_each_channel(shape):
     low, high = (np.array(column, np.float32) for column in zip(*RANGES, strict=True))

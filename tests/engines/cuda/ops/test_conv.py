@@ -4,6 +4,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import keeps_channels_last
@@ -65,7 +66,7 @@ def test_conv2d_of_one_channel_where_tensorflow_is_wrong():
     """TensorFlow 2.21 on a CPU gives [a, 0, b, 0] for one product per element, with one channel and a stride of two along the width."""
     x, filter = values((2, 2, 1, 1)), values((1, 2, 1, 1), seed=1)
     found = run_lowering("Conv2D", [x, filter], attributes((1, 2)))
-    np.testing.assert_allclose(found[0], x * filter[0, 0, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(to_numpy(found[0]), x * filter[0, 0, 0, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("explicit", [(1, 1, 2, 2), (0, 1, 0, 1), (1, 0, 2, 3), (0, 0, 0, 0)], ids=str)
@@ -125,7 +126,7 @@ def test_depthwise_conv2d_dilations_equal_those_of_a_grouped_conv2d():
     # TensorFlow's CPU kernel has no dilations here.
     grouped = filter.reshape(3, 3, 1, 6)
     (expected,) = run_lowering("Conv2D", [x, grouped], attrs)
-    check("DepthwiseConv2dNative", [x, filter], attrs, expected=[expected.numpy()], nchw=BOTH)
+    check("DepthwiseConv2dNative", [x, filter], attrs, expected=[to_numpy(expected)], nchw=BOTH)
 
 
 def check_transposed(size, kernel, channels, **window):

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.gather import _masked
 
-from .harness import FLOATS, check, run_lowering, values
+from .harness import DEVICE, FLOATS, check, run_lowering, values
 
 pytestmark = pytest.mark.tf
 
@@ -84,12 +85,28 @@ def test_wrong_coordinates_may_be_ignored():
     check("GatherNd", [values((3, 4)), indices], {"bad_indices_policy": "IGNORE"})
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_wrong_coordinates_keep_the_type(dtype):
+    """A condition and a number make an integer of a bool."""
+    indices = np.array([[0], [3], [-1], [1]], np.int32)
+    check("GatherNd", [values((3, 4), dtype), indices], {"bad_indices_policy": "IGNORE"}, exact=True)
+
+
 @pytest.mark.parametrize("index", [-1, 6, 100])
-def test_an_index_out_of_range_is_an_error_on_the_cpu(index):
-    with pytest.raises(IndexError):
-        run_lowering("GatherV2", [values((6, 3)), np.array([0, index]), np.int32(0)])
-    with pytest.raises(IndexError):
-        run_lowering("GatherNd", [values((6, 3)), np.array([[0, 0], [index, 0]])])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_an_index_out_of_range_is_an_error_on_the_cpu_and_gives_zeros_on_a_gpu(index, transposed):
+    for op, inputs in [
+        ("GatherV2", [values((6, 3)), np.array([0, index]), np.int32(0)]),
+        ("GatherNd", [values((6, 3)), np.array([[0, 0], [index, 0]])]),
+        ("ResourceGather", [values((6, 3), bool), np.array([0, index])]),
+    ]:
+        if DEVICE == "cpu":
+            with pytest.raises(IndexError):
+                run_lowering(op, inputs, transposed=transposed)
+            continue
+        found = to_numpy(run_lowering(op, inputs, transposed=transposed)[0])
+        first = inputs[0][0, 0] if op == "GatherNd" else inputs[0][0]
+        np.testing.assert_array_equal(found, np.stack([first, np.zeros_like(first)]), strict=True)
 
 
 def test_without_triton_a_wrong_index_gives_zeros():
@@ -165,7 +182,7 @@ def test_wrong_coordinates_are_passed_over():
         ("TensorScatterMax", lambda rows, new: [array, rows, new]),
     ]:
         (result,) = run_lowering(op, inputs(indices, updates))
-        check(op, inputs(inside, updates[:2]), expected=[result.numpy()])
+        check(op, inputs(inside, updates[:2]), expected=[to_numpy(result)])
 
 
 def _i(numbers, dtype="int64"):
@@ -215,9 +232,15 @@ def test_the_gradient_of_filled_rows(dtype):
 
 
 @pytest.mark.parametrize("place", [-1, 3])
-def test_places_outside_of_the_gradient_are_refused(place):
-    with pytest.raises(IndexError):
-        run_lowering("SparseFillEmptyRowsGrad", [_i([0, place]), values((3,))])
+def test_places_outside_of_the_gradient_are_refused_on_the_cpu_and_give_zeros_on_a_gpu(place):
+    grad = values((3,))
+    if DEVICE == "cpu":
+        with pytest.raises(IndexError):
+            run_lowering("SparseFillEmptyRowsGrad", [_i([0, place]), grad])
+        return
+    given, default = map(to_numpy, run_lowering("SparseFillEmptyRowsGrad", [_i([0, place]), grad]))
+    np.testing.assert_array_equal(given, [grad[0], 0])
+    np.testing.assert_allclose(default, grad[1:].sum(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("row", [-1, 3])

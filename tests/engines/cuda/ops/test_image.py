@@ -63,6 +63,16 @@ def test_crop_and_resize_of_no_boxes():
     check("CropAndResize", inputs)
 
 
+@pytest.mark.parametrize("size", [4, 7, 13, 28])
+@pytest.mark.parametrize("crop", [7, 8, 14, 15, 27])
+@pytest.mark.parametrize("method", ["bilinear", "nearest"])
+def test_a_crop_of_the_whole_image_ends_with_its_last_pixel(size, crop, method):
+    """The last bit of a quotient decides whether it is in the image."""
+    boxes = np.array([[0, 0, 1, 1], [1, 1, 0, 0]], np.float32)
+    inputs = [values((2, size, size, 1)), boxes, np.array([0, 1], np.int32), np.array([crop, crop], np.int32)]
+    check("CropAndResize", inputs, {"method": method, "extrapolation_value": 7.5}, atol=1e-4)
+
+
 @pytest.mark.parametrize("op", ["ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic"])
 @pytest.mark.parametrize("attrs", PLACEMENTS, ids=str)
 def test_resize_of_an_empty_batch(op, attrs):

@@ -41,7 +41,8 @@ REDUCTIONS = [
         one(op, (5, 3), rest=[ints(0, 3, 2, 2, 0), np.int32(4)])
         for op in ("UnsortedSegmentSum", "UnsortedSegmentProd", "UnsortedSegmentMax", "UnsortedSegmentMin")
     ),
-    *(one(op, (30,), (30,)) for op in ("AddV2", "Sub", "Mul", "Maximum", "Minimum", "Less")),
+    *(one(op, (30,), (30,)) for op in ("AddV2", "Sub", "Mul", "Maximum", "Minimum", "Less", "Equal", "NotEqual")),
+    *(one(op, (30,), (30,)) for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")),
     one("SquaredDifference", (30,), (30,), types=("int32", "int64")),
     one("AddN", (30,), (30,), (30,), N=3),
     one("Square", (30,)),
@@ -86,6 +87,19 @@ def test_divided_integers(op, dtype):
     generator = np.random.default_rng(3)
     divisor = drawn(generator, (300,), dtype)
     check(op, [drawn(generator, (300,), dtype), np.where(divisor == 0, 1, divisor).astype(dtype)])
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+def test_integers_that_only_move(dtype):
+    generator = np.random.default_rng(4)
+    x, other = drawn(generator, (3, 4), dtype), drawn(generator, (3, 4), dtype)
+    check("GatherV2", [x, ints(2, 0), np.int32(0)])
+    check("ConcatV2", [x, other, np.int32(1)])
+    check("PadV2", [x, ints(1, 0, 0, 2).reshape(2, 2), other[0, 0]])
+    check("Roll", [x, np.int32(1), np.int32(0)])
+    check("Transpose", [x, ints(1, 0)])
+    check("SelectV2", [generator.integers(0, 2, (3, 4)).astype(bool), x, other])
+    check("OneHot", [ints(1, 2), np.int32(3), x[0, 0], other[0, 0]])
 
 
 @pytest.mark.parametrize("dtype", EVERY)

@@ -162,7 +162,7 @@ def test_references_are_updated_likewise(op):
         session.run([update] * 2)
         session.run(update)
         wanted = session.run(variables)
-    ours = [to_torch(value.copy()) for value in steps.state]
+    ours = [to_torch(value.copy(), DEVICE) for value in steps.state]
     for _ in range(2):
         lowered(op, {}, ours, steps.inputs(steps.state, gradient))
     for found, value in zip(ours, wanted, strict=True):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 
@@ -94,7 +95,7 @@ def test_space_and_depth(dtype):
         for op, array in [("SpaceToDepth", image), ("DepthToSpace", deep)]:
             (nhwc,) = run_lowering(op, [array], {"block_size": block})
             attrs = {"block_size": block, "data_format": "NCHW"}  # only GPUs have a kernel
-            check(op, [array.transpose(0, 3, 1, 2)], attrs, expected=[nhwc.numpy().transpose(0, 3, 1, 2)])
+            check(op, [array.transpose(0, 3, 1, 2)], attrs, expected=[to_numpy(nhwc).transpose(0, 3, 1, 2)])
 
 
 def test_other_formats_are_refused():
@@ -120,12 +121,12 @@ def test_space_and_batch(shape, block, paddings, dtype):
     array = values(shape, dtype)
     # Not through the harness: TensorFlow refuses this op where shapes are unknown while the graph is built.
     raw = tf.raw_ops.SpaceToBatchND(input=array, block_shape=bounds[0], paddings=bounds[1]).numpy()
-    (moved,) = check("SpaceToBatchND", [array, *bounds], expected=[raw])
-    raw = tf.raw_ops.BatchToSpaceND(input=moved.numpy(), block_shape=bounds[0], crops=bounds[1]).numpy()
-    check("BatchToSpaceND", [moved.numpy(), *bounds], expected=[raw])
+    moved = to_numpy(check("SpaceToBatchND", [array, *bounds], expected=[raw])[0])
+    raw = tf.raw_ops.BatchToSpaceND(input=moved, block_shape=bounds[0], crops=bounds[1]).numpy()
+    check("BatchToSpaceND", [moved, *bounds], expected=[raw])
 
 
 def test_space_and_batch_of_images():
     paddings = np.array([[1, 1], [0, 2]], np.int32)
     (moved,) = check("SpaceToBatch", [values((2, 4, 6, 3)), paddings], {"block_size": 2})
-    check("BatchToSpace", [moved.numpy(), paddings], {"block_size": 2})
+    check("BatchToSpace", [to_numpy(moved), paddings], {"block_size": 2})

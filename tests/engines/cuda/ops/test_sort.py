@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ops.sort import search_boundaries
 
@@ -36,8 +37,9 @@ def test_of_equal_elements_the_first_comes_first():
 def test_unsorted_means_any_order():
     array = values((3, 9))
     largest, positions = run_lowering("TopKV2", [array, np.int32(4)], {"sorted": False})
-    np.testing.assert_array_equal(np.take_along_axis(array, positions.numpy(), -1), largest.numpy())
-    np.testing.assert_array_equal(np.sort(largest.numpy())[:, ::-1], -np.sort(-array)[:, :4])
+    largest, positions = to_numpy(largest), to_numpy(positions)
+    np.testing.assert_array_equal(np.take_along_axis(array, positions, -1), largest)
+    np.testing.assert_array_equal(np.sort(largest)[:, ::-1], -np.sort(-array)[:, :4])
 
 
 @pytest.mark.parametrize("index_type", ["int32", "int64"])
@@ -156,6 +158,8 @@ def test_stitches(op, dtype):
 def test_the_later_tensor_stays():
     inputs = [_i([0, 1]), _i([1, 2]), values((2,)), values((2,), seed=1)]
     check("DynamicStitch", inputs, {"N": 2, "T": "float32"})
+    often = np.random.default_rng(3).integers(0, 5, 1000, np.int32)
+    check("DynamicStitch", [often, often[:9], values((1000, 3)), values((9, 3), seed=1)], {"N": 2, "T": "float32"})
 
 
 def test_a_negative_index_is_refused():
