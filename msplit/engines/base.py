@@ -125,7 +125,7 @@ class Job:
         tensorflow: What only the tensorflow engine knows.
         op_libraries: Shared objects with custom TensorFlow ops to load first.
         costs: Cost of each node of `flat`, to order what is ready; None where nothing is known.
-        state: Variable -> its value before the first step, of a graph that writes variables; those that are not there are the model's own.
+        state: Variable -> its value before the first step; those that are not there are the model's own.
         wide: Nodes of `flat` that stay in float32 where the precision is half. For the cuda engine: TensorFlow goes by its lists alone.
     """
 

@@ -45,12 +45,14 @@ class Reference:
         feeds: Inputs by name.
         source: Where it comes from, in words.
         computed: Output -> the coarser type that it was computed in; None where the model is there to ask.
+        learns: Whether TensorFlow is there to ask what further steps make of variables.
     """
 
     feeds: Arrays
     outputs: Arrays
     source: str
     computed: Mapping[str, str] | None = None
+    learns: bool = False
 
 
 def save_reference(path: Path, reference: Reference, *, force: bool = False) -> None:

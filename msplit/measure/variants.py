@@ -50,6 +50,8 @@ _OWN_DATA = re.compile(
 
 _ON_CPU = "TensorFlow on the CPU"
 
+_NO_VARIABLES = "the reference holds no variables: what a step makes of them was compared between streams only"
+
 ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
 
 
@@ -129,9 +131,10 @@ def set_up(
     with phase("making inputs"):
         feeds = feeds_of(request.seed)
     state = _state(flat, request) if state is None else state
-    reference, unverified = (loaded, ()) if loaded is not None else _reference(flat, engine, feeds, request, state)
+    reference, unverified = _reference(flat, engine, feeds, request, state) if loaded is None else (loaded, ())
     if loaded is not None:
         feeds = loaded.feeds
+        unverified = (_NO_VARIABLES,) if state and engine is CUDA else ()
     if request.save_reference is not None:
         saved = replace(reference or _by_tensorflow(flat, feeds, request, state), source=_ON_CPU)
         save_reference(request.save_reference, saved, force=request.force)
@@ -420,7 +423,7 @@ def _tensorflow_sees_gpu() -> bool:
 
 def _by_tensorflow(flat: FlatGraph, feeds: Arrays, request: BenchRequest, state: Arrays) -> Reference:
     made = tensorflow_reference(flat, feeds, op_libraries=request.op_libraries, state=state)
-    return Reference(feeds, made, _ON_CPU)
+    return Reference(feeds, made, _ON_CPU, learns=not own_data(flat))
 
 
 def _reference(

@@ -23,6 +23,9 @@ def document(flat: FlatGraph, found: Bisected) -> Document:
         ("ran", f"the cuda engine {_WHERE.get(found.device, found.device)}; TensorFlow on the CPU; IEEE float32"),
         ("compared", f"{plural(found.compared, 'value')} one by one, {found.differing} differ"),
     ]
+    if found.variables:
+        facts.append(("variables", f"{plural(found.variables, 'variable')} after a step"))
+    facts += [("not compared", f"{plural(count, 'value')}: {why}") for why, count in found.left_out.items()]
     tables = []
     suspect = found.culprit or found.drift
     if suspect is not None:
@@ -68,7 +71,9 @@ def _conclusion(found: Bisected) -> str:
             f"No node is to blame: each gives TensorFlow's value for TensorFlow's inputs. Rounding grows on the way, beyond the tolerance "
             f"first at {found.drift.node}; --tolerance sets another."
         )
-    return "Every value and every output agrees, with all kernels, on one stream."
+    compared = "Every value, every output and every variable" if found.variables else "Every value and every output"
+    but = " that was compared" if found.left_out else ""
+    return f"{compared}{but} agrees, with all kernels, on one stream."
 
 
 def payload(flat: FlatGraph, found: Bisected) -> dict[str, Any]:
@@ -78,6 +83,8 @@ def payload(flat: FlatGraph, found: Bisected) -> dict[str, Any]:
         "device": found.device,
         "compared": found.compared,
         "differing": found.differing,
+        "variables": found.variables,
+        "left_out": dict(found.left_out),
         "kernels": found.kernels,
         "culprit": _plain(found.culprit),
         "drift": _plain(found.drift),

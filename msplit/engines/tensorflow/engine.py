@@ -159,6 +159,32 @@ def _config(job: Job, *, optimized: bool = True) -> Any:
 ENGINE = TensorFlowEngine()
 
 
+@dataclass(frozen=True)
+class ReferenceEngine:
+    """TensorFlow on the CPU, in IEEE float32 whatever a job asks for, each op as the graph has it: see `reference`."""
+
+    name: str = "tensorflow"
+
+    def unavailable(self) -> str | None:
+        """None where TensorFlow is installed, else what would help."""
+        return ENGINE.unavailable()
+
+    def device(self, job: Job) -> str:
+        """Where a job runs."""
+        return "CPU"
+
+    def build(self, job: Job) -> Executable:
+        """Makes a session for a job. See `Engine`.
+
+        Raises:
+            EngineError: TensorFlow can not load the model.
+        """
+        return session_on_cpu(job.flat, op_libraries=job.op_libraries, state=job.state)
+
+
+REFERENCE = ReferenceEngine()
+
+
 def reference(
     flat: FlatGraph,
     feeds: Arrays,
@@ -183,14 +209,26 @@ def reference(
         EngineError: TensorFlow can not run the model.
     """
     with phase("running the reference in TensorFlow"):
-        runtime.load_op_libraries(op_libraries)
-        cpu = "/device:CPU:0"
-        placed = place(flat, np.zeros(len(flat), np.int32), [cpu], cpu) if inlined else unplaced(flat)
-        config = runtime.session_config(1, cpu_only=True, optimized=False)
-        executable = SessionExecutable(flat.model, placed, config, ieee=True, facts={})
+        executable = session_on_cpu(flat, op_libraries=op_libraries, inlined=inlined, state=state)
         try:
-            if state:
-                executable.load_state(state)
             return executable.step(feeds)
         finally:
             executable.close()
+
+
+def session_on_cpu(
+    flat: FlatGraph, *, op_libraries: Sequence[Path] = (), inlined: bool = False, state: Arrays | None = None
+) -> SessionExecutable:
+    """What `reference` runs a step of, and closes.
+
+    Raises:
+        EngineError: TensorFlow can not load the model.
+    """
+    runtime.load_op_libraries(op_libraries)
+    cpu = "/device:CPU:0"
+    placed = place(flat, np.zeros(len(flat), np.int32), [cpu], cpu) if inlined else unplaced(flat)
+    config = runtime.session_config(1, cpu_only=True, optimized=False)
+    executable = SessionExecutable(flat.model, placed, config, ieee=True, facts={})
+    if state:
+        executable.load_state(state)
+    return executable

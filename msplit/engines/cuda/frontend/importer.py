@@ -22,6 +22,7 @@ from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ops.shape import check_numerics, identity, identity_n
 from msplit.engines.seeds import seeds_of
+from msplit.engines.variables import variable_names
 from msplit.errors import EngineError, LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
@@ -92,7 +93,9 @@ def build(
             continue  # a train step: it runs, and gives nothing
         graph.fetches[tensor.name] = names.get((tensor.node, tensor.port), (tensor.node, tensor.port))
     if frozen:
-        values = formats.variables(flat.model, [flat.graph.names[node] for node in frozen])
+        own, known = variable_names(flat), state or {}
+        given = {flat.graph.names[node]: known[own[node]] for node in frozen if own[node] in known}
+        values = initial_values(flat, [flat.graph.names[node] for node in frozen], given)
         graph.constants |= {(node, 0): values[flat.graph.names[node]] for node in frozen}
     variables.finish()
     if stand_ins is None:

@@ -1,0 +1,83 @@
+"""A bench holds what a step learns against TensorFlow: its loss tells nothing of gradients, and variants share their mistakes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from msplit.measure.benchmark import bench
+from msplit.measure.request import BenchRequest
+from msplit.measure.results import Settings
+from tests.engines.cuda.cases import graph_of
+from tests.measure.test_bisect import plant
+
+pytestmark = pytest.mark.tf
+
+FETCHES = ["loss", "train_op"]
+QUICK = BenchRequest(
+    engine="cuda",
+    device="cpu",
+    batch=4,
+    streams=(2,),
+    group=False,
+    fuse=False,
+    settings=Settings(duration=0, warmup=0, min_rounds=1, builds=1, verify_inputs=2),
+)
+
+
+def small_net(optimizer="GradientDescent", *, resource=True, drop=False, outputs=FETCHES):
+    """Builds the training graph of a convolution and an average pool."""
+
+    def build(tf, v1):
+        rng = np.random.default_rng(0)
+        x = v1.placeholder(tf.float32, [None, 6, 6, 2], name="x")
+        with v1.variable_scope("", use_resource=resource):
+            filters = v1.get_variable("filters", initializer=rng.standard_normal((3, 3, 2, 4)).astype(np.float32))
+            head = v1.get_variable("head", initializer=rng.standard_normal((4, 3)).astype(np.float32))
+            hidden = tf.nn.avg_pool2d(tf.tanh(tf.nn.conv2d(x, filters, 1, "SAME")), 3, 1, "SAME", name="pool")
+            if drop:
+                hidden = v1.nn.dropout(hidden, rate=0.5)
+            logits = tf.matmul(tf.reduce_max(hidden, [1, 2]), head)
+            loss = tf.reduce_mean(tf.square(logits - 1.0), name="loss")
+            chosen = getattr(v1.train, f"{optimizer}Optimizer")(0.1, **MORE.get(optimizer, {}))
+            chosen.minimize(loss, v1.train.get_or_create_global_step(), name="train_op")
+
+    return graph_of(build, outputs=outputs)
+
+
+MORE = {"Momentum": {"momentum": 0.9}, "RMSProp": {"momentum": 0.9}}
+
+
+def test_a_bench_holds_what_a_step_learns_against_tensorflow(monkeypatch):
+    """All variants of the engine share a lowering: that they agree says nothing, and the loss is that of the step before."""
+    found = bench(small_net("GradientDescent"), QUICK)
+    assert not found.result.failed
+    ours = [one for one in found.result.variants if one.label.startswith("msplit")]
+    for one in ours:
+        assert "variables of TensorFlow on the CPU" in [check.against for check in one.checks]
+    assert len(ours) == 2
+
+
+@pytest.mark.parametrize("wrong", ["factor", "shift"])
+@pytest.mark.parametrize("optimizer", ["GradientDescent", "RMSProp"])
+def test_a_bench_with_a_wrong_gradient_fails(monkeypatch, wrong, optimizer):
+    wrongs = {"factor": lambda node, y: y * 1.5, "shift": lambda node, y: y.roll(1, 1)}
+    plant(monkeypatch, "AvgPoolGrad", wrongs[wrong])
+    found = bench(small_net(optimizer), QUICK)
+    assert all(one.failed for one in found.result.variants)
+    assert "variables of TensorFlow on the CPU (ieee): filters" in found.result.describe_failures()
+
+
+def test_steps_that_draw_learn_what_tensorflows_first_step_does():
+    found = bench(small_net("GradientDescent", drop=True), QUICK)
+    assert not found.result.failed, found.result.describe_failures()
+
+
+def test_a_reference_file_holds_no_variables_and_the_bench_says_so(tmp_path):
+    path = tmp_path / "reference.npz"
+    bench(small_net(), replace(QUICK, save_reference=path))
+    found = bench(small_net(), replace(QUICK, reference=path))
+    assert any("holds no variables" in note for note in found.notes)
+    assert "variables of TensorFlow" not in str(
+        [check.against for one in found.result.variants for check in one.checks]
+    )
