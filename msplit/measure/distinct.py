@@ -70,7 +70,7 @@ def _runs(variant: Variant) -> tuple[Hashable, int]:
     job = variant.job
     if variant.engine is not CUDA:
         streams = _numbered(job.ids[~job.flat.host])
-        return (variant.engine.name, job.tensorflow, job.precision, streams.tobytes()), int(streams.max(initial=0)) + 1
+        return (variant.engine, job.tensorflow, job.precision, streams.tobytes()), int(streams.max(initial=0)) + 1
     compiled = CUDA.compile(job)
     plan = compiled.plan(job)
     order = (plan.order.tobytes(), _numbered(plan.stream[plan.order]).tobytes())

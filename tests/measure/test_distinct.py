@@ -13,6 +13,7 @@ import msplit
 from msplit import api
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.onnxruntime import OnnxRuntime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.measure.ablation import AblationStep
 from msplit.measure.distinct import distinct
@@ -140,6 +141,12 @@ def test_what_points_at_a_row_that_is_left_out_points_at_the_one_that_stays() ->
         ("3", "more", "one"),
     ]
     assert found.notes == ("the row 'one' is what runs for 5 streams, too", "the row 'more' is what runs for 2 streams")
+
+
+def test_one_engine_set_up_in_two_ways_is_two_rows() -> None:
+    job = placed(on(0), "1 stream", "").job
+    rows = [Variant(label, OnnxRuntime(captured), job) for label, captured in (("plain", False), ("captured", True))]
+    assert [one.label for one in distinct(rows).variants] == ["plain", "captured"]
 
 
 @pytest.mark.tf
