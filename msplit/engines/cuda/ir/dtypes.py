@@ -62,6 +62,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Types of which PyTorch has no sums, products or choices, and the ones in which these give the same bits."""
+
+
+def in_signed(tensor: torch.Tensor) -> torch.Tensor:
+    """Unsigned integers as signed ones in the same memory, anything else as it is."""
+    return tensor.view(SIGNED[tensor.dtype]) if tensor.dtype in SIGNED else tensor
+
+
 RESULT = "Tout"
 """Attribute that the engine gives an op which can read half precision and compute in float32, or the other way round: what it gives."""
 

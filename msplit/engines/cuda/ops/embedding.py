@@ -12,7 +12,7 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels.embedding_spec import LOWEST, Columns, Segment, Term
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.ops.gather import NOTHING, take
+from msplit.engines.cuda.ops.gather import or_zeros, take
 from msplit.engines.cuda.ops.sort import vector
 
 
@@ -92,7 +92,7 @@ def _term(segment: Segment, term: Term, inputs: tuple[Tensor, ...]) -> tuple[Ten
     table = inputs[term.table].reshape(-1, segment.width)
     rows = take(table, ids if valid is None else ids.where(valid, 0))
     if valid is not None:
-        rows = torch.where(valid.unsqueeze(-1), rows, NOTHING)
+        rows = or_zeros(valid.unsqueeze(-1), rows)
     return rows[:, 0] if term.count == 1 else rows.sum(1, dtype=rows.dtype), valid
 
 

@@ -29,7 +29,7 @@ from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
-from msplit.engines.cuda.ops.gather import NOTHING
+from msplit.engines.cuda.ops.gather import or_zeros
 from msplit.engines.cuda.ops.matmul import product_in_tiles
 from msplit.engines.cuda.ops.nn import EPSILON, normalize
 from msplit.opset.traits import EPILOGUE_STEPS
@@ -159,7 +159,7 @@ def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes
     rows = torch.where(inside, flat.to(torch.int64) + starts.unsqueeze(1), 0).reshape(-1)
     taken = table.index_select(0, rows)
     if table.device.type != "cpu":
-        taken = torch.where(inside.reshape(-1, *[1] * (table.dim() - 1)), taken, NOTHING)
+        taken = or_zeros(inside.reshape(-1, *[1] * (table.dim() - 1)), taken)
     return taken.reshape(shape)
 
 

@@ -16,13 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msplit.engines.cuda.ir.dtypes import in_signed
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import axis_within, integer, integers
-
-NOTHING = False
-"""Zero of every type, where a condition chooses between it and numbers: 0 would make integers of what is true or false."""
 
 
 @lowering("GatherV2", static=(2,))
@@ -85,7 +83,7 @@ def take(params: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) ->
     index = places[:, None, :, None].expand(-1, table.shape[1], -1, table.shape[3])
     result = table.gather(2, index) if size else table.new_zeros(index.shape)
     if params.is_cuda:
-        result = torch.where(inside[:, None, :, None], result, NOTHING)
+        result = or_zeros(inside[:, None, :, None], result)
     return result.reshape(shape)
 
 
@@ -127,7 +125,12 @@ def _masked(params: Tensor, indices: Tensor, axis: int) -> Tensor:
         return params.new_zeros(shape)
     inside = (indices >= 0) & (indices < size)
     rows = params.index_select(axis, indices.clamp(0, size - 1))
-    return torch.where(inside.reshape([-1 if dim == axis else 1 for dim in range(len(shape))]), rows, NOTHING)
+    return or_zeros(inside.reshape([-1 if dim == axis else 1 for dim in range(len(shape))]), rows)
+
+
+def or_zeros(inside: Tensor, rows: Tensor) -> Tensor:
+    """What is inside, and zeros elsewhere, in the type of the rows: 0 would make integers of what is true or false."""
+    return torch.where(inside, in_signed(rows), False).view(rows.dtype)
 
 
 @lowering("ScatterNd", static=(2,))

@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.ir.dtypes import torch_dtype, wider_type
+from msplit.engines.cuda.ir.dtypes import SIGNED, torch_dtype, wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-
-# PyTorch has no products of these; the signed type of the same width gives the same bits, since both wrap around.
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 @lowering("MatMul")
@@ -59,7 +56,7 @@ def einsum(node: Node, *inputs: Tensor) -> Tensor:
     dtype = inputs[0].dtype
     # cuBLAS has no integer products, and PyTorch's sums of integers are int64.
     total = torch.einsum if dtype.is_floating_point or dtype.is_complex else _integer_einsum
-    signed = _SIGNED.get(dtype)
+    signed = SIGNED.get(dtype)
     if signed is not None:
         inputs = tuple(operand.view(signed) for operand in inputs)
     labels = output.replace("...", "")
@@ -110,7 +107,7 @@ def _labels(term: str, hidden: list[str]) -> list[str]:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product of the last two axes, with broadcasting, for every dtype and device."""
-    signed = _SIGNED.get(a.dtype)
+    signed = SIGNED.get(a.dtype)
     if signed is not None:
         return product(a.view(signed), b.view(signed)).view(a.dtype)
     if a.device.type == "cuda" and not (a.is_floating_point() or a.is_complex()):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.dtypes import dtype_name, in_signed
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.sparse_optimizers import fits, update_rows
@@ -221,7 +221,7 @@ def _at_coordinates(variable: Tensor, indices: Tensor, updates: Tensor) -> tuple
 
 def _add(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     subtract = node.op.endswith("Sub")
-    table, updates = _in_signed(table), _in_signed(updates)
+    table, updates = in_signed(table), in_signed(updates)
     # Neither +0 taken away nor -0 added changes the sign of a zero.
     neutral = 0 if not _is_real_or_complex(table) else 0.0 if subtract else -0.0
     places, values = _harmless(table, indices, updates, neutral)
@@ -233,7 +233,7 @@ def _add(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: 
 def _reduce(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     how = _MULTIPLY if node.op.endswith("Mul") else _LEAST if node.op.endswith("Min") else _LARGEST
     if how == _MULTIPLY:
-        table, updates = _in_signed(table), _in_signed(updates)
+        table, updates = in_signed(table), in_signed(updates)
     places, values = _harmless(table, indices, updates, _neutral(how, table.dtype))
     if places is not None:
         index = places.reshape(-1, *(1 for _ in values.shape[1:])).expand(values.shape)
@@ -248,7 +248,7 @@ def _replace(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updat
             indices, updates = _divisors(node, table, indices, updates)
         change_rows([table], indices, updates, lambda old, rows: [torch.div(old[0], rows, rounding_mode=rounding)])
     else:
-        change_rows([_in_signed(table)], indices, _in_signed(updates), lambda _, rows: [rows])
+        change_rows([in_signed(table)], indices, in_signed(updates), lambda _, rows: [rows])
     return variable
 
 
@@ -290,11 +290,3 @@ def _neutral(how: str, dtype: torch.dtype) -> float:
 
 def _is_real_or_complex(tensor: Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
-
-
-_SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
-def _in_signed(tensor: Tensor) -> Tensor:
-    """Unsigned integers, of which PyTorch has no sums, as signed ones in the same memory: sums and products have the same bits."""
-    return tensor.view(_SAME_BITS[tensor.dtype]) if tensor.dtype in _SAME_BITS else tensor

@@ -90,12 +90,15 @@ def lowered(op, attrs, state, inputs):
 
 
 def close(found, wanted, label):
-    """Equal to the bit where TensorFlow rounds to a narrow type, and within 1e-6 of the root mean square otherwise."""
+    """Equal to the bit where TensorFlow rounds to a narrow type, and within 1e-6 of the root mean square otherwise. On a GPU bfloat16 may
+    be a unit in the last place off: its 1/√ is not that of a CPU to the last bit, and a tie is then rounded the other way."""
     assert found.dtype == wanted.dtype
     left, right = found.astype(np.float64), wanted.astype(np.float64)
     finite = np.isfinite(right)
     np.testing.assert_array_equal(left[~finite], right[~finite], label)
     tolerance = {4: 1e-6, 8: 1e-14}.get(found.dtype.itemsize, 0.0) * np.sqrt(np.mean(right[finite] ** 2))
+    if DEVICE != "cpu" and found.dtype == BFLOAT16:
+        tolerance = 2.0**-8 * np.abs(right[finite]).max()
     np.testing.assert_allclose(left[finite], right[finite], 0.0, tolerance, err_msg=label)
 
 
