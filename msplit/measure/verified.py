@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -334,9 +334,6 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
             if isinstance(one.running, HasState):
                 one.running.load_state(state)
 
-    if state and reference is not None and reference.learns and settings.verify_inputs:
-        with phase("verifying variables"):
-            _verify_learning(built, own, reference.source, state, how)
     from_the_same_values()
     if reference is not None:
         for number, one in enumerate(built):
@@ -349,13 +346,18 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     partners = {one: partner_of.get(one.partner or "", built[0]) for one in built}
     pairs = [(one, partner) for one, partner in partners.items() if one is not partner]
     asked = list(pairs)
-    while pairs:
+    truth = _truth(built, reference) if state and settings.verify_inputs else None
+    while pairs or truth:
         held = [(one, other, Precision.coarsest(own[one], own[other])) for one, other in pairs]
         for (one, other, precision), outcome in _in_lock_step(built, held, state, how, compared).items():
             one.checks.append(Check(other.variant.label, precision, settings.verify_inputs, outcome))
         if state and settings.verify_inputs:
-            with phase("verifying variables"):
+            with phase("verifying variables"), nullcontext() if truth is None else closing(truth):
+                if truth is not None:
+                    truth.build(truth.variant.job)
+                    held += [(one, truth, own[one]) for one in built if isinstance(one.variant.engine, CudaEngine)]
                 _verify_state(held, state, how)
+                truth = None
         # To agree with what is wrong says nothing: then it has to agree with what that was held against.
         unproved = [(one, partners[other]) for one, other in asked if one.passed and not other.passed]
         pairs = [pair for pair in unproved if pair[0] is not pair[1] and pair not in asked]
@@ -427,20 +429,13 @@ def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> A
     return state
 
 
-def _verify_learning(
-    built: Sequence[Running], own: Mapping[Running, Precision], source: str, state: Arrays, how: Verification
-) -> None:
-    """Compares what one step of our engine makes of the variables with what TensorFlow makes of them on the CPU: the outputs of a first
-    step, such as a loss, tell nothing of it, and variants that share a mistake agree."""
+def _truth(built: Sequence[Running], reference: Reference | None) -> Running | None:
+    """What tells what TensorFlow makes of the variables on the CPU: the outputs of a first step, such as a loss, tell nothing of it, and
+    variants that share a mistake agree. None where it can not be asked, or nothing runs on our engine."""
     ours = [one for one in built if isinstance(one.variant.engine, CudaEngine)]
-    if not ours:
-        return
-    truth = Running(Variant(source, REFERENCE, ours[0].variant.job), None)
-    try:
-        truth.build(truth.variant.job)
-        _verify_state([(one, truth, own[one]) for one in ours], state, how)
-    finally:
-        truth.close()
+    if reference is None or not reference.learns or not ours:
+        return None
+    return Running(Variant(reference.source, REFERENCE, ours[0].variant.job), None)
 
 
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:
