@@ -127,6 +127,11 @@ class CudaEngine:
             return f"PyTorch {torch.__version__} is a build without CUDA"
         if not torch.cuda.is_available():
             return "PyTorch sees no CUDA device (see `msplit doctor`)"
+        try:
+            torch.backends.cudnn.version()
+        except RuntimeError as problem:  # all that follows would fail, or end the process
+            said = " ".join(str(problem).split()).partition(". ")[0]
+            return f"{said}; where TensorFlow brings another cuDNN, import torch before tensorflow"
         return None
 
     def build(self, job: Job) -> Executable:

@@ -332,3 +332,18 @@ def test_what_is_compiled_of_one_graph_shares_its_weights_on_the_device(monkeypa
     again = ENGINE.compile(one).program
     assert sum(put) >= weights, "of a graph that was forgotten nothing is left, although programs hold theirs"
     assert not any(tensor is first.constants.get(key) for key, tensor in again.constants.items())
+
+
+def test_a_cudnn_of_another_version_is_told_before_anything_fails_for_it(monkeypatch):
+    """As where TensorFlow, with one of its own, was imported first."""
+    said = "cuDNN version incompatibility: PyTorch was compiled  against (9, 19, 0) but found runtime version (9, 14, 0). More."
+
+    def version():
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", version)
+    told = ENGINE.unavailable()
+    assert "found runtime version (9, 14, 0); where TensorFlow" in told
+    assert "import torch before tensorflow" in told
