@@ -294,9 +294,14 @@ def test_not_a_number_is_one_clients_own_business(channel: Any, expected: Any) -
 
 
 def test_a_deadline_ends_the_wait(channel: Any) -> None:
-    with pytest.raises(grpc.RpcError) as caught:
-        ask(channel, request_for("mmoe_small", {"x": rows(1)}), timeout=1e-6)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    codes = set()
+    for _ in range(50):  # on a busy machine the answer may be there before gRPC looks at its clock
+        try:
+            ask(channel, request_for("mmoe_small", {"x": rows(1)}), timeout=1e-6)
+        except grpc.RpcError as told:
+            codes.add(told.code())
+            break
+    assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
 def test_many_clients_get_their_own_answers(server: Server, expected: Any) -> None:

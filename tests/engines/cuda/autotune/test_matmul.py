@@ -66,7 +66,7 @@ def measured(monkeypatch):
     times, tiles, wrong = {"library": 1.0, "library, turned": 1.0}, [Tile("a"), Tile("b"), Tile("c", exact=True)], set()
     last = []
 
-    def by_kernel(work, tile):
+    def by_kernel(work, tile, result=None):
         last.append(tile.name)
         return batched_matmul.by_library(work) * (2 if tile.name in wrong else 1)
 
@@ -317,9 +317,9 @@ def test_all_that_is_timed_was_listed(measured, monkeypatch, op, shapes, movable
     times |= {"library, turned": 0.5, "triton a": 0.3, "triton c": 0.2}
     launched, by_kernel = set(), batched_matmul.by_kernel
 
-    def noted(work, tile):
+    def noted(work, tile, result=None):
         launched.add((tile.name, work.one.x.stride(), work.one.weights.stride()))
-        return by_kernel(work, tile)
+        return by_kernel(work, tile, result)
 
     monkeypatch.setattr(batched_matmul, "by_kernel", noted)
     arguments = [normal(*shape) for shape in shapes]
