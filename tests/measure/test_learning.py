@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from msplit.core.precision import Precision
+from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+from msplit.measure import verified
 from msplit.measure.benchmark import bench
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Settings
@@ -66,6 +72,58 @@ def test_a_bench_with_a_wrong_gradient_fails(monkeypatch, wrong, optimizer):
     found = bench(small_net(optimizer), QUICK)
     assert all(one.failed for one in found.result.variants)
     assert "variables of TensorFlow on the CPU (ieee): filters" in found.result.describe_failures()
+
+
+def precision_on_a_gpu(variant):
+    return Precision.TF32 if isinstance(variant.engine, CudaEngine) else Precision.IEEE
+
+
+class RoundsAsTf32(TorchDispatchMode):
+    """Products and convolutions read float32 with the 10 bits that TF32 has."""
+
+    aten = torch.ops.aten
+    products = frozenset({aten.mm.default, aten.convolution.default, aten.convolution_backward.default})
+
+    def __init__(self):
+        super().__init__()
+        self.rounded = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in self.products:
+            self.rounded += 1
+            args = tuple(self.tf32(one) if place < 3 else one for place, one in enumerate(args))
+        return function(*args, **(kwargs or {}))
+
+    @staticmethod
+    def tf32(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        bits = value.view(torch.int32)
+        return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("optimizer", ["GradientDescent", "Momentum", "RMSProp", "Adam"])
+def test_a_step_in_tf32_is_as_near_to_tensorflow_in_float32_as_it_has_to_be(monkeypatch, optimizer):
+    """As on a GPU: what is rounded is allowed for, in a step that is right."""
+    mode, on, verify, step = RoundsAsTf32(), [], verified._verify, SimulatedExecutable.step
+
+    def verify_in_tf32(running, how):
+        with monkeypatch.context() as patch:
+            if running[-1].variant.job.precision is Precision.TF32:  # the other pass is in IEEE float32
+                patch.setattr(verified, "_precision", precision_on_a_gpu)
+                patch.setattr(SimulatedExecutable, "step", rounded)
+                on.append(True)
+            verify(running, how)
+
+    def rounded(self, feeds):
+        with mode:
+            return step(self, feeds)
+
+    monkeypatch.setattr(verified, "_verify", verify_in_tf32)
+    found = bench(small_net(optimizer), QUICK)
+    assert on
+    assert mode.rounded
+    assert not found.result.failed, found.result.describe_failures()
 
 
 def test_steps_that_draw_learn_what_tensorflows_first_step_does():
