@@ -21,7 +21,7 @@ from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
-from msplit.measure.fetchable import Fetchable, Key, dtype, fetchable, is_number, read_by
+from msplit.measure.fetchable import Fetchable, Key, dtype, fetchable, is_number, read_by, reads_variable
 from msplit.measure.initial import initial_state
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest, as_recorded
@@ -125,7 +125,9 @@ def bisect(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pr
     for key, comparison in wrong[:MOST_SUSPECTS]:
         tell("running nodes alone", 1.0)
         suspect = sides.suspect(key, comparison)
-        if suspect.alone is None or not suspect.alone.passed:
+        # What reads a variable that was written is given no other value of it: of that the updates below tell.
+        told_below = found.after[key[0]] and reads_variable(flat, key[0])
+        if not told_below and (suspect.alone is None or not suspect.alone.passed):
             return replace(made, kernels="plain", culprit=suspect)
         drift = drift or suspect
     tell("running updates alone", 1.0)
@@ -240,15 +242,17 @@ class _Sides:
         return Suspect(graph.names[key[0]], graph.ops[key[0]], found, tuple(inputs.values()), alone)
 
     def among_updates(self) -> Suspect | None:
-        """The first node that makes something else of a variable than TensorFlow does, of what TensorFlow gives it to read."""
+        """The first node that makes something else of a variable than TensorFlow does, of what TensorFlow gives it to read. What follows a
+        write is not given: the write would not be needed for it."""
         writers = self.found.writers
         if not writers:
             return None
         read = self._read(node for nodes in writers.values() for node in nodes)
-        given = self._given(key for key in read if self.flat.graph.ops[key[0]] not in CONSTANTS)
-        got, (after, _) = self._stepped(self.flat, KernelMode.PLAIN, given)[1], self._learned
+        after, ops = self.found.after, self.flat.graph.ops
+        given = self._given(key for key in read if not after[key[0]] and ops[key[0]] not in CONSTANTS)
+        got, (expected, _) = self._stepped(self.flat, KernelMode.PLAIN, given)[1], self._learned
         for name in self._written():
-            found = self._change(name, got, after)
+            found = self._change(name, got, expected)
             if not found.passed:
                 inputs = self.compared(self._read(writers[name]), KernelMode.PLAIN)
                 return replace(self._update(name, found), inputs=tuple(inputs.values()), alone=found)

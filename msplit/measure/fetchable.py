@@ -84,6 +84,14 @@ def is_number(flat: FlatGraph, key: Key) -> bool:
     return dtype(flat, key) not in ("", "string", "variant", "resource")
 
 
+def reads_variable(flat: FlatGraph, node: int) -> bool:
+    """Whether a node reads a variable itself: also by way of a reference's Identity, which shows what is written later, too."""
+    graph = flat.graph
+    sources = graph.inputs(node)
+    behind = (one for source, _ in sources if graph.ops[source] == "Identity" for one in graph.inputs(source))
+    return any(_is_handle(flat, one) for one in (*sources, *behind))
+
+
 def read_by(flat: FlatGraph, found: Fetchable, nodes: Iterable[int]) -> list[Key]:
     """The numbers that nodes read. In place of one that can not be fetched, those that it is made of: what the Exit of a loop reads is
     what the loop does."""
@@ -197,5 +205,6 @@ def _state(flat: FlatGraph, needed: Mask) -> tuple[dict[str, list[int]], list[in
 
 
 def _is_handle(flat: FlatGraph, key: Key) -> bool:
+    """Whether a value stands for a variable."""
     found = dtype(flat, key)
     return found == "resource" or found.endswith("_ref")

@@ -108,6 +108,48 @@ def test_sparse_updates(monkeypatch, kind):
     assert found.variables > 20
 
 
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
+def test_an_update_that_reads_what_another_has_written(monkeypatch, resource):
+    """Gradients that are added up before they are taken: who is given that sum needs no addition any more."""
+
+    def graph(tf, v1):
+        x = v1.placeholder(tf.float32, [None, 6], name="x")
+        with v1.variable_scope("", use_resource=resource):
+            w = v1.get_variable("w", initializer=np.ones((6, 2), np.float32))
+            total = v1.get_variable("total", initializer=np.zeros((6, 2), np.float32), trainable=False)
+        loss = tf.reduce_mean(tf.square(x @ w), name="loss")
+        added = v1.assign_add(total, tf.gradients(loss, w)[0])
+        with tf.control_dependencies([added]):
+            tf.group(v1.assign_sub(w, 0.1 * total.read_value()), name="train_op")
+
+    flat = graph_of(graph, outputs=FETCHES)
+    found = bisect(flat, BenchRequest(batch=3))
+    assert (found.culprit, found.drift, found.differing, found.variables) == (None, None, 0, 2)
+    plant(monkeypatch, "AssignAdd", lambda node, outputs: outputs.mul_(1.01))
+    found = bisect(flat, BenchRequest(batch=3))
+    assert found.culprit.op.startswith("AssignAdd")
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
+def test_a_gradient_that_is_nothing_but_rounding_is_nobodys_fault(resource):
+    """A bias in front of a normalization has none, and its moving average is of what rounding made of it."""
+
+    def graph(tf, v1):
+        rng = np.random.default_rng(0)
+        x = v1.placeholder(tf.float32, [None, 6], name="x")
+        with v1.variable_scope("", use_resource=resource):
+            w = v1.get_variable("w", initializer=rng.standard_normal((6, 5)).astype(np.float32))
+            bias = v1.get_variable("bias", initializer=np.zeros(5, np.float32))
+        hidden = (tf.matmul(x, w) + bias)[:, None, None]
+        hidden = v1.nn.fused_batch_norm(hidden, np.ones(5, np.float32), np.zeros(5, np.float32), is_training=True)[0]
+        loss = tf.reduce_mean(tf.square(hidden[:, 0, 0] @ np.ones((5, 1), np.float32) - 1.0), name="loss")
+        with tf.control_dependencies([v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)]):
+            tf.group(v1.train.ExponentialMovingAverage(0.9).apply([w, bias]), name="train_op")
+
+    found = bisect(graph_of(graph, outputs=FETCHES), BenchRequest(batch=3))
+    assert found.culprit is None
+
+
 def test_what_no_order_settles_is_not_compared_and_told():
     """Whether the read comes before or after the assignment is up to TensorFlow."""
 
