@@ -485,10 +485,8 @@ def _after(one: Running, feeds: Arrays, state: Arrays) -> Arrays:
     """The variables after a step; none where it does not tell."""
     if not isinstance(one.running, HasState):
         return {}
-    if one.variant.engine is REFERENCE and _draws(
-        one
-    ):  # a session draws other numbers in each step, and ours those of its first
-        one.close()
+    if one.variant.engine is REFERENCE and _draws(one):
+        one.close()  # a session draws other numbers in each step, and ours those of its first
         one.build(one.variant.job)
     one.running.load_state(state)
     one.step(feeds)

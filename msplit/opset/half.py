@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from msplit.opset.traits import MATMULS
+
 
 class Half(StrEnum):
     """What an op does with half precision. TensorFlow's names for it are allow, infer, deny and clear."""
@@ -62,7 +64,7 @@ HALF = {op: what for what, ops in _LISTS.items() for op in ops.split()}
 WIDENING = frozenset(["LogSoftmax", "Mean", "Softmax", "Sum"])
 """Ops that can read half precision and compute in float32 in one kernel."""
 
-CONVERTING = WIDENING | {"MatMul", "_Columns", "_FusedMatMul"}
+CONVERTING = WIDENING | MATMULS | {"_Columns"}
 """Ops that can give another type than the one they compute in, in one kernel."""
 
 MASKING = frozenset(

@@ -252,9 +252,9 @@ def fill_columns(  # type: ignore[no-untyped-def]
     """See the module and `embedding_tables.Tables`, whose fields the arguments are.
 
     The first programs do tiles of the first shape (ROWS is 0 where there are none), the second ones those of the second, and the rest
-    plain columns (BLOCK is 0 where there are none). ELEMENT, BYTES: of what is read, and summed in the type SUM;
-    OUT_BYTES: of an element of the outputs. LONG, FLOAT, DOUBLE, EDGES,
-    MODULO: whether any ids are int64, any values float32 or float64, and whether any term has boundaries or a modulo.
+    plain columns (BLOCK is 0 where there are none). ELEMENT, BYTES: of what is read, and summed in the type SUM.
+    OUT_BYTES: of an element of the outputs. LONG, FLOAT, DOUBLE, EDGES, MODULO: whether any ids are int64, any values float32 or float64,
+    and whether any term has boundaries or a modulo.
     WEIGHTED, SCALED: whether anything is multiplied by values of its own, or by a number.
     """
     program = tl.program_id(0)
