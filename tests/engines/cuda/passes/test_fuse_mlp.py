@@ -119,6 +119,7 @@ def test_whatever_layers(takes_all, batch, front, sizes, biases, names, dtype, o
 
     flat = graph_of(build)
     found = kernels(program_of(flat, feeds)).count("_MLP")
-    assert found == (dtype != "float64" and "elu" not in names[:1])
+    # The kernel has no Elu. Behind the layers it is an op of its own, unless a product takes it along together with its bias.
+    assert found == (dtype != "float64" and names[0] != "elu" and not (names[1] == "elu" and biases[1]))
     tolerance = {"float32": 1e-3, "float64": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}[dtype]
     assert_equals_tensorflow(flat, feeds, tolerance=tolerance, streams=(1, 4), **options)
