@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from msplit.core.precision import Precision
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, Job
 from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.autotune.tuner import Tuner, choosing_for
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
@@ -100,7 +100,11 @@ def _compile(job: Job, begin: Begin | None = None) -> Compiled:
     key = (_shapes(job), job.precision, wide, job.options.for_program(), _where(job))
     cache: dict[tuple[Any, ...], Any] = device.compiled.setdefault(job.flat, {})
     if key not in cache:
-        with device.entered(), precision(job.precision.ieee):
+        with (
+            device.entered(),
+            precision(job.precision.ieee),
+            choosing_for(chain=_specialized(job, device).graph.is_chain()),
+        ):
             cache[key] = _fused(job, device) if job.options.mode.fuses else _unfused(job, device, begin)
     found: Compiled = cache[key]
     return found

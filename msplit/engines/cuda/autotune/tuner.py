@@ -61,6 +61,23 @@ MOST_SIDE_BY_SIDE = 2 << 30
 _busy: ContextVar[Callable[[], object]] = ContextVar("msplit_busy", default=lambda: None)
 
 
+_chain: ContextVar[bool] = ContextVar("msplit_chain", default=False)
+
+
+@contextlib.contextmanager
+def choosing_for(*, chain: bool) -> Iterator[None]:
+    """For the choices of one graph.
+
+    Args:
+        chain: Whether each of its ops waits for the one in front: nothing runs beside a kernel then, and the fastest alone is best.
+    """
+    token = _chain.set(chain)
+    try:
+        yield
+    finally:
+        _chain.reset(token)
+
+
 @contextlib.contextmanager
 def disturbed(busy: Callable[[], object]) -> Iterator[None]:
     """For what measures beside other work: choices made while the value of `busy` changes are not kept for other processes."""
@@ -108,7 +125,7 @@ class Tuner:
 
     def known(self, family: Family[T], key: tuple[Any, ...]) -> tuple[T] | None:
         """A choice that was made before, in this process or in another, alone in a tuple; None where there is none."""
-        made = self.chosen(family)
+        made, key = self.chosen(family), _in_its_graph(key)
         if key not in made:
             kept = self._kept.known(family, key)
             if kept is None:
@@ -128,13 +145,14 @@ class Tuner:
         chosen by rule then; and where something else ran beside it, see `disturbed`.
 
         Args:
-            key: All that the choice depends on beside the device and the code. Its `repr` tells it from others.
+            key: All that the choice depends on beside the device, the code and `choosing_for`. Its `repr` tells it from others.
             calls: What will be timed, as far as it is kernels of ours. In `listing` they are noted, and nothing is measured.
             weight: About how long the work takes, in any unit: where time is short, what weighs most is measured.
         """
         known = self.known(family, key)
         if known is not None:
             return known[0]
+        key = _in_its_graph(key)
         if self._noted is not None:
             self._note(self._noted, (family.name, key), calls, weight)
             return family.baseline
@@ -220,14 +238,14 @@ class Tuner:
     def first_to_beat(self, ranked: Iterable[Ranked[T]], baseline: Call) -> T | None:
         """The first choice that is faster than a baseline both alone and side by side, with weights that are not in the cache; None where
         none is. Where the fastest alone is not faster under load, another that is a little slower alone may be: it may fill less of the
-        GPU."""
-        alone, loaded = (self.milliseconds(baseline, lanes, cold=True) for lanes in (1, LANES))
-        for one in ranked:
-            if one.milliseconds >= MARGIN * alone:
-                break
-            if self.milliseconds(one.call, LANES, cold=True) < MARGIN * loaded:
-                return one.choice
-        return None
+        GPU. In a chain it is the fastest alone."""
+        alone = self.milliseconds(baseline, cold=True)
+        faster = [one for one in ranked if one.milliseconds < MARGIN * alone]
+        if not faster or _chain.get():
+            return faster[0].choice if faster else None
+        loaded = self.milliseconds(baseline, LANES, cold=True)
+        beside = (one for one in faster if self.milliseconds(one.call, LANES, cold=True) < MARGIN * loaded)
+        return next((one.choice for one in beside), None)
 
     def compile_ahead(self, calls: Sequence[Call]) -> None:
         """Compiles the kernels of calls that are to be timed, all at once. The calls run no kernel of ours, and give nothing."""
@@ -239,10 +257,10 @@ class Tuner:
                     call()
 
     def beats(self, candidate: Call, baseline: Call, *, cold: bool = False) -> bool:
-        """Whether one call is faster than another both alone and side by side; `cold` as `milliseconds_of` has it."""
+        """Whether one call is faster than another both alone and, but in a chain, side by side; `cold` as `milliseconds_of` has it."""
         return all(
             self.milliseconds(candidate, lanes, cold=cold) < MARGIN * self.milliseconds(baseline, lanes, cold=cold)
-            for lanes in (1, LANES)
+            for lanes in ((1,) if _chain.get() else (1, LANES))
         )
 
     def milliseconds(self, call: Call, lanes: int = 1, *, cold: bool = False) -> float:
@@ -269,6 +287,11 @@ class Tuner:
         finally:
             self.spent += time.perf_counter() - began
             self._measured += 1
+
+
+def _in_its_graph(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A key with what `choosing_for` says."""
+    return (*key, "chain") if _chain.get() else key
 
 
 def estimated(data: torch.Tensor, weights: torch.Tensor, flops: int) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.opset.state import written
-from msplit.opset.traits import CALLS, CONDS, LOOPS, ops_with, traits
+from msplit.opset.traits import CALLS, CONDS, LOOPS, VIEWS, ops_with, traits
 
 Key = tuple[int, int]
 """A value: (op, output port)."""
@@ -211,6 +211,23 @@ class OpGraph:
         self.ops[number] = Op(number, like.name, op, attrs, inputs, [like.source_nodes[0]])
         self.shapes[number, 0] = shape
         return self.ops[number]
+
+    def is_chain(self) -> bool:
+        """Whether each op waits for the one in front, views left out: no two could run side by side. For a graph in topological order.
+
+        Ops that do not wait for each other stand on one level, they or one of them and what the other waits for.
+        """
+        levels: dict[int, int] = {}
+        found: set[int] = set()
+        for op in self.ops.values():
+            level = max((levels.get(node, 0) for node, _ in op.inputs), default=0)
+            if op.op not in VIEWS:
+                level += 1
+                if level in found:
+                    return False
+                found.add(level)
+            levels[op.node] = level
+        return True
 
     def consumers(self) -> dict[Key, list[int]]:
         """Ops that read each value, one entry per read, in op order."""

@@ -245,19 +245,19 @@ class _Trial:
         fused = replace(op, op=OP, attrs={**op.attrs, PROLOGUE: found.steps})
         return _Trial(op, fused, [like(found.data), filter, *rest], len(op.inputs) - 2)
 
-    def kernels(self, chosen: Op, expected: torch.Tensor) -> Iterator[tuple[Tiles, Op]]:
-        """Our kernels that could run it: with the tiles that the convolution alone has, or any where that is a library's."""
+    def kernels(self, expected: torch.Tensor) -> Iterator[tuple[Tiles, Op]]:
+        """Our kernels that could run it, of all tiles: those that are best without a prologue, which leaves the data in shared memory for
+        the tensor cores, often are not with one."""
         data, filter = self.arguments[:2]
         results = int(filter.shape[3])
-        cuts = conv.candidates(data, filter, expected.numel() // max(results, 1), [results])
-        for tiles in [chosen.attrs[TILES]] if TILES in chosen.attrs else cuts:
+        for tiles in conv.candidates(data, filter, expected.numel() // max(results, 1), [results]):
             yield tiles, replace(self.fused, attrs={**self.fused.attrs, TILES: tiles})
 
     def calls(self) -> Iterator[Callable[[], Any]]:
         """Calls of all kernels of ours that `winner` times."""
         data, filter, *rest = self.arguments
-        chosen, _ = conv.choose(self.plain, [data, filter, *rest[: self.own]], lowered)
-        for tiles, op in self.kernels(chosen, lowered(self.plain)(data, filter, *rest[: self.own])[0]):
+        conv.choose(self.plain, [data, filter, *rest[: self.own]], lowered)
+        for tiles, op in self.kernels(lowered(self.plain)(data, filter, *rest[: self.own])[0]):
             yield functools.partial(lowered(op), data, filter.contiguous() if tiles.turned else filter, *rest)
 
     def winner(self, tuner: Tuner) -> Tiles | None:
@@ -275,6 +275,6 @@ class _Trial:
         lying = {False: copies(filter), True: copies(filter.contiguous())}
         calls = (
             (tiles, RotatingWeights(lowered(op), data, lying[tiles.turned], rest))
-            for tiles, op in self.kernels(chosen, expected)
+            for tiles, op in self.kernels(expected)
         )
         return tuner.first_to_beat(tuner.ranked(calls, [expected], cold=True), baseline)

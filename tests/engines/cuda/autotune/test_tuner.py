@@ -105,4 +105,20 @@ def test_what_is_chosen_beats_the_baseline_alone_and_under_load(monkeypatch, loa
         Tuner, "milliseconds", lambda self, call, lanes=1, cold=False: 4.0 if lanes == 1 else took[call()]
     )
     ranked = [tuner.Ranked(time, name, calls[name]) for name, time in zip(names, (2.0, 3.0, 5.0), strict=True)]
-    assert Tuner(Device(torch.device("cpu"))).first_to_beat(ranked, calls["baseline"]) == chosen
+    own = Tuner(Device(torch.device("cpu")))
+    assert own.first_to_beat(ranked, calls["baseline"]) == chosen
+    assert own.first_to_beat(ranked[2:], calls["baseline"]) is None
+    with tuner.choosing_for(chain=True):
+        assert own.first_to_beat(ranked, calls["baseline"]) == "fast", "nothing runs beside it"
+        assert own.first_to_beat(ranked[2:], calls["baseline"]) is None
+
+
+def test_what_is_chosen_for_a_chain_is_not_taken_for_what_has_branches():
+    family = tuner.Family("numbers", int, lambda value: value.whole(), 0)
+    own = Tuner(Device(torch.device("cpu")))
+    assert own.choose(family, ("key",), lambda: 1) == 1
+    with tuner.choosing_for(chain=True):
+        assert own.known(family, ("key",)) is None
+        assert own.choose(family, ("key",), lambda: 2) == 2
+        assert own.choose(family, ("key",), lambda: 3) == 2
+    assert own.known(family, ("key",)) == (1,)

@@ -40,8 +40,9 @@ def _quotient(number, by, shift):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _prepared(  # type: ignore[no-untyped-def]
-    a, scale, shift, inside, image, channel, channels, SCALE: tl.constexpr, SHIFT: tl.constexpr, CUT: tl.constexpr
-):
+    a, scale, shift, inside, image, channel, channels,
+    SCALE: tl.constexpr, SHIFT: tl.constexpr, CUT: tl.constexpr, POINT: tl.constexpr,
+):  # fmt: skip
     """Data with the prologue applied. SCALE 2: every image has factors of its own."""
     value = a.to(tl.float32)
     exists = channel < channels
@@ -53,7 +54,9 @@ def _prepared(  # type: ignore[no-untyped-def]
         value += tl.load(shift + channel, mask=exists, other=0)[None, :].to(tl.float32)
     if CUT:
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    return tl.where(inside, value, 0.0).to(a.dtype)
+    if not POINT:  # else nothing is padded, and what is made of pixels or channels that there are not is used for no result
+        value = tl.where(inside, value, 0.0)
+    return value.to(a.dtype)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -208,7 +211,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             offset = down * step_h + right * step_w + channel
             a = tl.load(data + start[:, None] + offset[None, :], mask=inside, other=0)
             if PROLOGUE:
-                a = _prepared(a, scale, shift, inside, image, channel, channels, SCALE, SHIFT, CUT)
+                a = _prepared(a, scale, shift, inside, image, channel, channels, SCALE, SHIFT, CUT, POINT)
             at = (tap * filter_tap + channel * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
             b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
@@ -261,7 +264,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             a = tl.load(of_data, mask=inside[:, None] & exists[None, :], other=0)
             if PROLOGUE:
                 taken = inside[:, None] & exists[None, :]
-                a = _prepared(a, scale, shift, taken, image, channel + summand, channels, SCALE, SHIFT, CUT)
+                a = _prepared(a, scale, shift, taken, image, channel + summand, channels, SCALE, SHIFT, CUT, POINT)
             b = tl.load(of_filter, mask=exists[:, None] & wanted[None, :], other=0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
             channel += SUMMANDS
