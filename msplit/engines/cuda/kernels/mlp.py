@@ -19,7 +19,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels.activations import NUMBERS, activate
 from msplit.engines.cuda.kernels.conv import LARGEST
 from msplit.engines.cuda.kernels.launch import Code, launch
-from msplit.engines.cuda.kernels.tiles import Tiles, shares
+from msplit.engines.cuda.kernels.tiles import Tiles, power_of_two, shares
 
 _MLP = Code("mlp", "mlp")
 
@@ -108,7 +108,7 @@ def shared(layers: Layers, data: Tensor, rows: int, parts: int, results_of_block
     counters = Device.of(data.device).semaphores.take(rows)
     if counters is None:
         return None
-    wide = max(_power(hidden), 8)
+    wide = max(power_of_two(hidden), 8)
     out = data.new_empty((rows, results))
     partial = data.new_empty(rows * parts * wide, dtype=torch.float32)
     one, two = layers.biases
@@ -124,7 +124,7 @@ def shared(layers: Layers, data: Tensor, rows: int, parts: int, results_of_block
             "BIAS2": two is not None,
             "HIDDEN": wide,
             "RESULTS": results_of_block,
-            "PARTS": max(min(_power(parts), _AT_A_TIME // wide), 1),
+            "PARTS": max(min(power_of_two(parts), _AT_A_TIME // wide), 1),
         },
     )
 
@@ -154,8 +154,3 @@ def mlp(data: Tensor, layers: Layers, tiles: Tiles) -> Tensor | None:
         num_warps=tiles.warps, **({"launch_pdl": True} if tiles.early else {}),
     )  # fmt: skip
     return work.out
-
-
-def _power(size: int) -> int:
-    """The smallest power of two that is not less."""
-    return 1 << (size - 1).bit_length()

@@ -76,3 +76,8 @@ def reciprocal(divisor: int) -> tuple[int, int]:
 def shares(size: int, share: int) -> int:
     """How many shares of a size there are, the last one perhaps not whole."""
     return -(-size // share)
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is not less than a size from 1 on."""
+    return 1 << (size - 1).bit_length()

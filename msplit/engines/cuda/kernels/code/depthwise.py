@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msplit.engines.cuda.kernels.code.early import go_on
+from msplit.engines.cuda.kernels.code.early import LINE, fetch, go_on
 from msplit.engines.cuda.kernels.code.mlp import COUNTS, finish, hand_in, matrix
 from msplit.engines.cuda.kernels.code.products import _activate
 
@@ -15,7 +15,8 @@ def convolve_channels(  # type: ignore[no-untyped-def]
     data, filter, bias, out, pixels, height, width, channels, rows, columns,
     before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """A block's pixels and channels: see `depthwise.convolve`, which cuts and launches."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
@@ -24,7 +25,7 @@ def convolve_channels(  # type: ignore[no-untyped-def]
     total = _convolved(
         data, filter, bias, pixel, channel, there, height, width, channels, rows, columns,
         before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
-        KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, PIXELS, CHANNELS,
+        KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, ROWS, TAPS, PIXELS, CHANNELS,
     )  # fmt: skip
     place = pixel[:, None] * channels + channel[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=there[:, None] & (channel < channels)[None, :])
@@ -37,7 +38,8 @@ def convolve_and_squeeze(  # type: ignore[no-untyped-def]
     images, factors, first, bias1, second, bias2, partial, counters,
     hidden, results, parts, first_c, first_h, second_h, second_r, activation1, activation2,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
     BIAS1: tl.constexpr, BIAS2: tl.constexpr, HIDDEN: tl.constexpr, RESULTS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The same with `pixels` of one image, and what `code.mlp` does with their mean. The first `images * parts` blocks wait for none."""
@@ -53,7 +55,7 @@ def convolve_and_squeeze(  # type: ignore[no-untyped-def]
         total = _convolved(
             data, filter, bias, image * pixels + inner, channel, there, height, width, channels, rows, columns,
             before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
-            KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, PIXELS, CHANNELS,
+            KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, ROWS, TAPS, PIXELS, CHANNELS,
         )  # fmt: skip
         mean = tl.sum(tl.where(there[:, None], total, 0.0), 0) / pixels
         hand_in(mean, weights, partial + number * HIDDEN, counters + image, HIDDEN)
@@ -71,27 +73,42 @@ def _convolved(  # type: ignore[no-untyped-def]
     data, filter, bias, pixel, channel, there, height, width, channels, rows, columns,
     before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """What the windows of some pixels, counted over all images, give, with bias and activation, in float32."""
+    """What the windows of some pixels, counted over all images, give, with bias and activation, in float32.
+
+    Their elements are loaded some rows at once. Left alone, the compiler loads two, waits for them, and loads the next two.
+    """
     wanted = channel < channels
     rest = pixel // columns
     image = rest // rows
     top = (rest - image * rows) * STRIDE_H - before_h
     left = (pixel - rest * columns) * STRIDE_W - before_w
     start = image * step_n + top * step_h + left * step_w
-    total = tl.zeros([PIXELS, CHANNELS], tl.float32)
     if EARLY:
+        apart: tl.constexpr = min(LINE * 8 // filter.dtype.element_ty.primitive_bitwidth, CHANNELS)
+        tap = tl.arange(0, TAPS)
+        of_channel = tl.min(channel) + tl.arange(0, CHANNELS // apart) * apart
+        exists = (tap < KERNEL_H * KERNEL_W)[:, None] & (of_channel < channels)[None, :]
+        fetch(filter + tap[:, None] * filter_tap + of_channel[None, :] * filter_c, exists, filter)
         go_on()
-    for down in tl.static_range(KERNEL_H):
-        for right in tl.static_range(KERNEL_W):
-            y = top + down * dilation_h
-            x = left + right * dilation_w
-            inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
-            at = start + down * dilation_h * step_h + right * dilation_w * step_w
-            seen = tl.load(data + at[:, None] + channel[None, :], mask=inside[:, None] & wanted[None, :], other=0)
-            factor = tl.load(filter + (down * KERNEL_W + right) * filter_tap + channel * filter_c, mask=wanted, other=0)
-            total += seen.to(tl.float32) * factor.to(tl.float32)[None, :]
+    total = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    for first in tl.static_range(0, KERNEL_H, ROWS):
+        seen = ()
+        factors = ()
+        for down in tl.static_range(first, min(first + ROWS, KERNEL_H)):
+            for right in tl.static_range(KERNEL_W):
+                y = top + down * dilation_h
+                x = left + right * dilation_w
+                inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
+                at = start + down * dilation_h * step_h + right * dilation_w * step_w
+                seen += (tl.load(data + at[:, None] + channel[None, :], mask=inside[:, None] & wanted[None, :], other=0),)
+                place = filter + (down * KERNEL_W + right) * filter_tap + channel * filter_c
+                factors += (tl.load(place, mask=wanted, other=0),)
+        tl.debug_barrier()  # no load is put off behind it: all are under way before the first is waited for
+        for number in tl.static_range(len(seen)):
+            total += seen[number].to(tl.float32) * factors[number].to(tl.float32)[None, :]
     if BIAS:
         total += tl.load(bias + channel, mask=wanted, other=0).to(tl.float32)[None, :]
     return _activate(total, ACTIVATION)
