@@ -110,7 +110,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     _limit_search(item)
     several = item.get_closest_marker("needs_gpus")
     needed = several.args[0] if several else 1 if item.get_closest_marker("gpu") else 0
-    if needed and (why := _no_gpu(needed)):
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and item.get_closest_marker("interpretable") is not None
+    if needed and not interpreted and (why := _no_gpu(needed)):
         pytest.skip(why)
     if item.get_closest_marker("needs_triton") and importlib.util.find_spec("triton") is None:
         pytest.skip("no Triton; .ci/kernels brings it")

@@ -7,7 +7,7 @@ import torch
 
 from msplit.engines.cuda.ir.windows import Window
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
