@@ -3,13 +3,14 @@
     python benchmarks/models.py GRAPHS              # where TensorFlow is (the machine with the GPU may lack it)
     python benchmarks/visit.py GRAPHS OUT [STEP …]  # on the machine with the GPU
 
-Steps, all by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `schedulers` (every way to choose
-streams, and tuning), `auto` (kernels and streams by the simulator), `costs` (static against measured costs, simulated against measured
-time), `precision` (half precision beside float32), `foreign` and `foreign_costs` (both for models that no constant was fitted to),
-`requests` (what pools answer), `training` (training steps), `curves` (of their losses), `gpus` (models on 1, 2, 4 … GPUs, and the tests
-that need several), `tests` (marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done),
-`inputs` (what inputs cost a step, likewise). Each GPU runs one job at a time, on processor cores of its own; what is compared is always
-measured by one job. About 120 minutes of one GPU, 35 of four.
+Steps, all but `short` by default: `suite` (every model at every batch: TensorFlow, XLA, streams, larger kernels), `short` (some of it in
+a quarter of an hour: the README's models, and others at batch 1), `schedulers` (every way to choose streams, and tuning), `auto` (kernels
+and streams by the simulator), `costs` (static against measured costs, simulated against measured time), `precision` (half precision
+beside float32), `foreign` and `foreign_costs` (both for models that no constant was fitted to), `requests` (what pools answer),
+`training` (training steps), `curves` (of their losses), `gpus` (models on 1, 2, 4 … GPUs, and the tests that need several), `tests`
+(marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done), `inputs` (what inputs cost a
+step, likewise). Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by one job. About 120
+minutes of one GPU, 35 of four.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
 
@@ -52,6 +53,7 @@ THOUSAND = ("--no-xla", "columns_1000")
 
 RESULTS = {
     "suite": ("h200.json", "runs"),
+    "short": ("h200.json", "runs"),
     "quiet": ("h200.json", "runs"),
     "auto": ("h200.json", "runs"),
     "schedulers": ("schedulers.json", "rows"),
@@ -89,6 +91,13 @@ class Job:
 def suite(name: str, seconds: int, *options: str) -> Job:
     """Models beside TensorFlow; the name is the list of them."""
     return Job("suite", name, seconds, (*SUITE, "--models", name, *options))
+
+
+def short(name: str, seconds: int, *options: str) -> Job:
+    """The same in less time, for a visit of a quarter of an hour: the README's models, and others at batch 1."""
+    return Job(
+        "short", name, seconds, ("gpu_suite.py", "--duration", "0.5", "--streams", "1,8,16", "--models", name, *options)
+    )
 
 
 def precision(name: str, half: str, seconds: int) -> Job:
@@ -133,6 +142,10 @@ def foreign_costs(name: str, seconds: int) -> Job:
 
 
 JOBS = (
+    short("densenet121:1,efficientnet_b0:1", 250, "--no-xla", "densenet121,efficientnet_b0"),
+    short("mmoe:128,towers:128,deepfm:1024", 120),
+    short("inception_v3:1,googlenet:1", 200),
+    short("columns_50:256,bert:1,squeezenet:16", 170),
     suite("lstm:128", 330, *FEW),
     suite("nasnet_mobile:128", 300, *FEW),
     suite("columns_1000:1", 200, *FEW, *THOUSAND),
@@ -252,7 +265,7 @@ def main() -> None:
         help="begin no job that would end later than this, and end then what still runs",
     )
     arguments = parser.parse_args()
-    steps = arguments.steps or [*RESULTS, "curves", "tests"]
+    steps = arguments.steps or [*(step for step in RESULTS if step != "short"), "curves", "tests"]
     jobs = [job for job in wanted(arguments.only or ["*"]) if job.step in steps]
     alone = [job for job in jobs if job.step in ("quiet", "inputs") or job.gets_all]
     stop = time.monotonic() + arguments.seconds
@@ -373,6 +386,7 @@ def table(step: str, results: Path, folders: list[Path]) -> str:
     both = [["table.py", kind, str(results)] for kind in ("streams", "kernels")]
     commands = {
         "suite": both,
+        "short": both,
         "quiet": both,
         "auto": [["table.py", "auto", str(results)]],
         "schedulers": [["table.py", "schedulers", str(results)]],
