@@ -20,10 +20,11 @@ def convolve_channels(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """A block's pixels and channels: see `depthwise.convolve`, which cuts and launches."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    from_channel = tl.program_id(1) * CHANNELS
+    channel = from_channel + tl.arange(0, CHANNELS)
     there = pixel < pixels
     total = _convolved(
-        data, filter, bias, pixel, channel, there, height, width, channels, rows, columns,
+        data, filter, bias, pixel, from_channel, there, height, width, channels, rows, columns,
         before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
         KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, ROWS, TAPS, PIXELS, CHANNELS,
     )  # fmt: skip
@@ -48,12 +49,13 @@ def convolve_and_squeeze(  # type: ignore[no-untyped-def]
         image = number // parts
         part = number % parts
         chunks = tl.cdiv(channels, CHANNELS)
-        channel = part % chunks * CHANNELS + tl.arange(0, CHANNELS)
+        from_channel = part % chunks * CHANNELS
+        channel = from_channel + tl.arange(0, CHANNELS)
         inner = part // chunks * PIXELS + tl.arange(0, PIXELS)
         there = inner < pixels
         weights = matrix(first, channel, channels, tl.arange(0, HIDDEN), hidden, first_c, first_h)
         total = _convolved(
-            data, filter, bias, image * pixels + inner, channel, there, height, width, channels, rows, columns,
+            data, filter, bias, image * pixels + inner, from_channel, there, height, width, channels, rows, columns,
             before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
             KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, ROWS, TAPS, PIXELS, CHANNELS,
         )  # fmt: skip
@@ -70,7 +72,7 @@ def convolve_and_squeeze(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _convolved(  # type: ignore[no-untyped-def]
-    data, filter, bias, pixel, channel, there, height, width, channels, rows, columns,
+    data, filter, bias, pixel, from_channel, there, height, width, channels, rows, columns,
     before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
@@ -80,6 +82,7 @@ def _convolved(  # type: ignore[no-untyped-def]
 
     Their elements are loaded some rows at once. Left alone, the compiler loads two, waits for them, and loads the next two.
     """
+    channel = from_channel + tl.arange(0, CHANNELS)
     wanted = channel < channels
     rest = pixel // columns
     image = rest // rows
@@ -89,7 +92,7 @@ def _convolved(  # type: ignore[no-untyped-def]
     if EARLY:
         apart: tl.constexpr = min(LINE * 8 // filter.dtype.element_ty.primitive_bitwidth, CHANNELS)
         tap = tl.arange(0, TAPS)
-        of_channel = tl.min(channel) + tl.arange(0, CHANNELS // apart) * apart
+        of_channel = from_channel + tl.arange(0, CHANNELS // apart) * apart
         exists = (tap < KERNEL_H * KERNEL_W)[:, None] & (of_channel < channels)[None, :]
         fetch(filter + tap[:, None] * filter_tap + of_channel[None, :] * filter_c, exists, filter)
         go_on()
@@ -103,9 +106,10 @@ def _convolved(  # type: ignore[no-untyped-def]
                 x = left + right * dilation_w
                 inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
                 at = start + down * dilation_h * step_h + right * dilation_w * step_w
-                seen += (tl.load(data + at[:, None] + channel[None, :], mask=inside[:, None] & wanted[None, :], other=0),)
+                exists = inside[:, None] & wanted[None, :]
+                seen += (tl.load(data + at[:, None] + channel[None, :], mask=exists, other=0),)  # type: ignore[assignment]
                 place = filter + (down * KERNEL_W + right) * filter_tap + channel * filter_c
-                factors += (tl.load(place, mask=wanted, other=0),)
+                factors += (tl.load(place, mask=wanted, other=0),)  # type: ignore[assignment]
         tl.debug_barrier()  # no load is put off behind it: all are under way before the first is waited for
         for number in tl.static_range(len(seen)):
             total += seen[number].to(tl.float32) * factors[number].to(tl.float32)[None, :]
