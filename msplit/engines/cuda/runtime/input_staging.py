@@ -66,6 +66,7 @@ class _Group:
     Attributes:
         take: Their arrays out of all that are fed.
         places: Where they lie in the host block.
+        start: Byte of it at which the first one starts.
         memory: The same place as bytes.
     """
 
@@ -74,6 +75,7 @@ class _Group:
     shapes: list[tuple[int, ...]]
     dtypes: list[np.dtype[Any]]
     places: list[NDArray[Any]]
+    start: int
     memory: memoryview
 
 
@@ -112,7 +114,7 @@ class Inputs:
         start = self.block.starts[run[0]]
         memory = memoryview(self.block.host.numpy()[start : start + sum(array.nbytes for array in arrays)])
         shapes, dtypes = [array.shape for array in arrays], [array.dtype for array in arrays]
-        return _Group(tuple(run), _taker(run), shapes, dtypes, arrays, memory)
+        return _Group(tuple(run), _taker(run), shapes, dtypes, arrays, start, memory)
 
     @property
     def has_large(self) -> bool:
@@ -143,8 +145,12 @@ class Inputs:
 
         Raises:
             EngineError: An input is missing, has another shape or dtype than the one that was prepared, or is in another one's place.
+                Nothing is copied then.
         """
-        return self._fill(feeds, ahead=False)
+        arrays = self._checked(feeds)
+        if arrays is not None:
+            self._copy(arrays, ahead=False)
+        return arrays is not None
 
     def send(self, feeds: Feeds) -> bool:
         """Copies arrays into the host block, and issues the copies of large ones to the device on the current stream meanwhile.
@@ -155,7 +161,10 @@ class Inputs:
         Raises:
             EngineError: As above.
         """
-        return self._fill(feeds, ahead=True)
+        arrays = self._checked(feeds)
+        if arrays is not None:
+            self._copy(arrays, ahead=True)
+        return arrays is not None
 
     def send_all(self, feeds: Feeds) -> bool:
         """The same, and the copies of small ones behind them, all by the copy engine.
@@ -234,7 +243,7 @@ class Inputs:
         for name, place in self.block.arrays.items():
             value, start = feeds[name], self.block.starts[name]
             if is_array(value):
-                self._fill_one(name, np.asarray(value), None)
+                self._copy_one(name, self._checked_one(name, np.asarray(value)))
                 if place.nbytes:
                     self._async_copy.send(start, start + place.nbytes)
                 continue
@@ -248,7 +257,9 @@ class Inputs:
                 places = [self.on_device[name] for name in names]
                 torch._foreach_copy_(places, [tensors[name] for name in names], non_blocking=True)
 
-    def _fill(self, feeds: Feeds, *, ahead: bool) -> bool:
+    def _checked(self, feeds: Feeds) -> list[Sequence[Any]] | None:
+        """The arrays of each group; None where one of all is a tensor."""
+        found: list[Sequence[Any]] = []
         for group in self._groups:
             try:
                 sources = group.take(feeds)
@@ -259,27 +270,30 @@ class Inputs:
             # Others have shapes and types like these, too, and what NumPy makes of them comes through the host.
             if not fits or not (_ARRAYS.issuperset(map(type, sources)) or all(map(is_array, sources))):
                 self._refuse(feeds)
-                return False
-            if len(sources) == 1:
-                start = self.block.starts[group.names[0]]
-                tell = self._teller(start) if ahead and start >= self.rest else None
-                self._fill_one(group.names[0], sources[0], tell)
-                continue
-            if all(map(is_, sources, group.places)):
-                continue
-            # Joining bytes and moving them once more takes half as long as np.concatenate, which looks at each array for long.
-            try:
-                group.memory[:] = b"".join(sources)
-            except TypeError:  # one of them is not contiguous
-                group.memory[:] = b"".join([source.tobytes() for source in sources])
-        return True
+                return None
+            found.append(sources if len(sources) > 1 else (self._checked_one(group.names[0], sources[0]),))
+        return found
 
-    def _fill_one(self, name: str, source: NDArray[Any], tell: Tell | None) -> None:
+    def _checked_one(self, name: str, source: NDArray[Any]) -> NDArray[Any]:
+        place = self.block.arrays[name]
+        if source is place or getattr(source, "base", None) is not place.base:
+            return source
+        if not np.may_share_memory(source, place):  # another input may be copied over it before it is read
+            raise EngineError(f"input {name} is given memory of another input's buffer", fix="copy it first")
+        return source.copy()  # copied in pieces, it would be read where it has just been written over
+
+    def _copy(self, arrays: Sequence[Sequence[Any]], *, ahead: bool) -> None:
+        """Copies arrays that were checked into the host block."""
+        for group, sources in zip(self._groups, arrays, strict=True):
+            if len(sources) > 1:
+                _join(group, sources)
+            else:
+                tell = self._teller(group.start) if ahead and group.start >= self.rest else None
+                self._copy_one(group.names[0], sources[0], tell)
+
+    def _copy_one(self, name: str, source: NDArray[Any], tell: Tell | None = None) -> None:
         place = self.block.arrays[name]
         if source is not place:
-            if getattr(source, "base", None) is place.base and not np.may_share_memory(source, place):
-                # Another input may have been copied over it by now.
-                raise EngineError(f"input {name} is given memory of another input's buffer", fix="copy it first")
             self._memcpy.copy(source, place, tell)
         elif tell is not None:
             tell(0, place.nbytes)
@@ -321,6 +335,17 @@ def _taker(names: Sequence[str]) -> Callable[[Feeds], tuple[Any, ...]]:
         return itemgetter(*names)
     (name,) = names
     return lambda feeds: (feeds[name],)
+
+
+def _join(group: _Group, sources: Sequence[Any]) -> None:
+    """Copies the arrays of a group to their places."""
+    if all(map(is_, sources, group.places)):
+        return
+    # Joining bytes and moving them once more takes half as long as np.concatenate, which looks at each array for long.
+    try:
+        group.memory[:] = b"".join(sources)
+    except TypeError:  # one of them is not contiguous
+        group.memory[:] = b"".join([source.tobytes() for source in sources])
 
 
 def _runs(like: Mapping[str, torch.Tensor]) -> list[list[str]]:

@@ -79,7 +79,7 @@ class Memcpy:
         size = target.nbytes
         if size >= _SHARED_BYTES:
             self._copy_with_helpers(source, target, tell)
-        elif tell is None:
+        elif tell is None or not size:
             np.copyto(target, source)
         else:
             for part, place, first, last in _pieces(source, target, -(-size // _FEW_PIECES)):
