@@ -7,7 +7,10 @@ from tests.engines.cuda.interpreted import run_interpreted
 SCRIPT = """
 import threading, time
 import numpy as np, torch
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.kernels import copy
+from msplit.engines.cuda.runtime.input_staging import Inputs
 
 rng = np.random.default_rng(0)
 
@@ -70,6 +73,20 @@ for step in range(3):
     np.testing.assert_array_equal(target.numpy(), values)
     assert not one.gave_up()
     assert_ready_for_the_next(one)
+
+# The same by way of what feeds a step.
+values = {f"ids_{n}": rng.integers(0, 99, (3, n)) for n in range(5)}
+values |= {"picture": rng.standard_normal((1, 180, 181)).astype(np.float32), "flags": rng.integers(0, 2, 9).astype(bool)}
+found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(torch.device("cpu")))
+found.input_copy = copy.InputCopy(found.block.host, found.memory)
+for step in range(5):
+    values = {name: np.roll(value, step) for name, value in values.items()}
+    kernel = threading.Thread(target=found.rest_to_device)
+    assert found.feed(values, kernel.start)
+    kernel.join()
+    assert not found.missed()
+    for name, value in values.items():
+        np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)
 """
 
 
