@@ -88,6 +88,13 @@ class GraphExec:
         else:
             check(self._launch(self._executable, self._stream(self._index)))
 
+    def start_holding(self) -> None:
+        """The same, and keeps the interpreter's lock, as `start_on` does."""
+        if self._executable is None or self._current() != self._index:
+            self._graph.replay()
+        else:
+            check(self._launch_holding(self._executable, self._stream(self._index)))
+
     def finish_on(self, stream: torch.cuda.Stream) -> None:
         """Waits for all that is on a stream; what failed there is raised here."""
         if self._executable is None:
@@ -164,7 +171,9 @@ class CudaExecutable:
         self._memories = [CaptureMemory(place) for place in self._others if capture]
         self._origin = self._streams[0]
         stream = self._origin.cuda_stream if self._lent else None
-        self._inputs = Inputs(feeds, device, own_kernel=own_copies, stream=stream)
+        # A step that the GPU gave up waiting for is run once more. One that writes variables would write them twice.
+        launch_first = capture and not (timing_only or self._lent or program.state.final)
+        self._inputs = Inputs(feeds, device, own_kernel=own_copies, stream=stream, launch_first=launch_first)
         self._prefetch: Prefetch | None = None
         self._own_copies = own_copies
         self._memory = shared.memory or (device.scratch.handle if timing_only else torch.cuda.graph_pool_handle())
@@ -185,6 +194,7 @@ class CudaExecutable:
         with self._on_origin():
             self._inputs.fill({name: to_numpy(tensor) for name, tensor in feeds.items()})
             self._inputs.to_device()
+            self._inputs.rest_to_device()  # by the graph's own kernel, which is compiled here
             # Eager once on these very streams: libraries make their handles and workspaces here, outside of any capture.
             with self.state.kept():
                 results = self._record()
@@ -213,6 +223,7 @@ class CudaExecutable:
         with self._on_origin(), self.state.kept():
             self._record()  # NCCL makes its connections outside of any capture
         self._synchronize()
+        self._inputs.input_copy = None  # a step that is run once more would find nobody who takes part
         if self._capture:
             self._free_graphs()
             self._memory = torch.cuda.graph_pool_handle()  # one that no graph uses any more can not be captured into
@@ -347,18 +358,27 @@ class CudaExecutable:
                 return self.begin(feeds)
         if self._prefetch is not None:
             self._prefetch.feeds = None  # for a step before this one
-        if not self._inputs.send(feeds):
-            return False
+        return self._inputs.feed(feeds, self._replay)
+
+    def _replay(self) -> None:
         self._outputs.expect()
-        self._graphs[True].start()
-        return True
+        if self._inputs.input_copy is None:
+            self._graphs[True].start()
+        else:
+            self._graphs[True].start_holding()
 
     def end(self) -> dict[str, NDArray[Any]]:
         """See `engines.base.Begins`. In the thread that began it."""
+        self._arrive()
+        if self._inputs.missed():
+            self._replay()
+            self._arrive()
+        return self.outputs()
+
+    def _arrive(self) -> None:
         if not self._outputs.arrived():
             self._graphs[True].finish()
             self._outputs.settle()
-        return self.outputs()
 
     def start(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
         """Begins a step on the rows of several requests; see `Inputs.join`. For one whose streams are shared."""

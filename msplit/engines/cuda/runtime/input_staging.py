@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_, itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,8 +16,14 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.runtime.memcpy import AsyncCopy, Memcpy, Tell
+from msplit.engines.cuda.runtime.memcpy import CAN_POLL, AsyncCopy, Memcpy, Tell, copy_holding
 from msplit.errors import EngineError
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.kernels.copy import InputCopy
+
+LAUNCH_FIRST = True
+"""Whether graphs are launched before their inputs are copied into pinned memory, where that spares time. Benchmarks turn it off."""
 
 _ALIGNMENT = 256
 _SMALL_BYTES = 1 << 14
@@ -27,6 +33,12 @@ _ENGINE_BYTES = 1 << 12
 _AHEAD_BYTES = 1 << 22
 """From this size on an input is on the bus, piece by piece, while the rest of it is still being copied into pinned memory. That
 spares 8 % of 4 MB, 13 of 16 and 36 of 134 on an H200; smaller ones take longer, since to read what the processor is writing slows both."""
+_FIRST_BYTES = 1 << 16
+"""From this size on, below `_AHEAD_BYTES`, the graph that fetches inputs is launched before they are copied; see `InputCopy`. Less is
+copied in 2 µs, no more than the waiting takes. Where it begins to pay is still to be measured."""
+_MOST_GIVEN_UP = 10
+"""Steps for whose inputs the GPU has waited in vain, at 20 ms each, until they are copied before the launch from then on. Where Python's
+threads are that busy, or launches return at the end of what they launch (`CUDA_LAUNCH_BLOCKING`), nothing is gained."""
 _ARRAYS = frozenset({np.ndarray})
 _TOGETHER = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool}
@@ -66,6 +78,7 @@ class _Group:
     Attributes:
         take: Their arrays out of all that are fed.
         places: Where they lie in the host block.
+        start: Byte of it at which the first one starts.
         memory: The same place as bytes.
     """
 
@@ -74,6 +87,7 @@ class _Group:
     shapes: list[tuple[int, ...]]
     dtypes: list[np.dtype[Any]]
     places: list[NDArray[Any]]
+    start: int
     memory: memoryview
 
 
@@ -82,16 +96,24 @@ class Inputs:
 
     Args:
         stream: See `AsyncCopy`.
+        launch_first: Whether `feed` may launch the graph that fetches them before they are copied. It may have to run once more then.
 
     Attributes:
         block: The host's side.
         memory: The device's side, as bytes.
         on_device: The tensors on the device, by name.
         rest: Bytes at the start of the block that `send` does not send.
+        input_copy: What fetches them in a graph that is launched first; None where they are copied first.
     """
 
     def __init__(
-        self, like: Mapping[str, torch.Tensor], device: Device, *, own_kernel: bool = True, stream: int | None = None
+        self,
+        like: Mapping[str, torch.Tensor],
+        device: Device,
+        *,
+        own_kernel: bool = True,
+        stream: int | None = None,
+        launch_first: bool = False,
     ) -> None:
         runs = _runs(like)
         self.block = Block(like, runs, device)
@@ -102,17 +124,21 @@ class Inputs:
         self._groups = [self._group(run) for run in runs]
         self._async_copy = AsyncCopy(self.block.host, self.memory, stream)
         self._seen: torch.Tensor | None = None
+        self.input_copy: InputCopy | None = None
+        self._given_up = 0
         if own_kernel and can_launch(device.place) and self.block.host.numel() > _ENGINE_BYTES:
             from msplit.engines.cuda.kernels import copy
 
             self._seen = copy.seen_by(device.place, self.block.host)
+            if launch_first and LAUNCH_FIRST and CAN_POLL and _fits_first(self.block.host.numel(), self.rest):
+                self.input_copy = copy.InputCopy(self._seen, self.memory)
 
     def _group(self, run: list[str]) -> _Group:
         arrays = [self.block.arrays[name] for name in run]
         start = self.block.starts[run[0]]
         memory = memoryview(self.block.host.numpy()[start : start + sum(array.nbytes for array in arrays)])
         shapes, dtypes = [array.shape for array in arrays], [array.dtype for array in arrays]
-        return _Group(tuple(run), _taker(run), shapes, dtypes, arrays, memory)
+        return _Group(tuple(run), _taker(run), shapes, dtypes, arrays, start, memory)
 
     @property
     def has_large(self) -> bool:
@@ -124,8 +150,11 @@ class Inputs:
         self._to_device(self.block.host.numel())
 
     def rest_to_device(self) -> None:
-        """Issues the copy of what `send` does not send."""
-        self._to_device(self.rest)
+        """Issues the copy of what `send` does not send. In a graph that `feed` may launch first, it waits until that is there."""
+        if self.input_copy is not None:
+            self.input_copy.issue()
+        else:
+            self._to_device(self.rest)
 
     def _to_device(self, size: int) -> None:
         if self._seen is None:
@@ -143,8 +172,12 @@ class Inputs:
 
         Raises:
             EngineError: An input is missing, has another shape or dtype than the one that was prepared, or is in another one's place.
+                Nothing is copied then.
         """
-        return self._fill(feeds, ahead=False)
+        arrays = self._checked(feeds)
+        if arrays is not None:
+            self._copy(arrays, ahead=False)
+        return arrays is not None
 
     def send(self, feeds: Feeds) -> bool:
         """Copies arrays into the host block, and issues the copies of large ones to the device on the current stream meanwhile.
@@ -155,7 +188,51 @@ class Inputs:
         Raises:
             EngineError: As above.
         """
-        return self._fill(feeds, ahead=True)
+        arrays = self._checked(feeds)
+        if arrays is not None:
+            self._copy(arrays, ahead=True)
+        return arrays is not None
+
+    def feed(self, feeds: Feeds, launch: Callable[[], object]) -> bool:
+        """Does what `send` does, and launches the graph that fetches the rest: where there is an `input_copy`, before anything is copied.
+
+        What may be refused is refused before that. Whatever comes behind it, such as Ctrl-C, all is announced in the end, so that the GPU
+        goes on: with anybody's values, for a step that nobody gets the outputs of. Arrays that are not contiguous take much longer to copy
+        than a launch, and are copied first.
+
+        Args:
+            launch: Keeps the interpreter's lock where there is an `input_copy`: another thread might have it for 5 ms, which the GPU waits.
+
+        Returns:
+            As above. Where one is a tensor, nothing was launched.
+
+        Raises:
+            EngineError: As above.
+        """
+        arrays = self._checked(feeds)
+        if arrays is None:
+            return False
+        waiting = self.input_copy
+        if waiting is not None and self._given_up < _MOST_GIVEN_UP and (pieces := _pieces(arrays)) is not None:
+            waiting.hold()
+            try:
+                launch()
+                self._copy_holding(arrays, pieces, waiting.announce)
+            finally:
+                waiting.announce_all()
+        else:
+            self._copy(arrays, ahead=True)
+            if waiting is not None:
+                waiting.announce_all()  # Ctrl-C may have come just before the last time
+            launch()
+        return True
+
+    def missed(self) -> bool:
+        """Whether the GPU has given up waiting in the step that is over: it is to be launched once more, and finds all inputs now."""
+        if self.input_copy is None or not self.input_copy.gave_up():
+            return False
+        self._given_up += 1
+        return True
 
     def send_all(self, feeds: Feeds) -> bool:
         """The same, and the copies of small ones behind them, all by the copy engine.
@@ -234,7 +311,7 @@ class Inputs:
         for name, place in self.block.arrays.items():
             value, start = feeds[name], self.block.starts[name]
             if is_array(value):
-                self._fill_one(name, np.asarray(value), None)
+                self._copy_one(name, self._checked_one(name, np.asarray(value)))
                 if place.nbytes:
                     self._async_copy.send(start, start + place.nbytes)
                 continue
@@ -248,7 +325,9 @@ class Inputs:
                 places = [self.on_device[name] for name in names]
                 torch._foreach_copy_(places, [tensors[name] for name in names], non_blocking=True)
 
-    def _fill(self, feeds: Feeds, *, ahead: bool) -> bool:
+    def _checked(self, feeds: Feeds) -> list[Sequence[Any]] | None:
+        """The arrays of each group; None where one of all is a tensor."""
+        found: list[Sequence[Any]] = []
         for group in self._groups:
             try:
                 sources = group.take(feeds)
@@ -259,27 +338,30 @@ class Inputs:
             # Others have shapes and types like these, too, and what NumPy makes of them comes through the host.
             if not fits or not (_ARRAYS.issuperset(map(type, sources)) or all(map(is_array, sources))):
                 self._refuse(feeds)
-                return False
-            if len(sources) == 1:
-                start = self.block.starts[group.names[0]]
-                tell = self._teller(start) if ahead and start >= self.rest else None
-                self._fill_one(group.names[0], sources[0], tell)
-                continue
-            if all(map(is_, sources, group.places)):
-                continue
-            # Joining bytes and moving them once more takes half as long as np.concatenate, which looks at each array for long.
-            try:
-                group.memory[:] = b"".join(sources)
-            except TypeError:  # one of them is not contiguous
-                group.memory[:] = b"".join([source.tobytes() for source in sources])
-        return True
+                return None
+            found.append(sources if len(sources) > 1 else (self._checked_one(group.names[0], sources[0]),))
+        return found
 
-    def _fill_one(self, name: str, source: NDArray[Any], tell: Tell | None) -> None:
+    def _checked_one(self, name: str, source: NDArray[Any]) -> NDArray[Any]:
+        place = self.block.arrays[name]
+        if source is place or getattr(source, "base", None) is not place.base:
+            return source
+        if not np.may_share_memory(source, place):  # another input may be copied over it before it is read
+            raise EngineError(f"input {name} is given memory of another input's buffer", fix="copy it first")
+        return source.copy()  # copied in pieces, it would be read where it has just been written over
+
+    def _copy(self, arrays: Sequence[Sequence[Any]], *, ahead: bool) -> None:
+        """Copies arrays that were checked into the host block."""
+        for group, sources in zip(self._groups, arrays, strict=True):
+            if len(sources) > 1:
+                _join(group, sources)
+            else:
+                tell = self._teller(group.start) if ahead and group.start >= self.rest else None
+                self._copy_one(group.names[0], sources[0], tell)
+
+    def _copy_one(self, name: str, source: NDArray[Any], tell: Tell | None = None) -> None:
         place = self.block.arrays[name]
         if source is not place:
-            if getattr(source, "base", None) is place.base and not np.may_share_memory(source, place):
-                # Another input may have been copied over it by now.
-                raise EngineError(f"input {name} is given memory of another input's buffer", fix="copy it first")
             self._memcpy.copy(source, place, tell)
         elif tell is not None:
             tell(0, place.nbytes)
@@ -287,6 +369,17 @@ class Inputs:
     def _teller(self, start: int) -> Tell:
         send = self._async_copy.send
         return lambda first, last: send(start + first, start + last)
+
+    def _copy_holding(
+        self, arrays: Sequence[Sequence[Any]], pieces: Sequence[memoryview | None], announce: Callable[[int], object]
+    ) -> None:
+        """The same, in the order of the block, and announces up to which byte it is there. It keeps the interpreter's lock."""
+        for group, sources, piece in zip(self._groups, arrays, pieces, strict=True):
+            if piece is None:
+                _join(group, sources)
+            elif sources[0] is not group.places[0]:
+                copy_holding(piece, group.memory, announce, group.start)
+            announce(group.start + len(group.memory))
 
     def _refuse(self, feeds: Feeds) -> None:
         refuse_fed(feeds, {name: (place.dtype.name, place.shape) for name, place in self.block.arrays.items()})
@@ -323,6 +416,30 @@ def _taker(names: Sequence[str]) -> Callable[[Feeds], tuple[Any, ...]]:
     return lambda feeds: (feeds[name],)
 
 
+def _join(group: _Group, sources: Sequence[Any]) -> None:
+    """Copies the arrays of a group to their places."""
+    if all(map(is_, sources, group.places)):
+        return
+    # Joining bytes and moving them once more takes half as long as np.concatenate, which looks at each array for long.
+    try:
+        group.memory[:] = b"".join(sources)
+    except TypeError:  # one of them is not contiguous
+        group.memory[:] = b"".join([source.tobytes() for source in sources])
+
+
+def _pieces(arrays: Sequence[Sequence[Any]]) -> list[memoryview | None] | None:
+    """The bytes of arrays that are alone in their group, None for each other group; None in all where one of them is not contiguous."""
+    found: list[memoryview | None] = []
+    for sources in arrays:
+        if len(sources) > 1:
+            found.append(None)
+        elif sources[0].flags.c_contiguous:
+            found.append(np.asarray(sources[0]).reshape(-1).view(np.uint8).data)
+        else:
+            return None
+    return found
+
+
 def _runs(like: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """Names in groups: small tensors with others of their type, each larger one alone; last those that go ahead."""
     small: dict[torch.dtype, list[str]] = {}
@@ -333,6 +450,11 @@ def _runs(like: Mapping[str, torch.Tensor]) -> list[list[str]]:
         else:
             alone.append([name])
     return [*small.values(), *sorted(alone, key=lambda run: _goes_ahead(run, like))]
+
+
+def _fits_first(size: int, rest: int) -> bool:
+    """Whether a block of this size, none of which is sent ahead, is worth launching before it is copied."""
+    return _FIRST_BYTES <= size < _AHEAD_BYTES and rest == size
 
 
 def _goes_ahead(run: Sequence[str], like: Mapping[str, torch.Tensor]) -> bool:

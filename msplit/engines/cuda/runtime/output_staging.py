@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import platform
 import select
 import time
 from collections.abc import Callable, Mapping
@@ -15,10 +14,8 @@ from numpy.typing import NDArray
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.runtime.input_staging import Block
-from msplit.engines.cuda.runtime.memcpy import Memcpy
+from msplit.engines.cuda.runtime.memcpy import CAN_POLL, Memcpy
 
-_CAN_POLL = platform.machine() in ("x86_64", "AMD64")
-"""These processors see memory change in the order in which it was written: with the new number, the outputs are there."""
 _LOOKS = 16
 """How often the host looks, 0.6 µs in all, before it lets go of the interpreter's lock."""
 _PATIENCE = 1e-3
@@ -89,7 +86,7 @@ class Outputs:
         or more of the scheduler's time, 16 ms. The interpreter's lock is let go of every µs: another thread would otherwise get it
         when it has waited for 5 ms, over many steps, and so gets it in 80 µs.
         """
-        if self._output_copy is None or not _CAN_POLL:
+        if self._output_copy is None or not CAN_POLL:
             return False
         number, expected, look_up = self._output_copy.number, self._number, self._look_up
         end = time.perf_counter() + _PATIENCE
@@ -104,7 +101,7 @@ class Outputs:
     @property
     def seen(self) -> Callable[[], bool]:
         """What tells, without waiting, whether the replay that was announced last is over; false where only CUDA can tell."""
-        if self._output_copy is None or not _CAN_POLL:
+        if self._output_copy is None or not CAN_POLL:
             return lambda: False
         number = self._output_copy.number
         return lambda: bool(number[0] == self._number)

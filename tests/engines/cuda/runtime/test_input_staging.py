@@ -105,6 +105,33 @@ def test_views_of_an_inputs_own_place_are_as_good_as_any_array(monkeypatch):
         np.testing.assert_array_equal(places[name], value[::-1] if value.ndim == 1 else value)
 
 
+def test_views_of_an_inputs_own_place_are_sent_ahead_as_they_were(monkeypatch):
+    """In pieces they would be read where they have been written over."""
+    found, values, places = own_buffers(monkeypatch)
+    places["picture"][...] = values["picture"]
+    found.send({**values, "picture": places["picture"][::-1]})
+    np.testing.assert_array_equal(to_numpy(found.on_device["picture"]), values["picture"][::-1])
+
+
+def test_what_is_refused_leaves_the_block_as_it_is(monkeypatch):
+    found, values, places = own_buffers(monkeypatch)
+    for wrong in ({**values, "picture": values["picture"][1:]}, {**values, "other": places["middle"]}):
+        for give in (found.fill, found.send, found.send_all):
+            with pytest.raises(EngineError):
+                give(wrong)
+    assert not found.block.host.any()
+    assert not found.memory.any()
+
+
+def test_an_input_without_elements_beside_one_that_goes_ahead_is_no_piece(monkeypatch):
+    monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 15)
+    values = {"full": np.ones(64, np.float32), "none": np.zeros((0, 3)), "large": np.arange(9000, dtype=np.float32)}
+    found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
+    assert found.block.starts["none"] == found.block.starts["large"]
+    found.send(values)
+    np.testing.assert_array_equal(to_numpy(found.on_device["large"]), values["large"])
+
+
 def test_the_place_of_another_input_is_refused(monkeypatch):
     found, _, places = own_buffers(monkeypatch)
     for swapped in (places["other"], places["other"][::-1]):
