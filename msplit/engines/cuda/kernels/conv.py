@@ -49,13 +49,14 @@ def summing_steps(data: Tensor, filter: Tensor, tiles: Tiles) -> int:
     return int(filter.shape[0] * filter.shape[1]) * shares(int(data.shape[-1]), tiles[2])
 
 
-def is_nhwc(data: Tensor, filter: Tensor) -> bool:
-    """Whether a kernel can read these: floats of one type on a GPU, NHWC with the channels side by side, and few enough to be counted."""
+def is_nhwc(data: Tensor, filter: Tensor, *, converts: bool = False) -> bool:
+    """Whether a kernel can read these: floats of one type on a GPU, NHWC with the channels side by side, and few enough to be counted. One
+    that `converts` takes data of some other types, too."""
     return (
         data.is_cuda
         and data.dim() == filter.dim() == 4
-        and data.dtype in _DTYPES
-        and filter.dtype == data.dtype
+        and filter.dtype in _DTYPES
+        and (filter.dtype == data.dtype or (converts and data.dtype in few_channels.CONVERTED))
         and data.stride(-1) == 1
         and data.shape[-1] == filter.shape[2]
         and 0 < sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True)) < LARGEST
@@ -65,7 +66,7 @@ def is_nhwc(data: Tensor, filter: Tensor) -> bool:
 def fits(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:
     """Whether the kernel can convolve this: what `is_nhwc`, in one group."""
     return (
-        is_nhwc(data, filter)
+        is_nhwc(data, filter, converts=data.shape[-1] < few_channels.MANY)
         and data.shape[0] * frames[0].outputs * frames[1].outputs * filter.shape[-1] * _MOST_PARTS < LARGEST
     )
 

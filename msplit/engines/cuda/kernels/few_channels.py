@@ -17,6 +17,9 @@ from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, common, power_of_two, reciprocal, shares
 
+CONVERTED = (torch.float32, torch.uint8)
+"""Types that data may have beside the filter's: they are converted as they are loaded."""
+
 _CONVOLVE = Code("few_channels", "convolve_few_channels", specialized=False)
 
 MANY = 16
@@ -55,10 +58,10 @@ def convolve(
     activation: str = "",
     room: Tensor | None = None,
 ) -> Tensor:
-    """``activation(convolution + bias + side)``, NHWC, in `room` or contiguous.
+    """``activation(convolution + bias + side)`` in the filter's type, NHWC, in `room` or contiguous.
 
     Args:
-        data: NHWC, of any strides but the last, which is 1.
+        data: NHWC, of any strides but the last, which is 1, in the filter's type or in one that is `CONVERTED`.
         filter: HWIO.
         frames: The windows along height and width.
         tiles: How the work is cut, in one part.
@@ -74,7 +77,7 @@ def convolve(
     in_first = matrix.t().is_contiguous() and not matrix.is_contiguous()
     matrix = matrix if in_first else matrix.contiguous()
     shape = (images, vertical.outputs, horizontal.outputs, results)
-    out = data.new_empty(shape) if room is None else room
+    out = filter.new_empty(shape) if room is None else room
     step_out = results if room is None else pixel_step(room)
     assert step_out is not None
     step_n, step_h, step_w, _ = data.stride()

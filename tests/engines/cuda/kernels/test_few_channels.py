@@ -121,12 +121,30 @@ def test_half_precision_is_rounded_once(dtype):
         torch.testing.assert_close(found.double(), wanted, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-5)
 
 
+@pytest.mark.parametrize("source", [torch.float32, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_it_converts_what_it_loads(source, dtype, channels, monkeypatch):
+    from msplit.engines.cuda.kernels import conv
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    frames = frames_of((13, 21), (3, 3), (2, 2), (1, 1), (0, 1), (1, 1))
+    data = (normal(2, 13, 21, channels) * 40 + 100).to(source)
+    filter, bias = normal(3, 3, channels, 24).to(dtype), normal(24).to(dtype)
+    assert DEVICE == "cpu" or conv.fits(data, filter, frames)
+    found = conv.convolve(data, filter, frames, Tiles(64, 32, 32, 4, 1), bias)
+    assert found.dtype == dtype
+    assert torch.equal(found, conv.convolve(data.to(dtype), filter, frames, Tiles(64, 32, 32, 4, 1), bias))
+    wanted = expected(data.to(dtype), filter, frames, bias)
+    torch.testing.assert_close(found.double(), wanted, rtol=torch.finfo(dtype).eps, atol=1e-3)
+
+
 def test_what_is_not_a_number_spreads_over_its_windows_only():
     from msplit.engines.cuda.kernels import conv
 
     data = normal(1, 9, 9, 3)
     data[0, 4, 4, 1] = float("nan")
-    data[0, 0, 8, 2] = float("inf")
+    data[0, 0, 8, 2] = float("inf")  # next to padding and to summands that there are not, both times zero
     frames = frames_of((9, 9), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
     found = conv.convolve(data, torch.ones(3, 3, 3, 20, device=DEVICE), frames, Tiles(64, 32, 32, 4, 1))
     assert found[0, 3:6, 3:6].isnan().all()
