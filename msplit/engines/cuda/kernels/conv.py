@@ -217,7 +217,6 @@ def convolve_siblings(
         OUT=of_out,
         IN_FIRST=in_first,
         POINT=point,
-        NARROW=False,
         BIAS=bias is not None,
         SIDE=side is not None,
         ACTIVATION=ACTIVATIONS[activation],
