@@ -5,26 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
 import msplit
 from msplit.core.precision import Precision
-from msplit.engines.cuda.autotune import matmul
+from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.autotune.tuner import Tuner, differ
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.options import Torture
+from msplit.engines.cuda.passes import fuse_cast, pipeline
 from msplit.inputs.make import make_inputs
 from msplit.measure.verification import compare
 from tests.engines.cuda.cases import bits, flat_of, job, run, scattered
-from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
+from tests.engines.cuda.passes.test_merge_convolutions import block
+from tests.engines.cuda.random_graphs import FLOAT, POINTWISE, random_graphs
 from tests.gpu.test_products import lowered
 
 pytestmark = pytest.mark.gpu
 
+DT_UINT8 = 4
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 HALVES = {Precision.BF16: 3e-2, Precision.FP16: 4e-3}
 """How far outputs of these few layers may be from float32: the CPU is 0.005 and 0.0008 away at most."""
@@ -54,6 +58,38 @@ def test_a_captured_step_in_half_precision_is_near_float32_and_the_same_in_every
     found = compare(first, expected, precision=half, tolerance=HALVES[half])
     assert found.passed, found.describe()
     assert {key: value.dtype for key, value in first.items()} == {key: value.dtype for key, value in expected.items()}
+
+
+@pytest.mark.parametrize("taken", ["measured", "always"])
+@pytest.mark.parametrize("precision", [Precision.TF32, Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("source", ["float32", "uint8"])
+def test_an_image_that_its_convolution_converts(source, precision, taken, monkeypatch):
+    graph = block()
+    x = graph.placeholder("x", [4, 149, 147, 3], DT_UINT8 if source == "uint8" else FLOAT)
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.integers(0, 256, (4, 149, 147, 3)).astype(np.uint8)}
+    if source == "float32":
+        feeds = {"x": rng.standard_normal((4, 149, 147, 3)).astype(np.float32)}
+    else:
+        x = graph.node("Cast", [x])
+        graph.graph_def.node[-1].attr["SrcT"].type, graph.graph_def.node[-1].attr["DstT"].type = DT_UINT8, FLOAT
+        x = graph.node("Mul", [x, graph.constant(np.float32(1 / 255))], T=FLOAT)
+    y = graph.conv(x, 3, 40, window=(3, 3), stride=2, padding="VALID")
+    flat = graph.finish([graph.conv(y, 40, 24)])
+    if taken == "always":
+        (tiles, *_) = conv.FEW_CHANNELS
+        monkeypatch.setattr(pipeline, "casts_on", lambda device, measure: lambda graph, found: (True, tiles))
+    wanted = replace(job(flat, feeds, scattered(flat, 1), device="cuda", layout="nhwc"), precision=precision)
+    program = CudaEngine().compile(wanted).program
+    converting = source == "uint8" or precision is not Precision.TF32
+    if taken == "always":
+        assert sum(step.op.op == fuse_cast.OP for step in program.steps) == converting
+    executable = ENGINE.build(wanted)
+    first = executable.step(feeds)
+    assert bits(executable.step(feeds)) == bits(first)
+    executable.close()
+    found = compare(first, run(flat, feeds), precision=precision, tolerance=HALVES.get(precision, 2e-3))
+    assert found.passed, found.describe()
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))

@@ -32,6 +32,8 @@ from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
+from msplit.engines.cuda.passes.fuse_cast import decide_on as casts_on
+from msplit.engines.cuda.passes.fuse_cast import find_casts
 from msplit.engines.cuda.passes.fuse_prologue import decide_on as prologues_on
 from msplit.engines.cuda.passes.fuse_prologue import find_prologues
 from msplit.engines.cuda.passes.fuse_squeeze import list_layers
@@ -223,6 +225,9 @@ def _choices_ahead(
                 for members in find_siblings(graph):
                     decide(graph, members)
             if not nchw:
+                converts = casts_on(device.place, measure=True)
+                for one in find_casts(graph):
+                    converts(graph, one)
                 takes = prologues_on(device.place, measure=True)
                 for found in find_prologues(graph):
                     takes(graph, found)

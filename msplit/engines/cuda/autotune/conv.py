@@ -18,7 +18,7 @@ from msplit.engines.cuda.autotune.matmul import Lowered
 from msplit.engines.cuda.autotune.tuner import Call, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op, attrs_key
 from msplit.engines.cuda.ir.windows import TILES
-from msplit.engines.cuda.kernels import depthwise
+from msplit.engines.cuda.kernels import depthwise, few_channels
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.text import JsonValue
@@ -33,7 +33,6 @@ SINGLE = (
     (Tiles(64, 32, 64, 4, 5), _ANY),
     (Tiles(64, 64, 32, 4, 5), _ANY),
 )
-FEW_CHANNELS = ((Tiles(32, 32, 32, 4, 4, turned=True), (1,)), (Tiles(32, 64, 32, 4, 4, turned=True), (1,)))
 SIBLINGS = (
     (Tiles(32, 32, 64, 4, 3), (1, 2, 4)),
     (Tiles(32, 32, 64, 4, 5), (1, 2, 4)),
@@ -44,6 +43,13 @@ SIBLINGS = (
 second to compile (windows of one pixel and of more, whole and with shared sums), and each new shape its measurement.
 
 Several parts are for where they leave at least `LEAST_BLOCKS` and at most `MOST_BLOCKS` blocks in all."""
+
+FEW_CHANNELS = tuple(
+    Tiles(pixels, 64, summands, warps, 1, turned=True)
+    for pixels, summands, warps in ((32, 16, 1), (64, 32, 2), (64, 32, 4), (128, 32, 4), (128, 64, 4), (256, 32, 8))
+)
+"""Of data with few channels, no larger than the filter (`few_channels.tiles_for`): 32 pixels of a warp, but for one. Steps are written out
+one by one, so that there is nothing to pipeline."""
 
 DEPTHWISE = tuple(
     Tiles(pixels, channels, 1, 4, 1, turned=True)
@@ -122,9 +128,11 @@ def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: S
     """Ways to cut a convolution, or several side by side, given the output channels of each."""
     from msplit.engines.cuda.kernels import conv
 
-    cuts = SIBLINGS if len(results) > 1 else FEW_CHANNELS if data.shape[-1] < 16 else SINGLE
     early = starts_early(data)
-    for whole, shares in cuts:
+    if len(results) == 1 and data.shape[-1] < few_channels.MANY:
+        yield from (tiles._replace(early=early) for tiles in few_channels.tiles_for(filter, FEW_CHANNELS))
+        return
+    for whole, shares in SIBLINGS if len(results) > 1 else SINGLE:
         blocks = -(-pixels // whole.pixels) * sum(-(-one // whole.results) for one in results)
         steps = conv.summing_steps(data, filter, whole)
         for parts in shares:

@@ -24,6 +24,9 @@ SIBLINGS = "_siblings"
 PROLOGUE = "_prologue"
 """Attribute of a convolution that has a `Prologue`: its steps, of `PROLOGUE_STEPS` and in their order. Their operands come last."""
 
+CAST_FROM = "_cast_from"
+"""Attribute of a convolution that converts its data: their type, as in ``"uint8"``. It computes in its filter's."""
+
 PROLOGUE_STEPS = ("scale", "shift", "relu")
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

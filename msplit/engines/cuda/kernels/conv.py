@@ -3,7 +3,7 @@
 Libraries are best where a convolution fills the GPU. At batch 1 most do not: then small tiles, padding that may differ between the
 ends of an axis and a bias and an activation in the same kernel take down to half the time (see `autotune.conv`, which measures).
 Convolutions of the same data with windows of the same kind (siblings) are one product with more columns. The kernel itself is in
-`code.convolutions`; depthwise convolutions have one of their own, in `kernels.depthwise`.
+`code.convolutions`; data with few channels and depthwise convolutions have kernels of their own, in `few_channels` and `depthwise`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, pixel_step
+from msplit.engines.cuda.kernels import few_channels
 from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.launch import Code, launch
-from msplit.engines.cuda.kernels.tiles import Tiles, reciprocal, shares
+from msplit.engines.cuda.kernels.tiles import Tiles, common, reciprocal, shares
 
 _CONVOLVE = Code("convolutions", "convolve_tile", specialized=False)
 
@@ -28,9 +29,6 @@ _OF_PRODUCTS = (4, 5, 6)
 
 LARGEST = 2**31 - 1
 """Positions are counted with 32 bits."""
-
-_NARROW = 16
-"""With fewer input channels than this, a tile sums over several of the window's elements at once."""
 
 _MOST_PARTS = 8
 
@@ -48,17 +46,17 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def summing_steps(data: Tensor, filter: Tensor, tiles: Tiles) -> int:
     """How many tiles of summands a convolution adds up: more blocks than these can not share them."""
-    taps, channels, summands = int(filter.shape[0] * filter.shape[1]), int(data.shape[-1]), tiles[2]
-    return -(-taps * channels // summands) if channels < _NARROW else taps * -(-channels // summands)
+    return int(filter.shape[0] * filter.shape[1]) * shares(int(data.shape[-1]), tiles[2])
 
 
-def is_nhwc(data: Tensor, filter: Tensor) -> bool:
-    """Whether a kernel can read these: floats of one type on a GPU, NHWC with the channels side by side, and few enough to be counted."""
+def is_nhwc(data: Tensor, filter: Tensor, *, converts: bool = False) -> bool:
+    """Whether a kernel can read these: floats of one type on a GPU, NHWC with the channels side by side, and few enough to be counted. One
+    that `converts` takes data of some other types, too."""
     return (
         data.is_cuda
         and data.dim() == filter.dim() == 4
-        and data.dtype in _DTYPES
-        and filter.dtype == data.dtype
+        and filter.dtype in _DTYPES
+        and (filter.dtype == data.dtype or (converts and data.dtype in few_channels.CONVERTED))
         and data.stride(-1) == 1
         and data.shape[-1] == filter.shape[2]
         and 0 < sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True)) < LARGEST
@@ -68,7 +66,7 @@ def is_nhwc(data: Tensor, filter: Tensor) -> bool:
 def fits(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:
     """Whether the kernel can convolve this: what `is_nhwc`, in one group."""
     return (
-        is_nhwc(data, filter)
+        is_nhwc(data, filter, converts=data.shape[-1] < few_channels.MANY)
         and data.shape[0] * frames[0].outputs * frames[1].outputs * filter.shape[-1] * _MOST_PARTS < LARGEST
     )
 
@@ -89,6 +87,9 @@ def convolve(
 
     Products of float32 are in TF32 where that is allowed for convolutions.
     """
+    tiles = Tiles(*tiles)
+    if data.shape[-1] < few_channels.MANY and tiles.parts == 1 and prologue is NO_PROLOGUE:
+        return few_channels.convolve(data, filter, frames, tiles, bias, side, activation=activation, room=room)
     rooms = {} if room is None else {0: room}
     return convolve_siblings(
         data,
@@ -145,10 +146,10 @@ def convolve_siblings(
     if not in_first and filter_steps[2] != 1:
         flat = flat.contiguous()
         filter_steps = flat.stride()
-    of_in = _common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()))
+    of_in = common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()))
     ((in_room, room),) = rooms.items() or ((0, None),)
     step_room = sizes[0] if room is None else _step(room)
-    of_out = _common(*sizes, step_room, *(() if in_first else filter_steps[:2]))
+    of_out = common(*sizes, step_room, *(() if in_first else filter_steps[:2]))
     of_filter = of_in if in_first else of_out
     point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
     pixels = images * vertical.outputs * horizontal.outputs
@@ -216,7 +217,6 @@ def convolve_siblings(
         OUT=of_out,
         IN_FIRST=in_first,
         POINT=point,
-        NARROW=channels < _NARROW,
         BIAS=bias is not None,
         SIDE=side is not None,
         ACTIVATION=ACTIVATIONS[activation],
@@ -257,8 +257,3 @@ def _step(room: Tensor) -> int:
     step = pixel_step(room)
     assert step is not None
     return step
-
-
-def _common(*sizes: int) -> int:
-    """What all sizes are multiples of, as far as it matters: four elements fill a load of 16 bytes."""
-    return next(number for number in (16, 4, 1) if all(size % number == 0 for size in sizes))

@@ -61,6 +61,7 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
     "Conv3D": prepare_filter,
     "Conv2DBackpropInput": prepare_filter,
     "Conv3DBackpropInputV2": prepare_filter,
+    "_CastConv2D": prepare_filter,
     "_FusedConv2D": prepare_filter,
     "_PrologueConv2D": prepare_filter,
     "_SiblingConv2D": prepare_filter,
@@ -128,14 +129,14 @@ def convolve(
 
     Args:
         node: Holds strides, padding, dilations and data_format; its op says whether each channel is convolved by itself.
-        data: The data in the logical shape of the node's data_format.
+        data: The data in the logical shape of the node's data_format, in the filter's type or in one that is converted to it.
         filter: HWIO (DHWIO), or HWCM for a depthwise convolution.
         bias: One number per output channel.
         side: Of the result's logical shape.
         activation: What is done to the result, as `fused_ops` names it; for LeakyRelu the node has the slope.
         prologue: What is done to the data first.
     """
-    _refuse_integers(node, data)
+    _refuse_integers(node, filter)
     depthwise = _is_depthwise(node)
     frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
     strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
@@ -153,7 +154,7 @@ def convolve(
             return conv.convolve(
                 data, filter, frames, tiles, bias, side, activation=activation, room=room, prologue=prologue
             )
-    data = prologue.of(data)
+    data = prologue.of(data.to(filter.dtype))
     data = to_channels_first(node, data)
     groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])
     if rest:

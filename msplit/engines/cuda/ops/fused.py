@@ -17,6 +17,7 @@ from msplit.engines.cuda.ir.dtypes import wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
+    CAST_FROM,
     NO_PROLOGUE,
     PROLOGUE,
     PROLOGUE_STEPS,
@@ -80,6 +81,13 @@ def convolution_with_prologue(node: Node, data: Tensor, filter: Tensor, *args: T
     operands = iter(args[count:])
     scale, shift = (next(operands) if step in steps else None for step in PROLOGUE_STEPS[:2])
     return _convolved(node, data, filter, args[:count], Prologue(scale, shift, "relu" in steps))
+
+
+@lowering("_CastConv2D", own=True)
+def convolution_with_cast(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
+    """The same of NHWC data of another type, as the attribute `_cast_from` says, which are converted to the filter's."""
+    _of_our_own(node, CAST_FROM)
+    return _convolved(node, data, filter, args)
 
 
 def _convolved(

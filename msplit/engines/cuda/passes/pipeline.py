@@ -36,6 +36,8 @@ from msplit.engines.cuda.passes.exchange import exchange
 from msplit.engines.cuda.passes.flatten_matmul import flatten_convolution, flatten_matmul
 from msplit.engines.cuda.passes.fold_affine import fold_affine
 from msplit.engines.cuda.passes.fold_padding import fold_dilation, fold_padding
+from msplit.engines.cuda.passes.fuse_cast import decide_on as casts_on
+from msplit.engines.cuda.passes.fuse_cast import fuse_cast
 from msplit.engines.cuda.passes.fuse_epilogue import fuse_epilogue
 from msplit.engines.cuda.passes.fuse_mlp import decide_on as mlps_on
 from msplit.engines.cuda.passes.fuse_mlp import fuse_mlp
@@ -185,6 +187,12 @@ def _merge_convolutions(graph: OpGraph, context: Context) -> bool:
     return context.measure and not context.nchw and merge_siblings(graph, decide_on(context.device))
 
 
+def _fuse_cast(graph: OpGraph, context: Context) -> bool:
+    if context.nchw or context.split is not None:
+        return False
+    return fuse_cast(graph, casts_on(context.device, measure=context.measure))
+
+
 def _fuse_prologue(graph: OpGraph, context: Context) -> bool:
     if context.nchw or context.split is not None:
         return False
@@ -262,6 +270,7 @@ PIPELINE = (
     Pass("compute_in_half", _compute_in_half, Stage.TYPED, option="half"),  # behind what joins ops: fewer casts
     Pass("fuse_attention", _fuse_attention, Stage.LAID_OUT, phase="choosing attention kernels"),
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
+    Pass("fuse_cast", _fuse_cast, Stage.LAID_OUT, phase="choosing prologues"),
     Pass("fuse_prologue", _fuse_prologue, Stage.LAID_OUT, phase="choosing prologues"),
     Pass("fuse_mlp", _fuse_mlp, Stage.LAID_OUT, phase="choosing kernels of small layers"),
     Pass("fuse_squeeze", _fuse_squeeze, Stage.LAID_OUT, phase="choosing kernels of small layers"),

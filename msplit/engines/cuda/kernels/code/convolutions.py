@@ -132,7 +132,6 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     OUT: tl.constexpr,
     IN_FIRST: tl.constexpr,
     POINT: tl.constexpr,
-    NARROW: tl.constexpr,
     BIAS: tl.constexpr,
     SIDE: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -192,92 +191,66 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     there = pixel < pixels
     wanted = result < results
     total = tl.zeros([PIXELS, RESULTS], tl.float32)
-    if NARROW:
-        if EARLY:
-            go_on()
-        count = taps * channels
-        start_at = 0
-        if SPLIT:
-            start_at = tl.program_id(2) * share * SUMMANDS
-            count = tl.minimum(count, start_at + share * SUMMANDS)
-        for first in range(start_at, count, SUMMANDS):
-            place = first + summand
-            exists = place < count
-            tap = place // channels
-            channel = place - tap * channels
-            down = tap // kernel_w * dilation_h
-            right = tap % kernel_w * dilation_w
-            y = top[:, None] + down[None, :]
-            x = left[:, None] + right[None, :]
-            inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there[:, None] & exists[None, :]
-            offset = down * step_h + right * step_w + channel
-            a = tl.load(data + start[:, None] + offset[None, :], mask=inside, other=0)
-            if PROLOGUE:
-                a = _prepared(a, scale, shift, inside, image, channel, channels, SCALE, SHIFT, CUT, POINT)
-            at = (tap * filter_tap + channel * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
-            b = tl.load(filter + at, mask=exists[:, None] & wanted[None, :], other=0)
-            total = tl.dot(a, b, total, input_precision=PRECISION)
-    else:
-        blocks = tl.cdiv(channels, SUMMANDS)
-        start_at = 0
-        end = taps * blocks
-        tap = 0
-        channel = 0
-        down = 0
-        right = 0
-        if SPLIT:
-            start_at = tl.program_id(2) * share
-            end = tl.minimum(end, start_at + share)
-            tap = _quotient(start_at, by_blocks, shift_blocks)
-            channel = (start_at - tap * blocks) * SUMMANDS
-            line = _quotient(tap, by_kernel_w, shift_kernel_w)
-            down = line * dilation_h
-            right = (tap - line * kernel_w) * dilation_w
-        from_data = data + start[:, None] + summand[None, :]
-        from_filter = filter + (summand * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
-        if EARLY:
-            in_line: tl.constexpr = LINE * 8 // filter.dtype.element_ty.primitive_bitwidth
-            channels_apart: tl.constexpr = min(in_line, SUMMANDS) if IN_FIRST else 1
-            results_apart: tl.constexpr = 1 if IN_FIRST else min(in_line, RESULTS)
-            of_channel = tl.arange(0, SUMMANDS // channels_apart) * channels_apart
-            of_result = tl.arange(0, RESULTS // results_apart) * results_apart + (tile - first_tile) * RESULTS
-            fetched = filter + (of_channel * filter_c)[:, None] + ((first_column + of_result) * filter_o)[None, :]
-            next_tap = tap
-            next_channel = channel
-            for _ in range(start_at, tl.minimum(end, start_at + _FETCHED)):
-                exists = (next_channel + of_channel < channels)[:, None] & (of_result < results)[None, :]
-                fetch(fetched + (next_tap * filter_tap + next_channel * filter_c), exists, filter)
-                next_channel += SUMMANDS
-                beyond = next_channel >= channels
-                next_channel = tl.where(beyond, 0, next_channel)
-                next_tap += tl.where(beyond, 1, 0)
-            go_on()
-        # Where the next summands lie is counted up: dividing to find it takes a tenth of the kernel's time.
-        for _ in range(start_at, end):
-            if POINT:
-                inside = there
-            else:
-                y = top + down
-                x = left + right
-                inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
-            of_data = from_data + (down * step_h + right * step_w + channel)
-            of_filter = from_filter + (tap * filter_tap + channel * filter_c)
-            exists = channel + summand < channels
-            a = tl.load(of_data, mask=inside[:, None] & exists[None, :], other=0)
-            if PROLOGUE:
-                taken = inside[:, None] & exists[None, :]
-                a = _prepared(a, scale, shift, taken, image, channel + summand, channels, SCALE, SHIFT, CUT, POINT)
-            b = tl.load(of_filter, mask=exists[:, None] & wanted[None, :], other=0)
-            total = tl.dot(a, b, total, input_precision=PRECISION)
-            channel += SUMMANDS
-            if not POINT:
-                last = channel >= channels
-                channel = tl.where(last, 0, channel)
-                tap += tl.where(last, 1, 0)
-                right = tl.where(last, right + dilation_w, right)
-                beyond = right >= kernel_w * dilation_w
-                down = tl.where(beyond, down + dilation_h, down)
-                right = tl.where(beyond, 0, right)
+    blocks = tl.cdiv(channels, SUMMANDS)
+    start_at = 0
+    end = taps * blocks
+    tap = 0
+    channel = 0
+    down = 0
+    right = 0
+    if SPLIT:
+        start_at = tl.program_id(2) * share
+        end = tl.minimum(end, start_at + share)
+        tap = _quotient(start_at, by_blocks, shift_blocks)
+        channel = (start_at - tap * blocks) * SUMMANDS
+        line = _quotient(tap, by_kernel_w, shift_kernel_w)
+        down = line * dilation_h
+        right = (tap - line * kernel_w) * dilation_w
+    from_data = data + start[:, None] + summand[None, :]
+    from_filter = filter + (summand * filter_c)[:, None] + (column_of_filter * filter_o)[None, :]
+    if EARLY:
+        in_line: tl.constexpr = LINE * 8 // filter.dtype.element_ty.primitive_bitwidth
+        channels_apart: tl.constexpr = min(in_line, SUMMANDS) if IN_FIRST else 1
+        results_apart: tl.constexpr = 1 if IN_FIRST else min(in_line, RESULTS)
+        of_channel = tl.arange(0, SUMMANDS // channels_apart) * channels_apart
+        of_result = tl.arange(0, RESULTS // results_apart) * results_apart + (tile - first_tile) * RESULTS
+        fetched = filter + (of_channel * filter_c)[:, None] + ((first_column + of_result) * filter_o)[None, :]
+        next_tap = tap
+        next_channel = channel
+        for _ in range(start_at, tl.minimum(end, start_at + _FETCHED)):
+            exists = (next_channel + of_channel < channels)[:, None] & (of_result < results)[None, :]
+            fetch(fetched + (next_tap * filter_tap + next_channel * filter_c), exists, filter)
+            next_channel += SUMMANDS
+            beyond = next_channel >= channels
+            next_channel = tl.where(beyond, 0, next_channel)
+            next_tap += tl.where(beyond, 1, 0)
+        go_on()
+    # Where the next summands lie is counted up: dividing to find it takes a tenth of the kernel's time.
+    for _ in range(start_at, end):
+        if POINT:
+            inside = there
+        else:
+            y = top + down
+            x = left + right
+            inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & there
+        of_data = from_data + (down * step_h + right * step_w + channel)
+        of_filter = from_filter + (tap * filter_tap + channel * filter_c)
+        exists = channel + summand < channels
+        a = tl.load(of_data, mask=inside[:, None] & exists[None, :], other=0)
+        if PROLOGUE:
+            taken = inside[:, None] & exists[None, :]
+            a = _prepared(a, scale, shift, taken, image, channel + summand, channels, SCALE, SHIFT, CUT, POINT)
+        b = tl.load(of_filter, mask=exists[:, None] & wanted[None, :], other=0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+        channel += SUMMANDS
+        if not POINT:
+            last = channel >= channels
+            channel = tl.where(last, 0, channel)
+            tap += tl.where(last, 1, 0)
+            right = tl.where(last, right + dilation_w, right)
+            beyond = right >= kernel_w * dilation_w
+            down = tl.where(beyond, down + dilation_h, down)
+            right = tl.where(beyond, 0, right)
     if SPLIT:
         # What others added up must be there before this block counts itself, and be read only after the last one has.
         number = tile * tl.num_programs(0) + tl.program_id(0)
