@@ -42,13 +42,23 @@ def _add_up(  # type: ignore[no-untyped-def]
     EARLY: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
     """Adds up some pixels of some channels, and multiplies these by their rows of the first matrix."""
+    channel = part % tl.cdiv(channels, CHANNELS) * CHANNELS + tl.arange(0, CHANNELS)
+    factors = matrix(first, channel, channels, tl.arange(0, HIDDEN), hidden, first_c, first_h)
+    if EARLY:
+        go_on()
+    mean = mean_of(part, data, pixels, channels, share, step_p, step_c, PIXELS, CHANNELS)
+    hand_in(mean, factors, partial, counter, HIDDEN)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def mean_of(  # type: ignore[no-untyped-def]
+    part, data, pixels, channels, share, step_p, step_c, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """Some pixels of some channels added up, and divided by how many pixels there are in all."""
     chunks = tl.cdiv(channels, CHANNELS)
     channel = part % chunks * CHANNELS + tl.arange(0, CHANNELS)
     begin = part // chunks * share
     end = tl.minimum(begin + share, pixels)
-    factors = matrix(first, channel, channels, tl.arange(0, HIDDEN), hidden, first_c, first_h)
-    if EARLY:
-        go_on()
     sums = tl.zeros([PIXELS, CHANNELS], tl.float32)
     while begin < end:
         pixel = begin + tl.arange(0, PIXELS)
@@ -58,7 +68,7 @@ def _add_up(  # type: ignore[no-untyped-def]
             other=0,
         ).to(tl.float32)
         begin += PIXELS
-    hand_in(tl.sum(sums, 0) / pixels, factors, partial, counter, HIDDEN)
+    return tl.sum(sums, 0) / pixels
 
 
 @triton.jit
@@ -74,6 +84,14 @@ def hand_in(mean, factors, partial, counter, HIDDEN: tl.constexpr):  # type: ign
     tl.store(partial + tl.arange(0, HIDDEN), tl.sum(mean[:, None] * factors, 0))
     tl.debug_barrier()  # all of it is there before the block counts itself
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
+
+
+@triton.jit
+def wait_for(counter, parts):  # type: ignore[no-untyped-def]
+    """Waits until a counter says that all parts are there, and what is in them can be read."""
+    done = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    while (done >= 0) & (done < parts):
+        done = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -95,9 +113,7 @@ def finish(  # type: ignore[no-untyped-def]
     shift2 = tl.load(bias2 + result, mask=(result < results) & BIAS2, other=0).to(tl.float32)
     if EARLY:
         go_on()
-    done = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
-    while (done >= 0) & (done < parts):
-        done = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    wait_for(counter, parts)
     # Once all have seen it, it is zero, for the next run of the same graph; until then below zero, or not less than `parts`.
     tl.atomic_add(counter, tl.where(slice == 0, 1 - parts - slices, 1), sem="relaxed", scope="gpu")
     sums = tl.zeros([PARTS, HIDDEN], tl.float32)
