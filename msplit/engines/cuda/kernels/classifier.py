@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue
 from msplit.engines.cuda.kernels.activations import NUMBERS, activate
 from msplit.engines.cuda.kernels.conv import LARGEST
 from msplit.engines.cuda.kernels.launch import Code, launch
@@ -64,6 +65,7 @@ class Dense(NamedTuple):
         activation: Of `activations.NUMBERS`.
         softmax: Whether it is the softmax of the results that is wanted.
         result: Its type.
+        prologue: What is done to the data first, with a factor per channel.
     """
 
     weights: Tensor
@@ -71,10 +73,12 @@ class Dense(NamedTuple):
     activation: str
     softmax: bool
     result: torch.dtype
+    prologue: Prologue = NO_PROLOGUE
 
-    def of(self, rows: Tensor) -> Tensor:
-        """The same step by step, of [rows, channels]."""
+    def of(self, data: Tensor) -> Tensor:
+        """The same step by step, of [rows, pixels, channels]."""
         weights, bias = self.weights, self.bias
+        rows = self.prologue.of(data).mean(1)
         rows = torch.mm(rows, weights) if bias is None else torch.addmm(bias, rows, weights)
         rows = activate(self.activation)(rows) if self.activation else rows
         dtype = torch.promote_types(rows.dtype, self.result)
@@ -82,7 +86,7 @@ class Dense(NamedTuple):
 
 
 def classify(data: Tensor, dense: Dense, tiles: Tiles) -> Tensor | None:
-    """``softmax(f(mean(data) @ weights + bias))``, computed in float32.
+    """``softmax(f(mean(prologue(data)) @ weights + bias))``, computed in float32.
 
     Args:
         data: [rows, pixels, channels], of any strides.
@@ -98,7 +102,9 @@ def classify(data: Tensor, dense: Dense, tiles: Tiles) -> Tensor | None:
     width = max(_OF_A_THREAD * 32 * tiles.warps // tiles.pixels, 1)
     # As few pieces of the pixels as fill the GPU with blocks, in whole tiles.
     share = shares(shares(pixels, tiles.pixels), _MOST_PIECES) * tiles.pixels
-    pieces = shares(pixels, share) if pixels > 1 else 0
+    scale, shift = (None if one is None else one.contiguous() for one in dense.prologue[:2])
+    prepares = scale is not None or shift is not None or dense.prologue.relu
+    pieces = shares(pixels, share) if pixels > 1 or prepares else 0
     counters = Device.of(data.device).semaphores.take(rows)
     if counters is None:
         return None
@@ -107,10 +113,12 @@ def classify(data: Tensor, dense: Dense, tiles: Tiles) -> Tensor | None:
     logits = data.new_empty(rows * results if softmax else 0, dtype=torch.float32)
     summands = min(tiles.summands, _power(channels))
     launch(_CODE, (rows * pieces * shares(channels, width) + shares(results, tiles.results),))(
-        data, rows, pixels, channels, share, pieces, *data.stride(),
+        data, data if scale is None else scale, data if shift is None else shift,
+        rows, pixels, channels, share, pieces, *data.stride(),
         out, weights, out if bias is None else bias, means if pieces else counters, logits if softmax else counters, counters,
         results, *weights.stride(), NUMBERS[dense.activation],
-        BIAS=bias is not None, MEAN=pieces > 0, SOFTMAX=_power(results) if softmax else 0, EARLY=tiles.early,
+        SCALE=scale is not None, SHIFT=shift is not None, CUT=dense.prologue.relu, BIAS=bias is not None,
+        MEAN=pieces > 0, SOFTMAX=_power(results) if softmax else 0, EARLY=tiles.early,
         TURNED=weights.stride(0) < weights.stride(1), WHOLE=summands >= channels,
         PIXELS=tiles.pixels, CHANNELS=width, SUMMANDS=summands, RESULTS=tiles.results,
         num_warps=tiles.warps, **({"launch_pdl": True} if tiles.early else {}),

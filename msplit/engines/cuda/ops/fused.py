@@ -81,9 +81,14 @@ def convolution_with_prologue(node: Node, data: Tensor, filter: Tensor, *args: T
     """The same of NHWC data that are scaled, shifted or cut off below zero first, as the attribute `_prologue` says."""
     steps = _of_our_own(node, PROLOGUE)
     count = len(args) - len({*steps} - {"relu"})
-    operands = iter(args[count:])
-    scale, shift = (next(operands) if step in steps else None for step in PROLOGUE_STEPS[:2])
-    return _convolved(node, data, filter, args[:count], Prologue(scale, shift, "relu" in steps))
+    return _convolved(node, data, filter, args[:count], _prologue(steps, args[count:]))
+
+
+def _prologue(steps: tuple[str, ...], operands: tuple[Tensor, ...]) -> Prologue:
+    """The prologue of some steps, those of which have an operand that have one."""
+    rest = iter(operands)
+    scale, shift = (next(rest) if step in steps else None for step in PROLOGUE_STEPS[:2])
+    return Prologue(scale, shift, "relu" in steps)
 
 
 def _convolved(
@@ -215,18 +220,20 @@ def mlp(node: Node, data: Tensor, *args: Tensor) -> Tensor:
 
 
 @lowering(CLASSIFIER, own=True)
-def classifier(node: Node, data: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+def classifier(node: Node, data: Tensor, weights: Tensor, *args: Tensor) -> Tensor:
     """A dense layer with bias and activation, perhaps a softmax behind it; of NHWC data it reads their mean over height and width."""
     softmax = bool(_of_our_own(node, CLASSIFIER_SOFTMAX))
-    dense = Dense(weights, bias, node.attrs[MLP_ACTIVATIONS][0], softmax, _result(node, data))
-    pooled, tiles = data.dim() > weights.dim(), node.get(TILES)
+    (activation,), (biased,) = node.attrs[MLP_ACTIVATIONS], node.attrs[MLP_BIASED]
+    prologue = _prologue(node.get(PROLOGUE, ()), args[biased:])
+    dense = Dense(weights, args[0] if biased else None, activation, softmax, _result(node, data), prologue)
+    data, tiles = data.flatten(1, 2) if data.dim() > weights.dim() else data.unsqueeze(1), node.get(TILES)
     if tiles is not None and can_launch(data.device):
         from msplit.engines.cuda.kernels.classifier import classify
 
-        found = classify(data.flatten(1, 2) if pooled else data.unsqueeze(1), dense, tiles)
+        found = classify(data, dense, tiles)
         if found is not None:
             return found
-    return dense.of(data.mean((1, 2)) if pooled else data)
+    return dense.of(data)
 
 
 def _result(node: Node, data: Tensor) -> torch.dtype:

@@ -17,15 +17,16 @@ import torch
 from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
-from msplit.engines.cuda.ir.dtypes import RESULT, to_torch
+from msplit.engines.cuda.ir.dtypes import RESULT, numpy_dtype, to_torch
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
-from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.ir.windows import PROLOGUE, TILES
 from msplit.engines.cuda.kernels import classifier, mlp
 from msplit.engines.cuda.kernels.activations import NUMBERS, activate
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.fused import CLASSIFIER, CLASSIFIER_SOFTMAX, MLP, MLP_ACTIVATIONS, MLP_BIASED
 from msplit.engines.cuda.passes.fuse_epilogue import activation_behind, reshapes_behind
+from msplit.engines.cuda.passes.fuse_prologue import InFront, in_front
 from msplit.engines.cuda.passes.merge_convolutions import lowered
 from msplit.engines.cuda.passes.pattern import Readers, become_reshape
 from msplit.opset.traits import RESHAPES
@@ -73,20 +74,27 @@ class Candidate:
         layers: Two, one behind the other, or one.
         absorbed: All ops that it would be in place of, the first one first.
         softmax: The one behind a single layer.
+        prologue: What a single layer's images go through before their mean is taken. Its operands are the op's last inputs.
     """
 
     data: Key
     layers: tuple[Layer, ...]
     absorbed: tuple[Op, ...]
     softmax: Op | None = None
+    prologue: InFront | None = None
 
     @property
     def pooled(self) -> bool:
         """Whether the mean is in it."""
-        return self.absorbed[0].op == "Mean"
+        return any(op.op == "Mean" for op in self.absorbed)
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """Of the prologue: a constant per channel for each step that has one."""
+        return () if self.prologue is None else self.prologue.operands
 
     def op(self, tiles: Tiles | None = None) -> Op:
-        """What it becomes, with the tiles of its kernel if one was chosen."""
+        """What it becomes, with the tiles of its kernel if one was chosen, but for the operands of its prologue."""
         attrs: dict[str, Any] = {} if tiles is None else {TILES: tiles}
         attrs[MLP_ACTIVATIONS] = tuple(layer.activation for layer in self.layers)
         attrs[MLP_BIASED] = tuple(bool(layer.bias) for layer in self.layers)
@@ -94,6 +102,7 @@ class Candidate:
             attrs[CLASSIFIER_SOFTMAX] = self.softmax is not None
         last = self.softmax or self.layers[-1].product
         attrs |= {RESULT: last.attrs[RESULT]} if RESULT in last.attrs else {}
+        attrs |= {} if self.prologue is None else {PROLOGUE: self.prologue.steps}
         inputs = [
             self.data,
             *(layer.weights for layer in self.layers),
@@ -158,8 +167,13 @@ def _single(graph: OpGraph, readers: Readers, layer: Layer) -> Candidate | None:
     shape = graph.shape(data)
     if shape is None or not (before or softmax) or not classifier.fits(shape, results, softmax=softmax is not None):
         return None
+    prologue = in_front(graph, readers, before[0], shape, numpy_dtype(dtype)) if before else None
+    if prologue is not None and any(isinstance(one, tuple) for one in prologue.operands):
+        prologue = None  # factors that another value has
+    if prologue is not None:
+        data, before = prologue.data, [*reversed(prologue.absorbed), *before]
     behind = () if softmax is None else (*between, softmax)
-    return Candidate(data, (layer,), (*before, *layer.absorbed, *behind), softmax)
+    return Candidate(data, (layer,), (*before, *layer.absorbed, *behind), softmax, prologue)
 
 
 def _layer(graph: OpGraph, readers: Readers, op: Op) -> Layer | None:
@@ -204,6 +218,7 @@ def _pooled(graph: OpGraph, readers: Readers, rows: Key, dtype: str) -> tuple[Ke
 def _fuse(graph: OpGraph, found: Candidate, tiles: Tiles | None) -> None:
     *others, last = found.absorbed
     op = found.op(tiles)
+    op.inputs += [graph.constant(one) for one in found.operands]
     shape = graph.shapes[found.layers[-1].product.node, 0]
     for one in others:
         del graph.ops[one.node]
@@ -251,7 +266,7 @@ class _Trial:
         found: What could become one op.
         data: What it reads.
         weights: The matrix of each.
-        biases: Of the layers that have one.
+        biases: Of the layers that have one, and the operands of a prologue.
     """
 
     found: Candidate
@@ -263,6 +278,7 @@ class _Trial:
     def of(graph: OpGraph, found: Candidate, device: torch.device) -> _Trial:
         chance = torch.Generator(device).manual_seed(0)
         rest = [to_torch(graph.constants[key], device) for key in found.op().inputs[1:]]
+        rest += [to_torch(one, device) for one in found.operands]
         data = torch.randn(graph.shapes[found.data], device=device, dtype=rest[0].dtype, generator=chance)
         count = len(found.layers)
         return _Trial(found, data, tuple(rest[:count]), tuple(rest[count:]))
@@ -296,7 +312,8 @@ class _Trial:
         softmax = None if self.found.softmax is None else lowered(self.found.softmax)
 
         def apart(data: torch.Tensor, weights: tuple[torch.Tensor, ...], *biases: torch.Tensor) -> Any:
-            rows = data.mean((1, 2)) if self.found.pooled else data
+            rows = torch.relu(data) if self.found.prologue else data  # a launch that it can not do without
+            rows = rows.mean((1, 2)) if self.found.pooled else rows
             for (run, bias, last), matrix in zip(steps, weights, strict=True):
                 (rows,) = run(rows, matrix, *bias)
                 rows = rows if last is None else last(rows)
@@ -305,4 +322,5 @@ class _Trial:
         baseline = RotatingWeights(apart, self.data, list(zip(*laid, strict=False)), ())
         own = list(zip(*map(copies, self.weights), strict=False))
         calls = ((tiles, RotatingWeights(run, self.data, own, self.biases)) for tiles, run in self.kernels())
-        return tuner.first_to_beat(tuner.ranked(calls, baseline(), cold=True), baseline)
+        expected = lowered(self.found.op())(self.data, *self.weights, *self.biases)
+        return tuner.first_to_beat(tuner.ranked(calls, expected, cold=True), baseline)

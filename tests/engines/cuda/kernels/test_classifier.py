@@ -10,6 +10,7 @@ from tests.engines.cuda.interpreted import run_interpreted
 SCRIPT = """
 import torch
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.ir.windows import Prologue
 from msplit.engines.cuda.kernels.activations import activate
 from msplit.engines.cuda.kernels.classifier import Dense, candidates, classify
 from msplit.engines.cuda.kernels.tiles import Tiles
@@ -39,11 +40,19 @@ for rows, pixels, channels, results, activation, softmax in [
         wanted = activate(activation)(wanted) if activation else wanted
         wanted = wanted.softmax(1) if softmax else wanted
         dense = Dense(weights, bias, activation, softmax, torch.float32)
-        torch.testing.assert_close(dense.of(data.mean(1)), wanted)
+        torch.testing.assert_close(dense.of(data), wanted)
         for tiles in (next(candidates(channels)), Tiles(16, 8, 16, 4, 1)):  # which holds the weights of some channels only
             found = classify(data, dense, tiles)
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
             assert not taken[-1].any()  # for the next run of a graph
+
+scale, shift = normal(40), normal(40)
+for pixels in (1, 49):
+    data, weights = normal(2, pixels, 40), normal(40, 30)
+    for prologue in (Prologue(scale, shift, True), Prologue(None, shift), Prologue(scale), Prologue(relu=True)):
+        dense = Dense(weights, None, "", True, torch.float32, prologue)
+        torch.testing.assert_close(classify(data, dense, tiles), dense.of(data), rtol=1e-4, atol=1e-5)
+        assert not taken[-1].any()
 
 for softmax in (True, False):
     data = torch.ones(2, 4, 16)

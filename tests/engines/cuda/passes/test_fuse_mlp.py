@@ -148,6 +148,18 @@ SOFTMAXES = {
 }
 
 
+FRONTS = {
+    "": lambda tf, x, dtype: x,
+    "relu": lambda tf, x, dtype: tf.nn.relu(x),
+    "normalized": lambda tf, x, dtype: tf.nn.relu(
+        x * tf.constant(normal(CHANNELS), dtype) + tf.constant(normal(CHANNELS), dtype)
+    ),
+    "shifted": lambda tf, x, dtype: x - tf.constant(normal(1, 1, 1, CHANNELS), dtype),
+    "own factors": lambda tf, x, dtype: x * tf.nn.tanh(tf.reduce_max(x, [1, 2], keepdims=True)),
+}
+"""What images go through before their mean is taken."""
+
+
 def classified(tf, x, *, softmax="op", results=6, biased=True, activation="", kept=False):
     """The end of a classifier of images, with names for its mean and its logits."""
     mean, dtype = tf.reduce_mean(x, [1, 2], keepdims=kept, name="mean"), x.dtype
@@ -174,6 +186,31 @@ def test_the_end_of_a_classifier_is_one_kernel(batch, softmax):
     flat = graph_of(build, outputs=["out"])
     apart = ["Softmax"] if softmax == "of pairs" else []
     assert kernels(program_of(flat, feeds)) == [*apart, "_Classifier", "_FusedConv2D"]
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4, fuse=True, group=True)
+
+
+@pytest.mark.parametrize("normalized", ["op", "spelled"])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_normalization_and_a_relu_in_front_of_the_mean_ride_along(read, normalized):
+    feeds = {"x": normal(2, 5, 5, CHANNELS)}
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        x = tf.concat([x, tf.nn.max_pool2d(x, 3, 1, "SAME")], 3)
+        gamma, beta, mean, variance = (np.abs(normal(2 * CHANNELS)) + 0.1 for _ in range(4))
+        if normalized == "op":
+            y, *_ = v1.nn.fused_batch_norm(x, gamma, beta, mean, variance, is_training=False)
+        else:
+            y = (x - mean) * (gamma / np.sqrt(variance)) + beta
+        y = tf.nn.relu(y, name="seen")
+        tf.identity(classified(tf, y), name="out")
+
+    flat = graph_of(build, outputs=["out", "seen"] if read else ["out"])
+    found = kernels(program_of(flat, feeds))
+    assert found.count("_Classifier") == 1
+    assert ("Relu" in found) == read
+    assert read or found == ["ConcatV2", "MaxPool", "_Classifier"]
     assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
     assert_equals_tensorflow(flat, feeds, tolerance=1e-4, fuse=True, group=True)
 
@@ -219,6 +256,7 @@ def test_behind_two_layers_the_softmax_stays(takes_all):
 @settings(max_examples=examples(25, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch=st.integers(1, 3),
+    front=st.sampled_from(sorted(FRONTS)),
     end=st.fixed_dictionaries(
         {
             "softmax": st.sampled_from(sorted(SOFTMAXES)),
@@ -232,11 +270,11 @@ def test_behind_two_layers_the_softmax_stays(takes_all):
     fetched=st.sampled_from(["", "", "mean", "logits"]),
     options=st.sampled_from([{}, {"fuse": True}, {"group": True}]),
 )
-def test_whatever_classifier(takes_all, batch, end, dtype, fetched, options):
+def test_whatever_classifier(takes_all, batch, front, end, dtype, fetched, options):
     feeds = {"x": normal(batch, 3, 2, CHANNELS)}
 
     def build(tf, v1):
-        y = classified(tf, tf.cast(placeholder(tf, v1, feeds["x"]), dtype), **end)
+        y = classified(tf, FRONTS[front](tf, tf.cast(placeholder(tf, v1, feeds["x"]), dtype), dtype), **end)
         tf.identity(tf.cast(y, tf.float32), name="out")
         if fetched:
             tf.identity(tf.cast(y.graph.get_tensor_by_name(f"{fetched}:0"), tf.float32), name="seen")
@@ -248,6 +286,7 @@ def test_whatever_classifier(takes_all, batch, end, dtype, fetched, options):
     elif not fetched:
         assert "_Classifier" in found
         assert "Mean" not in found
+        assert "Relu" not in found or end["activation"] == "relu"
     tolerance = {"float32": 1e-3, "float64": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}[dtype]
     assert_equals_tensorflow(flat, feeds, tolerance=tolerance, streams=(1, 4), **options)
 
@@ -280,8 +319,8 @@ def test_in_any_precision_outputs_are_of_the_type_that_they_have_apart(end, prec
 
 
 @pytest.mark.parametrize("faster", ["apart", "<lambda>"])
-@pytest.mark.parametrize("softmax", ["op", ""])
-def test_the_kernel_is_taken_where_it_is_faster_than_what_it_replaces(softmax, faster, monkeypatch):
+@pytest.mark.parametrize(("softmax", "front"), [("op", ""), ("", ""), ("op", "normalized")])
+def test_the_kernel_is_taken_where_it_is_faster_than_what_it_replaces(softmax, front, faster, monkeypatch):
     """On a CPU both compute the same."""
     feeds = {"x": normal(2, 5, 5, CHANNELS)}
 
@@ -291,10 +330,12 @@ def test_the_kernel_is_taken_where_it_is_faster_than_what_it_replaces(softmax, f
 
     monkeypatch.setattr(Tuner, "milliseconds", milliseconds)
     monkeypatch.setattr(devices, "_DEVICES", {})
-    flat = graph_of(
-        lambda tf, v1: tf.identity(classified(tf, placeholder(tf, v1, feeds["x"]), softmax=softmax), name="out"),
-        outputs=["out"],
-    )
+
+    def build(tf, v1):
+        x = FRONTS[front](tf, placeholder(tf, v1, feeds["x"]), "float32")
+        tf.identity(classified(tf, x, softmax=softmax), name="out")
+
+    flat = graph_of(build, outputs=["out"])
     graph = optimize(flat, feeds, CPU).graph
     (found,) = fuse_mlp.find_mlps(graph)
     trial = fuse_mlp._Trial.of(graph, found, CPU)

@@ -15,9 +15,10 @@ _COUNTS = ["rows", "pixels", "share", "pieces", "results", "activation"]
 
 @triton.jit(do_not_specialize=_COUNTS)  # type: ignore[untyped-decorator]
 def classify(  # type: ignore[no-untyped-def]
-    data, rows, pixels, channels, share, pieces, step_n, step_p, step_c,
+    data, scale, shift, rows, pixels, channels, share, pieces, step_n, step_p, step_c,
     out, weights, bias, means, logits, counters, results, weights_c, weights_r, activation,
-    BIAS: tl.constexpr, MEAN: tl.constexpr, SOFTMAX: tl.constexpr, EARLY: tl.constexpr, TURNED: tl.constexpr, WHOLE: tl.constexpr,
+    SCALE: tl.constexpr, SHIFT: tl.constexpr, CUT: tl.constexpr, BIAS: tl.constexpr, MEAN: tl.constexpr, SOFTMAX: tl.constexpr,
+    EARLY: tl.constexpr, TURNED: tl.constexpr, WHOLE: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, RESULTS: tl.constexpr,
 ):  # fmt: skip
     """Blocks start in the order of their numbers. The first `rows * parts` wait for none, so that all others may wait for them."""
@@ -26,8 +27,8 @@ def classify(  # type: ignore[no-untyped-def]
     if number < rows * parts:
         row = number // parts
         _average(
-            number % parts, data + row.to(tl.int64) * step_n, means + row * pieces * channels, counters + row,
-            pixels, channels, share, step_p, step_c, EARLY, PIXELS, CHANNELS,
+            number % parts, data + row.to(tl.int64) * step_n, scale, shift, means + row * pieces * channels, counters + row,
+            pixels, channels, share, step_p, step_c, SCALE, SHIFT, CUT, EARLY, PIXELS, CHANNELS,
         )  # fmt: skip
     else:
         _layer(
@@ -39,16 +40,21 @@ def classify(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _average(  # type: ignore[no-untyped-def]
-    part, data, means, counter, pixels, channels, share, step_p, step_c,
-    EARLY: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    part, data, scale, shift, means, counter, pixels, channels, share, step_p, step_c,
+    SCALE: tl.constexpr, SHIFT: tl.constexpr, CUT: tl.constexpr, EARLY: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Leaves what some pixels add to the mean of some channels to the blocks that wait for all of them."""
-    if EARLY:
-        go_on()
     chunks = tl.cdiv(channels, CHANNELS)
     channel = part % chunks * CHANNELS + tl.arange(0, CHANNELS)
-    mean = mean_of(part, data, pixels, channels, share, step_p, step_c, PIXELS, CHANNELS)
-    tl.store(means + part // chunks * channels + channel, mean, mask=channel < channels)
+    there = channel < channels
+    factor = tl.load(scale + channel, mask=there & SCALE, other=1).to(tl.float32)
+    addend = tl.load(shift + channel, mask=there & SHIFT, other=0).to(tl.float32)
+    if EARLY:
+        go_on()
+    mean = mean_of(
+        part, data, factor, addend, pixels, channels, share, step_p, step_c, SCALE, SHIFT, CUT, PIXELS, CHANNELS
+    )
+    tl.store(means + part // chunks * channels + channel, mean, mask=there)
     tl.debug_barrier()  # all of it is there before the block counts itself
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
 

@@ -46,15 +46,16 @@ def _add_up(  # type: ignore[no-untyped-def]
     factors = matrix(first, channel, channels, tl.arange(0, HIDDEN), hidden, first_c, first_h)
     if EARLY:
         go_on()
-    mean = mean_of(part, data, pixels, channels, share, step_p, step_c, PIXELS, CHANNELS)
+    mean = mean_of(part, data, 1.0, 0.0, pixels, channels, share, step_p, step_c, False, False, False, PIXELS, CHANNELS)
     hand_in(mean, factors, partial, counter, HIDDEN)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def mean_of(  # type: ignore[no-untyped-def]
-    part, data, pixels, channels, share, step_p, step_c, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
-):
-    """Some pixels of some channels added up, and divided by how many pixels there are in all."""
+    part, data, scale, shift, pixels, channels, share, step_p, step_c,
+    SCALE: tl.constexpr, SHIFT: tl.constexpr, CUT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Some pixels of some channels, scaled, shifted and cut off below zero, added up, and divided by how many pixels there are in all."""
     chunks = tl.cdiv(channels, CHANNELS)
     channel = part % chunks * CHANNELS + tl.arange(0, CHANNELS)
     begin = part // chunks * share
@@ -62,11 +63,15 @@ def mean_of(  # type: ignore[no-untyped-def]
     sums = tl.zeros([PIXELS, CHANNELS], tl.float32)
     while begin < end:
         pixel = begin + tl.arange(0, PIXELS)
-        sums += tl.load(
-            data + pixel[:, None] * step_p + channel[None, :] * step_c,
-            mask=(pixel < end)[:, None] & (channel < channels)[None, :],
-            other=0,
-        ).to(tl.float32)
+        inside = (pixel < end)[:, None] & (channel < channels)[None, :]
+        value = tl.load(data + pixel[:, None] * step_p + channel[None, :] * step_c, mask=inside, other=0).to(tl.float32)
+        if SCALE:
+            value *= scale[None, :]
+        if SHIFT:
+            value = tl.where(inside, value + shift[None, :], 0.0)
+        if CUT:
+            value = tl.where(value < 0, 0.0, value)
+        sums += value
         begin += PIXELS
     return tl.sum(sums, 0) / pixels
 
