@@ -33,6 +33,10 @@ _MOST_PIECES = 16
 _OF_A_THREAD = 8
 """Numbers of an image that a thread of a block in front loads at a time."""
 
+_REGISTERS = 128
+"""Of a thread at most, in a block of 8 warps or more: two of 8 warps share an SM then, such that wait with such that they wait for, or
+with the end of the kernel in front."""
+
 _TILES = (
     Tiles(64, 8, 2048, 8, 1),
     Tiles(64, 8, 1024, 8, 1),
@@ -100,7 +104,7 @@ def classify(data: Tensor, dense: Dense, tiles: Tiles) -> Tensor | None:
     weights, bias, softmax = dense.weights, dense.bias, dense.softmax
     results = weights.shape[1]
     width = max(_OF_A_THREAD * 32 * tiles.warps // tiles.pixels, 1)
-    # As few pieces of the pixels as fill the GPU with blocks, in whole tiles.
+    # At most so many pieces of the pixels, in whole tiles.
     share = shares(shares(pixels, tiles.pixels), _MOST_PIECES) * tiles.pixels
     scale, shift = (None if one is None else one.contiguous() for one in dense.prologue[:2])
     prepares = scale is not None or shift is not None or dense.prologue.relu
@@ -112,6 +116,7 @@ def classify(data: Tensor, dense: Dense, tiles: Tiles) -> Tensor | None:
     means = data.new_empty(rows * pieces * channels, dtype=torch.float32)
     logits = data.new_empty(rows * results if softmax else 0, dtype=torch.float32)
     summands = min(tiles.summands, _power(channels))
+    early = {"launch_pdl": True} | ({"maxnreg": _REGISTERS} if tiles.warps >= 8 else {})
     launch(_CODE, (rows * pieces * shares(channels, width) + shares(results, tiles.results),))(
         data, data if scale is None else scale, data if shift is None else shift,
         rows, pixels, channels, share, pieces, *data.stride(),
@@ -121,7 +126,7 @@ def classify(data: Tensor, dense: Dense, tiles: Tiles) -> Tensor | None:
         MEAN=pieces > 0, SOFTMAX=_power(results) if softmax else 0, EARLY=tiles.early,
         TURNED=weights.stride(0) < weights.stride(1), WHOLE=summands >= channels,
         PIXELS=tiles.pixels, CHANNELS=width, SUMMANDS=summands, RESULTS=tiles.results,
-        num_warps=tiles.warps, **({"launch_pdl": True} if tiles.early else {}),
+        num_warps=tiles.warps, **(early if tiles.early else {}),
     )  # fmt: skip
     return out
 
