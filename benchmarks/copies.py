@@ -1,4 +1,5 @@
-"""What writing Concats' parts in place, prologues, and small layers in one kernel are worth: a model with and without, on the GPU, TF32.
+"""What writing Concats' parts in place, prologues, small layers and the ends of classifiers in one kernel are worth: a model with and
+without, on the GPU, TF32.
 
     python benchmarks/copies.py GRAPHS [MODEL:BATCH …] [--variant "with all" --variant "layers apart" …]
 
@@ -45,6 +46,7 @@ VARIANTS = {
     "with all": (),
     "layers apart": ("squeezes_on",),
     "no small layers": ("mlps_on", "squeezes_on"),
+    "tail apart": ("tails",),
     "no prologues": ("prologues_on",),
     "not in place": ("writes_on",),
     "with none": tuple(NEVER),
@@ -68,6 +70,8 @@ def main() -> None:
         for variant in arguments.variant or VARIANTS:
             for what, decide in decides.items():
                 setattr(pipeline, what, NEVER[what] if what in VARIANTS[variant] else decide)
+            if "tails" in VARIANTS[variant]:
+                pipeline.mlps_on = tail_apart(decides["mlps_on"])
             flat = flatten(read(path))  # what is compiled belongs to it
             feeds = feeds_for(flat, Workload(int(batch)))
             job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=OPTIONS)
@@ -82,6 +86,16 @@ def main() -> None:
             off = max(float(np.sqrt(((found[n] - e) ** 2).mean() / (e**2).mean())) for n, e in expected.items())
             print(f"{row:18} {variant:15} {len(ops):4} kernels, {ours:3} ours, {left:2} Concats, "
                   f"host {host:6.1f}, device {device:6.1f} µs, off {off:.4f}", flush=True)  # fmt: skip
+
+
+def tail_apart(decides: Any) -> Any:
+    """What decides on small layers, but for the mean, one dense layer and the softmax behind it: against these."""
+
+    def decide_on(device: Any, measure: bool) -> Any:
+        decide = decides(device, measure=measure)
+        return lambda graph, found: (False, None) if len(found.layers) == 1 else decide(graph, found)
+
+    return decide_on
 
 
 def step(job: Job) -> tuple[dict[str, Any], float, float]:

@@ -1,4 +1,5 @@
-"""Concats in place, prologues and small layers in one kernel on a real GPU: right, under torture, with the kernels that are meant."""
+"""Concats in place, prologues, small layers and ends of classifiers in one kernel on a real GPU: right, under torture, with the kernels
+that are meant."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,8 +14,8 @@ from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.windows import TILES
-from msplit.engines.cuda.kernels import mlp
-from msplit.engines.cuda.ops.fused import MLP, SQUEEZE
+from msplit.engines.cuda.kernels import classifier, mlp
+from msplit.engines.cuda.ops.fused import CLASSIFIER, MLP, SQUEEZE
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.passes import concat_in_place, fuse_prologue, pipeline
 from msplit.measure.verification import compare
@@ -209,6 +210,41 @@ def test_at_batch_1_squeeze_and_excitation_is_one_kernel():
     """What is chosen is measured; of three blocks of this size most take it on an H100 or H200, by themselves or with their convolution."""
     program = CudaEngine().compile(job(depthwise_net(), feeds(), device="cuda", layout="nhwc", fuse=True)).program
     assert sum(TILES in step.op.attrs for step in program.steps if step.op.op in (MLP, SQUEEZE)) >= 2
+
+
+def classifier_net(softmax=True):
+    """The end of DenseNet: joined, normalized, cut off below zero, averaged, and classified."""
+    made = Net()
+    x = made.conv(made.placeholder("x", [-1, 14, 14, 16]), 16, 64)
+    x = made.prepared(made.joined(x, made.conv(x, 64, 33)), 97)
+    mean = made.node("Mean", [x, made.constant(np.array([1, 2], np.int32))], T=FLOAT, Tidx=INT32, keep_dims=False)
+    y = made.node("MatMul", [mean, made.normal(97, 1001)], T=FLOAT, transpose_a=False, transpose_b=False)
+    y = made.node("BiasAdd", [y, made.normal(1001)], T=FLOAT, data_format="NHWC")
+    y = made.node("Softmax", [y], T=FLOAT) if softmax else y
+    return flat_of(made.graph_def, outputs=[made.node("Identity", [y], T=FLOAT)])
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("softmax", [True, False])
+@pytest.mark.parametrize("options", [{}, {"fuse": True, "group": True}])
+def test_the_end_of_a_classifier_in_one_kernel(batch, softmax, options, monkeypatch):
+    """As if it had measured faster, started early where that is possible; see `test_squeeze_and_excitation_in_one_kernel_everywhere`."""
+    early = conv.starts_early(torch.empty(0, device="cuda"))
+    takes = True, list(classifier.candidates(97, early=early))[-1]
+    monkeypatch.setattr(pipeline, "mlps_on", lambda device, measure: lambda graph, found: takes)
+    flat, given = classifier_net(softmax), feeds(batch)
+    expected = run(flat, given)
+    torture = Torture(poison=True, delay_cycles=20_000, seed=1)
+    asked = job(flat, given, scattered(flat, 4), streams=4, device="cuda", layout="nhwc", torture=torture, **options)
+    assert any(step.op.op == CLASSIFIER for step in CudaEngine().compile(asked).program.steps)
+    executables = [ENGINE.build(asked) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda one: [one.step(given) for _ in range(20)], executables))
+    for executable in executables:
+        executable.close()
+    first = found[0][0]
+    assert compare(first, expected, tolerance=1e-4).passed
+    assert all(bits(one) == bits(first) for outputs in found for one in outputs)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.embedding_spec import COMBINERS, Columns, Segment, Term
+from msplit.engines.cuda.kernels.tiles import power_of_two
 
 Place = tuple[int, int]
 """Where an input lies: 0 for the shared block or 1 for the extra one, and the distance from its start in bytes."""
@@ -175,7 +176,7 @@ def _work(column: int, rows: int, at_once: int) -> np.ndarray:
 
 def divide(pieces: Sequence[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
     """Summed columns in two parts, which each get a tile of their own, so that the fewest elements of tiles are left empty."""
-    shapes = [(_power(piece.width), _power(min(piece.ids, MOST_IDS))) for piece in pieces]
+    shapes = [(power_of_two(piece.width), power_of_two(min(piece.ids, MOST_IDS))) for piece in pieces]
     work = dict.fromkeys(shapes, 0)
     for shape, piece in zip(shapes, pieces, strict=True):
         work[shape] += piece.segment.rows
@@ -202,12 +203,12 @@ def tile_of(pieces: Sequence[_Piece]) -> Tile:
     """The tile for some summed columns."""
     if not pieces:
         return Tile()
-    width = _power(max(piece.width for piece in pieces))
-    ids = min(_power(max(piece.ids for piece in pieces)), MOST_IDS, max(TILE // width, 1))
+    width = power_of_two(max(piece.width for piece in pieces))
+    ids = min(power_of_two(max(piece.ids for piece in pieces)), MOST_IDS, max(TILE // width, 1))
     rows = max(TILE // (width * ids), 1)
     while rows // 2 * width * ids >= LEAST_TILE and sum(-(-piece.segment.rows // rows) for piece in pieces) < PROGRAMS:
         rows //= 2
-    rows = min(rows, _power(max(piece.segment.rows for piece in pieces)))
+    rows = min(rows, power_of_two(max(piece.segment.rows for piece in pieces)))
     return Tile(rows, ids, width, all(len(piece.segment.terms) == 1 for piece in pieces))
 
 
@@ -223,11 +224,6 @@ def _block(pieces: Sequence[_Piece]) -> int:
 def _scale(segment: Segment) -> int:
     """The bits of a segment's scale."""
     return int(np.float64(1.0 if segment.scale is None else segment.scale).view(np.int64))
-
-
-def _power(number: int) -> int:
-    """The power of two that is not below a number."""
-    return 1 << (number - 1).bit_length()
 
 
 class _Maker:

@@ -35,13 +35,7 @@ _MOST_PARTS = 256
 _AT_A_TIME = 4096
 """Numbers of all parts that a block adds up at a time."""
 
-_OF_IMAGES = (
-    Tiles(64, 32, 32, 4, 1),
-    Tiles(64, 32, 32, 8, 1),
-    Tiles(128, 32, 32, 8, 1),
-    Tiles(32, 32, 64, 4, 1),
-    Tiles(64, 64, 64, 8, 1),
-)
+_OF_IMAGES = (Tiles(64, 32, 32, 4, 1), Tiles(128, 32, 32, 8, 1))
 _OF_ROWS = (Tiles(1, 32, 64, 4, 1), Tiles(1, 16, 128, 8, 1), Tiles(1, 64, 32, 4, 1))
 
 
@@ -93,15 +87,18 @@ class Shared(NamedTuple):
     constants: dict[str, Any]
 
 
-def shared(layers: Layers, data: Tensor, rows: int, parts: int, results_of_block: int) -> Shared | None:
+def shared(
+    layers: Layers, data: Tensor, rows: int, parts: int, results_of_block: int, result: torch.dtype | None = None
+) -> Shared | None:
     """Memory and arguments for two dense layers of rows that come in parts; None where the device has no more counters.
 
     Args:
         layers: On the device of `data`.
-        data: Of the type of the result.
+        data: Anything there.
         rows: Counters are one for each.
         parts: Of a row.
         results_of_block: Of one of the blocks that wait.
+        result: Its type; that of the data by default.
     """
     first, second = layers.matrices
     hidden, results = second.shape
@@ -109,7 +106,7 @@ def shared(layers: Layers, data: Tensor, rows: int, parts: int, results_of_block
     if counters is None:
         return None
     wide = max(power_of_two(hidden), 8)
-    out = data.new_empty((rows, results))
+    out = data.new_empty((rows, results), dtype=result)
     partial = data.new_empty(rows * parts * wide, dtype=torch.float32)
     one, two = layers.biases
     numbers = (NUMBERS[name] for name in layers.activations)
@@ -129,13 +126,14 @@ def shared(layers: Layers, data: Tensor, rows: int, parts: int, results_of_block
     )
 
 
-def mlp(data: Tensor, layers: Layers, tiles: Tiles) -> Tensor | None:
+def mlp(data: Tensor, layers: Layers, tiles: Tiles, result: torch.dtype | None = None) -> Tensor | None:
     """``g(f(mean(data) @ matrices[0] + biases[0]) @ matrices[1] + biases[1])``, computed in float32.
 
     Args:
         data: [rows, pixels, channels], of any strides.
         layers: With f and g.
         tiles: One of `candidates`.
+        result: Its type; that of the data by default.
 
     Returns:
         [rows, results]; None where the device has no more counters.
@@ -145,7 +143,7 @@ def mlp(data: Tensor, layers: Layers, tiles: Tiles) -> Tensor | None:
     # A block takes as many pixels as keep the parts few, in whole tiles.
     share = shares(shares(pixels, tiles.pixels), max(_MOST_PARTS // chunks, 1)) * tiles.pixels
     parts = shares(pixels, share) * chunks
-    work = shared(layers, data, rows, parts, tiles.results)
+    work = shared(layers, data, rows, parts, tiles.results, result)
     if work is None:
         return None
     launch(_MLP, (rows * (parts + shares(work.out.shape[1], tiles.results)),))(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.ir.dtypes import wider_type
+from msplit.engines.cuda.ir.dtypes import RESULT, torch_dtype, wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
@@ -27,6 +27,7 @@ from msplit.engines.cuda.ir.windows import (
     channels_first,
 )
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
+from msplit.engines.cuda.kernels.classifier import Dense
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
@@ -35,10 +36,13 @@ from msplit.engines.cuda.ops.matmul import product_in_tiles
 from msplit.engines.cuda.ops.nn import EPSILON, normalize
 from msplit.opset.traits import EPILOGUE_STEPS
 
-MLP, SQUEEZE = "_MLP", "_SqueezeDepthwiseConv2dNative"
+MLP, SQUEEZE, CLASSIFIER = "_MLP", "_SqueezeDepthwiseConv2dNative", "_Classifier"
 
 MLP_ACTIVATIONS, MLP_BIASED = "_activations", "_biased"
-"""Attributes of two dense layers that are one op: what follows each, "" for nothing, and whether it has a bias. Biases come last."""
+"""Attributes of dense layers that are one op: what follows each, "" for nothing, and whether it has a bias. Biases come last."""
+
+CLASSIFIER_SOFTMAX = "_softmax"
+"""Attribute of such a layer that is the end of a classifier: whether a softmax follows."""
 
 _BATCH_NORM_INPUTS = 4
 _LT_ACTIVATIONS = {"Relu": False, "GeluApproximate": True}
@@ -78,9 +82,14 @@ def convolution_with_prologue(node: Node, data: Tensor, filter: Tensor, *args: T
     """The same of NHWC data that are scaled, shifted or cut off below zero first, as the attribute `_prologue` says."""
     steps = _of_our_own(node, PROLOGUE)
     count = len(args) - len({*steps} - {"relu"})
-    operands = iter(args[count:])
-    scale, shift = (next(operands) if step in steps else None for step in PROLOGUE_STEPS[:2])
-    return _convolved(node, data, filter, args[:count], Prologue(scale, shift, "relu" in steps))
+    return _convolved(node, data, filter, args[:count], _prologue(steps, args[count:]))
+
+
+def _prologue(steps: tuple[str, ...], operands: tuple[Tensor, ...]) -> Prologue:
+    """The prologue of some steps, those of which have an operand that have one."""
+    rest = iter(operands)
+    scale, shift = (next(rest) if step in steps else None for step in PROLOGUE_STEPS[:2])
+    return Prologue(scale, shift, "relu" in steps)
 
 
 @lowering("_CastConv2D", own=True)
@@ -212,10 +221,32 @@ def mlp(node: Node, data: Tensor, *args: Tensor) -> Tensor:
     if tiles is not None and can_launch(data.device):
         from msplit.engines.cuda.kernels.mlp import mlp as run
 
-        found = run(data.flatten(1, 2) if pooled else data.unsqueeze(1), layers, tiles)
+        found = run(data.flatten(1, 2) if pooled else data.unsqueeze(1), layers, tiles, _result(node, data))
         if found is not None:
             return found
-    return layers.of(data.mean((1, 2)) if pooled else data)
+    return layers.of(data.mean((1, 2)) if pooled else data).to(_result(node, data))
+
+
+@lowering(CLASSIFIER, own=True)
+def classifier(node: Node, data: Tensor, weights: Tensor, *args: Tensor) -> Tensor:
+    """A dense layer with bias and activation, perhaps a softmax behind it; of NHWC data it reads their mean over height and width."""
+    softmax = bool(_of_our_own(node, CLASSIFIER_SOFTMAX))
+    (activation,), (biased,) = node.attrs[MLP_ACTIVATIONS], node.attrs[MLP_BIASED]
+    prologue = _prologue(node.get(PROLOGUE, ()), args[biased:])
+    dense = Dense(weights, args[0] if biased else None, activation, softmax, _result(node, data), prologue)
+    data, tiles = data.flatten(1, 2) if data.dim() > weights.dim() else data.unsqueeze(1), node.get(TILES)
+    if tiles is not None and can_launch(data.device):
+        from msplit.engines.cuda.kernels.classifier import classify
+
+        found = classify(data, dense, tiles)
+        if found is not None:
+            return found
+    return dense.of(data)
+
+
+def _result(node: Node, data: Tensor) -> torch.dtype:
+    """What type an op gives that computes in float32 in any case."""
+    return torch_dtype(str(node.attrs[RESULT])) if RESULT in node.attrs else data.dtype
 
 
 @lowering(SQUEEZE, own=True)

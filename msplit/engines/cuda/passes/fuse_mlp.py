@@ -1,4 +1,5 @@
-"""Two dense layers of a few rows are one kernel, and the mean over an image in front of them is in it.
+"""Two dense layers of a few rows are one kernel, and the mean over an image in front of them is in it. So is the end of a classifier: such
+a mean, one dense layer, and the softmax behind it.
 
 Squeeze-and-excitation (Hu et al., CVPR 2018) is three launches otherwise, which all wait for each other and have next to nothing to do. So
 has a perceptron with one hidden layer, where a request brings a row or a few. Whether the kernel beats the three is measured.
@@ -16,15 +17,16 @@ import torch
 from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
-from msplit.engines.cuda.ir.dtypes import RESULT, to_torch
+from msplit.engines.cuda.ir.dtypes import RESULT, numpy_dtype, to_torch
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
-from msplit.engines.cuda.ir.windows import TILES
-from msplit.engines.cuda.kernels import mlp
+from msplit.engines.cuda.ir.windows import PROLOGUE, TILES
+from msplit.engines.cuda.kernels import classifier, mlp
 from msplit.engines.cuda.kernels.activations import NUMBERS, activate
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
-from msplit.engines.cuda.ops.fused import MLP, MLP_ACTIVATIONS, MLP_BIASED
+from msplit.engines.cuda.ops.fused import CLASSIFIER, CLASSIFIER_SOFTMAX, MLP, MLP_ACTIVATIONS, MLP_BIASED
 from msplit.engines.cuda.passes.fuse_epilogue import activation_behind, reshapes_behind
+from msplit.engines.cuda.passes.fuse_prologue import InFront, in_front
 from msplit.engines.cuda.passes.merge_convolutions import lowered
 from msplit.engines.cuda.passes.pattern import Readers, become_reshape
 from msplit.opset.traits import RESHAPES
@@ -65,40 +67,58 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """Two layers that could be one kernel.
+    """Layers that could be one kernel.
 
     Attributes:
         data: What it reads: rows, or images of which it takes the mean.
-        layers: One behind the other.
+        layers: Two, one behind the other, or one.
         absorbed: All ops that it would be in place of, the first one first.
+        softmax: The one behind a single layer.
+        prologue: What a single layer's images go through before their mean is taken. Its operands are the op's last inputs.
     """
 
     data: Key
-    layers: tuple[Layer, Layer]
+    layers: tuple[Layer, ...]
     absorbed: tuple[Op, ...]
+    softmax: Op | None = None
+    prologue: InFront | None = None
 
     @property
     def pooled(self) -> bool:
         """Whether the mean is in it."""
-        return self.absorbed[0].op == "Mean"
+        return any(op.op == "Mean" for op in self.absorbed)
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """Of the prologue: a constant per channel for each step that has one."""
+        return () if self.prologue is None else self.prologue.operands
 
     def op(self, tiles: Tiles | None = None) -> Op:
-        """What it becomes, with the tiles of its kernel if one was chosen."""
-        one, two = self.layers
+        """What it becomes, with the tiles of its kernel if one was chosen, but for the operands of its prologue."""
         attrs: dict[str, Any] = {} if tiles is None else {TILES: tiles}
-        attrs[MLP_ACTIVATIONS] = one.activation, two.activation
-        attrs[MLP_BIASED] = bool(one.bias), bool(two.bias)
-        inputs = [self.data, one.weights, two.weights, *one.bias, *two.bias]
+        attrs[MLP_ACTIVATIONS] = tuple(layer.activation for layer in self.layers)
+        attrs[MLP_BIASED] = tuple(bool(layer.bias) for layer in self.layers)
+        if len(self.layers) == 1:
+            attrs[CLASSIFIER_SOFTMAX] = self.softmax is not None
+        last = self.softmax or self.layers[-1].product
+        attrs |= {RESULT: last.attrs[RESULT]} if RESULT in last.attrs else {}
+        attrs |= {} if self.prologue is None else {PROLOGUE: self.prologue.steps}
+        inputs = [
+            self.data,
+            *(layer.weights for layer in self.layers),
+            *(key for one in self.layers for key in one.bias),
+        ]
         source_nodes = [node for op in self.absorbed for node in op.source_nodes]
-        return Op(self.absorbed[-1].node, self.absorbed[0].name, MLP, attrs, inputs, source_nodes)
+        kind = CLASSIFIER if len(self.layers) == 1 else MLP
+        return Op(self.absorbed[-1].node, self.absorbed[0].name, kind, attrs, inputs, source_nodes)
 
 
 Decide = Callable[[OpGraph, Candidate], "tuple[bool, Tiles | None]"]
-"""Whether two layers become one op, and the tiles of its kernel; none where libraries run it step by step."""
+"""Whether layers become one op, and the tiles of its kernel; none where libraries run it step by step."""
 
 
 def fuse_mlp(graph: OpGraph, decide: Decide) -> bool:
-    """Makes one op of two dense layers, where that is decided."""
+    """Makes one op of two dense layers, and of the end of a classifier, where that is decided."""
     gone: set[int] = set()
     for found in find_mlps(graph):
         if gone.isdisjoint(one.node for one in found.absorbed):
@@ -110,19 +130,20 @@ def fuse_mlp(graph: OpGraph, decide: Decide) -> bool:
 
 
 def find_mlps(graph: OpGraph) -> list[Candidate]:
-    """Two dense layers of a few rows each, the second the only reader of the first. Of three in a row each pair is one."""
+    """Layers of a few rows. First two, the second the only reader of the first: of three in a row each pair is one. Then single layers of a
+    mean, and those with a softmax behind them."""
     readers = Readers(graph)
-    found = (_candidate(graph, readers, op) for op in graph.ops.values())
-    return [one for one in found if one is not None]
+    layers = [one for one in (_layer(graph, readers, op) for op in graph.ops.values()) if one is not None]
+    pairs = [one for one in (_pair(graph, readers, layer) for layer in layers) if one is not None]
+    paired = {layer.product.node for one in pairs for layer in one.layers}
+    singles = [one for one in (_single(graph, readers, layer) for layer in layers) if one is not None]
+    return [*pairs, *(one for one in singles if one.softmax or one.layers[0].product.node not in paired)]
 
 
-def _candidate(graph: OpGraph, readers: Readers, op: Op) -> Candidate | None:
-    first = _layer(graph, readers, op)
-    if first is None:
-        return None
+def _pair(graph: OpGraph, readers: Readers, first: Layer) -> Candidate | None:
     between = reshapes_behind(readers, first.result)
     key = (between[-1].node, 0) if between else first.result
-    reader = readers.only(key)
+    op, reader = first.product, readers.only(key)
     second = None if reader is None or reader.inputs[0] != key else _layer(graph, readers, reader)
     if reader is None or second is None or graph.shape(key) != graph.shape((op.node, 0)):
         return None
@@ -132,6 +153,27 @@ def _candidate(graph: OpGraph, readers: Readers, op: Op) -> Candidate | None:
     if shape is None or reader.attrs["T"] != op.attrs["T"] or not mlp.fits(shape, hidden, results):
         return None
     return Candidate(data, (first, second), (*before, *first.absorbed, *between, *second.absorbed))
+
+
+def _single(graph: OpGraph, readers: Readers, layer: Layer) -> Candidate | None:
+    dtype, results = str(layer.product.attrs["T"]), graph.constants[layer.weights].shape[1]
+    data, before = _pooled(graph, readers, layer.product.inputs[0], dtype)
+    between = reshapes_behind(readers, layer.result)
+    key = (between[-1].node, 0) if between else layer.result
+    softmax = readers.only(key)
+    alike = softmax is not None and softmax.op == "Softmax" and softmax.attrs.get("T") == dtype
+    if not alike or (graph.shape(key) or ())[-1:] != (results,):
+        softmax = None
+    shape = graph.shape(data)
+    if shape is None or not (before or softmax) or not classifier.fits(shape, results, softmax=softmax is not None):
+        return None
+    prologue = in_front(graph, readers, before[0], shape, numpy_dtype(dtype)) if before else None
+    if prologue is not None and any(isinstance(one, tuple) for one in prologue.operands):
+        prologue = None  # factors that another value has
+    if prologue is not None:
+        data, before = prologue.data, [*reversed(prologue.absorbed), *before]
+    behind = () if softmax is None else (*between, softmax)
+    return Candidate(data, (layer,), (*before, *layer.absorbed, *behind), softmax, prologue)
 
 
 def _layer(graph: OpGraph, readers: Readers, op: Op) -> Layer | None:
@@ -147,7 +189,8 @@ def _layer(graph: OpGraph, readers: Readers, op: Op) -> Layer | None:
         return None
     reshapes = reshapes_behind(readers, (op.node, 0))
     last = reshapes[-1] if reshapes else op
-    name, ops = (None, []) if activation else activation_behind(graph, readers, (last.node, 0))
+    follows = not activation and op.attrs.get(RESULT) in (None, op.attrs["T"])
+    name, ops = activation_behind(graph, readers, (last.node, 0)) if follows else (None, [])
     if name is None or name not in NUMBERS:
         return Layer(op, activation, (op,))
     return Layer(op, name, (op, *reshapes, *ops))
@@ -175,13 +218,15 @@ def _pooled(graph: OpGraph, readers: Readers, rows: Key, dtype: str) -> tuple[Ke
 def _fuse(graph: OpGraph, found: Candidate, tiles: Tiles | None) -> None:
     *others, last = found.absorbed
     op = found.op(tiles)
-    shape = graph.shapes[found.layers[1].product.node, 0]
+    op.inputs += [graph.constant(one) for one in found.operands]
+    shape = graph.shapes[found.layers[-1].product.node, 0]
     for one in others:
         del graph.ops[one.node]
     if graph.shapes[last.node, 0] == shape:
         graph.ops[last.node] = op
         return
-    made = graph.add(MLP, op, op.attrs, op.inputs, shape)
+    made = graph.add(op.op, op, op.attrs, op.inputs, shape)
+    graph.dtypes[made.node, 0] = str(op.attrs.get(RESULT, found.layers[-1].product.attrs["T"]))
     last.source_nodes = made.source_nodes = op.source_nodes
     become_reshape(graph, last, (made.node, 0))
 
@@ -215,31 +260,35 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """Two layers on the device, with data at random.
+    """Layers on the device, with data at random.
 
     Attributes:
         found: What could become one op.
         data: What it reads.
-        weights: Both matrices.
-        biases: Of the layers that have one.
+        weights: The matrix of each.
+        biases: Of the layers that have one, and the operands of a prologue.
     """
 
     found: Candidate
     data: torch.Tensor
-    weights: tuple[torch.Tensor, torch.Tensor]
+    weights: tuple[torch.Tensor, ...]
     biases: tuple[torch.Tensor, ...]
 
     @staticmethod
     def of(graph: OpGraph, found: Candidate, device: torch.device) -> _Trial:
         chance = torch.Generator(device).manual_seed(0)
-        one, two, *biases = (to_torch(graph.constants[key], device) for key in found.op().inputs[1:])
-        data = torch.randn(graph.shapes[found.data], device=device, dtype=one.dtype, generator=chance)
-        return _Trial(found, data, (one, two), tuple(biases))
+        rest = [to_torch(graph.constants[key], device) for key in found.op().inputs[1:]]
+        rest += [to_torch(one, device) for one in found.operands]
+        data = torch.randn(graph.shapes[found.data], device=device, dtype=rest[0].dtype, generator=chance)
+        count = len(found.layers)
+        return _Trial(found, data, tuple(rest[:count]), tuple(rest[count:]))
 
     def kernels(self) -> Iterator[tuple[Tiles, Callable[..., Any]]]:
-        """Our kernels that could run it, each called with data, both matrices in a tuple, and biases."""
-        pixels = self.data[0].numel() // self.data.shape[-1]
-        for tiles in mlp.candidates(pixels, early=conv.starts_early(self.data)):
+        """Our kernels that could run it, each called with data, the matrices in a tuple, and biases."""
+        channels, early = self.data.shape[-1], conv.starts_early(self.data)
+        single, pixels = len(self.weights) == 1, self.data[0].numel() // channels
+        cuts = classifier.candidates(channels, early=early) if single else mlp.candidates(pixels, early=early)
+        for tiles in cuts:
             run = lowered(self.found.op(tiles))
             yield tiles, lambda data, matrices, *biases, run=run: run(data, *matrices, *biases)
 
@@ -249,7 +298,7 @@ class _Trial:
             yield functools.partial(run, self.data, self.weights, *self.biases)
 
     def winner(self, tuner: Tuner) -> Tiles | None:
-        """The fastest kernel, if it beats the mean and each product by its own fastest kernel."""
+        """The fastest kernel, if it beats the mean, each product by its own fastest kernel, and the softmax."""
         biases = iter(self.biases)
         rows = self.data.mean((1, 2)) if self.found.pooled else self.data
         steps, laid = [], []
@@ -260,15 +309,18 @@ class _Trial:
             steps.append((lowered(op), bias, last))
             laid.append(copies(weights))
             (rows,) = lowered(op)(rows, weights, *bias)
+        softmax = None if self.found.softmax is None else lowered(self.found.softmax)
 
         def apart(data: torch.Tensor, weights: tuple[torch.Tensor, ...], *biases: torch.Tensor) -> Any:
-            rows = data.mean((1, 2)) if self.found.pooled else data
+            rows = torch.relu(data) if self.found.prologue else data  # a launch that it can not do without
+            rows = rows.mean((1, 2)) if self.found.pooled else rows
             for (run, bias, last), matrix in zip(steps, weights, strict=True):
                 (rows,) = run(rows, matrix, *bias)
                 rows = rows if last is None else last(rows)
-            return (rows,)
+            return (rows,) if softmax is None else softmax(rows)
 
         baseline = RotatingWeights(apart, self.data, list(zip(*laid, strict=False)), ())
         own = list(zip(*map(copies, self.weights), strict=False))
         calls = ((tiles, RotatingWeights(run, self.data, own, self.biases)) for tiles, run in self.kernels())
-        return tuner.first_to_beat(tuner.ranked(calls, baseline(), cold=True), baseline)
+        expected = lowered(self.found.op())(self.data, *self.weights, *self.biases)
+        return tuner.first_to_beat(tuner.ranked(calls, expected, cold=True), baseline)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -79,6 +79,15 @@ def find_prologues(graph: OpGraph) -> list[Candidate]:
     return [one for one in found if one is not None]
 
 
+class InFront(NamedTuple):
+    """What an op's data go through that it could do to them itself: as `Candidate` has it."""
+
+    steps: tuple[str, ...]
+    absorbed: tuple[Op, ...]
+    data: Key
+    operands: tuple[Any, ...]
+
+
 def _candidate(graph: OpGraph, readers: Readers, convolution: Op) -> Candidate | None:
     shape, filter = graph.shapes.get(convolution.inputs[0]), graph.constants.get(convolution.inputs[1])
     if shape is None or filter is None or len(shape) != _RANK or not channels_last(convolution) or 0 in shape:
@@ -89,21 +98,35 @@ def _candidate(graph: OpGraph, readers: Readers, convolution: Op) -> Candidate |
         or convolution.inputs.count(convolution.inputs[0]) > 1
     ):
         return None
-    key, walk = convolution.inputs[0], _Walk(graph, readers, convolution, shape)
+    found = in_front(graph, readers, convolution, shape, filter.dtype)
+    return None if found is None else Candidate(convolution, *found)
+
+
+def in_front(
+    graph: OpGraph, readers: Readers, reader: Op, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> InFront | None:
+    """What scales, shifts and cuts off the data of an op, NHWC, which alone reads them; None where there is nothing of it.
+
+    Args:
+        reader: The op.
+        shape: Of its data.
+        dtype: Which these must be of, as what they are made of.
+    """
+    key, walk = reader.inputs[0], _Walk(graph, readers, reader, shape)
     while (op := graph.ops.get(key[0])) is not None and readers.only(key) is not None and not walk.over:
         data = walk.take(op)
         if data is None:
             break
         key = data
-    operands, present = walk.operands(filter.dtype), (walk.scales, walk.shifts, walk.relu)
-    if not any(present) or operands is None or key in graph.constants or graph.dtypes.get(key) != filter.dtype.name:
+    operands, present = walk.operands(dtype), (walk.scales, walk.shifts, walk.relu)
+    if not any(present) or operands is None or key in graph.constants or graph.dtypes.get(key) != dtype.name:
         return None
     steps = tuple(step for step, there in zip(PROLOGUE_STEPS, present, strict=True) if there)
-    return Candidate(convolution, steps, tuple(walk.absorbed), key, operands)
+    return InFront(steps, tuple(walk.absorbed), key, operands)
 
 
 class _Walk:
-    """From a convolution back over what only scales, shifts and cuts off its data.
+    """From an op back over what only scales, shifts and cuts off its data.
 
     Attributes:
         absorbed: The ops so far, the last one first.

@@ -16,7 +16,7 @@ import torch
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
-from msplit.engines.cuda.ir.dtypes import to_torch
+from msplit.engines.cuda.ir.dtypes import RESULT, to_torch
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.activations import NUMBERS
@@ -36,7 +36,7 @@ Decide = Callable[[OpGraph, Op, Op], "tuple[bool, Tiles | None]"]
 def fuse_squeeze(graph: OpGraph, decide: Decide) -> bool:
     """Lets depthwise convolutions take the layers along that read the mean of their results."""
     names: dict[Key, Key] = {}
-    for convolution, layers in find_squeezes(graph, [op for op in graph.ops.values() if op.op == MLP]):
+    for convolution, layers in find_squeezes(graph, list(graph.ops.values())):
         takes, tiles = decide(graph, convolution, layers)
         if takes:
             shape = graph.shapes[layers.node, 0]
@@ -52,8 +52,8 @@ def fuse_squeeze(graph: OpGraph, decide: Decide) -> bool:
 
 
 def find_squeezes(graph: OpGraph, layers: Iterable[Op]) -> list[tuple[Op, Op]]:
-    """The layers that a depthwise convolution could take along, each behind it: of those that are one op, or could be (`fuse_mlp`)."""
-    pairs = ((graph.ops.get(one.inputs[0][0]), one) for one in layers)
+    """The layers that a depthwise convolution could take along, each behind it: of ops that are layers, or could be (`fuse_mlp`)."""
+    pairs = ((graph.ops.get(one.inputs[0][0]), one) for one in layers if one.op == MLP)
     return [(op, one) for op, one in pairs if op is not None and _takes(graph, op, one)]
 
 
@@ -62,7 +62,8 @@ def _takes(graph: OpGraph, convolution: Op, layers: Op) -> bool:
     steps = tuple(convolution.attrs.get("fused_ops", ()))
     biased = steps[:1] == ("BiasAdd",)
     return (
-        conv.is_depthwise(convolution)
+        RESULT not in layers.attrs
+        and conv.is_depthwise(convolution)
         and channels_last(convolution)
         and "".join(steps[biased:]) in NUMBERS
         and len(convolution.inputs) == 2 + biased

@@ -1,12 +1,22 @@
-"""Two dense layers, and a mean in front of them, become one op: found where it can be, equal to TensorFlow. The kernel is tested apart."""
+"""Two dense layers, and a mean in front of them, become one op, and so does the end of a classifier: found where it can be, equal to
+TensorFlow. The kernels are tested apart."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.passes import pipeline
+from msplit.core.precision import Precision
+from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.compile import optimize
+from msplit.engines.cuda.device import device as devices
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.passes import fuse_mlp, pipeline
 from tests.campaign import examples
-from tests.engines.cuda.cases import assert_equals_tensorflow, graph_of, kernels, program_of
+from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, job, kernels, program_of
 from tests.engines.cuda.passes.harness import normal, placeholder
 
 pytestmark = pytest.mark.tf
@@ -67,7 +77,9 @@ def test_what_stays(takes_all, what):
     expected = {"mean read": 1, "axes": 1}.get(what, 0)  # without their mean these two layers still are one
     program = program_of(flat, feeds)
     assert kernels(program).count("_MLP") == expected
-    assert kernels(program).count("Mean") == 1
+    alone = what in ("hidden read", "fetched", "transposed", "wide", "sum")  # the first layer, with its mean
+    assert kernels(program).count("_Classifier") == alone
+    assert kernels(program).count("Mean") == 1 - alone
     assert_equals_tensorflow(flat, feeds, tolerance=1e-3)
 
 
@@ -123,3 +135,212 @@ def test_whatever_layers(takes_all, batch, front, sizes, biases, names, dtype, o
     assert found == (dtype != "float64" and names[0] != "elu" and not (names[1] == "elu" and biases[1]))
     tolerance = {"float32": 1e-3, "float64": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}[dtype]
     assert_equals_tensorflow(flat, feeds, tolerance=tolerance, streams=(1, 4), **options)
+
+
+SOFTMAXES = {
+    "": lambda tf, y: y,
+    "op": lambda tf, y: tf.nn.softmax(y),
+    "spelled": lambda tf, y: (
+        (e := tf.exp(y - tf.reduce_max(y, -1, keepdims=True))) / tf.reduce_sum(e, -1, keepdims=True)
+    ),
+    "of images": lambda tf, y: tf.nn.softmax(tf.reshape(y, [-1, 1, 1, int(y.shape[-1])])),
+    "of pairs": lambda tf, y: tf.nn.softmax(tf.reshape(y, [-1, 3, 2])),
+}
+
+
+FRONTS = {
+    "": lambda tf, x, dtype: x,
+    "relu": lambda tf, x, dtype: tf.nn.relu(x),
+    "normalized": lambda tf, x, dtype: tf.nn.relu(
+        x * tf.constant(normal(CHANNELS), dtype) + tf.constant(normal(CHANNELS), dtype)
+    ),
+    "shifted": lambda tf, x, dtype: x - tf.constant(normal(1, 1, 1, CHANNELS), dtype),
+    "own factors": lambda tf, x, dtype: x * tf.nn.tanh(tf.reduce_max(x, [1, 2], keepdims=True)),
+}
+"""What images go through before their mean is taken."""
+
+
+def classified(tf, x, *, softmax="op", results=6, biased=True, activation="", kept=False):
+    """The end of a classifier of images, with names for its mean and its logits."""
+    mean, dtype = tf.reduce_mean(x, [1, 2], keepdims=kept, name="mean"), x.dtype
+    channels = int(x.shape[-1])
+    if kept:
+        y = tf.nn.conv2d(mean, tf.constant(normal(1, 1, channels, results) / 4, dtype), 1, "SAME")
+    else:
+        y = tf.matmul(mean, tf.constant(normal(channels, results) / 4, dtype))
+    y = tf.nn.bias_add(y, tf.constant(normal(results), dtype)) if biased else y
+    y = tf.identity(getattr(tf.nn, activation)(y) if activation else y, name="logits")
+    return SOFTMAXES[softmax](tf, tf.reshape(y, [-1, results]) if kept else y)
+
+
+@pytest.mark.parametrize("softmax", SOFTMAXES)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_end_of_a_classifier_is_one_kernel(batch, softmax):
+    feeds = {"x": normal(batch, 5, 5, CHANNELS)}
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, normal(1, 1, CHANNELS, 8), 1, "SAME"), normal(8)))
+        tf.identity(classified(tf, x, softmax=softmax), name="out")
+
+    flat = graph_of(build, outputs=["out"])
+    apart = ["Softmax"] if softmax == "of pairs" else []
+    assert kernels(program_of(flat, feeds)) == [*apart, "_Classifier", "_FusedConv2D"]
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4, fuse=True, group=True)
+
+
+@pytest.mark.parametrize("normalized", ["op", "spelled"])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_normalization_and_a_relu_in_front_of_the_mean_ride_along(read, normalized):
+    feeds = {"x": normal(2, 5, 5, CHANNELS)}
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        x = tf.concat([x, tf.nn.max_pool2d(x, 3, 1, "SAME")], 3)
+        gamma, beta, mean, variance = (np.abs(normal(2 * CHANNELS)) + 0.1 for _ in range(4))
+        if normalized == "op":
+            y, *_ = v1.nn.fused_batch_norm(x, gamma, beta, mean, variance, is_training=False)
+        else:
+            y = (x - mean) * (gamma / np.sqrt(variance)) + beta
+        y = tf.nn.relu(y, name="seen")
+        tf.identity(classified(tf, y), name="out")
+
+    flat = graph_of(build, outputs=["out", "seen"] if read else ["out"])
+    found = kernels(program_of(flat, feeds))
+    assert found.count("_Classifier") == 1
+    assert ("Relu" in found) == read
+    assert read or found == ["ConcatV2", "MaxPool", "_Classifier"]
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4, fuse=True, group=True)
+
+
+@pytest.mark.parametrize("fetched", ["mean", "logits"])
+def test_what_is_fetched_is_still_there(takes_all, fetched):
+    feeds = {"x": normal(2, 5, 5, CHANNELS)}
+    flat = graph_of(
+        lambda tf, v1: tf.identity(classified(tf, placeholder(tf, v1, feeds["x"])), name="out"),
+        outputs=["out", fetched],
+    )
+    expected = {"mean": ["Mean", "_Classifier"], "logits": ["Softmax", "_Classifier"]}[fetched]
+    assert kernels(program_of(flat, feeds)) == expected
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
+
+
+def test_a_product_alone_stays_and_with_its_softmax_is_one(takes_all):
+    feeds = {"x": normal(2, CHANNELS), "many": normal(17, CHANNELS)}
+
+    def build(tf, v1):
+        x, many = (placeholder(tf, v1, feeds[name], name) for name in feeds)
+        tf.matmul(x, normal(CHANNELS, 5), name="product")
+        for name, data in (("few", x), ("rest", many)):
+            tf.nn.softmax(tf.nn.bias_add(tf.matmul(data, normal(CHANNELS, 5)), normal(5)), name=name)
+
+    flat = graph_of(build, outputs=["product", "few", "rest"])
+    assert kernels(program_of(flat, feeds)) == ["MatMul", "Softmax", "_Classifier", "_FusedMatMul"]
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
+
+
+def test_behind_two_layers_the_softmax_stays(takes_all):
+    feeds = {"x": normal(2, 5, 5, CHANNELS)}
+
+    def build(tf, v1):
+        mean = tf.reduce_mean(placeholder(tf, v1, feeds["x"]), [1, 2])
+        tf.nn.softmax(tf.matmul(tf.nn.relu(tf.matmul(mean, normal(CHANNELS, 4))), normal(4, 5)), name="out")
+
+    flat = graph_of(build)
+    assert kernels(program_of(flat, feeds)) == ["Softmax", "_MLP"]
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-4)
+
+
+@settings(max_examples=examples(25, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    batch=st.integers(1, 3),
+    front=st.sampled_from(sorted(FRONTS)),
+    end=st.fixed_dictionaries(
+        {
+            "softmax": st.sampled_from(sorted(SOFTMAXES)),
+            "results": st.sampled_from([6, 12]),
+            "biased": st.booleans(),
+            "activation": st.sampled_from(["", "relu", "sigmoid"]),
+            "kept": st.booleans(),
+        }
+    ),
+    dtype=st.sampled_from(["float32", "float32", "float16", "bfloat16", "float64"]),
+    fetched=st.sampled_from(["", "", "mean", "logits"]),
+    options=st.sampled_from([{}, {"fuse": True}, {"group": True}]),
+)
+def test_whatever_classifier(takes_all, batch, front, end, dtype, fetched, options):
+    feeds = {"x": normal(batch, 3, 2, CHANNELS)}
+
+    def build(tf, v1):
+        y = classified(tf, FRONTS[front](tf, tf.cast(placeholder(tf, v1, feeds["x"]), dtype), dtype), **end)
+        tf.identity(tf.cast(y, tf.float32), name="out")
+        if fetched:
+            tf.identity(tf.cast(y.graph.get_tensor_by_name(f"{fetched}:0"), tf.float32), name="seen")
+
+    flat = graph_of(build, outputs=["out", *(["seen"] if fetched else [])])
+    found = kernels(program_of(flat, feeds))
+    if dtype == "float64":
+        assert "_Classifier" not in found
+    elif not fetched:
+        assert "_Classifier" in found
+        assert "Mean" not in found
+        assert "Relu" not in found or end["activation"] == "relu"
+    tolerance = {"float32": 1e-3, "float64": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}[dtype]
+    assert_equals_tensorflow(flat, feeds, tolerance=tolerance, streams=(1, 4), **options)
+
+
+@pytest.mark.parametrize("precision", [Precision.IEEE, Precision.BF16, Precision.FP16])
+@pytest.mark.parametrize("end", ["softmax", "logits", "two layers"])
+def test_in_any_precision_outputs_are_of_the_type_that_they_have_apart(end, precision, monkeypatch):
+    feeds = {"x": normal(2, 5, 5, CHANNELS)}
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, normal(1, 1, CHANNELS, 8) / 4, 1, "SAME"), normal(8)))
+        y = classified(
+            tf, x, softmax="op" if end == "softmax" else "", activation="relu" if end == "two layers" else ""
+        )
+        y = tf.nn.bias_add(tf.matmul(y, normal(6, 5)), normal(5)) if end == "two layers" else y
+        tf.identity(y, name="out")
+
+    flat, outputs = graph_of(build, outputs=["out"]), []
+    for takes in (False, True):
+        decide = lambda device, measure, takes=takes: lambda graph, found: (takes, None)  # noqa: E731
+        monkeypatch.setattr(pipeline, "mlps_on", decide)
+        executable = ENGINE.build(replace(job(flat, feeds), precision=precision))
+        (one,) = executable.step(feeds).values()
+        outputs.append(one)
+        executable.close()
+    apart, joined = outputs
+    assert joined.dtype == apart.dtype == np.float32
+    np.testing.assert_allclose(joined, apart, rtol=1e-5 if precision is Precision.IEEE else 5e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("faster", ["apart", "<lambda>"])
+@pytest.mark.parametrize(("softmax", "front"), [("op", ""), ("", ""), ("op", "normalized")])
+def test_the_kernel_is_taken_where_it_is_faster_than_what_it_replaces(softmax, front, faster, monkeypatch):
+    """On a CPU both compute the same."""
+    feeds = {"x": normal(2, 5, 5, CHANNELS)}
+
+    def milliseconds(self, call, lanes=1, *, cold=False):
+        call()
+        return 1.0 if getattr(call.run, "__name__", "") == faster else 2.0
+
+    monkeypatch.setattr(Tuner, "milliseconds", milliseconds)
+    monkeypatch.setattr(devices, "_DEVICES", {})
+
+    def build(tf, v1):
+        x = FRONTS[front](tf, placeholder(tf, v1, feeds["x"]), "float32")
+        tf.identity(classified(tf, x, softmax=softmax), name="out")
+
+    flat = graph_of(build, outputs=["out"])
+    graph = optimize(flat, feeds, CPU).graph
+    (found,) = fuse_mlp.find_mlps(graph)
+    trial = fuse_mlp._Trial.of(graph, found, CPU)
+    with torch.no_grad():
+        chosen = trial.winner(Tuner.of(CPU))
+        tiles = [tiles for tiles, _ in trial.kernels()]
+        assert chosen == (tiles[0] if faster == "<lambda>" else None)
+        assert len([call() for call in trial.calls()]) == len(tiles)

@@ -189,7 +189,7 @@ def test_swish_rides_on_a_product_and_on_a_convolution(form):
     def build(tf, v1):
         x = placeholder(tf, v1, feeds["x"])
         y = form(tf, tf.nn.conv2d(x, normal(3, 3, 6, 4), 1, "SAME") + normal(4))
-        tf.identity(form(tf, tf.matmul(tf.reduce_mean(y, [1, 2]), normal(4, 5)) + normal(5)), name="out")
+        tf.identity(form(tf, tf.matmul(tf.reduce_max(y, [1, 2]), normal(4, 5)) + normal(5)), name="out")
 
     flat = graph_of(build, outputs=["out"])
     assert_equals_tensorflow(flat, feeds)

@@ -10,7 +10,8 @@ convolution does it: padding stays zero.
 The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result, which for
 one of them may be a part of a larger tensor.
 
-An early kernel (see `code.early`) works out where its data lie and fetches its filter, which no kernel writes; then it waits.
+An early kernel (see `code.early`) works out where its data lie, and its blocks of the first pixels fetch the filter, which no kernel
+writes; then it waits.
 """
 
 from __future__ import annotations
@@ -217,9 +218,10 @@ def convolve_tile(  # type: ignore[no-untyped-def]
         fetched = filter + (of_channel * filter_c)[:, None] + ((first_column + of_result) * filter_o)[None, :]
         next_tap = tap
         next_channel = channel
-        for _ in range(start_at, tl.minimum(end, start_at + _FETCHED)):
+        ahead = tl.where(tl.program_id(0) == 0, tl.minimum(end - start_at, _FETCHED), 0)
+        for _ in range(ahead):
             exists = (next_channel + of_channel < channels)[:, None] & (of_result < results)[None, :]
-            fetch(fetched + (next_tap * filter_tap + next_channel * filter_c), exists, filter)
+            fetch(fetched + (next_tap * filter_tap + next_channel * filter_c), exists)
             next_channel += SUMMANDS
             beyond = next_channel >= channels
             next_channel = tl.where(beyond, 0, next_channel)

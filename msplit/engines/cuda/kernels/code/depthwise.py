@@ -19,12 +19,13 @@ def convolve_channels(  # type: ignore[no-untyped-def]
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """A block's pixels and channels: see `depthwise.convolve`, which cuts and launches."""
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    from_pixel = tl.program_id(0) * PIXELS
+    pixel = from_pixel + tl.arange(0, PIXELS)
     from_channel = tl.program_id(1) * CHANNELS
     channel = from_channel + tl.arange(0, CHANNELS)
     there = pixel < pixels
     total = _convolved(
-        data, filter, bias, pixel, from_channel, there, height, width, channels, rows, columns,
+        data, filter, bias, from_pixel, pixel, from_channel, there, height, width, channels, rows, columns,
         before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
         KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, ROWS, TAPS, PIXELS, CHANNELS,
     )  # fmt: skip
@@ -51,11 +52,12 @@ def convolve_and_squeeze(  # type: ignore[no-untyped-def]
         chunks = tl.cdiv(channels, CHANNELS)
         from_channel = part % chunks * CHANNELS
         channel = from_channel + tl.arange(0, CHANNELS)
-        inner = part // chunks * PIXELS + tl.arange(0, PIXELS)
+        from_pixel = part // chunks * PIXELS
+        inner = from_pixel + tl.arange(0, PIXELS)
         there = inner < pixels
         weights = matrix(first, channel, channels, tl.arange(0, HIDDEN), hidden, first_c, first_h)
         total = _convolved(
-            data, filter, bias, image * pixels + inner, from_channel, there, height, width, channels, rows, columns,
+            data, filter, bias, from_pixel, image * pixels + inner, from_channel, there, height, width, channels, rows, columns,
             before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
             KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, ROWS, TAPS, PIXELS, CHANNELS,
         )  # fmt: skip
@@ -72,7 +74,7 @@ def convolve_and_squeeze(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _convolved(  # type: ignore[no-untyped-def]
-    data, filter, bias, pixel, from_channel, there, height, width, channels, rows, columns,
+    data, filter, bias, from_pixel, pixel, from_channel, there, height, width, channels, rows, columns,
     before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
@@ -90,11 +92,12 @@ def _convolved(  # type: ignore[no-untyped-def]
     left = (pixel - rest * columns) * STRIDE_W - before_w
     start = image * step_n + top * step_h + left * step_w
     if EARLY:
-        apart: tl.constexpr = min(LINE * 8 // filter.dtype.element_ty.primitive_bitwidth, CHANNELS)
-        tap = tl.arange(0, TAPS)
-        of_channel = from_channel + tl.arange(0, CHANNELS // apart) * apart
-        exists = (tap < KERNEL_H * KERNEL_W)[:, None] & (of_channel < channels)[None, :]
-        fetch(filter + tap[:, None] * filter_tap + of_channel[None, :] * filter_c, exists, filter)
+        if from_pixel == 0:
+            apart: tl.constexpr = min(LINE * 8 // filter.dtype.element_ty.primitive_bitwidth, CHANNELS)
+            tap = tl.arange(0, TAPS)
+            of_channel = from_channel + tl.arange(0, CHANNELS // apart) * apart
+            needed = (tap < KERNEL_H * KERNEL_W)[:, None] & (of_channel < channels)[None, :]
+            fetch(filter + tap[:, None] * filter_tap + of_channel[None, :] * filter_c, needed)
         go_on()
     total = tl.zeros([PIXELS, CHANNELS], tl.float32)
     for first in tl.static_range(0, KERNEL_H, ROWS):

@@ -6,7 +6,7 @@ nothing is divided to find a summand; a tile is a rectangle of one image's pixel
 thread has a pixel to itself (32 for each warp), where its summands lie is known when the kernel is compiled, but for the first one of
 each row.
 
-An early kernel (see `code.early`) fetches its filter, which no kernel writes; then it waits.
+The first block of an early kernel (see `code.early`) fetches the filter, which no kernel writes; then it waits.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def convolve_few_channels(  # type: ignore[no-untyped-def]
     first = data + (image * step_n + top * step_h + left * STEP_W)[:, None]
     total = tl.zeros([PIXELS, RESULTS], tl.float32)
     if EARLY:
-        apart: tl.constexpr = LINE * 8 // filter.dtype.element_ty.primitive_bitwidth
-        fetched = tl.arange(0, LINES) * apart
-        fetch(filter + fetched, fetched < summands * results, filter)
+        if tile == 0:
+            apart: tl.constexpr = LINE * 8 // filter.dtype.element_ty.primitive_bitwidth
+            fetched = tl.arange(0, LINES) * apart
+            fetch(filter + fetched, fetched < summands * results)
         go_on()
     for start in tl.range(0, summands, SUMMANDS, loop_unroll_factor=UNROLLED):
         place = start + tl.arange(0, SUMMANDS)

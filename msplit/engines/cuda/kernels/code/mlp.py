@@ -42,23 +42,38 @@ def _add_up(  # type: ignore[no-untyped-def]
     EARLY: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
     """Adds up some pixels of some channels, and multiplies these by their rows of the first matrix."""
+    channel = part % tl.cdiv(channels, CHANNELS) * CHANNELS + tl.arange(0, CHANNELS)
+    factors = matrix(first, channel, channels, tl.arange(0, HIDDEN), hidden, first_c, first_h)
+    if EARLY:
+        go_on()
+    mean = mean_of(part, data, 1.0, 0.0, pixels, channels, share, step_p, step_c, False, False, False, PIXELS, CHANNELS)
+    hand_in(mean, factors, partial, counter, HIDDEN)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def mean_of(  # type: ignore[no-untyped-def]
+    part, data, scale, shift, pixels, channels, share, step_p, step_c,
+    SCALE: tl.constexpr, SHIFT: tl.constexpr, CUT: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Some pixels of some channels, scaled, shifted and cut off below zero, added up, and divided by how many pixels there are in all."""
     chunks = tl.cdiv(channels, CHANNELS)
     channel = part % chunks * CHANNELS + tl.arange(0, CHANNELS)
     begin = part // chunks * share
     end = tl.minimum(begin + share, pixels)
-    factors = matrix(first, channel, channels, tl.arange(0, HIDDEN), hidden, first_c, first_h)
-    if EARLY:
-        go_on()
     sums = tl.zeros([PIXELS, CHANNELS], tl.float32)
     while begin < end:
         pixel = begin + tl.arange(0, PIXELS)
-        sums += tl.load(
-            data + pixel[:, None] * step_p + channel[None, :] * step_c,
-            mask=(pixel < end)[:, None] & (channel < channels)[None, :],
-            other=0,
-        ).to(tl.float32)
+        inside = (pixel < end)[:, None] & (channel < channels)[None, :]
+        value = tl.load(data + pixel[:, None] * step_p + channel[None, :] * step_c, mask=inside, other=0).to(tl.float32)
+        if SCALE:
+            value *= scale[None, :]
+        if SHIFT:
+            value = tl.where(inside, value + shift[None, :], 0.0)
+        if CUT:
+            value = tl.where(value < 0, 0.0, value)
+        sums += value
         begin += PIXELS
-    hand_in(tl.sum(sums, 0) / pixels, factors, partial, counter, HIDDEN)
+    return tl.sum(sums, 0) / pixels
 
 
 @triton.jit
@@ -74,6 +89,14 @@ def hand_in(mean, factors, partial, counter, HIDDEN: tl.constexpr):  # type: ign
     tl.store(partial + tl.arange(0, HIDDEN), tl.sum(mean[:, None] * factors, 0))
     tl.debug_barrier()  # all of it is there before the block counts itself
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
+
+
+@triton.jit
+def wait_for(counter, parts):  # type: ignore[no-untyped-def]
+    """Waits until a counter says that all parts are there, and what is in them can be read."""
+    done = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    while (done >= 0) & (done < parts):
+        done = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -95,9 +118,7 @@ def finish(  # type: ignore[no-untyped-def]
     shift2 = tl.load(bias2 + result, mask=(result < results) & BIAS2, other=0).to(tl.float32)
     if EARLY:
         go_on()
-    done = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
-    while (done >= 0) & (done < parts):
-        done = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    wait_for(counter, parts)
     # Once all have seen it, it is zero, for the next run of the same graph; until then below zero, or not less than `parts`.
     tl.atomic_add(counter, tl.where(slice == 0, 1 - parts - slices, 1), sem="relaxed", scope="gpu")
     sums = tl.zeros([PARTS, HIDDEN], tl.float32)
