@@ -4,9 +4,9 @@ A product or a convolution takes along what alone reads its result: scales and o
 become weights and bias), a bias, also one behind the sum with another product, for a convolution the sum with a shortcut in front of a
 ReLU, a ReLU, and for a product GELU by `tanh`. Zeros put around the data of a convolution become its padding, and SpaceToBatchND and
 BatchToSpaceND around it its dilation. A layer norm or a softmax that is spelled out over the last axis is one kernel, that of its first
-reduction. A Concat is a copy: whether its parts are written where they belong depends on kernels that are measured. Which of these an
-engine really fuses it decides with the constants' values at hand; here only ops, shapes and who reads what are looked at, so that a graph
-of a million nodes costs no more than a walk over its products.
+reduction. A Concat is a copy: whether its parts are written where they belong depends on kernels that are measured, and so does whether a
+mean, the dense layer behind it and a softmax are one. Which of these an engine really fuses it decides with the constants' values at hand;
+here only ops, shapes and who reads what are looked at, so that a graph of a million nodes costs no more than a walk over its products.
 """
 
 from __future__ import annotations

@@ -63,12 +63,8 @@ def convolve(
     Args:
         data: NHWC, of any strides but the last, which is 1, in the filter's type or in one that is `CONVERTED`.
         filter: HWIO.
-        frames: The windows along height and width.
         tiles: How the work is cut, in one part.
-        bias: One number per output channel.
-        side: Of the result's shape.
-        activation: What is done to the result, one of `conv.ACTIVATIONS`.
-        room: Where the result is to lie; `conv.fits_in` says whether it can.
+        frames, bias, side, activation, room: See `conv.convolve`.
     """
     images, height, width, channels = data.shape
     vertical, horizontal = frames
