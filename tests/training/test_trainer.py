@@ -31,6 +31,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return regression(tmp_path_factory.mktemp("model") / "model.meta")
 
 
+@pytest.fixture
+def fresh(model: Path) -> Iterator[Trainer]:
+    """One that has not run a step."""
+    with msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as found:
+        yield found
+
+
 @pytest.fixture(scope="module")
 def trainer(model: Path) -> Iterator[Trainer]:
     """One for all tests that only need some state; each begins where the one before ended."""
@@ -47,16 +54,16 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def test_tensorflow_goes_on_from_a_checkpoint_of_ours_and_we_from_one_of_its(
-    trainer: Trainer, model: Path, tmp_path: Path
+    fresh: Trainer, model: Path, tmp_path: Path
 ) -> None:
     import tensorflow as tf
 
     v1 = tf.compat.v1
-    start = trainer.variables
-    trainer.run(batches(4))
-    trainer.save(tmp_path / "ours")
-    after = losses(trainer.run(batches(4)))
-    assert trainer.variables["global_step"] == trainer.steps == 8
+    start = fresh.variables
+    fresh.run(batches(4))
+    fresh.save(tmp_path / "ours")
+    after = losses(fresh.run(batches(4)))
+    assert fresh.variables["global_step"] == fresh.steps == 8
     with tf.Graph().as_default(), v1.Session() as session:
         saver = v1.train.import_meta_graph(str(model))
         last = tf.train.latest_checkpoint(str(tmp_path))
@@ -65,14 +72,14 @@ def test_tensorflow_goes_on_from_a_checkpoint_of_ours_and_we_from_one_of_its(
         step = session.make_callable(["loss:0", "train_op"], ["x:0", "label:0"])
         assert [step(one["x"], one["label"])[0] for one in batches(4)] == after
         saver.save(session, str(tmp_path / "theirs"), global_step=8)
-    at_eight = trainer.variables
-    trainer.load(start)
-    assert same(trainer.variables, start)
-    trainer.restore(tmp_path)  # the last one that TensorFlow's list names
-    assert trainer.steps == 8
-    assert same(trainer.variables, at_eight)
+    at_eight = fresh.variables
+    fresh.load(start)
+    assert same(fresh.variables, start)
+    fresh.restore(tmp_path)  # the last one that TensorFlow's list names
+    assert fresh.steps == 8
+    assert same(fresh.variables, at_eight)
     with pytest.raises(LoadError, match="there is no checkpoint in this folder"):
-        trainer.restore(tmp_path.parent)
+        fresh.restore(tmp_path.parent)
 
 
 def test_resuming_is_bit_equal_to_not_stopping(trainer: Trainer, tmp_path: Path) -> None:
