@@ -9,12 +9,13 @@ they are not in the cache when it starts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -24,6 +25,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels.ahead import Ahead, can_compile_ahead, compiling_ahead
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Call = Callable[[], Any]
 
 CALLS = 10
@@ -96,6 +98,16 @@ class Ranked(NamedTuple, Generic[T]):
     call: Call
 
 
+class Trial(Protocol[T_co]):
+    """What runs now and what could run in its place, set up on the device with data at random."""
+
+    def calls(self) -> Iterable[Call]:
+        """Calls of all kernels of ours that `winner` times."""
+
+    def winner(self, tuner: Tuner) -> T_co:
+        """The choice that is fastest."""
+
+
 class Tuner:
     """What was measured and chosen on one device, which owns it.
 
@@ -166,6 +178,12 @@ class Tuner:
         finally:
             self._reserved = before
         return choice
+
+    def decide(self, family: Family[T], key: tuple[Any, ...], trial: Callable[[], Trial[T]]) -> T:
+        """`choose` by a trial, which is set up once, on the device, and only where the choice is to be made."""
+        made = functools.cache(trial)
+        with torch.no_grad(), torch.cuda.device(self._device.place):
+            return self.choose(family, key, lambda: made().winner(self), lambda: made().calls())
 
     def _reserve(self, family: Family[T], key: tuple[Any, ...]) -> float:
         """Seconds that choices of the family will take that weigh more and are still to be made."""

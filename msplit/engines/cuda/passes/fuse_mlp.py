@@ -249,10 +249,7 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
         layers = tuple((layer.product.op, attrs_key(layer.product.attrs)) for layer in found.layers)
         tf32 = torch.backends.cuda.matmul.allow_tf32
         key = (tuple(sorted(op.attrs.items())), layers, tf32, *shapes)
-        tuner = Tuner.of(device)
-        with torch.no_grad(), torch.cuda.device(device):
-            trial = functools.cache(lambda: _Trial.of(graph, found, device))
-            tiles = tuner.choose(FAMILY, key, lambda: trial().winner(tuner), lambda: trial().calls())
+        tiles = Tuner.of(device).decide(FAMILY, key, lambda: _Trial.of(graph, found, device))
         return tiles is not None, tiles
 
     return decide

@@ -228,10 +228,7 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
         shapes = [graph.shape(key) for key in (found.data, *op.inputs[1:])]
         own = tuple(isinstance(one, tuple) for one in found.operands)
         key = (found.steps, own, op.op, attrs_key(op.attrs), filter.dtype.name, *shapes)
-        tuner = Tuner.of(device)
-        with torch.no_grad(), torch.cuda.device(device):
-            trial = functools.cache(lambda: _Trial.of(graph, found, device))
-            tiles = tuner.choose(FAMILY, key, lambda: trial().winner(tuner), lambda: trial().calls())
+        tiles = Tuner.of(device).decide(FAMILY, key, lambda: _Trial.of(graph, found, device))
         return tiles is not None, tiles
 
     return decide

@@ -93,10 +93,7 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
         attrs = (attrs_key(convolution.attrs), *sorted(layers.attrs.items()))
         shapes = [graph.shape(key) for key in (*convolution.inputs, *layers.inputs[1:])]
         key = (convolution.op, attrs, graph.constants[convolution.inputs[1]].dtype.name, *shapes)
-        tuner = Tuner.of(device)
-        with torch.no_grad(), torch.cuda.device(device):
-            measured = functools.cache(lambda: _Trial.of(graph, convolution, layers, device))
-            tiles = tuner.choose(FAMILY, key, lambda: measured().winner(tuner), lambda: measured().calls())
+        tiles = Tuner.of(device).decide(FAMILY, key, lambda: _Trial.of(graph, convolution, layers, device))
         return tiles is not None, tiles
 
     return decide
