@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_suite.py GRAPHS --out OUT [--models mmoe,towers:128] [--streams 1,2,4,8,16] [--duration 2]
 
-GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/h200.json (every raw time) and OUT/h200.md.
+GRAPHS is made by `benchmarks/models.py` where TensorFlow is. Writes OUT/suite.json (every raw time) and OUT/suite.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--no-xla", default="", help="models whose XLA compilation is left out")
     parser.add_argument("--precision", choices=["tf32", "ieee", "bf16", "fp16"], default="tf32")
     parser.add_argument("--seconds", type=float, default=540, help="start no further model after this")
-    parser.add_argument("--name", default="h200")
+    parser.add_argument("--name", default="suite")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     start = time.time()

@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 QUICK = "mmoe:128,towers:128,deepfm:128,dlrm:128,bert:1,columns_50:256,squeezenet:1,googlenet:1,inception_v3:1"
 """Models that are built within half a minute."""
 
-OPTIONS = ("--streams", "1,8", "--duration", "0.5", "--no-tensorflow")
+OPTIONS = ("--streams", "1,8", "--duration", "0.5", "--no-tensorflow", "--name", "suite")
 CLOCKS = ("host", "device")
 
 Figures = dict[tuple[str, str, str], dict[str, list[float]]]
@@ -73,7 +73,7 @@ def measured(checkout: Path, graphs: Path, folder: Path, model: str) -> list[tup
             stderr=subprocess.STDOUT,
         )
     print(f"{folder.name}: exit {done.returncode}, {time.monotonic() - began:.0f} s", flush=True)
-    results = folder / "h200.json"
+    results = folder / "suite.json"
     runs: list[Any] = json.loads(results.read_text())["runs"] if results.exists() else []
     return [
         ((model, variant["label"], clock), variant[clock]["median"])

@@ -52,14 +52,14 @@ THOUSAND = ("--no-xla", "columns_1000")
 """XLA does not get ready with a graph of 98,000 nodes in any time that a visit has."""
 
 RESULTS = {
-    "suite": ("h200.json", "runs"),
-    "short": ("h200.json", "runs"),
-    "quiet": ("h200.json", "runs"),
-    "auto": ("h200.json", "runs"),
+    "suite": ("suite.json", "runs"),
+    "short": ("suite.json", "runs"),
+    "quiet": ("suite.json", "runs"),
+    "auto": ("suite.json", "runs"),
     "schedulers": ("schedulers.json", "rows"),
     "costs": ("cost_model.json", "models"),
-    "foreign": ("h200.json", "runs"),
-    "precision": ("h200.json", "runs"),
+    "foreign": ("suite.json", "runs"),
+    "precision": ("suite.json", "runs"),
     "foreign_costs": ("cost_model.json", "models"),
     "requests": ("requests.json", "rows"),
     "training": ("training.json", "rows"),
