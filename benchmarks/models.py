@@ -6,6 +6,7 @@ python benchmarks/models.py FOLDER          build every model (needs TensorFlow)
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,9 @@ def fill(folder: Path, into: Path, name: str, batch: int) -> Path:
 
         graph = proto.graph_pb2.GraphDef.FromString((folder / file_name(name, batch)).read_bytes())
         into.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(samples.fill(graph).SerializeToString())
+        own = target.with_suffix(f".{os.getpid()}")  # jobs beside this one may want the same model
+        own.write_bytes(samples.fill(graph).SerializeToString())
+        own.replace(target)
     return target
 
 
