@@ -62,6 +62,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def to_tf32(tensor: torch.Tensor) -> torch.Tensor:
+    """Float32 numbers rounded to the 11 bits that TF32 keeps of them, halves away from zero, as GPUs do. They lie as before."""
+    rounded = ((tensor.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    return torch.where(tensor.isfinite(), rounded, tensor)
+
+
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Types of which PyTorch has no sums, products or choices, and the ones in which these give the same bits."""
 

@@ -7,10 +7,9 @@ weighted sum of values so far (Dao et al., FlashAttention, NeurIPS 2022).
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
 from msplit.engines.cuda.kernels.tiles import Tile, shares
 
 _ATTENTION = Code("attention", "attention")
@@ -85,7 +84,7 @@ def attention(
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *added.stride(), *out.stride()[:3],
         BM=tile.rows, BN=tile.columns, BD=_width(inner), BE=_width(depth),
         CAUSAL=causal, BIAS=bias is not None,
-        PRECISION="tf32" if tf32 and query.dtype == torch.float32 else "ieee",
+        PRECISION=input_precision(query, tf32=tf32),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -19,7 +19,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, pixel_step
 from msplit.engines.cuda.kernels import few_channels
 from msplit.engines.cuda.kernels.activations import NUMBERS
-from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, common, reciprocal, shares
 
 _CONVOLVE = Code("convolutions", "convolve_tile", specialized=False)
@@ -85,7 +85,8 @@ def convolve(
 ) -> Tensor:
     """``activation(convolution + bias + side)`` of prepared data, NHWC, in `room` or contiguous. `convolve_siblings` says more.
 
-    Products of float32 are in TF32 where that is allowed for convolutions.
+    Products of float32 are in TF32 where that is allowed for convolutions. The data are rounded to it, the filter should be
+    (`ir.dtypes.to_tf32`): tensor cores cut off the other bits.
     """
     tiles = Tiles(*tiles)
     if data.shape[-1] < few_channels.MANY and tiles.parts == 1 and prologue is NO_PROLOGUE:
@@ -220,7 +221,7 @@ def convolve_siblings(
         BIAS=bias is not None,
         SIDE=side is not None,
         ACTIVATION=ACTIVATIONS[activation],
-        PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+        PRECISION=input_precision(filter, tf32=torch.backends.cudnn.allow_tf32),
         SPLIT=parts > 1,
         SIBLINGS=len(sizes) > 1,
         ROOM=len(sizes) > 1 and room is not None,

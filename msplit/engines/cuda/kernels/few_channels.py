@@ -14,7 +14,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window, pixel_step
 from msplit.engines.cuda.kernels.activations import NUMBERS
-from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, common, power_of_two, reciprocal, shares
 
 CONVERTED = (torch.float32, torch.uint8)
@@ -122,7 +122,7 @@ def convolve(
         BIAS=bias is not None,
         SIDE=side is not None,
         ACTIVATION=NUMBERS[activation],
-        PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+        PRECISION=input_precision(filter, tf32=torch.backends.cudnn.allow_tf32),
         EARLY=tiles.early,
         LINES=power_of_two(shares(matrix.nbytes, _LINE)),
         num_warps=tiles.warps,

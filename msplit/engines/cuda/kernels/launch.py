@@ -66,6 +66,11 @@ def _launch(code: Code, grid: tuple[int, ...], *arguments: Any, **constants: Any
         kernel.launch(grid, [arguments[one] for one in kernel.binary.takes])
 
 
+def input_precision(data: torch.Tensor, *, tf32: bool) -> str:
+    """What Triton's products are to take numbers of the data's type for: TF32 where float32 may be rounded to it, on a GPU."""
+    return "tf32" if tf32 and data.dtype == torch.float32 and data.is_cuda else "ieee"
+
+
 def can_launch(place: torch.device) -> bool:
     """Whether kernels of our own run on a device: they can be compiled, or a build has brought them."""
     return place.type == "cuda" and (can_compile() or bool(Store.of(place).given))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels.activations import NUMBERS
-from msplit.engines.cuda.kernels.launch import Code, launch
+from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
 from msplit.engines.cuda.kernels.tiles import Tile, shares
 
 _PRODUCTS = Code("products", "products")
@@ -153,7 +153,7 @@ def products(
         BM=tile.rows, BD=tile.columns, BK=tile.inner,
         SECOND=second is not None, BIAS2=second is not None and second.bias is not None,
         ADDEND=addend is not None,
-        PRECISION="tf32" if tf32 and one.x.dtype == torch.float32 and not tile.exact else "ieee",
+        PRECISION=input_precision(one.x, tf32=tf32 and not tile.exact),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

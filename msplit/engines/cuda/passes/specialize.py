@@ -22,7 +22,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.buffers import BUFFER, INTO, Coverage, parts_of
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_tf32, to_torch
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus, apart, gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
@@ -33,7 +33,7 @@ from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.state import State, StateMemory
 from msplit.engines.cuda.ir.windows import TILES, keeps_channels_last
 from msplit.engines.cuda.kernels.tiles import Tiles
-from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
 from msplit.engines.cuda.passes.embedding.densify import prove
 from msplit.engines.cuda.passes.embedding.intervals import COUNTED
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Proof
@@ -79,6 +79,7 @@ class Tracer:
         self.dynamic: list[int] = []
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
         self.shared: set[Key] = set()  # filters that several convolutions read
+        self.read_otherwise: set[Key] = set()  # filters that others read, too
         self.coverage = Coverage()
         self.state: StateMemory | None = None  # variables, which this run may change
         self._written: Counter[str] = Counter()  # how often a variable was
@@ -91,6 +92,9 @@ class Tracer:
         for op in graph.ops.values():
             if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
                 self.shared.add(op.inputs[1])
+        for op in graph.ops.values():
+            filter = op.inputs[1] if FILTERS.get(op.op) is prepare_filter else None
+            self.read_otherwise.update(key for key in op.inputs if key in self.filters and key != filter)
 
     def split(self, gpus: tuple[int, ...]) -> None:
         """The graph is one for several GPUs, with these numbers."""
@@ -303,6 +307,8 @@ class Tracer:
             keep = weights in self.shared
             op, arguments[1] = conv.choose(op, arguments, lowered, keep_filter=keep)
         if constant:
+            if _takes_tf32(op, arguments[1]) and weights not in self.read_otherwise:
+                arguments[1] = to_tf32(arguments[1])
             self.constants[weights] = arguments[1]
         return op
 
@@ -332,6 +338,12 @@ class Tracer:
                 fresh[storage.data_ptr()] = storage.nbytes()
                 bases.append(number)
         return bases, sum(fresh.values())
+
+
+def _takes_tf32(op: Op, filter: torch.Tensor) -> bool:
+    """Whether an op is done by our kernel of convolutions, in TF32. It rounds its data itself, and finds its filter rounded."""
+    own = TILES in op.attrs and FILTERS.get(op.op) is prepare_filter
+    return own and filter.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
 
 
 def variables_of(graph: OpGraph) -> State:

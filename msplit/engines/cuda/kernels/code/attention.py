@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from msplit.engines.cuda.kernels.code.tensor_cores import rounded
+
 
 @triton.jit(do_not_specialize=["M", "N", "heads"])  # type: ignore[untyped-decorator]
 def attention(  # type: ignore[no-untyped-def]
@@ -25,6 +27,7 @@ def attention(  # type: ignore[no-untyped-def]
         mask=(rows < M)[:, None] & (inner < D)[None, :],
         other=0.0,
     )
+    asked = rounded(asked, PRECISION)
     key += batch * k_batch + head * k_head
     value += batch * v_batch + head * v_head
     bias += batch * b_batch + head * b_head
@@ -38,7 +41,7 @@ def attention(  # type: ignore[no-untyped-def]
         keys = tl.load(
             key + columns[None, :] * k_row + inner[:, None], mask=there[None, :] & (inner < D)[:, None], other=0.0
         )
-        scores = tl.dot(asked, keys, input_precision=PRECISION) * scale
+        scores = tl.dot(asked, rounded(keys, PRECISION), input_precision=PRECISION) * scale
         if BIAS:
             place = bias + rows[:, None] * b_row + columns[None, :] * b_column
             scores += tl.load(place, mask=(rows < M)[:, None] & there[None, :], other=0.0).to(tl.float32)
@@ -53,7 +56,8 @@ def attention(  # type: ignore[no-untyped-def]
         values = tl.load(
             value + columns[:, None] * v_row + depth[None, :], mask=there[:, None] & (depth < E)[None, :], other=0.0
         )
-        total = tl.dot(weights.to(values.dtype), values, total * before[:, None], input_precision=PRECISION)
+        weights, values = rounded(weights.to(values.dtype), PRECISION), rounded(values, PRECISION)
+        total = tl.dot(weights, values, total * before[:, None], input_precision=PRECISION)
         most = larger
     total /= weight[:, None]
     target = out + batch * o_batch + head * o_head + rows[:, None] * o_row + depth[None, :]

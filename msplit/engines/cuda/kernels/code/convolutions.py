@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from msplit.engines.cuda.kernels.code.early import LINE, fetch, go_on
+from msplit.engines.cuda.kernels.code.tensor_cores import rounded
 
 _FETCHED = tl.constexpr(8)
 """Tiles of summands whose filter is fetched ahead: the rest is loaded while these are added up."""
@@ -243,7 +244,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             taken = inside[:, None] & exists[None, :]
             a = _prepared(a, scale, shift, taken, image, channel + summand, channels, SCALE, SHIFT, CUT, POINT)
         b = tl.load(of_filter, mask=exists[:, None] & wanted[None, :], other=0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+        total = tl.dot(rounded(a, PRECISION), b, total, input_precision=PRECISION)
         channel += SUMMANDS
         if not POINT:
             last = channel >= channels

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from msplit.engines.cuda.kernels.code.convolutions import _activated, _quotient
 from msplit.engines.cuda.kernels.code.early import LINE, fetch, go_on
+from msplit.engines.cuda.kernels.code.tensor_cores import rounded
 
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "height width results rows columns stride_h stride_w dilation_h before_h before_w step_n step_h step_out "
@@ -81,7 +82,7 @@ def convolve_few_channels(  # type: ignore[no-untyped-def]
         else:
             from_filter = filter + (place * results)[:, None] + result[None, :]
         b = tl.load(from_filter, mask=exists[:, None] & wanted[None, :], other=0)
-        total = tl.dot(a.to(b.dtype), b, total, input_precision=PRECISION)
+        total = tl.dot(rounded(a.to(b.dtype), PRECISION), b, total, input_precision=PRECISION)
     if BIAS:
         total += tl.load(bias + result, mask=wanted, other=0)[None, :].to(tl.float32)
     pixel = (image * rows + row) * columns + column

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from msplit.engines.cuda.kernels.code.tensor_cores import rounded
+
 
 @triton.jit
 def _activate(value, activation):  # type: ignore[no-untyped-def]
@@ -58,7 +60,7 @@ def _tile_sum(  # type: ignore[no-untyped-def]
             mask=(inner < K)[:, None] & (columns < D)[None, :],
             other=0.0,
         )
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+        total = tl.dot(rounded(a, PRECISION), rounded(b, PRECISION), total, input_precision=PRECISION)
     return total
 
 
