@@ -351,7 +351,7 @@ def precision_table(paths: list[Path]) -> list[list[str]]:
         own = variants(run)
         half = [one for label, one in own.items() if label.endswith(HALVES) and "eager" not in label]
         best = min(half, key=lambda one: micros(one, "device") or micros(one) or 1e99)
-        wide = next(one for label, one in own.items() if label.endswith(", float32"))
+        wide = next((one for label, one in own.items() if label.endswith(", float32")), None)
         mixed = own.get("TensorFlow, mixed precision")
         clock = "device" if best.get("device") else "host"
         rows.append(

@@ -39,8 +39,8 @@ SCHEDULERS = ("schedulers.py", "--seconds", "8")
 AUTO = "mmoe:128,towers:128,deepfm:128,deepfm:1024,dlrm:128,bert:1,googlenet:1,inception_v3:1"
 """Models for which `auto` chooses among kernels, too."""
 
-TESTS = ("-m", "pytest", "-q", "-n", "10", "-m", "gpu", "--durations", "5")
-"""Tests marked gpu, several at once; the races have 200 random graphs (see `run`)."""
+TESTS = ("-m", "pytest", "-v", "-n", "10", "-m", "gpu", "--durations", "5", "-rfE")
+"""Tests marked gpu, several at once, named as they end, so that a run that is cut off says what failed. The races have 200 random graphs."""
 
 ONCE = ("--builds", "1")
 """For long steps, or many kernels: built once for each precision."""

@@ -106,6 +106,10 @@ class EngineError(MsplitError):
     """The model can not run on the chosen engine."""
 
 
+class OutOfMemory(EngineError):
+    """The device has not enough memory left for it."""
+
+
 class Busy(EngineError):
     """As many requests wait as may. Nothing came of this one: it can be sent again."""
 

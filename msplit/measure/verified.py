@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, cycle
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +15,7 @@ from msplit.core.precision import Precision
 from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, Arrays, Engine, Executable, HasState, Job, Timeline
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.tensorflow.engine import REFERENCE
-from msplit.errors import EndOfData, EngineError
+from msplit.errors import EndOfData, EngineError, OutOfMemory
 from msplit.inputs.reference import Reference
 from msplit.measure.mixed_precision import emulated_errors
 from msplit.measure.results import Check, Settings
@@ -83,7 +84,7 @@ class Running:
     """A variant on its way, and the label of the one that it is held against.
 
     Seconds of each step are kept by build and round; `launch` is of steps without copies, `burst` how many steps a round has. `since` are
-    steps since its own data began, `ends` how often they came to their end.
+    steps since its own data began, `ends` how often they came to their end. `answers` are as `answer` has them.
     """
 
     variant: Variant
@@ -99,6 +100,7 @@ class Running:
     utilization_percent: float | None = None
     since: int = 0
     ends: int = 0
+    answers: Iterator[Arrays] | None = None
 
     @property
     def passed(self) -> bool:
@@ -127,6 +129,8 @@ class Running:
         Raises:
             EndOfData: There are too few of them.
         """
+        if self.answers is not None:
+            return next(self.answers)
         try:
             outputs = self.running.step(feeds)
         except EndOfData as problem:
@@ -144,7 +148,7 @@ class Running:
         if self.since < FEWEST:
             fix = f"{problem.fix}; a bench takes {FEWEST} steps or more from one beginning to the next"
             raise EndOfData(problem.what, where=problem.where, fix=fix) from problem
-        state = self.running.save_state() if isinstance(self.running, HasState) else {}
+        state = self.save_state()
         self.close()
         self.build(self.variant.job)
         if state and isinstance(self.running, HasState):
@@ -162,6 +166,27 @@ class Running:
             if not self.variant.optional:
                 raise
             self.skipped = error.what
+
+    def answer(self, first: Sequence[Arrays], again: Sequence[Arrays]) -> None:
+        """Steps on all inputs that it will be stepped on, and is closed: for others there is room on the device then. Nothing that changes
+        variables can be asked so.
+
+        Args:
+            first: Inputs that come once, before all others.
+            again: Inputs that come over and over, in this order.
+        """
+        once, always = [self.step(feeds) for feeds in first], [self.step(feeds) for feeds in again]
+        self.answers = chain(once, cycle(always))
+        self.close()
+
+    @property
+    def can_step(self) -> bool:
+        """Whether there is anything to step on."""
+        return self.executable is not None or self.answers is not None
+
+    def save_state(self) -> Arrays:
+        """What its variables hold."""
+        return self.executable.save_state() if isinstance(self.executable, HasState) else {}
 
     def close(self) -> None:
         """Closes what is built."""
@@ -264,9 +289,16 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
         job = replace(job, precision=Precision.IEEE, options=replace(job.options, measure=False))
         strict.append(Running(replace(one.variant, job=job), one.partner))
     try:
-        for number, one in enumerate(strict):
-            how.tell(f"building {one.variant.label} in IEEE precision", number / len(strict))
-            one.build(one.variant.job)
+        try:
+            _build_strict(strict, how, lambda one: None)
+        except OutOfMemory:
+            if any(one.save_state() for one in strict):
+                raise
+            again = [how.fresh(seed) for seed in _seeds(how.settings)]
+            first = [] if how.reference is None else [how.reference.feeds]
+            for one in strict:
+                one.close()
+            _build_strict(strict, how, lambda one: one.answer(first, again))
         _verify(strict, how)
         for one, checked in zip(running, strict, strict=True):
             one.checks += checked.checks
@@ -274,6 +306,19 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
     finally:
         for one in strict:
             one.close()
+
+
+def _build_strict(strict: Sequence[Running], how: Verification, then: Callable[[Running], None]) -> None:
+    for number, one in enumerate(strict):
+        how.tell(f"building {one.variant.label} in IEEE precision", number / len(strict))
+        one.build(one.variant.job)
+        if one.executable is not None:
+            then(one)
+
+
+def _seeds(settings: Settings) -> range:
+    """Of the inputs that variants are held against each other on."""
+    return range(settings.seed + 1, settings.seed + 1 + settings.verify_inputs)
 
 
 def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Mapping[str, float]]:
@@ -285,8 +330,7 @@ def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Ma
     """
     found: dict[Variant, Mapping[str, float]] = {}
     known: dict[tuple[Precision, frozenset[int]], Mapping[str, float]] = {}
-    seeds = range(how.settings.seed + 1, how.settings.seed + 1 + how.settings.verify_inputs)
-    inputs = [*([] if how.reference is None else [how.reference.feeds]), *map(how.fresh, seeds)]
+    inputs = [*([] if how.reference is None else [how.reference.feeds]), *map(how.fresh, _seeds(how.settings))]
     for one in running if inputs and how.settings.tolerance is None else ():
         job = one.variant.job
         ours = isinstance(one.variant.engine, CudaEngine) and job.precision.half and not one.skipped and one.passed
@@ -312,11 +356,11 @@ def _precision(variant: Variant) -> Precision:
 
 def _verify(running: Sequence[Running], how: Verification) -> None:
     """Steps all variants in lock-step on the same inputs and compares them."""
-    built = [one for one in running if one.executable is not None]
+    built = [one for one in running if one.can_step]
     if not built:
         return
     settings, reference = how.settings, how.reference
-    state = built[0].running.save_state() if isinstance(built[0].running, HasState) else {}
+    state = built[0].save_state()
     if state:
         state = _with_scale(built, state, how)
     computed = computed_in(built[0].variant.job.flat) if how.computed is None else how.computed
@@ -389,7 +433,7 @@ def _in_lock_step(
     for number in range(how.settings.verify_inputs if pairs else 0):
         how.tell("verifying", number / how.settings.verify_inputs)
         with phase("verifying outputs"):
-            feeds = how.fresh(how.settings.seed + 1 + number)
+            feeds = how.fresh(_seeds(how.settings)[number])
             outputs = {one: one.step(feeds) for one in built}
             for pair in pairs:
                 one, partner, precision = pair
@@ -416,7 +460,7 @@ def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> A
     for one in built:
         if isinstance(one.running, HasState) and LOSS_SCALE in one.running.save_state():
             inputs = [] if how.reference is None else [how.reference.feeds]
-            inputs += [how.fresh(how.settings.seed + 1 + number) for number in range(how.settings.verify_inputs)]
+            inputs += map(how.fresh, _seeds(how.settings))
             scale = FIRST_SCALE[LOSS_SCALE]
             while scale > 1:
                 one.running.load_state({**state, **FIRST_SCALE, LOSS_SCALE: scale})

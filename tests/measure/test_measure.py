@@ -12,7 +12,7 @@ import pytest
 from msplit.cost.costs import Costs
 from msplit.engines.base import ClusterOptions, Job, TensorFlowOptions
 from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import EngineError
+from msplit.errors import EngineError, OutOfMemory
 from msplit.formats.cluster import parse
 from msplit.inputs.reference import Reference
 from msplit.measure.diagnose import Hints, diagnose, hints
@@ -303,6 +303,41 @@ def test_only_what_is_to_be_ready_at_once_is_not_verified_in_ieee(measured, buil
     ]
     assert not bench(listed, fresh=fresh, settings=QUICK).failed
     assert [ieee for what, _, ieee in (entry for entry in log if entry[0] == "build")] == builds
+
+
+class Small(Fake):
+    """A device with room for so many captured graphs at a time, of which those in IEEE precision take twice as much."""
+
+    def __init__(self, room, **more):
+        super().__init__("small", where="GPU", **more)
+        self.room, self.built = room, []
+
+    def build(self, job):
+        self.built = [one for one in self.built if not one.closed]
+        if sum(1 + one.job.precision.ieee for one in self.built) + 1 + job.precision.ieee > self.room:
+            raise OutOfMemory("CUDA out of memory.", fix="use a smaller --batch")
+        self.built.append(super().build(job))
+        return self.built[-1]
+
+
+@pytest.mark.parametrize(("wrong", "failed"), [(None, False), ("ieee", True), ("tf32", False)])
+def test_what_does_not_fit_side_by_side_in_ieee_precision_is_verified_one_by_one(wrong, failed):
+    """With the same outcome as what does."""
+    expected = {"y": (2 * fresh(7)["x"]).astype(np.float32)}
+    found = []
+    for room in (4, 99):
+        engine = Small(room, wrong=wrong)
+        variants = [variant("plain", Fake("plain", where="GPU")), *(variant(f"{n}", engine, n) for n in (1, 2, 3, 4))]
+        result = bench(variants, fresh=fresh, settings=QUICK, reference=Reference(fresh(7), expected, "elsewhere"))
+        assert [one.failed for one in result.variants] == [False, *[failed] * 4]
+        found.append([one.checks for one in result.variants])
+    assert found[0] == found[1]
+    assert {check.precision for check in found[0][1]} == ({"ieee"} if failed else {"ieee", "tf32"})
+
+
+def test_what_does_not_fit_at_all_is_told():
+    with pytest.raises(OutOfMemory, match="smaller --batch"):
+        bench([variant("1", Small(1)), variant("2", Small(1), 2)], fresh=fresh, settings=QUICK)
 
 
 def test_on_a_cpu_there_is_one_tight_verification():

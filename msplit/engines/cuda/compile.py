@@ -21,7 +21,7 @@ from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner, choosing_for
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.device.device import precision, telling_out_of_memory
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import partition_graph, refuse
@@ -104,6 +104,7 @@ def _compile(job: Job, begin: Begin | None = None) -> Compiled:
     if key not in cache:
         with (
             device.entered(),
+            telling_out_of_memory(),
             precision(job.precision.ieee),
             choosing_for(chain=_specialized(job, device).graph.is_chain()),
         ):

@@ -12,6 +12,7 @@ import torch
 
 from msplit.engines.cuda.device.capture import ScratchPool
 from msplit.engines.cuda.device.pools import Semaphores, StreamPool
+from msplit.errors import OutOfMemory
 
 T = TypeVar("T")
 
@@ -74,6 +75,27 @@ class Device:
 
 _DEVICES: dict[torch.device, Device] = {}
 """The only table of the engine that belongs to the process."""
+
+
+def out_of_memory(problem: torch.OutOfMemoryError, what: str = "", *, where: str | None = None) -> OutOfMemory:
+    """What PyTorch says of too little memory, without the statistics of its allocator.
+
+    Args:
+        what: The op that wanted some, if it was one.
+        where: Its node.
+    """
+    said = str(problem).splitlines()[0].split(" GPU ")[0]
+    fix = "use a smaller --batch or fewer --streams, --no-fuse and --no-group: what is compared is on the GPU at the same time"
+    return OutOfMemory(f"{what}: {said}" if what else said, where=where, fix=fix)
+
+
+@contextlib.contextmanager
+def telling_out_of_memory() -> Iterator[None]:
+    """Too little memory, for whatever inside, is an `OutOfMemory`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as problem:
+        raise out_of_memory(problem) from problem
 
 
 def forget(graph: object) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.device.device import out_of_memory
 from msplit.engines.cuda.ir.buffers import parts_of
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import Key, Op
@@ -55,11 +56,7 @@ def call(
         what = f"{op.op}: the attribute {problem} is missing"
         raise EngineError(what, where=where, fix="export the model again") from problem
     except torch.OutOfMemoryError as problem:
-        raise EngineError(
-            f"{op.op}: {str(problem).splitlines()[0].split(' GPU ')[0]}",
-            where=where,
-            fix="use a smaller --batch or fewer --streams, --no-fuse and --no-group: what is compared is on the GPU at the same time",
-        ) from problem
+        raise out_of_memory(problem, op.op, where=where) from problem
     except (RuntimeError, ValueError, IndexError, TypeError) as problem:
         raise EngineError(
             f"{op.op} failed: {next(iter(str(problem).splitlines()), type(problem).__name__)}",

@@ -14,6 +14,7 @@ from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.engines.base import STEPS, Arrays, Executable, Job
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import telling_out_of_memory
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.gpus import PEER_COPY
 from msplit.engines.cuda.ir.graph import OpGraph
@@ -154,7 +155,7 @@ def executable_for(
         return SimulatedExecutable(program, stream_program, {**facts, "device": "CPU, simulated streams"})
     feeds = {name: to_torch(np.array(compiled.optimized.feeds[name]), torch.device("cpu")) for name in program.feeds}
     device = Device.of(torch.device(options.first))
-    with device.entered():
+    with device.entered(), telling_out_of_memory():
         return CudaExecutable(
             program,
             stream_program,

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from msplit.engines.cuda.device.device import telling_out_of_memory
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.ir import interpret
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.lowering import Lowering
-from msplit.errors import EngineError
+from msplit.errors import EngineError, OutOfMemory
 from msplit.flatten import flatten
 from msplit.formats import read
 from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, flat_of, graph_of, job, program_of, run
@@ -99,6 +100,17 @@ def test_too_little_memory_is_told_as_such():
     wanted = r"node big: Neg: CUDA out of memory. Tried to allocate 2.30 GiB.\n  fix: use a smaller --batch or fewer --streams"
     with pytest.raises(EngineError, match=wanted):
         interpret.call(Lowering("Neg", fails), Op(0, "big", "Neg", {}, []), [])
+
+
+def test_so_is_too_little_memory_for_inputs_and_constants():
+    problem = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 139.80 GiB"
+    )
+    with (
+        pytest.raises(OutOfMemory, match=r"CUDA out of memory. Tried to allocate 1.02 GiB.\n  fix:"),
+        telling_out_of_memory(),
+    ):
+        raise problem
 
 
 def test_a_chain_of_fifty_thousand_nodes_is_no_problem():
