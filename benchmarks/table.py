@@ -32,7 +32,7 @@ HEADLINE = {
     ("googlenet", 1): "GoogLeNet, 1",
     ("inception_v3", 1): "Inception-v3, 1",
     ("bert", 1): "BERT (small), 1",
-    ("squeezenet", 16): "SqueezeNet, 16",
+    ("squeezenet", 128): "SqueezeNet, 128",
 }
 """Models and batches of the README's table, with what they are called there."""
 
