@@ -11,6 +11,7 @@ beside float32), `foreign` and `foreign_costs` (both for models that no constant
 (marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done), `inputs` (what inputs cost a
 step, likewise). Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by one job. About 120
 minutes of one GPU, 35 of four.
+What was cut off goes on with `--missing`, for as long as the machine keeps GRAPHS and OUT.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
 
@@ -40,7 +41,7 @@ AUTO = "mmoe:128,towers:128,deepfm:128,deepfm:1024,dlrm:128,bert:1,googlenet:1,i
 """Models for which `auto` chooses among kernels, too."""
 
 TESTS = ("-m", "pytest", "-v", "-n", "10", "-m", "gpu", "--durations", "5", "-rfE")
-"""Tests marked gpu, several at once, named as they end, so that a run that is cut off says what failed. The races have 200 random graphs."""
+"""Tests marked gpu, several at once, named as they end: a run that is cut off says what failed. The races have 200 random graphs."""
 
 ONCE = ("--builds", "1")
 """For long steps, or many kernels: built once for each precision."""
@@ -258,6 +259,7 @@ def main() -> None:
         action="append",
         help="only these jobs: suite/lstm:16, or a pattern, */*:1024*; again for more, in that order",
     )
+    parser.add_argument("--missing", action="store_true", help="only jobs of which nothing is in OUT yet")
     parser.add_argument(
         "--seconds",
         type=float,
@@ -267,6 +269,8 @@ def main() -> None:
     arguments = parser.parse_args()
     steps = arguments.steps or [*(step for step in RESULTS if step != "short"), "curves", "tests"]
     jobs = [job for job in wanted(arguments.only or ["*"]) if job.step in steps]
+    if arguments.missing:
+        jobs = [job for job in jobs if not has_results(folder_of(job, arguments.out), job.step)]
     alone = [job for job in jobs if job.step in ("quiet", "inputs") or job.gets_all]
     stop = time.monotonic() + arguments.seconds
     cores = shares(sorted(os.sched_getaffinity(0)), arguments.gpus)
@@ -324,7 +328,7 @@ def work(waiting: queue.SimpleQueue[Job], graphs: Path, out: Path, gpu: int, cor
 
 def run(job: Job, graphs: Path, out: Path, gpu: int | None, stop: float) -> int | None:
     """Runs one job, on one GPU or on all; its exit code, None if it was ended."""
-    folder = out / "jobs" / job.step / job.name.replace(":", "_").replace(",", "-")
+    folder = folder_of(job, out)
     folder.mkdir(parents=True, exist_ok=True)
     script, *options = job.command
     command = (
@@ -349,6 +353,19 @@ def run(job: Job, graphs: Path, out: Path, gpu: int | None, stop: float) -> int 
             return None
 
 
+def folder_of(job: Job, out: Path) -> Path:
+    """Where a job leaves what it measures and what it prints."""
+    return out / "jobs" / job.step / job.name.replace(":", "_").replace(",", "-")
+
+
+def has_results(folder: Path, step: str) -> bool:
+    """Whether a job left some: one that was cut off, or failed for all of its models, has none."""
+    if step not in RESULTS:
+        return (folder / "printed.txt").exists() and " passed" in last_line(folder)
+    name, part = RESULTS[step]
+    return (folder / name).exists() and bool(json.loads((folder / name).read_text())[part])
+
+
 def with_package() -> dict[str, str]:
     """This process's environment, with this checkout's msplit in front."""
     paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
@@ -361,7 +378,7 @@ def collect(out: Path, step: str) -> str:
     if step not in RESULTS:
         return "\n".join(f"{folder.name}: {last_line(folder)}" for folder in folders)
     name, part = RESULTS[step]
-    contents = [json.loads((folder / name).read_text()) for folder in folders if (folder / name).exists()]
+    contents = [json.loads((folder / name).read_text()) for folder in folders if has_results(folder, step)]
     if not contents:
         return f"{step}: nothing came"
     joined = {**contents[0], part: join([content[part] for content in contents])}
