@@ -16,9 +16,6 @@ from msplit.schedule.judge import WORTH
 _HOST_BOUND = 2.0
 _FULL = 0.75
 _DOMINATED = 0.6
-_COARSER, _UNIT = 3.0, 2.0**-11
-"""From how many times as far on, and from which distance on, outputs are further away than rounding explains: right kernels are at most 1.3
-times as far, and TF32's numbers are half as far apart as that."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ def hints(flat: FlatGraph, costs: Costs) -> Hints:
 def diagnose(variants: Sequence[VariantResult], about: Hints | None = None) -> tuple[str, ...]:
     """Explains what was measured, by the times of the variants and what the cost model says of the graph, if it was asked."""
     measured = [variant for variant in variants if variant.host is not None]
-    found = [*_devices(measured), *_host_bound(measured), *_gains(measured), *_coarser(measured)]
+    found = [*_devices(measured), *_host_bound(measured), *_gains(measured)]
     several = [variant for variant in measured if variant.streams > 1 or variant.asked]
     if about is not None and about.work_us > 0 and (several or not measured):
         found += _structure(about)
@@ -115,26 +112,6 @@ def _gains(measured: Sequence[VariantResult]) -> list[str]:
             most = min(slower, key=lambda ratio: ratio.value)
             found.append(f"{variant.label} is slower than {most.over} ({most.value:.2f} times): keep one stream.")
     return found
-
-
-def _coarser(measured: Sequence[VariantResult]) -> list[str]:
-    """Where the engine's outputs are much further from a reference than TensorFlow's own, computed in the same precision."""
-    theirs: dict[tuple[str, str], float] = {}
-    ours: dict[tuple[str, str], tuple[float, str]] = {}
-    for variant in measured:
-        for check in variant.checks:
-            key = check.against, check.precision
-            away = max((one.distance for one in check.comparison.outputs), default=0.0)
-            if variant.engine == "tensorflow":
-                theirs.setdefault(key, away)
-            elif variant.engine == "cuda":
-                ours[key] = max(ours.get(key, (0.0, "")), (away, variant.label))
-    return [
-        f"Outputs of {label} are {away:.2g} from {against} in {precision} (root mean square, relative), "
-        f"TensorFlow's own {theirs[against, precision]:.2g}: please report it, with the model if you can."
-        for (against, precision), (away, label) in ours.items()
-        if (against, precision) in theirs and away > max(_UNIT, _COARSER * theirs[against, precision])
-    ]
 
 
 def _structure(about: Hints) -> list[str]:

@@ -96,15 +96,17 @@ def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress 
 
 
 def emulated_errors(job: Job, inputs: Sequence[Arrays]) -> dict[str, float]:
-    """How far from IEEE float32 each output of a job in half precision is where its ops compute in float32, and only round as they do; the
-    root mean square over several inputs.
+    """How far from IEEE float32 each output of a job in half precision, or in TF32, is where its ops compute in float32, and only round as
+    they do; the root mean square over several inputs.
 
     Raises:
         EngineError: The engine can not run the model.
     """
     own = _plain(job)
-    emulated = CUDA.try_out(replace(own, options=replace(own.options, emulate=True)), inputs)
-    exact = CUDA.try_out(replace(own, precision=Precision.IEEE), inputs)
+    wide = replace(own, precision=Precision.IEEE)
+    rounding = own if job.precision.half else wide
+    emulated = CUDA.try_out(replace(rounding, options=replace(own.options, emulate=True)), inputs)
+    exact = CUDA.try_out(wide, inputs)
     each = [errors_of([one], [other]) for one, other in zip(emulated, exact, strict=True)]
     return {name: math.hypot(*(errors[name] for errors in each)) / len(each) ** 0.5 for name in each[0]}
 

@@ -322,8 +322,8 @@ def _seeds(settings: Settings) -> range:
 
 
 def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Mapping[str, float]]:
-    """How far rounding alone puts the outputs of variants in half precision on one GPU: what float32 gives with what they read and give
-    rounded as they do, beside IEEE float32.
+    """How far rounding alone puts the outputs of variants in TF32 or half precision on one GPU: what float32 gives with what they read and
+    give rounded as they do, beside IEEE float32.
 
     Not of what is to be ready at once, not of steps that change variables, which carry rounding on from one to the next, and not where the
     user gives a tolerance.
@@ -333,13 +333,13 @@ def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Ma
     inputs = [*([] if how.reference is None else [how.reference.feeds]), *map(how.fresh, _seeds(how.settings))]
     for one in running if inputs and how.settings.tolerance is None else ():
         job = one.variant.job
-        ours = isinstance(one.variant.engine, CudaEngine) and job.precision.half and not one.skipped and one.passed
-        if not ours or job.state or job.options.split or not job.options.measure:
+        ours = isinstance(one.variant.engine, CudaEngine) and not one.skipped and one.passed
+        if not ours or _precision(one.variant).ieee or job.state or job.options.split or not job.options.measure:
             continue
         key = job.precision, job.wide
         if key not in known:
             how.tell(f"rounding as {one.variant.label} does", len(known) / len(running))
-            with phase("emulating half precision"):
+            with phase("emulating the precision"):
                 known[key] = emulated_errors(job, inputs)
         found[one.variant] = known[key]
     return found
@@ -369,7 +369,8 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     def compared(
         got: Arrays, expected: Arrays, precision: Precision, *held: Running, carried: Mapping[str, float] | None = None
     ) -> Comparison:
-        rounding = next((how.rounding[one.variant] for one in held if one.variant in how.rounding), None)
+        known = [how.rounding[one.variant] for one in held if one.variant in how.rounding]
+        rounding = {name: max(one[name] for one in known) for name in known[0]} if known else None
         most = partial(compare, precision=precision, tolerance=settings.tolerance, computed=computed)
         return most(got, expected, rounding=rounding, carried=carried)
 

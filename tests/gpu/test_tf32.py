@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import msplit
 from msplit.core.precision import Precision
 from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.autotune.tuner import Tuner
@@ -16,13 +18,18 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import to_tf32
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.kernels import attention
+from msplit.inputs.make import make_inputs
+from msplit.measure.mixed_precision import emulated_errors
+from msplit.measure.verification import compare
 from tests.engines.cuda.cases import job, run, scattered
 from tests.engines.cuda.passes.test_merge_convolutions import block
 from tests.engines.cuda.random_graphs import FLOAT
 from tests.gpu.test_products import lowered
+from tests.measure.test_tf32 import deep
 
 pytestmark = pytest.mark.gpu
 
+SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 CUT = 2.0**-11
 """What cutting off makes a number smaller by, on average, and rounding does not: of a product it is twice as much."""
 
@@ -73,6 +80,24 @@ def test_attention(name):
     expected = torch.softmax(query.double() @ key.double().mT, -1) @ value.double()
     found = attention.attention(query, key, value, None, attention.TILES[name], scale=1.0, tf32=True)
     assert shift(found, expected) < CUT / 8
+
+
+@pytest.mark.parametrize("options", [{}, {"fuse": True, "group": True}, {"layout": "nchw"}])
+@pytest.mark.parametrize("name", ["deep", "keras_inception", "mmoe_small.pb", "lstm_small.pb"])
+def test_a_model_is_as_far_from_exact_as_rounding_puts_it(name, options):
+    """What a bench asks for (`ROOM`), with less room."""
+    flat = deep() if name == "deep" else msplit.load(SAMPLES / name)
+    inputs = [make_inputs(flat, {}, batch=16, seed=seed) for seed in range(2)]
+    wanted = replace(
+        job(flat, inputs[0], scattered(flat, 4), streams=4, device="cuda", **options), precision=Precision.TF32
+    )
+    emulated = emulated_errors(wanted, inputs)
+    executable = ENGINE.build(wanted)
+    found = [compare(executable.step(feeds), run(flat, feeds), precision=Precision.TF32) for feeds in inputs]
+    executable.close()
+    for outputs in zip(*(one.outputs for one in found), strict=True):
+        away = np.sqrt(np.mean([output.distance**2 for output in outputs]))
+        assert away < max(2 * emulated[outputs[0].name], CUT), outputs[0].name
 
 
 def test_a_filter_that_others_read_too_is_theirs_as_it_is():

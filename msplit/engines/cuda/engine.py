@@ -174,15 +174,18 @@ class CudaEngine:
         with importing("torch", "PyTorch"):
             from msplit.engines.cuda.compile import compile_apart
             from msplit.engines.cuda.runtime.executables import executable_of
+            from msplit.engines.cuda.runtime.rounding import RoundedProducts
 
         compiled = compile_apart(job)
         executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.precision.ieee)
         found: list[Arrays] = []
+        rounds = job.options.emulate and job.precision.ieee
         try:
             for feeds in inputs:
                 if job.state and isinstance(executable, HasState):
                     executable.load_state(job.state)
-                found.append({name: np.array(value) for name, value in executable.step(feeds).items()})
+                with RoundedProducts() if rounds else nullcontext():
+                    found.append({name: np.array(value) for name, value in executable.step(feeds).items()})
         finally:
             executable.close()
         return found

@@ -113,8 +113,8 @@ class EngineOptions:
         compile: Whether fused ops become compiled kernels, or one step that runs op by op; None: they do on a GPU.
         plan: The plan to run by, where it fits the program.
         shards: Of a graph that trains on several GPUs.
-        emulate: In half precision, compute in float32 and round only: what ops in half precision read and what they give. What kernels of
-            half precision are held against.
+        emulate: Compute in IEEE float32 and round only: in half precision what its ops read and what they give, otherwise what products
+            read, to TF32 (see `CudaEngine.try_out`). What kernels of these precisions are held against.
         split: Numbers of the GPUs that the job's streams are divided over, evenly and in order, the one that takes inputs and gives outputs
             first; empty: all streams are on `device`. With "cpu" they are simulated, each with a memory of its own.
     """

@@ -1,0 +1,41 @@
+"""What TF32 does to a model, computed exactly: only what products and convolutions read is rounded to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from msplit.engines.cuda.ir.dtypes import to_tf32
+
+_CONVOLUTIONS = ("convolution", "cudnn_convolution_relu", "cudnn_convolution_add_relu")
+_ATTENTION = ("efficient", "flash", "cudnn")
+
+_OPERANDS: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys(("mm", "bmm", *_CONVOLUTIONS), (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), (1, 2)),
+    **{f"_scaled_dot_product_{kind}_attention": (0, 1, 2) for kind in _ATTENTION},
+    "_scaled_dot_product_flash_attention_for_cpu": (0, 1, 2),
+    "convolution_backward": (0, 1, 2),
+}
+"""PyTorch's ops that multiply on tensor cores, and which of their arguments these get."""
+
+
+class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
+    """A block in which the libraries' products of float32 read it rounded. Of a depthwise convolution, which has no tensor cores, too: that
+    is little beside the others."""
+
+    def __torch_dispatch__(  # type: ignore[no-untyped-def]
+        self, func, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """See PyTorch."""
+        del types
+        places = _OPERANDS.get(func.overloadpacket.__name__, ())
+        given = [_rounded(one) if place in places else one for place, one in enumerate(args)]
+        return func(*given, **(kwargs or {}))
+
+
+def _rounded(value: Any) -> Any:
+    return to_tf32(value) if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
