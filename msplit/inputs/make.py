@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from msplit.inputs.values import made_up
 from msplit.opset import schema
 from msplit.shapes.inputs import Fed, input_shapes
 from msplit.shapes.registry import shape_text
+
+_MOST = 1 << 44
+"""Elements of an input: more than any host has bytes."""
 
 
 def feeds_for(flat: FlatGraph, workload: Workload, *, seed: int = 0) -> dict[str, NDArray[Any]]:
@@ -80,6 +84,9 @@ def make_inputs(
         full = tuple(1 if size is None else size for size in shape)
         if spec.name in composite.lengths:
             full = (composite.lengths[spec.name], *full[1:])
+        if math.prod(full) > _MOST:
+            what = f"input {spec.name!r} of shape {shape_text(full)} does not fit into any memory"
+            raise LoadError(what, where=str(flat.model.path), fix="use a smaller --batch, or give its --shape")
         rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
         feeds[spec.name] = made_up(flat, spec, full, rng)
     return feeds

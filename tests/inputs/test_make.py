@@ -183,6 +183,13 @@ def test_types_and_shapes_are_those_of_the_model():
     assert feeds["c"].imag != 0
 
 
+def test_a_batch_that_no_memory_holds_is_told():
+    flat = flat_of([placeholder("x", "float32", (None, 3))], [("x", "float32", (None, 3))], ["x"])
+    told = r"input 'x' of shape \[9000000000000000000, ?3\] does not fit into any memory\n  fix: use a smaller --batch"
+    with pytest.raises(LoadError, match=told):
+        make_inputs(flat, {}, batch=9 * 10**18)
+
+
 def test_seeds_make_values():
     a, b, c = (make_inputs(kinds(), {}, batch=5, seed=seed) for seed in (1, 1, 2))
     for name in a:
