@@ -24,8 +24,8 @@ from msplit.measure.verification import compare
 from tests.engines.cuda.cases import job, run, scattered
 from tests.engines.cuda.passes.test_merge_convolutions import block
 from tests.engines.cuda.random_graphs import FLOAT
+from tests.engines.cuda.test_tf32 import deep
 from tests.gpu.test_products import lowered
-from tests.measure.test_tf32 import deep
 
 pytestmark = pytest.mark.gpu
 
