@@ -168,7 +168,8 @@ def compare(
         computed: Output -> a coarser type that it was computed in (see `computed_in`): its tolerance is that type's, whatever the output
             was cast to at the end.
         carried: Output -> its tolerance where that is more; see `output_tolerances`.
-        rounding: Output -> how far from float32 rounding alone puts it, which allows it `ROOM` times as much and no more.
+        rounding: Output -> how far from float32 rounding alone puts it, which allows it `ROOM` times as much and no more. It
+            says nothing of IEEE precision.
     """
     results = []
     computed, carried, rounding = computed or {}, carried or {}, rounding or {}
@@ -180,9 +181,11 @@ def compare(
         else:
             coarsest = tolerance_of(computed.get(name, ""), precision)
             given, least = tolerance, carried.get(name, 0.0)
-            if given is None and precision.half and name in rounding:
+            known = name in rounding and precision in _UNIT
+            explained = max(_UNIT[precision], ROOM * rounding[name]) if known else None
+            if given is None and precision.half and explained is not None:
                 most = tolerance_of(np.asarray(expected[name]).dtype.name, precision)
-                given = max(min(most, max(_UNIT[precision], ROOM * rounding[name])), coarsest)
+                given = max(min(most, explained), coarsest)
             one = _compare_one(
                 name,
                 np.asarray(got[name]),
@@ -191,8 +194,8 @@ def compare(
                 None if given is None else max(given, least),
                 max(coarsest, least),
             )
-            if precision is Precision.TF32 and tolerance is None and name in rounding:
-                one = _within_rounding(one, max(rounding[name], coarsest, least))
+            if precision is Precision.TF32 and tolerance is None and explained is not None:
+                one = _within(one, max(explained, coarsest, least))
             results.append(_as_a_whole(one) if precision.half else one)
     return Comparison(tuple(results))
 
@@ -235,9 +238,8 @@ def _as_a_whole(one: OutputComparison) -> OutputComparison:
     return replace(one, needed=one.distance, passed=one.distance <= one.tolerance, as_a_whole=True)
 
 
-def _within_rounding(one: OutputComparison, rounding: float) -> OutputComparison:
-    """The same, refused where it is further away as a whole than rounding to TF32 explains."""
-    most = max(_UNIT[Precision.TF32], ROOM * rounding)
+def _within(one: OutputComparison, most: float) -> OutputComparison:
+    """The same, refused where all elements together are further away than that."""
     if one.exact or one.elements < _MANY or not one.passed or one.distance <= most:
         return one
     return replace(one, passed=False, needed=one.distance, tolerance=most, as_a_whole=True)

@@ -159,7 +159,7 @@ class Running:
 
     def build(self, job: Job) -> None:
         """Builds it. Where an engine can not run what is optional, that is noted."""
-        self.since = 0
+        self.since, self.skipped = 0, ""
         try:
             self.executable = self.variant.engine.build(job)
         except EngineError as error:
@@ -175,7 +175,10 @@ class Running:
             first: Inputs that come once, before all others.
             again: Inputs that come over and over, in this order.
         """
-        once, always = [self.step(feeds) for feeds in first], [self.step(feeds) for feeds in again]
+        once, always = (
+            [{name: np.array(value) for name, value in self.step(feeds).items()} for feeds in inputs]
+            for inputs in (first, again)
+        )
         self.answers = chain(once, cycle(always))
         self.close()
 
@@ -290,7 +293,7 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
         strict.append(Running(replace(one.variant, job=job), one.partner))
     try:
         try:
-            _build_strict(strict, how, lambda one: None)
+            list(_built_in_turn(strict, how))
         except OutOfMemory:
             if any(one.save_state() for one in strict):
                 raise
@@ -298,7 +301,8 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
             first = [] if how.reference is None else [how.reference.feeds]
             for one in strict:
                 one.close()
-            _build_strict(strict, how, lambda one: one.answer(first, again))
+            for one in _built_in_turn(strict, how):
+                one.answer(first, again)
         _verify(strict, how)
         for one, checked in zip(running, strict, strict=True):
             one.checks += checked.checks
@@ -308,12 +312,13 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
             one.close()
 
 
-def _build_strict(strict: Sequence[Running], how: Verification, then: Callable[[Running], None]) -> None:
+def _built_in_turn(strict: Sequence[Running], how: Verification) -> Iterator[Running]:
+    """Each that can run, as soon as it is built."""
     for number, one in enumerate(strict):
         how.tell(f"building {one.variant.label} in IEEE precision", number / len(strict))
         one.build(one.variant.job)
         if one.executable is not None:
-            then(one)
+            yield one
 
 
 def _seeds(settings: Settings) -> range:
@@ -369,8 +374,8 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     def compared(
         got: Arrays, expected: Arrays, precision: Precision, *held: Running, carried: Mapping[str, float] | None = None
     ) -> Comparison:
-        known = [how.rounding[one.variant] for one in held if one.variant in how.rounding]
-        rounding = {name: max(one[name] for one in known) for name in known[0]} if known else None
+        coarsest = (one.variant for one in held if own[one] is precision)  # the other one's is less
+        rounding = next((how.rounding[one] for one in coarsest if one in how.rounding), None)
         most = partial(compare, precision=precision, tolerance=settings.tolerance, computed=computed)
         return most(got, expected, rounding=rounding, carried=carried)
 

@@ -320,6 +320,40 @@ class Small(Fake):
         return self.built[-1]
 
 
+class OneBuffer(Small):
+    """One whose outputs of a step are gone with the next, and when it is closed."""
+
+    def build(self, job):
+        made = super().build(job)
+        step, close, buffer = made.step, made.close, {}
+
+        def into_buffer(feeds):
+            for name, value in step(feeds).items():
+                buffer.setdefault(name, np.empty_like(value))[...] = value
+            return buffer
+
+        def lost():
+            for value in buffer.values():
+                value[...] = np.nan
+            close()
+
+        made.step, made.close = into_buffer, lost
+        return made
+
+
+def test_what_is_verified_one_by_one_keeps_no_memory_of_the_device():
+    engine = OneBuffer(4)
+    variants = [variant("plain", Fake("plain", where="GPU")), *(variant(f"{n}", engine, n) for n in (1, 2, 3, 4))]
+    assert not bench(variants, fresh=fresh, settings=replace(QUICK, verify_inputs=3)).failed
+
+
+def test_what_was_skipped_for_want_of_memory_and_fits_alone_is_not_skipped():
+    engine = Small(4)
+    variants = [variant(f"{n}", engine, n, optional=n == 3) for n in (1, 2, 3, 4)]
+    result = bench(variants, fresh=fresh, settings=QUICK)
+    assert [one.skipped for one in result.variants] == [""] * 4
+
+
 @pytest.mark.parametrize(("wrong", "failed"), [(None, False), ("ieee", True), ("tf32", False)])
 def test_what_does_not_fit_side_by_side_in_ieee_precision_is_verified_one_by_one(wrong, failed):
     """With the same outcome as what does."""

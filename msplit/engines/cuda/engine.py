@@ -170,7 +170,10 @@ class CudaEngine:
         return compile_job(job)
 
     def try_out(self, job: Job, inputs: Sequence[Arrays]) -> list[Arrays]:
-        """What a step gives for each of several inputs, each time from the job's own state. What is compiled for it is not kept."""
+        """What a step gives for each of several inputs, each time from the job's own state. What is compiled for it is not kept.
+
+        A job in IEEE precision that is to `emulate` reads what products read rounded to TF32.
+        """
         with importing("torch", "PyTorch"):
             from msplit.engines.cuda.compile import compile_apart
             from msplit.engines.cuda.runtime.executables import executable_of

@@ -79,7 +79,6 @@ class Tracer:
         self.dynamic: list[int] = []
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
         self.shared: set[Key] = set()  # filters that several convolutions read
-        self.read_otherwise: set[Key] = set()  # filters that others read, too
         self.coverage = Coverage()
         self.state: StateMemory | None = None  # variables, which this run may change
         self._written: Counter[str] = Counter()  # how often a variable was
@@ -92,9 +91,12 @@ class Tracer:
         for op in graph.ops.values():
             if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
                 self.shared.add(op.inputs[1])
-        for op in graph.ops.values():
-            filter = op.inputs[1] if FILTERS.get(op.op) is prepare_filter else None
-            self.read_otherwise.update(key for key in op.inputs if key in self.filters and key != filter)
+        self.read_otherwise = {  # filters that are read as anything else, too
+            key
+            for op in graph.ops.values()
+            for slot, key in enumerate(op.inputs)
+            if key in self.filters and not (slot == 1 and FILTERS.get(op.op) is prepare_filter)
+        }
 
     def split(self, gpus: tuple[int, ...]) -> None:
         """The graph is one for several GPUs, with these numbers."""

@@ -10,15 +10,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from msplit.engines.cuda.ir.dtypes import to_tf32
 
-_CONVOLUTIONS = ("convolution", "cudnn_convolution_relu", "cudnn_convolution_add_relu")
-_ATTENTION = ("efficient", "flash", "cudnn")
-
 _OPERANDS: Mapping[str, Sequence[int]] = {
-    **dict.fromkeys(("mm", "bmm", *_CONVOLUTIONS), (0, 1)),
-    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), (1, 2)),
-    **{f"_scaled_dot_product_{kind}_attention": (0, 1, 2) for kind in _ATTENTION},
-    "_scaled_dot_product_flash_attention_for_cpu": (0, 1, 2),
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "_addmm_activation": (1, 2),
+    "convolution": (0, 1),
+    "cudnn_convolution_relu": (0, 1),
+    "cudnn_convolution_add_relu": (0, 1),
     "convolution_backward": (0, 1, 2),
+    "_scaled_dot_product_efficient_attention": (0, 1, 2),
+    "_scaled_dot_product_flash_attention": (0, 1, 2),
+    "_scaled_dot_product_flash_attention_for_cpu": (0, 1, 2),
+    "_scaled_dot_product_cudnn_attention": (0, 1, 2),
 }
 """PyTorch's ops that multiply on tensor cores, and which of their arguments these get."""
 
@@ -33,9 +38,7 @@ class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
         """See PyTorch."""
         del types
         places = _OPERANDS.get(func.overloadpacket.__name__, ())
-        given = [_rounded(one) if place in places else one for place, one in enumerate(args)]
+        given = [
+            to_tf32(one) if place in places and one.dtype == torch.float32 else one for place, one in enumerate(args)
+        ]
         return func(*given, **(kwargs or {}))
-
-
-def _rounded(value: Any) -> Any:
-    return to_tf32(value) if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -29,9 +30,8 @@ KERNELS = {
 }
 """Each kernel that multiplies on tensor cores: where it is, and constants to compile it with."""
 
-COUNTERS = ("counters",)
-NUMBERS = ("scale",)
-"""Arguments of attention that are no tensors, by name."""
+FIRST_NUMBER = {"products": "M", "convolve_tile": "pixels", "convolve_few_channels": "height", "attention": "scale"}
+"""The first argument that is no tensor."""
 
 
 def instructions(name: str, dtype: str, precision: str) -> str:
@@ -45,15 +45,17 @@ def instructions(name: str, dtype: str, precision: str) -> str:
     constants = {**constants, "PRECISION": precision}
     signature, attrs = {}, {}
     body = function.arg_names
-    tensors = body[: body.index({"products": "M", "convolve_tile": "pixels", "attention": "scale"}.get(name, "height"))]
+    tensors = body[: body.index(FIRST_NUMBER[name])]
     for number, argument in enumerate(body):
         if argument in constants:
             signature[argument] = "constexpr"
         elif argument in tensors:
-            signature[argument] = "*i32" if argument in COUNTERS else "*fp32" if argument == "partial" else f"*{dtype}"
+            signature[argument] = (
+                "*i32" if argument == "counters" else "*fp32" if argument == "partial" else f"*{dtype}"
+            )
             attrs[number,] = [["tt.divisibility", 16]]
         else:
-            signature[argument] = "fp32" if argument in NUMBERS else "i32"
+            signature[argument] = "fp32" if argument == "scale" else "i32"
     known = {(body.index(key),): value for key, value in constants.items()}
     options = {"num_warps": 4, "num_stages": 3}
     made = triton.compile(
@@ -76,8 +78,6 @@ def test_any_other_product_rounds_nothing(name):
 
 @pytest.mark.needs_triton
 def test_every_kernel_that_multiplies_on_tensor_cores_is_among_these():
-    from pathlib import Path
-
     import msplit.engines.cuda.kernels.code as code
 
     found = {path.stem for path in Path(code.__file__).parent.glob("*.py") if "tl.dot(" in path.read_text("utf-8")}
