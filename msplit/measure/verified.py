@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -292,15 +293,12 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
         job = replace(job, precision=Precision.IEEE, options=replace(job.options, measure=False))
         strict.append(Running(replace(one.variant, job=job), one.partner))
     try:
-        try:
-            list(_built_in_turn(strict, how))
-        except OutOfMemory:
-            if any(one.save_state() for one in strict):
-                raise
+        if not _fit(strict, how):
             again = [how.fresh(seed) for seed in _seeds(how.settings)]
             first = [] if how.reference is None else [how.reference.feeds]
             for one in strict:
                 one.close()
+            gc.collect()  # what could not be built may be held by parts of itself
             for one in _built_in_turn(strict, how):
                 one.answer(first, again)
         _verify(strict, how)
@@ -310,6 +308,21 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
     finally:
         for one in strict:
             one.close()
+
+
+def _fit(strict: Sequence[Running], how: Verification) -> bool:
+    """Builds all, and tells whether there is memory for that. (Who handled the error would hold what could not be built.)
+
+    Raises:
+        OutOfMemory: There is not, and they change variables: those go from step to step, side by side.
+    """
+    try:
+        list(_built_in_turn(strict, how))
+    except OutOfMemory:
+        if any(one.save_state() for one in strict):
+            raise
+        return False
+    return True
 
 
 def _built_in_turn(strict: Sequence[Running], how: Verification) -> Iterator[Running]:

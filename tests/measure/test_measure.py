@@ -4,6 +4,7 @@ Time is made up, too: on a machine with other things to do, nothing could be sai
 """
 
 import json
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -345,6 +346,34 @@ def test_what_is_verified_one_by_one_keeps_no_memory_of_the_device():
     engine = OneBuffer(4)
     variants = [variant("plain", Fake("plain", where="GPU")), *(variant(f"{n}", engine, n) for n in (1, 2, 3, 4))]
     assert not bench(variants, fresh=fresh, settings=replace(QUICK, verify_inputs=3)).failed
+
+
+class Memory:
+    """Of a device, as long as somebody holds it."""
+
+
+class Alone(Fake):
+    """A device with room for one executable in IEEE precision, one that could not be built included, as long as its error is held."""
+
+    def __init__(self):
+        super().__init__("alone", where="GPU")
+        self.taken = weakref.WeakSet()
+
+    def build(self, job):
+        memory = Memory() if job.precision.ieee else None
+        if memory is not None:
+            self.taken.add(memory)
+            if len(self.taken) > 1:
+                raise OutOfMemory("CUDA out of memory.")
+        made = super().build(job)
+        held, close = [memory], made.close
+        made.close = lambda: (close(), held.clear())
+        return made
+
+
+def test_what_could_not_be_built_holds_no_memory_when_the_others_are_built_one_by_one():
+    engine = Alone()
+    assert not bench([variant("1", engine), variant("2", engine, 2)], fresh=fresh, settings=QUICK).failed
 
 
 def test_what_was_skipped_for_want_of_memory_and_fits_alone_is_not_skipped():
