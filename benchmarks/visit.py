@@ -9,8 +9,8 @@ and streams by the simulator), `costs` (static against measured costs, simulated
 beside float32), `foreign` and `foreign_costs` (both for models that no constant was fitted to), `requests` (what pools answer),
 `training` (training steps), `curves` (of their losses), `gpus` (models on 1, 2, 4 … GPUs, and the tests that need several), `tests`
 (marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done), `inputs` (what inputs cost a
-step, likewise). Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by one job. About 120
-minutes of one GPU, 35 of four.
+step, likewise). Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by one job. About 100
+minutes of one GPU, 30 of four.
 What was cut off goes on with `--missing`, for as long as the machine keeps GRAPHS and OUT.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """
@@ -44,7 +44,7 @@ TESTS = ("-m", "pytest", "-v", "-n", "10", "-m", "gpu", "--durations", "5", "-rf
 """Tests marked gpu, several at once, named as they end: a run that is cut off says what failed. The races have 200 random graphs."""
 
 ONCE = ("--builds", "1")
-"""For long steps, or many kernels: built once for each precision."""
+"""For long steps, or many kernels, and for what the README does not show: built once for each precision."""
 
 FEW = (*ONCE, "--streams", "1,8")
 """The same, of fewer variants."""
@@ -143,23 +143,23 @@ def foreign_costs(name: str, seconds: int) -> Job:
 
 
 JOBS = (
-    short("densenet121:1,efficientnet_b0:1", 250, "--no-xla", "densenet121,efficientnet_b0"),
+    short("densenet121:1,efficientnet_b0:1", 200, "--no-xla", "densenet121,efficientnet_b0"),
     short("mmoe:128,towers:128,deepfm:1024", 120),
     short("inception_v3:1,googlenet:1", 200),
     short("columns_50:256,bert:1,squeezenet:16", 170),
-    suite("lstm:128", 330, *FEW),
-    suite("nasnet_mobile:128", 300, *FEW),
-    suite("columns_1000:1", 200, *FEW, *THOUSAND),
-    suite("lstm:1", 230),
+    suite("lstm:128", 110, *FEW, "--no-xla", "lstm"),
+    suite("nasnet_mobile:128", 130, *FEW, "--no-xla", "nasnet_mobile"),
+    suite("columns_1000:1", 110, *FEW, *THOUSAND),
+    suite("lstm:1", 130),
     suite("inception_v3:1024", 200, *FEW, "--no-xla", "inception_v3"),
-    suite("nasnet_mobile:1024", 200, *FEW, "--no-xla", "nasnet_mobile"),
-    suite("columns_1000:128", 200, *FEW, *THOUSAND),
-    suite("lstm:16", 350, *ONCE),
-    suite("googlenet:1024", 200, *FEW),
-    suite("lstm:1024", 230, *FEW, "--no-xla", "lstm"),
-    suite("nasnet_mobile:16", 250, *ONCE),
-    suite("columns_1000:256", 200, *FEW, *THOUSAND),
-    suite("columns_1000:1024", 200, *FEW, *THOUSAND),
+    suite("nasnet_mobile:1024", 140, *FEW, "--no-xla", "nasnet_mobile"),
+    suite("columns_1000:128", 110, *FEW, *THOUSAND),
+    suite("lstm:16", 120, *FEW, "--no-xla", "lstm"),
+    suite("googlenet:1024", 90, *FEW),
+    suite("lstm:1024", 100, *FEW, "--no-xla", "lstm"),
+    suite("nasnet_mobile:16", 180, *ONCE, "--no-xla", "nasnet_mobile"),
+    suite("columns_1000:256", 110, *FEW, *THOUSAND),
+    suite("columns_1000:1024", 110, *FEW, *THOUSAND),
     requests("ple,mmoe", 200, "--every", "1000000"),
     requests("inception_v3", 120, "--groups", "1,4,8", "--opens", "1000"),
     training("mmoe", 100),
@@ -175,21 +175,20 @@ JOBS = (
     Job("tests", "ops", 180, ("-m", "pytest", "-q", "-n", "10", "tests/engines/cuda/ops")),
     suite("nasnet_mobile:1", 150),
     suite("inception_v3:1", 100),
-    suite("googlenet:1,squeezenet:1", 90),
+    suite("googlenet:1,squeezenet:1", 60),
     suite("mmoe:128,towers:128", 60),
     suite("columns_50:256", 50),
-    suite("deepfm:1,dlrm:1", 60),
-    suite("mmoe:1,mmoe:1024,towers:1,towers:1024", 100),
+    suite("deepfm:1024", 30),
+    suite("deepfm:1,deepfm:128,dlrm:1,dlrm:128,dlrm:1024", 90, *ONCE),
+    suite("mmoe:1,mmoe:1024,towers:1,towers:1024", 80, *ONCE),
     suite("bert:1,bert:16", 60),
-    suite("deepfm:128,deepfm:1024,dlrm:128,dlrm:1024", 110),
-    suite("inception_v3:128", 150, *ONCE),
-    suite("googlenet:128,squeezenet:128", 130, *ONCE),
-    suite("inception_v3:16,googlenet:16,squeezenet:16", 130, *ONCE),
-    suite("columns_50:1,columns_50:128,columns_50:1024", 140),
-    suite("columns_100:1,columns_100:128", 140, *ONCE),
-    suite("columns_100:256", 100),
-    suite("columns_100:1024", 110, *ONCE),
-    suite("squeezenet:1024", 90, *FEW),
+    suite("inception_v3:128", 120, *ONCE),
+    suite("googlenet:128,squeezenet:128", 80, *ONCE),
+    suite("inception_v3:16,googlenet:16,squeezenet:16", 110, *ONCE),
+    suite("columns_50:1,columns_50:128,columns_50:1024", 110, *ONCE),
+    suite("columns_100:1,columns_100:128", 100, *ONCE),
+    suite("columns_100:256,columns_100:1024", 100, *ONCE),
+    suite("squeezenet:1024", 60, *FEW),
     suite("bert:1024", 60, *ONCE),
     suite("bert:128", 50),
     precision("bert:128", "bf16", 70),

@@ -14,9 +14,10 @@ from msplit.core.precision import Precision
 from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device.device import precision
-from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.dtypes import to_tf32
 from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS, TILES
 from msplit.engines.cuda.kernels import attention
 from msplit.inputs.make import make_inputs
 from msplit.measure.mixed_precision import emulated_errors
@@ -115,3 +116,46 @@ def test_a_filter_that_others_read_too_is_theirs_as_it_is():
     executable.close()
     last = list(expected)[-1]
     np.testing.assert_allclose(found[last], expected[last], rtol=2e-6)
+
+
+@pytest.mark.parametrize(("channels", "size", "results"), [(3, 35, 48), (64, 14, 48), (256, 7, 48)])
+def test_rounded_data_and_rounded_results(channels, size, results):
+    """Data that are rounded give what the kernel makes of those that are not, and results that are to be rounded are, in all tiles."""
+    data = torch.randn(4, size, size, channels, device="cuda")
+    filter = torch.randn(results, 3, 3, channels, device="cuda").permute(1, 2, 3, 0)
+    expected = torch.nn.functional.conv2d(data.permute(0, 3, 1, 2).double(), filter.permute(3, 2, 0, 1).double())
+    op = Op(3, "n", "Conv2D", {"strides": (1, 1, 1, 1), "padding": "VALID"}, [(1, 0), (2, 0)], [3])
+    with precision(ieee=False):
+        for tiles in conv.cuts(op, data, filter, [expected]):
+            laid = to_tf32(filter.contiguous() if tiles.turned else filter)
+            tiled = conv._tiled(op, tiles)
+            (found,) = lowered(tiled)(data, laid)
+            (same,) = lowered(replace(tiled, attrs={**tiled.attrs, ROUNDED: True}))(to_tf32(data), laid)
+            torch.testing.assert_close(same, found, rtol=1e-6, atol=1e-5)
+            (stored,) = lowered(replace(tiled, attrs={**tiled.attrs, ROUNDS: (0,)}))(data, laid)
+            assert torch.equal(stored, to_tf32(found)), tiles
+
+
+def test_other_kernels_round_results_too():
+    data, filter = torch.randn(2, 14, 14, 64, device="cuda"), torch.randn(3, 3, 64, 1, device="cuda")
+    filter[0, 0, 0], data[0, 0, 0, 1] = torch.inf, torch.nan
+    depthwise = Op(3, "n", "DepthwiseConv2dNative", {"strides": (1, 1, 1, 1), "padding": "SAME"}, [(1, 0), (2, 0)], [3])
+    window = {"ksize": (1, 3, 3, 1), "strides": (1, 1, 1, 1), "padding": "SAME", "data_format": "NHWC"}
+    mean = Op(3, "n", "AvgPool", window, [(1, 0)], [3])
+    ops = [(conv._tiled(depthwise, tiles), (data, filter)) for tiles in conv.cuts(depthwise, data, filter, [data])]
+    assert ops
+    for op, arguments in [*ops, (mean, (data,))]:
+        (found,) = lowered(op)(*arguments)
+        (stored,) = lowered(replace(op, attrs={**op.attrs, ROUNDS: (0,)}))(*arguments)
+        assert not stored.isfinite().all()
+        torch.testing.assert_close(stored, to_tf32(found), rtol=0, atol=0, equal_nan=True)
+
+
+def test_convolutions_of_a_model_read_what_was_rounded_for_them():
+    flat = msplit.load(SAMPLES / "keras_inception")
+    feeds = make_inputs(flat, {}, batch=1)
+    wanted = replace(job(flat, feeds, device="cuda", fuse=True, group=True), precision=Precision.TF32)
+    ops = [step.op for step in CudaEngine().compile(wanted).program.steps]
+    reading = [op for op in ops if op.op in {"_FusedConv2D", "_SiblingConv2D"} and TILES in op.attrs]
+    assert sum(bool(op.attrs.get(ROUNDED)) for op in reading) > len(reading) / 2
+    assert any(op.attrs.get(ROUNDS) for op in ops)

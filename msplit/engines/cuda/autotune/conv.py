@@ -17,7 +17,7 @@ from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.matmul import Lowered
 from msplit.engines.cuda.autotune.tuner import Call, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op, attrs_key
-from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.ir.windows import ROUNDED, TILES
 from msplit.engines.cuda.kernels import depthwise, few_channels
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
@@ -98,7 +98,8 @@ def choose(
     """
     if not (can_compile() if is_depthwise(op) else worth_a_kernel(arguments[0].dtype)):
         return op, arguments[1]
-    key = (op.op, attrs_key(op.attrs), keep_filter, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
+    how = op.op, attrs_key(op.attrs), bool(op.attrs.get(ROUNDED)), keep_filter
+    key = (*how, *((tuple(one.shape), one.stride(), one.dtype) for one in arguments))
     turned = arguments[1] if keep_filter else arguments[1].contiguous()
     tuner = Tuner.of(arguments[0].device)
     tiles = tuner.choose(

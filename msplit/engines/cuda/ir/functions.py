@@ -143,13 +143,14 @@ def body_of(
 
 
 def plain(attrs: Mapping[str, Any], *, functions: bool = False) -> dict[str, Any]:
-    """Attributes of a flat node as lowerings take them; those that name functions are kept if `functions`."""
+    """Attributes of a flat node as lowerings take them; those that name functions are kept if `functions`. Names that begin with ``_`` are
+    the engine's own: a model's say nothing of what a node computes, and a node of a model may have any."""
     return {
         key: value
         for key, value in attrs.items()
         if not isinstance(value, TensorValue)
         and (functions or not isinstance(value, FunctionRef))
-        and not key.startswith("_output_shapes")
+        and (key == FRAME or not key.startswith("_"))
     }
 
 

@@ -82,15 +82,19 @@ def convolve(
     activation: str = "",
     room: Tensor | None = None,
     prologue: Prologue = NO_PROLOGUE,
+    rounded: bool = False,
+    rounds: bool = False,
 ) -> Tensor:
     """``activation(convolution + bias + side)`` of prepared data, NHWC, in `room` or contiguous. `convolve_siblings` says more.
 
-    Products of float32 are in TF32 where that is allowed for convolutions. The data are rounded to it, the filter should be
-    (`ir.dtypes.to_tf32`): tensor cores cut off the other bits.
+    Products of float32 are in TF32 where that is allowed for convolutions. The data are rounded to it unless they are `rounded` already,
+    the filter should be (`ir.dtypes.to_tf32`): tensor cores cut off the other bits.
     """
     tiles = Tiles(*tiles)
     if data.shape[-1] < few_channels.MANY and tiles.parts == 1 and prologue is NO_PROLOGUE:
-        return few_channels.convolve(data, filter, frames, tiles, bias, side, activation=activation, room=room)
+        return few_channels.convolve(
+            data, filter, frames, tiles, bias, side, activation=activation, room=room, rounds=rounds
+        )
     rooms = {} if room is None else {0: room}
     return convolve_siblings(
         data,
@@ -103,6 +107,8 @@ def convolve(
         activation=activation,
         rooms=rooms,
         prologue=prologue,
+        rounded=rounded,
+        rounds=(0,) if rounds else (),
     )[0]
 
 
@@ -118,6 +124,8 @@ def convolve_siblings(
     activation: str = "",
     rooms: Mapping[int, Tensor] = MappingProxyType({}),
     prologue: Prologue = NO_PROLOGUE,
+    rounded: bool = False,
+    rounds: Sequence[int] = (),
 ) -> list[Tensor]:
     """Convolutions of the same data, as `convolve` does one.
 
@@ -132,6 +140,8 @@ def convolve_siblings(
         activation: What is done to the results, one of `ACTIVATIONS`.
         rooms: Where the result of one of them is to lie, by its number. It `fits_in` there.
         prologue: What is done to the data first.
+        rounded: Whether the data are rounded to TF32 already.
+        rounds: The numbers of those whose results are rounded to it.
 
     Returns:
         A tensor per convolution: its room or, NHWC and contiguous, a part of one block of memory.
@@ -208,6 +218,7 @@ def convolve_siblings(
         step_room // of_out,
         step_room // of_out,
         in_room,
+        sum(1 << number for number in rounds),
         *by,
         *shifts,
         PIXELS=in_tile,
@@ -222,6 +233,7 @@ def convolve_siblings(
         SIDE=side is not None,
         ACTIVATION=ACTIVATIONS[activation],
         PRECISION=input_precision(filter, tf32=torch.backends.cudnn.allow_tf32),
+        ROUNDED=rounded and scale is None and shift is None,
         SPLIT=parts > 1,
         SIBLINGS=len(sizes) > 1,
         ROOM=len(sizes) > 1 and room is not None,

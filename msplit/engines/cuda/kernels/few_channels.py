@@ -57,6 +57,7 @@ def convolve(
     *,
     activation: str = "",
     room: Tensor | None = None,
+    rounds: bool = False,
 ) -> Tensor:
     """``activation(convolution + bias + side)`` in the filter's type, NHWC, in `room` or contiguous.
 
@@ -64,7 +65,7 @@ def convolve(
         data: NHWC, of any strides but the last, which is 1, in the filter's type or in one that is `CONVERTED`.
         filter: HWIO.
         tiles: How the work is cut, in one part.
-        frames, bias, side, activation, room: See `conv.convolve`.
+        frames, bias, side, activation, room, rounds: See `conv.convolve`.
     """
     images, height, width, channels = data.shape
     vertical, horizontal = frames
@@ -101,6 +102,7 @@ def convolve(
         step_n // of_in,
         step_h // of_in,
         step_out // of_out,
+        int(rounds),
         across,
         down,
         *by,

@@ -43,7 +43,9 @@ def fits_in(room: Tensor) -> bool:
     return step is not None and room.numel() // max(room.shape[-1], 1) * step < _LARGEST
 
 
-def pool(data: Tensor, frames: tuple[Window, ...], room: Tensor | None = None, *, mean: bool = False) -> Tensor:
+def pool(
+    data: Tensor, frames: tuple[Window, ...], room: Tensor | None = None, *, mean: bool = False, rounds: bool = False
+) -> Tensor:
     """The largest element of each window, NaN where there is one; or the mean of its elements.
 
     Args:
@@ -51,6 +53,7 @@ def pool(data: Tensor, frames: tuple[Window, ...], room: Tensor | None = None, *
         frames: The windows along height and width.
         room: Where the result is to lie, as evenly; in memory of its own where that is None.
         mean: The mean instead of the largest.
+        rounds: Whether the mean is rounded to TF32.
 
     Returns:
         NHWC: `room`, or contiguous.
@@ -78,6 +81,7 @@ def pool(data: Tensor, frames: tuple[Window, ...], room: Tensor | None = None, *
             STRIDE_H=vertical.stride,
             STRIDE_W=horizontal.stride,
             MEAN=mean,
+            ROUNDS=int(rounds),
             BLOCK=_BLOCK,
         )
     return out

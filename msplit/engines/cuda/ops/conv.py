@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_tf32
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
     NO_PROLOGUE,
+    ROUNDED,
+    ROUNDS,
     TILES,
     Prologue,
     Window,
@@ -76,7 +78,7 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
 @lowering("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 def convolution(node: Node, data: Tensor, filter: Tensor) -> Tensor:
     """A convolution, grouped where the filter has fewer input channels than the data; a depthwise one of each channel by itself."""
-    return convolve(node, data, filter)
+    return convolve(node, data, filter, rounds=0 in node.get(ROUNDS, ()))
 
 
 @lowering("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput", static=(0,))
@@ -122,6 +124,7 @@ def convolve(
     side: Tensor | None = None,
     activation: str = "",
     prologue: Prologue = NO_PROLOGUE,
+    rounds: bool = False,
 ) -> Tensor:
     """A convolution with what libraries fuse behind it: ``activation(convolution + bias + side)``, and in front of it.
 
@@ -135,6 +138,7 @@ def convolve(
         side: Of the result's logical shape.
         activation: What is done to the result, as `fused_ops` names it; for LeakyRelu the node has the slope.
         prologue: What is done to the data first.
+        rounds: Whether the result is rounded to TF32 in the end.
     """
     _refuse_integers(node, filter)
     depthwise = _is_depthwise(node)
@@ -147,12 +151,22 @@ def convolve(
 
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
         if depthwise and side is None and activation in NUMBERS and of_channels.fits(data, filter, results):
-            return of_channels.convolve(data, filter, frames, tiles, bias, activation=activation)
+            return of_channels.convolve(data, filter, frames, tiles, bias, activation=activation, rounds=rounds)
         if not depthwise and activation in conv.ACTIVATIONS and conv.fits(data, filter, frames):
             room = node.room.get(0)
             room = room if room is not None and conv.fits_in(room) else None
             return conv.convolve(
-                data, filter, frames, tiles, bias, side, activation=activation, room=room, prologue=prologue
+                data,
+                filter,
+                frames,
+                tiles,
+                bias,
+                side,
+                activation=activation,
+                room=room,
+                prologue=prologue,
+                rounded=bool(node.get(ROUNDED)),
+                rounds=rounds,
             )
     data = prologue.of(data.to(filter.dtype))
     data = to_channels_first(node, data)
@@ -185,7 +199,7 @@ def convolve(
     for axis, (frame, skip) in enumerate(zip(frames, skips, strict=True), 2):
         if result.shape[axis] != frame.outputs:
             result = result.narrow(axis, skip, frame.outputs)
-    return from_channels_first(node, result)
+    return from_channels_first(node, to_tf32(result) if rounds else result)
 
 
 def spatial_sizes(node: Node, shape: Sequence[int]) -> Sequence[int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.ir.dtypes import RESULT, torch_dtype, wider_type
+from msplit.engines.cuda.ir.dtypes import RESULT, to_tf32, torch_dtype, wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
@@ -21,6 +21,8 @@ from msplit.engines.cuda.ir.windows import (
     NO_PROLOGUE,
     PROLOGUE,
     PROLOGUE_STEPS,
+    ROUNDED,
+    ROUNDS,
     SIBLINGS,
     TILES,
     Prologue,
@@ -103,9 +105,10 @@ def _convolved(
     node: Node, data: Tensor, filter: Tensor, args: tuple[Tensor, ...], prologue: Prologue = NO_PROLOGUE
 ) -> Tensor:
     steps = _steps(node)
-    first = channels_first(node)
+    first, rounds = channels_first(node), 0 in node.get(ROUNDS, ())
     if not steps or steps[0] != "BiasAdd":
-        return _follow(node, convolve(node, data, filter, prologue=prologue), list(args), steps, first=first)
+        result = convolve(node, data, filter, prologue=prologue, rounds=rounds and not steps)
+        return _follow(node, result, list(args), steps, first=first, rounds=rounds)
     bias, *rest = args
     steps = steps[1:]
     side = None
@@ -114,12 +117,16 @@ def _convolved(
         steps = steps[1:]
     activation = "" if not steps or steps[0] in EPILOGUE_STEPS else steps[0]
     steps = steps[1:] if activation else steps
-    result = convolve(node, data, filter, bias, side=side, activation=activation, prologue=prologue)
-    return _follow(node, result, rest, steps, first=first)
+    last = rounds and not steps
+    result = convolve(node, data, filter, bias, side=side, activation=activation, prologue=prologue, rounds=last)
+    return _follow(node, result, rest, steps, first=first, rounds=rounds)
 
 
-def _follow(node: Node, result: Tensor, args: list[Tensor], steps: tuple[str, ...], *, first: bool) -> Tensor:
-    """Runs the fused ops one by one on the product; `args` holds their inputs, `first` says that channels are in axis 1."""
+def _follow(
+    node: Node, result: Tensor, args: list[Tensor], steps: tuple[str, ...], *, first: bool, rounds: bool = False
+) -> Tensor:
+    """Runs the fused ops one by one on the product; `args` holds their inputs, `first` says that channels are in axis 1, `rounds` that
+    what the last one gives is rounded to TF32."""
     for step in steps:
         if step == "BiasAdd":
             bias = args.pop(0)
@@ -132,7 +139,7 @@ def _follow(node: Node, result: Tensor, args: list[Tensor], steps: tuple[str, ..
             result = normalize(result, scale, offset, mean, variance, node.get("epsilon", EPSILON), first)
         else:
             result = activate(step, node.get("leakyrelu_alpha", LEAKY_ALPHA))(result)
-    return result
+    return to_tf32(result) if rounds and steps else result
 
 
 def _steps(node: Node) -> tuple[str, ...]:
@@ -196,7 +203,7 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
     """
     sizes = _of_our_own(node, SIBLINGS)
     activation = "Relu" if "Relu" in node.get("fused_ops", ()) else ""
-    tiles = node.get(TILES)
+    tiles, rounds = node.get(TILES), node.get(ROUNDS, ())
     if tiles is not None and can_launch(data.device):
         from msplit.engines.cuda.kernels import conv
 
@@ -204,12 +211,23 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
         if conv.fits(data, filter, frames):
             rooms = {number: room for number, room in node.room.items() if conv.fits_in(room)}
             return tuple(
-                conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, activation=activation, rooms=rooms)
+                conv.convolve_siblings(
+                    data,
+                    filter,
+                    frames,
+                    tiles,
+                    bias,
+                    sizes,
+                    activation=activation,
+                    rooms=rooms,
+                    rounded=bool(node.get(ROUNDED)),
+                    rounds=rounds,
+                )
             )
     biases = [None] * len(sizes) if bias is None else bias.split(sizes)
     return tuple(
-        convolve(node, data, *of_one, activation=activation)
-        for of_one in zip(filter.split(sizes, 3), biases, strict=True)
+        convolve(node, data, *of_one, activation=activation, rounds=number in rounds)
+        for number, of_one in enumerate(zip(filter.split(sizes, 3), biases, strict=True))
     )
 
 
@@ -262,7 +280,9 @@ def convolution_and_squeeze(node: Node, data: Tensor, filter: Tensor, *args: Ten
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
         if depthwise.fits(data, filter, results):
             bias, activation = args[0] if args else None, "".join(_steps(node)[len(args) :])
-            found = depthwise.convolve_and_squeeze(data, filter, frames, tiles, bias, layers, activation=activation)
+            found = depthwise.convolve_and_squeeze(
+                data, filter, frames, tiles, bias, layers, activation=activation, rounds=0 in node.get(ROUNDS, ())
+            )
             if found is not None:
                 return found
     result = _convolved(node, data, filter, args)

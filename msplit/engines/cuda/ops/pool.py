@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_tf32, torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import (
+    ROUNDS,
     Window,
     channels_first,
     from_channels_first,
@@ -46,7 +47,8 @@ def average_pool(node: Node, data: Tensor) -> Tensor:
     if fit is None:
         kernel = tuple(frame.kernel for frame in frames)
         raise Unsupported(f"{node.op} {node.name}: no kernel for padding {node.get('padding')} of a window {kernel}")
-    return _pooled(node, data, frames, fit, _AVERAGE[len(frames)], count_include_pad=False)[0]
+    result = _pooled(node, data, frames, fit, _AVERAGE[len(frames)], count_include_pad=False)[0]
+    return to_tf32(result) if node.get(ROUNDS) else result
 
 
 @lowering("MaxPoolWithArgmax")
@@ -97,7 +99,8 @@ def _own_kernel(node: Node, data: Tensor, frames: tuple[Window, ...], *, mean: b
 
         if pool.fits(data, frames):
             room = node.room.get(0)
-            return pool.pool(data, frames, room if room is not None and pool.fits_in(room) else None, mean=mean)
+            room = room if room is not None and pool.fits_in(room) else None
+            return pool.pool(data, frames, room, mean=mean, rounds=bool(node.get(ROUNDS)))
     return None
 
 

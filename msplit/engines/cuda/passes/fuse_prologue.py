@@ -24,7 +24,7 @@ from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
-from msplit.engines.cuda.ir.windows import PROLOGUE, PROLOGUE_STEPS, TILES
+from msplit.engines.cuda.ir.windows import PROLOGUE, PROLOGUE_STEPS, ROUNDED, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.fold_affine import affine
@@ -227,7 +227,8 @@ def decide_on(device: torch.device, *, measure: bool) -> Decide:
             return False, None
         shapes = [graph.shape(key) for key in (found.data, *op.inputs[1:])]
         own = tuple(isinstance(one, tuple) for one in found.operands)
-        key = (found.steps, own, op.op, attrs_key(op.attrs), filter.dtype.name, *shapes)
+        rounded = bool(op.attrs.get(ROUNDED))
+        key = (found.steps, own, op.op, attrs_key(op.attrs), rounded, filter.dtype.name, *shapes)
         tiles = Tuner.of(device).decide(FAMILY, key, lambda: _Trial.of(graph, found, device))
         return tiles is not None, tiles
 

@@ -28,7 +28,7 @@ from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
+from msplit.engines.cuda.ir.windows import ROUNDED, SIBLINGS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.pattern import Readers, heights
@@ -185,7 +185,8 @@ def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles |
         if device.type != "cuda" or not conv.worth_a_kernel(to_torch(filters[0][:0]).dtype):
             return None
         sizes = tuple(filter.shape[3] for filter in filters)
-        key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, first.op, attrs_key(first.attrs))
+        how = first.op, attrs_key(first.attrs), bool(first.attrs.get(ROUNDED))
+        key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, *how)
         tuner = Tuner.of(device)
         with torch.no_grad(), torch.cuda.device(device):
             times = tuner.choose(

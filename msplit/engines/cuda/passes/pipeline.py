@@ -52,6 +52,7 @@ from msplit.engines.cuda.passes.merge_updates import merge_assigns, merge_update
 from msplit.engines.cuda.passes.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.reassociate_bias import reassociate_bias
+from msplit.engines.cuda.passes.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.specialize import specialize
 from msplit.engines.cuda.passes.split import Split, own_constants, split_graph
 from msplit.progress import phase
@@ -183,6 +184,10 @@ def _fuse_attention(graph: OpGraph, context: Context) -> bool:
     return fuse_attention(graph, attention.decide_on(context.device, measure=context.measure))
 
 
+def _expect_rounded(graph: OpGraph, context: Context) -> bool:
+    return context.measure and not context.nchw and takes_tf32(context.device) and expect_rounded(graph)
+
+
 def _merge_convolutions(graph: OpGraph, context: Context) -> bool:
     return context.measure and not context.nchw and merge_siblings(graph, decide_on(context.device))
 
@@ -269,6 +274,7 @@ PIPELINE = (
     Pass("own_constants", _pure(own_constants), option=""),
     Pass("compute_in_half", _compute_in_half, Stage.TYPED, option="half"),  # behind what joins ops: fewer casts
     Pass("fuse_attention", _fuse_attention, Stage.LAID_OUT, phase="choosing attention kernels"),
+    Pass("expect_rounded", _expect_rounded, Stage.LAID_OUT, phase="merging convolutions"),
     Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
     Pass("fuse_cast", _fuse_cast, Stage.LAID_OUT, phase="choosing prologues"),
     Pass("fuse_prologue", _fuse_prologue, Stage.LAID_OUT, phase="choosing prologues"),

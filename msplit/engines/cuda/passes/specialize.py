@@ -31,12 +31,13 @@ from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.state import State, StateMemory
-from msplit.engines.cuda.ir.windows import TILES, keeps_channels_last
+from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS, TILES, keeps_channels_last
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
 from msplit.engines.cuda.passes.embedding.densify import prove
 from msplit.engines.cuda.passes.embedding.intervals import COUNTED
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Proof
+from msplit.engines.cuda.passes.round_results import by_op, hands_on, read_by_products, rounds, takes_tf32
 from msplit.errors import EngineError
 from msplit.opset.traits import CONV2D
 from msplit.progress import done, phase
@@ -80,6 +81,9 @@ class Tracer:
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
         self.shared: set[Key] = set()  # filters that several convolutions read
         self.coverage = Coverage()
+        self.for_products: Mapping[int, tuple[int, ...]] = {}  # op -> outputs that only products in TF32 read
+        self.rounded: set[Key] = set()  # values that are rounded to it
+        self.lists = False  # whether choices are heard of only, so that nothing is known of the kernels
         self.state: StateMemory | None = None  # variables, which this run may change
         self._written: Counter[str] = Counter()  # how often a variable was
         self._stamps: dict[
@@ -227,8 +231,10 @@ class Tracer:
 
         fresh = len(op.inputs) > 1 and op.inputs[1] not in self.constants
         arguments = self.arguments(keys)
+        op = self._round(op)
         if self.measures and not unknown:
             op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)
+        op = self._let_round(op)
         function = lowered(op)
         reads, writes = self._touched(op, keys, arguments)
         results = function(*arguments)
@@ -270,6 +276,21 @@ class Tracer:
                 self.varying.add(key)
             else:
                 self.shapes[key] = tuple(result.shape)
+        if ROUNDS in op.attrs:
+            self.rounded.update((op.node, port) for port in op.attrs[ROUNDS])
+        elif hands_on(op, list(keys), self.rounded):
+            self.rounded.update((op.node, port) for port in range(len(results)))
+
+    def _round(self, op: Op) -> Op:
+        """The op, which rounds its data itself where they were to be rounded and are not."""
+        if ROUNDED not in op.attrs or self.lists or op.inputs[0] in self.rounded:
+            return op
+        return replace(op, attrs={name: value for name, value in op.attrs.items() if name != ROUNDED})
+
+    def _let_round(self, op: Op) -> Op:
+        """The op, which rounds its results where only products in TF32 read them and its kernel can."""
+        ports = self.for_products.get(op.node, ()) if rounds(op) else ()
+        return replace(op, attrs={**op.attrs, ROUNDS: ports}) if ports else op
 
     def _choose(
         self,
@@ -478,6 +499,8 @@ def trace(
     tracer.measures = tracer.measures and measure
     if gpus:
         tracer.split(gpus)
+    if measure and takes_tf32(device):
+        tracer.for_products = by_op(read_by_products(graph))
     tracer.hold(held or {})
     tracer.feed(feeds)
     fed = {
@@ -504,6 +527,7 @@ def list_choices(
         Constants that it has put on the device and that no kernel may want to lie in another way, for `trace`.
     """
     tracer = Tracer(graph, device, nchw)
+    tracer.lists = True
     tracer.feed(feeds)
     last_use = _last_uses(graph)
     with torch.no_grad():

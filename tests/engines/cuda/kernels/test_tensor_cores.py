@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
+
+from msplit.engines.cuda.ir.dtypes import to_tf32
 
 ROUNDING = "cvt.rna.tf32.f32"
-"""The instruction."""
+LIFTING = re.compile(r"mul\.f32\s.*0f3F800B1[67]")
+"""The instructions."""
 
 TILE = {"BM": 32, "BD": 32, "BK": 32}
 CONVOLUTION = {
     "PIXELS": 32, "RESULTS": 32, "SUMMANDS": 32, "ALIGNED": 64, "IN": 16, "OUT": 16, "IN_FIRST": True, "POINT": True,
-    "BIAS": True, "SIDE": False, "ACTIVATION": 1, "SPLIT": False, "SIBLINGS": False, "ROOM": False, "PROLOGUE": False,
+    "BIAS": True, "SIDE": False, "ACTIVATION": 1, "ROUNDED": False, "SPLIT": False, "SIBLINGS": False, "ROOM": False,
+    "PROLOGUE": False,
     "SCALE": 0, "SHIFT": False, "CUT": False, "EARLY": False,
 }  # fmt: skip
 FEW_CHANNELS = {
@@ -34,15 +40,15 @@ FIRST_NUMBER = {"products": "M", "convolve_tile": "pixels", "convolve_few_channe
 """The first argument that is no tensor."""
 
 
-def instructions(name: str, dtype: str, precision: str) -> str:
-    """What a kernel is compiled to for compute capability 9.0."""
+def instructions(name: str, dtype: str, precision: str, **more: object) -> str:
+    """What a kernel is compiled to for compute capability 9.0, with other constants where some are given."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     module, constants = KERNELS[name]
     function = getattr(import_module(f"msplit.engines.cuda.kernels.code.{module}"), name)
-    constants = {**constants, "PRECISION": precision}
+    constants = {**constants, "PRECISION": precision, **more}
     signature, attrs = {}, {}
     body = function.arg_names
     tensors = body[: body.index(FIRST_NUMBER[name])]
@@ -67,13 +73,25 @@ def instructions(name: str, dtype: str, precision: str) -> str:
 @pytest.mark.needs_triton
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_product_in_tf32_rounds_what_it_multiplies(name):
-    assert ROUNDING in instructions(name, "fp32", "tf32")
+    found = instructions(name, "fp32", "tf32")
+    assert ROUNDING in found or LIFTING.search(found)
 
 
 @pytest.mark.needs_triton
 @pytest.mark.parametrize("name", KERNELS)
 def test_any_other_product_rounds_nothing(name):
-    assert ROUNDING not in instructions(name, "fp16", "ieee")
+    found = instructions(name, "fp16", "ieee")
+    assert ROUNDING not in found
+    assert not LIFTING.search(found)
+
+
+@pytest.mark.needs_triton
+def test_data_that_are_rounded_go_to_the_tensor_cores_as_they_are():
+    """Where they lie: a product of 64 rows reads them from shared memory, without a register between."""
+    found = instructions("convolve_tile", "fp32", "tf32", ROUNDED=True, PIXELS=64)
+    assert not LIFTING.search(found)
+    assert "wgmma" in found
+    assert "ldmatrix" not in found
 
 
 @pytest.mark.needs_triton
@@ -82,3 +100,22 @@ def test_every_kernel_that_multiplies_on_tensor_cores_is_among_these():
 
     found = {path.stem for path in Path(code.__file__).parent.glob("*.py") if "tl.dot(" in path.read_text("utf-8")}
     assert found == {module for module, _ in KERNELS.values()}
+
+
+@pytest.mark.needs_triton
+def test_what_is_lifted_and_cut_off_is_right_on_average():
+    from msplit.engines.cuda.kernels.code.tensor_cores import _LIFT
+
+    numbers = 2 ** torch.rand(1 << 20, generator=torch.Generator().manual_seed(0))
+    last_bit = 2.0**-10
+
+    def cut(value):
+        return (value.view(torch.int32) & -0x2000).view(torch.float32)
+
+    errors = (cut(numbers * _LIFT.value) - numbers).double() / last_bit
+    assert errors.mean().abs() < 0.002
+    assert errors.abs().max() < 0.7
+    assert errors.square().mean().sqrt() < 1.1 * (to_tf32(numbers) - numbers).double().square().mean().sqrt() / last_bit
+    assert torch.equal(cut(cut(numbers) * _LIFT.value), cut(numbers)), "what TF32 holds stays"
+    beyond = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0])
+    assert torch.equal((beyond * _LIFT.value).nan_to_num(1.0), beyond.nan_to_num(1.0))

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from msplit.engines.cuda.kernels.code.early import LINE, fetch, go_on
-from msplit.engines.cuda.kernels.code.tensor_cores import rounded
+from msplit.engines.cuda.kernels.code.tensor_cores import for_products, lifted
 
 _FETCHED = tl.constexpr(8)
 """Tiles of summands whose filter is fetched ahead: the rest is loaded while these are added up."""
@@ -28,7 +28,7 @@ _FETCHED = tl.constexpr(8)
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "pixels height width channels results results_1 results_2 results_3 rows columns kernel_w taps stride_h stride_w "
     "dilation_h dilation_w before_h before_w step_n step_h step_w filter_tap filter_c filter_o share parts "
-    "step_out step_room in_room by_rows by_columns by_blocks by_kernel_w shift_rows shift_columns shift_blocks shift_kernel_w"
+    "step_out step_room in_room rounds by_rows by_columns by_blocks by_kernel_w shift_rows shift_columns shift_blocks shift_kernel_w"
 ).split()
 """Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
 
@@ -118,6 +118,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     step_out,
     step_room,
     in_room,
+    rounds,
     by_rows,
     by_columns,
     by_blocks,
@@ -138,6 +139,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     SIDE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
+    ROUNDED: tl.constexpr,
     SPLIT: tl.constexpr,
     SIBLINGS: tl.constexpr,
     ROOM: tl.constexpr,
@@ -244,7 +246,9 @@ def convolve_tile(  # type: ignore[no-untyped-def]
             taken = inside[:, None] & exists[None, :]
             a = _prepared(a, scale, shift, taken, image, channel + summand, channels, SCALE, SHIFT, CUT, POINT)
         b = tl.load(of_filter, mask=exists[:, None] & wanted[None, :], other=0)
-        total = tl.dot(rounded(a, PRECISION), b, total, input_precision=PRECISION)
+        if not ROUNDED:
+            a = lifted(a, PRECISION)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
         channel += SUMMANDS
         if not POINT:
             last = channel >= channels
@@ -272,7 +276,7 @@ def convolve_tile(  # type: ignore[no-untyped-def]
     exists = there[:, None] & wanted[None, :]
     if SIDE:
         total += tl.load(side + pixel[:, None] * results + result[None, :], mask=exists, other=0).to(tl.float32)
-    total = _activated(total, ACTIVATION).to(out.dtype.element_ty)
+    total = for_products(_activated(total, ACTIVATION).to(out.dtype.element_ty), (rounds >> number_of_sibling) & 1)
     if ROOM:
         mine = number_of_sibling == in_room
         tl.store(room + pixel[:, None] * (step_room * OUT) + result[None, :], total, mask=exists & mine)

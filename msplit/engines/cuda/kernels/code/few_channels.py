@@ -16,10 +16,10 @@ import triton.language as tl
 
 from msplit.engines.cuda.kernels.code.convolutions import _activated, _quotient
 from msplit.engines.cuda.kernels.code.early import LINE, fetch, go_on
-from msplit.engines.cuda.kernels.code.tensor_cores import rounded
+from msplit.engines.cuda.kernels.code.tensor_cores import for_products, rounded
 
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
-    "height width results rows columns stride_h stride_w dilation_h before_h before_w step_n step_h step_out "
+    "height width results rows columns stride_h stride_w dilation_h before_h before_w step_n step_h step_out rounds "
     "across down by_across by_down shift_across shift_down"
 ).split()
 """Numbers that the compiler must not look at, as those of `code.convolutions`."""
@@ -34,7 +34,7 @@ def _within(position, size):  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=_SIZES)  # type: ignore[untyped-decorator]
 def convolve_few_channels(  # type: ignore[no-untyped-def]
     data, filter, bias, side, out, height, width, results, rows, columns, stride_h, stride_w, dilation_h,
-    before_h, before_w, step_n, step_h, step_out, across, down, by_across, by_down, shift_across, shift_down,
+    before_h, before_w, step_n, step_h, step_out, rounds, across, down, by_across, by_down, shift_across, shift_down,
     PIXELS: tl.constexpr, COLUMNS: tl.constexpr, RESULTS: tl.constexpr, SUMMANDS: tl.constexpr, UNROLLED: tl.constexpr,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, CHANNELS: tl.constexpr, DILATION_W: tl.constexpr,
     STEP_W: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, IN_FIRST: tl.constexpr, PADDED: tl.constexpr,
@@ -89,5 +89,5 @@ def convolve_few_channels(  # type: ignore[no-untyped-def]
     exists = there[:, None] & wanted[None, :]
     if SIDE:
         total += tl.load(side + pixel[:, None] * results + result[None, :], mask=exists, other=0).to(tl.float32)
-    total = _activated(total, ACTIVATION).to(out.dtype.element_ty)
+    total = for_products(_activated(total, ACTIVATION).to(out.dtype.element_ty), rounds)
     tl.store(out + pixel[:, None] * step_out + result[None, :], total, mask=exists)

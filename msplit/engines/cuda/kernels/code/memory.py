@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from msplit.engines.cuda.kernels.code.tensor_cores import for_products
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gather(  # type: ignore[no-untyped-def]
@@ -66,6 +68,7 @@ def pool(  # type: ignore[no-untyped-def]
     STRIDE_H: tl.constexpr,
     STRIDE_W: tl.constexpr,
     MEAN: tl.constexpr,
+    ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -94,7 +97,7 @@ def pool(  # type: ignore[no-untyped-def]
                 value = tl.load(data + at, mask=inside, other=float("-inf"))
                 found = tl.maximum(found, value, propagate_nan=tl.PropagateNan.ALL)
     if MEAN:
-        found = (found / count).to(data.dtype.element_ty)
+        found = for_products((found / count).to(data.dtype.element_ty), ROUNDS)
     tl.store(out + place // channels * step_out + channel, found, mask=exists)
 
 

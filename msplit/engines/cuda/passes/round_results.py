@@ -1,0 +1,113 @@
+"""Results that only products in TF32 read are rounded to it where they are made.
+
+A product in TF32 rounds what it reads, so that it is all the same to it, and to who writes a result, an instruction more for each element
+costs nothing; the kernel of convolutions pays for it in its innermost loop. Whatever hands values on, one by one, hands rounded ones on. A
+mean that only products read may be one of rounded values: each of them is as far off as the mean is, once it is rounded itself, and in
+both directions.
+
+Only our own kernels round what they write, and which kernels run is measured. So `expect_rounded` says what convolutions will read if
+these win, for whoever measures kernels of convolutions, and `specialize.Tracer` sees what was made in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
+
+import torch
+
+from msplit.engines.cuda.ir.buffers import BUFFER, JOINED
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.windows import ROUNDED, TILES
+from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
+from msplit.opset.traits import CONV2D, ops_with
+
+_PRODUCTS = CONV2D | {"_SiblingConv2D"}
+"""Ops whose first input is rounded to TF32, whoever's kernel runs them."""
+
+_HAND_ON = (
+    ops_with("picks values")
+    | ops_with("identity")
+    | ops_with("concatenates")
+    | {"Relu", "MaxPool", "MaxPoolV2", "_Copy", JOINED}
+)
+"""Ops that give rounded values where they read rounded ones."""
+
+_MEANS = frozenset({"AvgPool"})
+_MAKERS = frozenset(op for op, prepare in FILTERS.items() if prepare is prepare_filter and "2D" in op) | {
+    "DepthwiseConv2dNative",
+    "_FusedDepthwiseConv2dNative",
+    "_SqueezeDepthwiseConv2dNative",
+}
+_STEPS = frozenset({"BiasAdd", "Add", *NUMBERS})
+"""What may follow a convolution in our own kernel."""
+
+
+def read_by_products(graph: OpGraph) -> set[Key]:
+    """Values in float32 that nothing but products reads, directly or through what hands them on or takes their mean. The graph is in
+    topological order."""
+    read: dict[Key, list[tuple[Op, int]]] = {}
+    for op in graph.ops.values():
+        for slot, key in enumerate(op.inputs):
+            read.setdefault(key, []).append((op, slot))
+    ports = by_op(read)
+    kept, found = graph.kept(), set[Key]()
+
+    def for_products(op: Op, slot: int) -> bool:
+        if op.op in _PRODUCTS:
+            return slot == 0
+        if op.op == BUFFER:
+            return True  # which comes behind a value, and does not look at it
+        results = [(op.node, port) for port in ports.get(op.node, ())]
+        return op.op in _HAND_ON | _MEANS and bool(results) and found.issuperset(results) and kept.isdisjoint(results)
+
+    for number in reversed(graph.ops):
+        for key in ((number, port) for port in ports.get(number, ())):
+            if (
+                graph.dtypes.get(key) == "float32"
+                and key not in kept
+                and all(for_products(op, slot) for op, slot in read[key])
+            ):
+                found.add(key)
+    return found
+
+
+def by_op(values: Iterable[Key]) -> dict[int, tuple[int, ...]]:
+    """The ports of each op among some values."""
+    return {number: tuple(port for _, port in keys) for number, keys in groupby(sorted(values), itemgetter(0))}
+
+
+def expect_rounded(graph: OpGraph) -> bool:
+    """Marks the convolutions that read rounded data if our own kernels run all that can be run by them."""
+    wanted, rounded, changed = by_op(read_by_products(graph)), set[Key](), False
+    for op in graph.ops.values():
+        if can_round(op) or hands_on(op, [key for key in op.inputs if key not in graph.constants], rounded):
+            rounded.update((op.node, port) for port in wanted.get(op.node, ()))
+        if op.op in _PRODUCTS and op.inputs[0] in rounded:
+            op.attrs = {**op.attrs, ROUNDED: True}
+            changed = True
+    return changed
+
+
+def can_round(op: Op) -> bool:
+    """Whether a kernel of ours for an op can round its results."""
+    if op.attrs.get("data_format", "NHWC") != "NHWC":
+        return False
+    return op.op in _MEANS or (op.op in _MAKERS and _STEPS.issuperset(map(str, op.attrs.get("fused_ops", ()))))
+
+
+def takes_tf32(device: torch.device) -> bool:
+    """Whether convolutions there are in TF32, by kernels of ours where those win."""
+    return device.type == "cuda" and bool(torch.backends.cudnn.allow_tf32)
+
+
+def rounds(op: Op) -> bool:
+    """Whether such a kernel was chosen."""
+    return can_round(op) and (op.op in _MEANS or TILES in op.attrs)
+
+
+def hands_on(op: Op, inputs: list[Key], rounded: set[Key]) -> bool:
+    """Whether the results of an op with these inputs are rounded because they are. In a buffer are only the parts that were written."""
+    return op.op == BUFFER or (op.op in _HAND_ON and bool(inputs) and rounded.issuperset(inputs))

@@ -1,0 +1,192 @@
+"""Results that only products in TF32 read are rounded where they are made: every product reads what it would have rounded itself."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from msplit.engines.cuda.compile import optimize
+from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS
+from msplit.engines.cuda.passes import pipeline, round_results, specialize
+from msplit.engines.cuda.passes.round_results import can_round, expect_rounded, read_by_products
+from msplit.engines.cuda.runtime.rounding import RoundedProducts
+from tests.engines.cuda.cases import CPU, job, run
+from tests.engines.cuda.passes.test_merge_convolutions import block, data
+from tests.engines.cuda.random_graphs import FLOAT
+
+FOUR = [1, 3, 3, 1]
+POOL = {"T": FLOAT, "ksize": FOUR, "strides": [1, 1, 1, 1], "padding": "SAME", "data_format": "NHWC"}
+
+
+def as_on_a_gpu(patch):
+    """The simulated engine rounds as it would on a GPU, where all kernels are ours."""
+    for module in (pipeline, specialize):
+        patch.setattr(module, "takes_tf32", lambda device: True)
+    patch.setattr(specialize, "rounds", can_round)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    as_on_a_gpu(monkeypatch)
+
+
+def source_of(flat, feeds, **options):
+    return optimize(flat, feeds, CPU, **options).graph
+
+
+def made_by(graph, keys):
+    return sorted(graph.ops[number].op for number, _ in keys)
+
+
+def ops_of(flat, feeds, **options):
+    program = CudaEngine().compile(job(flat, feeds, **options)).program
+    return [call.op for call in program.steps]
+
+
+STEP = st.sampled_from(["conv", "conv", "conv", "depthwise", "max", "relu", "concat", "add", "reshape"])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(st.tuples(STEP, st.integers(0, 5), st.integers(0, 5), st.booleans()), min_size=2, max_size=12),
+    fetched=st.integers(0, 3),
+    mode=st.sampled_from([{}, {"group": True}, {"fuse": True, "group": True}]),
+)
+def test_no_output_changes_by_a_bit(monkeypatch, steps, fetched, mode):
+    """Where products round what they read, it is all the same whether it was rounded before. (A mean may change: see below.)"""
+    graph = block(len(steps))
+    channels = 6
+    values = [graph.conv(graph.placeholder("x", [2, 7, 6, channels]), channels, channels)]
+    for kind, first, second, relu in steps:
+        one, two = values[-1 - first % len(values)], values[-1 - second % len(values)]
+        if kind == "conv":
+            made = graph.conv(one, channels, channels, window=(3, 3) if relu else (1, 1), relu=relu)
+        elif kind == "depthwise":
+            filter = graph.normal(3, 3, channels, 1)
+            attrs = {"T": FLOAT, "strides": [1, 1, 1, 1], "padding": "SAME", "data_format": "NHWC"}
+            made = graph.node("DepthwiseConv2dNative", [one, filter], **attrs)
+        elif kind == "max":
+            made = graph.node("MaxPool", [one], **POOL)
+        elif kind == "relu":
+            made = graph.node("Relu", [one], T=FLOAT)
+        elif kind == "add":
+            made = graph.node("AddV2", [one, two], T=FLOAT)
+        elif kind == "reshape":
+            sizes = [graph.constant(np.array(shape, np.int32)) for shape in ((2, 42, channels), (2, 7, 6, channels))]
+            made = graph.node("Reshape", [graph.node("Reshape", [one, sizes[0]], T=FLOAT), sizes[1]], T=FLOAT)
+        else:
+            axis = graph.constant(np.array(3, np.int32))
+            both = graph.node("ConcatV2", [one, two, axis], N=2, T=FLOAT)
+            made = graph.conv(both, 2 * channels, channels)
+        values.append(made)
+    flat = graph.finish([values[-1], *values[:fetched]])
+    feeds = data(2, 7, 6, channels)
+    with RoundedProducts():
+        plain = run(flat, feeds, 3, **mode)
+        with monkeypatch.context() as patch:
+            as_on_a_gpu(patch)
+            rounded = run(flat, feeds, 3, **mode)
+    for name, value in plain.items():
+        np.testing.assert_array_equal(rounded[name], value)
+
+
+def tower():
+    """Convolutions that read each other, a mean, and what is wanted."""
+    graph = block()
+    x = graph.placeholder("x", [1, 6, 6, 8])
+    first = graph.conv(x, 8, 16)
+    mean = graph.conv(graph.node("AvgPool", [first], **POOL), 16, 4)
+    largest = graph.conv(graph.node("MaxPool", [first], **POOL), 16, 4)
+    both = graph.node("ConcatV2", [mean, largest, graph.constant(np.array(3, np.int32))], N=2, T=FLOAT)
+    read = graph.conv(both, 8, 5, window=(3, 3))
+    return graph.finish([graph.conv(read, 5, 3), read])
+
+
+def test_what_only_products_read():
+    graph = source_of(tower(), data(1, 6, 6, 8))
+    # The first one is read by a mean and a pool that products read, the last two are wanted.
+    assert made_by(graph, read_by_products(graph)) == [
+        "AvgPool",
+        "ConcatV2",
+        "MaxPool",
+        "_FusedConv2D",
+        "_FusedConv2D",
+        "_FusedConv2D",
+    ]
+
+
+def test_what_a_sum_reads_too_stays_as_it_is():
+    graph = block()
+    x = graph.placeholder("x", [1, 6, 6, 8])
+    first = graph.conv(x, 8, 8)
+    end = graph.node("Sub", [graph.conv(first, 8, 8), graph.node("Sigmoid", [first], T=FLOAT)], T=FLOAT)
+    assert not read_by_products(source_of(graph.finish([end]), data(1, 6, 6, 8)))
+
+
+def test_a_residual_sum_is_no_product():
+    """It rides on the convolution, as its fourth input."""
+    graph = block()
+    x = graph.placeholder("x", [1, 6, 6, 8])
+    first = graph.conv(x, 8, 8)
+    end = graph.node("AddV2", [graph.conv(first, 8, 8, relu=False), first], T=FLOAT)
+    source = source_of(graph.finish([end]), data(1, 6, 6, 8))
+    assert [op.op for op in source.ops.values()].count("_FusedConv2D") == 2
+    assert not read_by_products(source)
+
+
+def test_convolutions_are_told_what_they_will_read():
+    graph = source_of(tower(), data(1, 6, 6, 8))
+    assert expect_rounded(graph)
+    convolutions = [op for op in graph.ops.values() if op.op == "_FusedConv2D"]
+    assert [bool(op.attrs.get(ROUNDED)) for op in convolutions] == [False, True, True, True, False]
+    assert graph.shapes[convolutions[-1].node, 0][-1] == 3, "its data are an output, too"
+
+
+@pytest.mark.parametrize("options", [{}, {"group": True}])
+def test_our_kernels_round_and_find_it_rounded(on_a_gpu, options):
+    made = ops_of(tower(), data(1, 6, 6, 8), **options)
+    rounding = {op.op for op in made if op.attrs.get(ROUNDS)}
+    assert rounding == {"AvgPool", "_FusedConv2D"}
+    assert sum(bool(op.attrs.get(ROUNDED)) for op in made) == 3
+
+
+def test_where_a_library_made_the_data_ours_rounds_them(on_a_gpu, monkeypatch):
+    monkeypatch.setattr(specialize, "rounds", lambda op: op.op == "AvgPool")
+    made = ops_of(tower(), data(1, 6, 6, 8))
+    rounded = [op for op in made if op.attrs.get(ROUNDED)]
+    assert len(rounded) == 1, "only the mean is"
+    assert {op.op for op in made if op.attrs.get(ROUNDS)} == {"AvgPool"}
+
+
+def test_a_mean_of_rounded_numbers_is_as_near_as_a_rounded_mean(on_a_gpu, monkeypatch):
+    flat, feeds = tower(), data(1, 6, 6, 8)
+    exact = None
+    errors = []
+    for rounds in (can_round, lambda op: False):
+        monkeypatch.setattr(specialize, "rounds", rounds)
+        with RoundedProducts():
+            found = run(flat, feeds)
+        if exact is None:
+            monkeypatch.setattr(specialize, "rounds", lambda op: False)
+            exact = run(flat, feeds)
+        errors.append([np.sqrt(np.mean((found[name] - exact[name]) ** 2)) for name in exact])
+    here, everywhere = errors
+    assert all(one < 1.3 * other for one, other in zip(here, everywhere, strict=True))
+
+
+@pytest.mark.parametrize("name", ["_rounded", "_rounds"])
+def test_a_model_s_own_attribute_of_that_name_says_nothing(on_a_gpu, name):
+    graph = block()
+    x = graph.placeholder("x", [1, 6, 6, 8])
+    end = graph.conv(x, 8, 8, relu=False, bias=False)
+    for node in graph.graph_def.node:
+        if node.op == "Conv2D":
+            node.attr[name].i = 1
+    (convolution,) = (op for op in ops_of(graph.finish([end]), data(1, 6, 6, 8)) if "Conv2D" in op.op)
+    assert not convolution.attrs.keys() & {ROUNDED, ROUNDS}
+
+
+def test_off_the_gpu_nothing_is_rounded():
+    assert not round_results.takes_tf32(CPU)
+    assert not any(op.attrs.keys() & {ROUNDED, ROUNDS} for op in ops_of(tower(), data(1, 6, 6, 8)))
