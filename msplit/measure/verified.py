@@ -72,6 +72,15 @@ class NeedsDevices(Protocol):
 
 
 @runtime_checkable
+class KeepsMemory(Protocol):
+    """An engine that keeps memory of the device for what it builds next."""
+
+    def free_memory(self) -> None:
+        """Gives what is not in use back: another library could not have it."""
+        ...
+
+
+@runtime_checkable
 class KnowsDevice(Protocol):
     """An engine that tells where a job will run before it builds it."""
 
@@ -299,8 +308,10 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
             for one in strict:
                 one.close()
             gc.collect()  # what could not be built may be held by parts of itself
+            _free_memory(strict)
             for one in _built_in_turn(strict, how):
                 one.answer(first, again)
+                _free_memory([one])
         _verify(strict, how)
         for one, checked in zip(running, strict, strict=True):
             one.checks += checked.checks
@@ -323,6 +334,12 @@ def _fit(strict: Sequence[Running], how: Verification) -> bool:
             raise
         return False
     return True
+
+
+def _free_memory(closed: Sequence[Running]) -> None:
+    for one in closed:
+        if isinstance(one.variant.engine, KeepsMemory):
+            one.variant.engine.free_memory()
 
 
 def _built_in_turn(strict: Sequence[Running], how: Verification) -> Iterator[Running]:

@@ -161,7 +161,7 @@ def test_a_host_that_does_not_look_for_long_lets_cuda_wait(build, monkeypatch, w
     if way == "patience":
         monkeypatch.setattr(output_staging, "_PATIENCE", 0)
     else:
-        monkeypatch.setattr(output_staging, "_CAN_POLL", False)
+        monkeypatch.setattr(output_staging, "CAN_POLL", False)
     executable = build()
     for seed in range(20):
         check(executable, seed)

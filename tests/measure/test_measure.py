@@ -376,6 +376,43 @@ def test_what_could_not_be_built_holds_no_memory_when_the_others_are_built_one_b
     assert not bench([variant("1", engine), variant("2", engine, 2)], fresh=fresh, settings=QUICK).failed
 
 
+class Keeping(Small):
+    """An engine that keeps the memory of what it has closed for what it builds next, until it is asked for it."""
+
+    kept = 0
+
+    def build(self, job):
+        made = super().build(job)
+        close = made.close
+        made.close = lambda: (close(), setattr(Keeping, "kept", Keeping.kept + 1))
+        return made
+
+    def free_memory(self):
+        Keeping.kept = 0
+
+
+class Other(Fake):
+    """One that needs that memory for a step."""
+
+    def build(self, job):
+        made = super().build(job)
+        step = made.step
+
+        def checked(feeds):
+            assert not Keeping.kept or not job.precision.ieee, "CUDA out of memory."
+            return step(feeds)
+
+        made.step = checked
+        return made
+
+
+def test_memory_that_an_engine_keeps_is_there_for_another_one_when_they_are_verified_one_by_one():
+    engine = Keeping(4)
+    variants = [variant("plain", Other("plain", where="GPU")), *(variant(f"{n}", engine, n) for n in (1, 2, 3, 4))]
+    again = [*variants, variant("last", Other("last", where="GPU"))]
+    assert not bench(again, fresh=fresh, settings=QUICK).failed
+
+
 def test_what_was_skipped_for_want_of_memory_and_fits_alone_is_not_skipped():
     engine = Small(4)
     variants = [variant(f"{n}", engine, n, optional=n == 3) for n in (1, 2, 3, 4)]

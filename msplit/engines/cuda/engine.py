@@ -134,6 +134,12 @@ class CudaEngine:
             return f"{said}; where TensorFlow brings another cuDNN, import torch before tensorflow"
         return None
 
+    def free_memory(self) -> None:
+        """Gives the memory of a GPU that PyTorch keeps for what is built next back to it: TensorFlow can not have it otherwise."""
+        from msplit.engines.cuda.device.capture import empty_cache
+
+        empty_cache()
+
     def build(self, job: Job) -> Executable:
         """Compiles the graph (once per graph and shapes), plans it for the job's streams, proves the plan and makes it ready to run.
 

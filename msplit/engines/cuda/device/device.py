@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -144,9 +144,9 @@ def _enter(mine: list[tuple[int, bool]]) -> None:
     with _LEFT:
         _LEFT.wait_for(lambda: all(one == me or wanted == ieee for one, wanted in _inside))
         if not _inside:
-            _before[:] = [_set()]
+            _before[:] = [products_as_set()]
         _inside.extend(mine)
-        _become(_of(ieee))
+        set_products(_of(ieee))
 
 
 def _leave(mine: list[tuple[int, bool]]) -> None:
@@ -154,9 +154,9 @@ def _leave(mine: list[tuple[int, bool]]) -> None:
         for one in mine:
             del _inside[len(_inside) - 1 - _inside[::-1].index(one)]
         if _inside:
-            _become(_of(_inside[-1][1]))
+            set_products(_of(_inside[-1][1]))
         elif mine:
-            _become(_before[0])
+            set_products(_before[0])
         _LEFT.notify_all()
 
 
@@ -166,14 +166,15 @@ def _of(ieee: bool) -> tuple[bool, ...]:
     return not ieee, not ieee, False, False
 
 
-def _set() -> tuple[bool, ...]:
-    """The same as it is set now."""
+def products_as_set() -> tuple[bool, ...]:
+    """What PyTorch's products are set to: as `_of` has it."""
     matmul = torch.backends.cuda.matmul
     halves = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
     return matmul.allow_tf32, torch.backends.cudnn.allow_tf32, *halves
 
 
-def _become(wanted: tuple[bool, ...]) -> None:
+def set_products(wanted: Sequence[bool]) -> None:
+    """Sets them so, for the whole process."""
     matmul = torch.backends.cuda.matmul
     matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = wanted[:2]
     matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = wanted[2:]

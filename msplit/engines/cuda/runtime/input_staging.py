@@ -35,7 +35,7 @@ _AHEAD_BYTES = 1 << 22
 spares 8 % of 4 MB, 13 of 16 and 36 of 134 on an H200; smaller ones take longer, since to read what the processor is writing slows both."""
 _FIRST_BYTES = 1 << 19
 """From this size on, below `_AHEAD_BYTES`, the graph that fetches inputs is launched before they are copied; see `InputCopy`. On an H200
-that spared 7 of 589 µs with 1 MB, nothing with 256 KB, and lost 12 of 987 with 128 KB, which are copied in no more than the waiting takes."""
+that spared 7 of 589 µs with 1 MB, nothing with 256 KB, and lost 12 of 987 with 128 KB: those are copied in no more than the wait takes."""
 _MOST_GIVEN_UP = 10
 """Steps for whose inputs the GPU has waited in vain, at 20 ms each, until they are copied before the launch from then on. Where Python's
 threads are that busy, or launches return at the end of what they launch (`CUDA_LAUNCH_BLOCKING`), nothing is gained."""

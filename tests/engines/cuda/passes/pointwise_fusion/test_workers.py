@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device import device as devices
+from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.passes.pointwise_fusion import inductor, workers
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout
@@ -256,6 +258,14 @@ def test_workers_that_can_not_start_change_nothing(stand_in, monkeypatch):
     assert done.facts()["fused_groups"] == len(compiled) == 1
 
 
+@pytest.fixture(params=["as PyTorch has it", "TF32", "IEEE"])
+def products(request):
+    """How float32 and half precision are multiplied and added up: PyTorch's compiler finds what it has made by that, too."""
+    with contextlib.nullcontext() if "PyTorch" in request.param else precision(request.param == "IEEE"):
+        yield
+
+
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("builds", [1, pytest.param(2, marks=campaign)])
 def test_what_workers_compile_is_found_on_the_disk_also_where_two_builds_run_at_once(builds, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -1,0 +1,49 @@
+"""Tests that need a GPU run seldom: that what they put in the place of something is still called so is seen without one."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+FILES = sorted((Path(__file__).parent / "gpu").glob("test_*.py"))
+
+
+def names_of(tree: ast.Module) -> dict[str, object]:
+    """The modules, classes and functions of ours that a test imports at its head, by the names that it gives them."""
+    found: dict[str, object] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("msplit"):
+            for one in node.names:
+                try:
+                    found[one.asname or one.name] = importlib.import_module(f"{node.module}.{one.name}")
+                except ModuleNotFoundError:
+                    found[one.asname or one.name] = getattr(importlib.import_module(node.module or ""), one.name)
+    return found
+
+
+def replaced(tree: ast.Module) -> list[tuple[str, str]]:
+    """What of what the test replaces: of ``monkeypatch.setattr(module, "NAME", …)`` module and name."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [
+        (call.args[0].id, call.args[1].value)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "setattr" and len(call.args) == 3
+        if isinstance(call.args[0], ast.Name) and isinstance(call.args[1], ast.Constant)
+        if not any(keyword.arg == "raising" for keyword in call.keywords)
+    ]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_what_a_test_replaces_is_there(file: Path) -> None:
+    pytest.importorskip("torch")
+    tree = ast.parse(file.read_text("utf-8"))
+    names = names_of(tree)
+    for module, name in replaced(tree):
+        assert module not in names or hasattr(names[module], name), f"{module}.{name}"
+
+
+def test_some_replace_something() -> None:
+    assert sum(len(replaced(ast.parse(file.read_text("utf-8")))) for file in FILES) > 10
