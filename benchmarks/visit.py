@@ -170,7 +170,7 @@ JOBS = (
     training("deepfm", 70),
     Job("curves", "mmoe,deepfm", 60, ("training_curves.py",)),
     training("mmoe:1024,towers:1024,deepfm:1024", 200, "--without", "torch,inference"),
-    Job("tests", "gpu", 200, (*TESTS, "tests/gpu")),
+    Job("tests", "gpu", 350, (*TESTS, "tests/gpu")),
     Job("tests", "kernels", 180, (*TESTS, "tests/engines")),
     Job("tests", "ops", 180, ("-m", "pytest", "-q", "-n", "10", "tests/engines/cuda/ops")),
     suite("nasnet_mobile:1", 150),
@@ -338,6 +338,7 @@ def run(job: Job, graphs: Path, out: Path, gpu: int | None, stop: float) -> int 
         **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "MSPLIT_RACE_GRAPHS": "200",
+        "MSPLIT_TELL_FAILURES": "1",
         "MSPLIT_TEST_DEVICE": "cuda",  # lowerings against TensorFlow's kernels
     }
     with (folder / "printed.txt").open("w") as printed:

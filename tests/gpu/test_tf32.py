@@ -12,6 +12,7 @@ import torch
 import msplit
 from msplit.core.precision import Precision
 from msplit.engines.cuda.autotune import conv, matmul
+from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS, TILE
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
@@ -22,6 +23,7 @@ from msplit.engines.cuda.kernels import attention
 from msplit.inputs.make import make_inputs
 from msplit.measure.mixed_precision import emulated_errors
 from msplit.measure.verification import compare
+from msplit.opset.traits import MATMULS
 from tests.engines.cuda.cases import job, run, scattered
 from tests.engines.cuda.passes.test_merge_convolutions import block
 from tests.engines.cuda.random_graphs import FLOAT
@@ -159,3 +161,31 @@ def test_convolutions_of_a_model_read_what_was_rounded_for_them():
     reading = [op for op in ops if op.op in {"_FusedConv2D", "_SiblingConv2D"} and TILES in op.attrs]
     assert sum(bool(op.attrs.get(ROUNDED)) for op in reading) > len(reading) / 2
     assert any(op.attrs.get(ROUNDS) for op in ops)
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(128, 512, 256), (16, 2048, 40), (1024, 96, 512)])
+def test_weights_that_are_rounded_once(rows, inner, columns):
+    x, weights = torch.randn(rows, inner, device="cuda"), torch.randn(inner, columns, device="cuda")
+    op = Op(3, "n", "MatMul", {}, [(1, 0), (2, 0)], [3])
+    with precision(ieee=False):
+        for tile in matmul._tiles(op, [x, weights]):
+            tiled = matmul._tiled(op, tile)
+            (found,) = lowered(tiled)(x, weights)
+            attrs = {**tiled.attrs, ROUNDED_WEIGHTS: True}
+            (same,) = lowered(replace(tiled, attrs=attrs))(x, to_tf32(weights))
+            torch.testing.assert_close(same, found, rtol=1e-5, atol=1e-4)
+
+
+def test_products_of_a_model_find_their_weights_rounded():
+    """Where our kernel multiplies by them on tensor cores, and in TF32 only."""
+    flat = deep()
+    feeds = make_inputs(flat, {}, batch=16)
+    for wanted, rounds in ((Precision.TF32, True), (Precision.IEEE, False)):
+        program = CudaEngine().compile(replace(job(flat, feeds, device="cuda"), precision=wanted)).program
+        ops = [step.op for step in program.steps if step.op.op in MATMULS]
+        assert ops
+        for op in ops:
+            tile, weights = op.attrs.get(TILE), program.constants[op.inputs[1]]
+            rounded = rounds and tile is not None and not tile.exact
+            assert torch.equal(to_tf32(weights), weights) == rounded
+            assert bool(op.attrs.get(ROUNDED_WEIGHTS)) == rounds

@@ -35,6 +35,9 @@ TILE = "_tile"
 WIDE = "_wide"
 """Attribute of a grouped product that the library runs as one with all members' weights side by side."""
 
+ROUNDED_WEIGHTS = "_rounded_weights"
+"""Attribute of a product whose weights are constants that are rounded to TF32 where our own kernel multiplies by them on tensor cores."""
+
 _FEW_ROWS = 16
 """Up to so many rows our own kernel is taken where nothing is measured: it has the bias and the activation in it."""
 
@@ -90,6 +93,7 @@ class Work:
         first: See `second`.
         addend: [first, rows, columns]: what is added for the members before `first`; None where there are none.
         rows_first: Whether the result lies in memory as [rows, members, columns], for what reads it that way. (Not with a second layer.)
+        rounded: Whether the weights are rounded to TF32 already.
     """
 
     one: Layer
@@ -99,6 +103,7 @@ class Work:
     first: int = 0
     addend: Tensor | None = None
     rows_first: bool = False
+    rounded: bool = False
 
     def layers(self) -> tuple[Layer, ...]:
         """One or two."""
@@ -108,7 +113,7 @@ class Work:
         """Equal for work that takes about the same time: members are counted in powers of two."""
         tf32 = torch.backends.cuda.matmul.allow_tf32
         second = None if self.second is None else (*self.second.sizes(), self.first > 0)
-        members, how = (len(self.one.weights) - 1).bit_length(), (_is_wide(self), self.rows_first)
+        members, how = (len(self.one.weights) - 1).bit_length(), (_is_wide(self), self.rows_first, self.rounded)
         return members, self.one.x.dtype, tf32, self.activation, self.one.sizes(), second, *how
 
 
@@ -152,7 +157,8 @@ def grouped(attrs: Mapping[str, Any], x: Tensor, weights: Tensor, *rest: Tensor)
     addend = next(operands) if first else None
     second = others[0] if others else None
     activation, alpha = attrs.get("activation", ""), attrs.get("leakyrelu_alpha", LEAKY_ALPHA)
-    return Work(one, activation, alpha, second, first, addend, bool(attrs.get("rows_first")))
+    rounded = bool(attrs.get(ROUNDED_WEIGHTS))
+    return Work(one, activation, alpha, second, first, addend, bool(attrs.get("rows_first")), rounded)
 
 
 def _layer(layer: Mapping[str, int], operands: Iterator[Tensor]) -> Layer:
@@ -329,4 +335,5 @@ def by_kernel(work: Work, tile: Tile, result: torch.dtype | None = None) -> Tens
         addend=addend,
         rows_first=work.rows_first,
         result=result,
+        rounded=work.rounded,
     )

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.autotune.batched_matmul import TILE, times_of
+from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS, TILE, times_of
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.dtypes import RESULT
@@ -97,6 +97,7 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     tf32 = torch.backends.cuda.matmul.allow_tf32
     key: tuple[Any, ...] = (op.op, op.attrs.get("fused_ops"), tuple(data.shape), tuple(weights.shape))
     key = (*key, data.stride(), weights.dtype, tf32, attrs, repr(op.attrs.get("layers")), len(arguments))
+    key = (*key, bool(op.attrs.get(ROUNDED_WEIGHTS)))
     tuner = Tuner.of(data.device)
     free = tuner.known(FAMILY, key)
     if free is None or not (movable or weights.shape[-1] == 1 or free[0].turned == _is_turned(op, weights)):
@@ -116,6 +117,20 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     if op.op == GROUPED:
         return batched_matmul.choose(op, [data, weights, *arguments[2:]]), weights
     return op if choice.tile is None else _tiled(op, choice.tile), weights
+
+
+def weights_of(op: Op) -> list[int]:
+    """The input slots of a product's weights."""
+    if op.op != GROUPED:
+        return [1]
+    sizes = [2 + ("bias" in layer) for layer in op.attrs["layers"]]
+    return [1 + sum(sizes[:number]) for number in range(len(sizes))]
+
+
+def rounds_weights(op: Op) -> bool:
+    """Whether it runs in our own kernel on tensor cores, with weights that are to be rounded."""
+    tile = op.attrs.get(TILE)
+    return ROUNDED_WEIGHTS in op.attrs and tile is not None and not tile.exact
 
 
 def _tiled(op: Op, tile: Tile) -> Op:

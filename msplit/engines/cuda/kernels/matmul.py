@@ -104,6 +104,7 @@ def products(
     addend: Tensor | None = None,
     rows_first: bool = False,
     result: torch.dtype | None = None,
+    rounded: bool = False,
 ) -> Tensor:
     """All products of alike layers.
 
@@ -118,6 +119,7 @@ def products(
         addend: [first, rows, columns], contiguous in the last axis: added for the members before `first`.
         rows_first: Whether the result lies in memory as [rows, members, columns].
         result: Type of the result, where it is not that of the data.
+        rounded: Whether all weights are rounded to TF32 already.
 
     Returns:
         [members, rows, columns].
@@ -154,6 +156,7 @@ def products(
         SECOND=second is not None, BIAS2=second is not None and second.bias is not None,
         ADDEND=addend is not None,
         PRECISION=input_precision(one.x, tf32=tf32 and not tile.exact),
+        ROUNDED=rounded and not tile.exact,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

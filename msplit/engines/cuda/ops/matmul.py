@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,7 @@ def product_in_tiles(node: Node, a: Tensor, b: Tensor, steps: tuple[str, ...], r
     """A product and what follows it in our own kernel, which an engine chose for this node (`batched_matmul.TILE`)."""
     work = batched_matmul.dense(a, b, steps, rest)
     assert work is not None, "internal error: a kernel was chosen that can not do this"
+    work = replace(work, rounded=bool(node.get(batched_matmul.ROUNDED_WEIGHTS)))
     return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE], wider_type(node, a)[1])[0]
 
 
@@ -36,6 +39,7 @@ def batch_matmul(node: Node, x: Tensor, y: Tensor) -> Tensor:
     work = batched_matmul.members(x, y) if batched_matmul.TILE in node.attrs else None
     if work is None:
         return product(x, y)
+    work = replace(work, rounded=bool(node.get(batched_matmul.ROUNDED_WEIGHTS)))
     return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE]).view(*x.shape[:-1], y.shape[-1])
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from msplit.core.dag import Dag
 from msplit.engines.cuda.autotune import conv, matmul
+from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.frontend.unroll import Unroller
@@ -95,6 +96,12 @@ class Tracer:
         for op in graph.ops.values():
             if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
                 self.shared.add(op.inputs[1])
+        read = {True: set[Key](), False: set[Key]()}
+        for op in graph.ops.values():
+            slots = matmul.weights_of(op) if op.op in matmul.ANY_WEIGHTS | matmul.WITH_WEIGHTS else ()
+            for slot, key in enumerate(op.inputs):
+                read[slot in slots].add(key)
+        self.weights = read[True] - read[False] - graph.kept()  # constants that products alone read, as weights
         self.read_otherwise = {  # filters that are read as anything else, too
             key
             for op in graph.ops.values()
@@ -325,7 +332,13 @@ class Tracer:
         if op.op in matmul.ANY_WEIGHTS or (op.op in matmul.WITH_WEIGHTS and constant):
             if varying:
                 return op
+            if self._may_round_weights(op, arguments):
+                op = replace(op, attrs={**op.attrs, ROUNDED_WEIGHTS: True})
             op, arguments[1] = matmul.choose(op, arguments, lowered, movable=fresh and constant)
+            for slot in matmul.weights_of(op) if matmul.rounds_weights(op) else ():
+                if op.inputs[slot] not in self.rounded:
+                    self.rounded.add(op.inputs[slot])
+                    self.constants[op.inputs[slot]] = arguments[slot] = to_tf32(arguments[slot])
         elif constant and self._is_nhwc_convolution(op):
             keep = weights in self.shared
             op, arguments[1] = conv.choose(op, arguments, lowered, keep_filter=keep)
@@ -334,6 +347,15 @@ class Tracer:
                 arguments[1] = to_tf32(arguments[1])
             self.constants[weights] = arguments[1]
         return op
+
+    def _may_round_weights(self, op: Op, arguments: list[torch.Tensor]) -> bool:
+        """Whether the weights of a product in TF32 are constants that nothing but such products reads as weights."""
+        slots = matmul.weights_of(op)
+        return (
+            torch.backends.cuda.matmul.allow_tf32
+            and all(arguments[slot].dtype == torch.float32 for slot in slots)
+            and all(op.inputs[slot] in self.constants and op.inputs[slot] in self.weights for slot in slots)
+        )
 
     def _is_nhwc_convolution(self, op: Op) -> bool:
         convolves = op.op in CONV2D or conv.is_depthwise(op)

@@ -29,7 +29,7 @@ FEW_CHANNELS = {
     "ACTIVATION": 1, "EARLY": False, "LINES": 32,
 }  # fmt: skip
 KERNELS = {
-    "products": ("products", {**TILE, "SECOND": False, "BIAS2": False, "ADDEND": False}),
+    "products": ("products", {**TILE, "SECOND": False, "BIAS2": False, "ADDEND": False, "ROUNDED": False}),
     "convolve_tile": ("convolutions", CONVOLUTION),
     "convolve_few_channels": ("few_channels", FEW_CHANNELS),
     "attention": ("attention", {"BM": 32, "BN": 32, "BD": 32, "BE": 32, "CAUSAL": False, "BIAS": True}),
@@ -92,6 +92,14 @@ def test_data_that_are_rounded_go_to_the_tensor_cores_as_they_are():
     assert not LIFTING.search(found)
     assert "wgmma" in found
     assert "ldmatrix" not in found
+
+
+@pytest.mark.needs_triton
+def test_weights_that_are_rounded_are_not_rounded_again():
+    assert ROUNDING in instructions("products", "fp32", "tf32")
+    found = instructions("products", "fp32", "tf32", ROUNDED=True)
+    assert ROUNDING not in found
+    assert LIFTING.search(found), "the data are"
 
 
 @pytest.mark.needs_triton

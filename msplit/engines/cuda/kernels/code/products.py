@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from msplit.engines.cuda.kernels.code.tensor_cores import rounded
+from msplit.engines.cuda.kernels.code.tensor_cores import lifted, rounded
 
 
 @triton.jit
@@ -47,6 +47,7 @@ def _tile_sum(  # type: ignore[no-untyped-def]
     end,
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
+    ROUNDED: tl.constexpr,
 ):
     for start in range(begin, end, BK):
         inner = start + tl.arange(0, BK)
@@ -60,7 +61,9 @@ def _tile_sum(  # type: ignore[no-untyped-def]
             mask=(inner < K)[:, None] & (columns < D)[None, :],
             other=0.0,
         )
-        total = tl.dot(rounded(a, PRECISION), rounded(b, PRECISION), total, input_precision=PRECISION)
+        if not ROUNDED:
+            b = rounded(b, PRECISION)
+        total = tl.dot(lifted(a, PRECISION), b, total, input_precision=PRECISION)
     return total
 
 
@@ -105,6 +108,7 @@ def products(  # type: ignore[no-untyped-def]
     a_member, a_row, o_member, o_row,
     BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
     SECOND: tl.constexpr, BIAS2: tl.constexpr, ADDEND: tl.constexpr, PRECISION: tl.constexpr,
+    ROUNDED: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(D, BD)
@@ -139,13 +143,29 @@ def products(  # type: ignore[no-untyped-def]
     else:
         total = tl.zeros([BM, BD], tl.float32)
         total = _tile_sum(
-            total, x, weights, rows, columns, M, D, K, x_row, x_inner, w_inner, w_column, begin, end, BK, PRECISION
+            total,
+            x,
+            weights,
+            rows,
+            columns,
+            M,
+            D,
+            K,
+            x_row,
+            x_inner,
+            w_inner,
+            w_column,
+            begin,
+            end,
+            BK,
+            PRECISION,
+            ROUNDED,
         )
         if SECOND:  # noqa: SIM102
             if member >= first:
                 total = _tile_sum(
                     total, x2 + (member - first) * x2_member, weights2 + (member - first) * w2_member, rows, columns, M, D, K2,
-                    x2_row, x2_inner, w2_inner, w2_column, 0, K2, BK, PRECISION,
+                    x2_row, x2_inner, w2_inner, w2_column, 0, K2, BK, PRECISION, ROUNDED,
                 )  # fmt: skip
     there = M  # rows that this block writes: none where another one is last
     if parts > 1:
