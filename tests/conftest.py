@@ -130,4 +130,5 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """What failed is told at once where a variable asks for it: a run that is cut off before its end has no summary."""
     if report.failed and "MSPLIT_TELL_FAILURES" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\n{report.nodeid} ({report.when})\n{report.longreprtext[-4000:]}", flush=True)
+        sys.stdout.write(f"\n{report.nodeid} ({report.when})\n{report.longreprtext[-4000:]}\n")
+        sys.stdout.flush()
