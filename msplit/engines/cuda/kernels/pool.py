@@ -20,8 +20,8 @@ _BLOCK = 256
 _LARGEST = 2**31 - _BLOCK
 """Positions are counted with 32 bits."""
 
-_WIDEST = 64
-"""Elements of a window: one thread reads them one after the other."""
+WIDEST = 64
+"""Elements of a window, at most: one thread reads them one after the other."""
 
 
 def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
@@ -33,7 +33,7 @@ def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
         and (step := pixel_step(data)) is not None
         and 0 < data.numel() // max(data.shape[-1], 1) * step < _LARGEST
         and len(frames) == 2
-        and frames[0].kernel * frames[1].kernel <= _WIDEST
+        and frames[0].kernel * frames[1].kernel <= WIDEST
     )
 
 

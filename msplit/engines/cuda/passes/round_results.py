@@ -1,26 +1,32 @@
 """Results that only products in TF32 read are rounded to it where they are made.
 
-A product in TF32 rounds what it reads, so that it is all the same to it, and to who writes a result, an instruction more for each element
-costs nothing; the kernel of convolutions pays for it in its innermost loop. Whatever hands values on, one by one, hands rounded ones on. A
-mean that only products read may be one of rounded values: each of them is as far off as the mean is, once it is rounded itself, and in
-both directions.
+A convolution in TF32 rounds what it reads, so that it is all the same to it whether it was rounded before. Who writes a result has an
+instruction more for each of its elements, which costs nothing; our kernel of convolutions would have it in its innermost loop. Whatever
+hands values on, one by one, hands rounded ones on. A mean that only products read may be one of rounded values: each of them is as far off
+as the mean is, once it is rounded itself, and in both directions.
 
 Only our own kernels round what they write, and which kernels run is measured. So `expect_rounded` says what convolutions will read if
-these win, for whoever measures kernels of convolutions, and `specialize.Tracer` sees what was made in the end.
+these win, for whoever measures kernels of convolutions, and `Rounding` knows what was made in the end. Constant weights of products that
+our kernels run are rounded once, as filters are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
 import torch
 
+from msplit.engines.cuda.autotune import matmul
+from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS
 from msplit.engines.cuda.ir.buffers import BUFFER, JOINED
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.windows import ROUNDED, TILES
+from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS, TILES
 from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.kernels.pool import WIDEST
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
 from msplit.opset.traits import CONV2D, ops_with
 
@@ -36,6 +42,7 @@ _HAND_ON = (
 """Ops that give rounded values where they read rounded ones."""
 
 _MEANS = frozenset({"AvgPool"})
+_TRANSPARENT = _HAND_ON | _MEANS
 _MAKERS = frozenset(op for op, prepare in FILTERS.items() if prepare is prepare_filter and "2D" in op) | {
     "DepthwiseConv2dNative",
     "_FusedDepthwiseConv2dNative",
@@ -61,7 +68,7 @@ def read_by_products(graph: OpGraph) -> set[Key]:
         if op.op == BUFFER:
             return True  # which comes behind a value, and does not look at it
         results = [(op.node, port) for port in ports.get(op.node, ())]
-        return op.op in _HAND_ON | _MEANS and bool(results) and found.issuperset(results) and kept.isdisjoint(results)
+        return op.op in _TRANSPARENT and bool(results) and found.issuperset(results)
 
     for number in reversed(graph.ops):
         for key in ((number, port) for port in ports.get(number, ())):
@@ -95,7 +102,9 @@ def can_round(op: Op) -> bool:
     """Whether a kernel of ours for an op can round its results."""
     if op.attrs.get("data_format", "NHWC") != "NHWC":
         return False
-    return op.op in _MEANS or (op.op in _MAKERS and _STEPS.issuperset(map(str, op.attrs.get("fused_ops", ()))))
+    if op.op in _MEANS:
+        return bool(math.prod(op.attrs.get("ksize", ())) <= WIDEST)
+    return op.op in _MAKERS and _STEPS.issuperset(map(str, op.attrs.get("fused_ops", ())))
 
 
 def takes_tf32(device: torch.device) -> bool:
@@ -108,6 +117,62 @@ def rounds(op: Op) -> bool:
     return can_round(op) and (op.op in _MEANS or TILES in op.attrs)
 
 
-def hands_on(op: Op, inputs: list[Key], rounded: set[Key]) -> bool:
+def hands_on(op: Op, inputs: Collection[Key], rounded: set[Key]) -> bool:
     """Whether the results of an op with these inputs are rounded because they are. In a buffer are only the parts that were written."""
     return op.op == BUFFER or (op.op in _HAND_ON and bool(inputs) and rounded.issuperset(inputs))
+
+
+class Rounding:
+    """What is rounded to TF32 while a graph is traced, op by op.
+
+    Args:
+        graph: In topological order.
+        results: Whether kernels may round their results.
+        believes: Whether what `expect_rounded` expects is taken for done, since nothing is known of kernels yet.
+    """
+
+    def __init__(self, graph: OpGraph, *, results: bool = False, believes: bool = False) -> None:
+        self._rounded: set[Key] = set()
+        self._believes = believes
+        self._for_products = by_op(read_by_products(graph)) if results else {}
+        read: dict[bool, set[Key]] = {True: set(), False: set()}
+        for op in graph.ops.values():
+            slots = matmul.weights_of(op) if op.op in matmul.ANY_WEIGHTS | matmul.WITH_WEIGHTS else ()
+            for slot, key in enumerate(op.inputs):
+                read[slot in slots].add(key)
+        self._weights = read[True] - read[False] - graph.kept()
+
+    def of_data(self, op: Op) -> Op:
+        """The op, which rounds its data itself where they were expected to be rounded and are not."""
+        if ROUNDED not in op.attrs or self._believes or op.inputs[0] in self._rounded:
+            return op
+        return replace(op, attrs={name: value for name, value in op.attrs.items() if name != ROUNDED})
+
+    def of_results(self, op: Op) -> Op:
+        """The op, which rounds its results where only products read them and the kernel that was chosen can."""
+        ports = self._for_products.get(op.node, ()) if rounds(op) else ()
+        return replace(op, attrs={**op.attrs, ROUNDS: ports}) if ports else op
+
+    def has_run(self, op: Op, inputs: Collection[Key], outputs: int) -> None:
+        """Notes which of an op's results are rounded."""
+        if ROUNDS in op.attrs:
+            self._rounded.update((op.node, port) for port in op.attrs[ROUNDS])
+        elif hands_on(op, inputs, self._rounded):
+            self._rounded.update((op.node, port) for port in range(outputs))
+
+    def of_weights(self, op: Op, arguments: Sequence[torch.Tensor], constants: Mapping[Key, torch.Tensor]) -> Op:
+        """A product, which may find its weights rounded where they are constants that only products read, as weights, and in TF32."""
+        keys = {slot: op.inputs[slot] for slot in matmul.weights_of(op)}
+        may_round = (
+            torch.backends.cuda.matmul.allow_tf32
+            and all(arguments[slot].dtype == torch.float32 for slot in keys)
+            and all(key in constants and key in self._weights for key in keys.values())
+        )
+        return replace(op, attrs={**op.attrs, ROUNDED_WEIGHTS: True}) if may_round else op
+
+    def to_round(self, op: Op) -> list[int]:
+        """The slots of a product's weights that have to be rounded for the kernel that was chosen, and have not been yet."""
+        slots = matmul.weights_of(op) if matmul.rounds_weights(op) else []
+        found = [slot for slot in slots if op.inputs[slot] not in self._rounded]
+        self._rounded.update(op.inputs[slot] for slot in found)
+        return found

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from msplit.core.dag import Dag
 from msplit.engines.cuda.autotune import conv, matmul
-from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.frontend.unroll import Unroller
@@ -32,13 +31,13 @@ from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.state import State, StateMemory
-from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS, TILES, keeps_channels_last
+from msplit.engines.cuda.ir.windows import TILES, keeps_channels_last
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
 from msplit.engines.cuda.passes.embedding.densify import prove
 from msplit.engines.cuda.passes.embedding.intervals import COUNTED
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Proof
-from msplit.engines.cuda.passes.round_results import by_op, hands_on, read_by_products, rounds, takes_tf32
+from msplit.engines.cuda.passes.round_results import Rounding, takes_tf32
 from msplit.errors import EngineError
 from msplit.opset.traits import CONV2D
 from msplit.progress import done, phase
@@ -82,9 +81,7 @@ class Tracer:
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
         self.shared: set[Key] = set()  # filters that several convolutions read
         self.coverage = Coverage()
-        self.for_products: Mapping[int, tuple[int, ...]] = {}  # op -> outputs that only products in TF32 read
-        self.rounded: set[Key] = set()  # values that are rounded to it
-        self.lists = False  # whether choices are heard of only, so that nothing is known of the kernels
+        self.rounding = Rounding(graph)
         self.state: StateMemory | None = None  # variables, which this run may change
         self._written: Counter[str] = Counter()  # how often a variable was
         self._stamps: dict[
@@ -96,12 +93,6 @@ class Tracer:
         for op in graph.ops.values():
             if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
                 self.shared.add(op.inputs[1])
-        read = {True: set[Key](), False: set[Key]()}
-        for op in graph.ops.values():
-            slots = matmul.weights_of(op) if op.op in matmul.ANY_WEIGHTS | matmul.WITH_WEIGHTS else ()
-            for slot, key in enumerate(op.inputs):
-                read[slot in slots].add(key)
-        self.weights = read[True] - read[False] - graph.kept()  # constants that products alone read, as weights
         self.read_otherwise = {  # filters that are read as anything else, too
             key
             for op in graph.ops.values()
@@ -238,10 +229,10 @@ class Tracer:
 
         fresh = len(op.inputs) > 1 and op.inputs[1] not in self.constants
         arguments = self.arguments(keys)
-        op = self._round(op)
+        op = self.rounding.of_data(op)
         if self.measures and not unknown:
             op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)
-        op = self._let_round(op)
+        op = self.rounding.of_results(op)
         function = lowered(op)
         reads, writes = self._touched(op, keys, arguments)
         results = function(*arguments)
@@ -283,21 +274,7 @@ class Tracer:
                 self.varying.add(key)
             else:
                 self.shapes[key] = tuple(result.shape)
-        if ROUNDS in op.attrs:
-            self.rounded.update((op.node, port) for port in op.attrs[ROUNDS])
-        elif hands_on(op, list(keys), self.rounded):
-            self.rounded.update((op.node, port) for port in range(len(results)))
-
-    def _round(self, op: Op) -> Op:
-        """The op, which rounds its data itself where they were to be rounded and are not."""
-        if ROUNDED not in op.attrs or self.lists or op.inputs[0] in self.rounded:
-            return op
-        return replace(op, attrs={name: value for name, value in op.attrs.items() if name != ROUNDED})
-
-    def _let_round(self, op: Op) -> Op:
-        """The op, which rounds its results where only products in TF32 read them and its kernel can."""
-        ports = self.for_products.get(op.node, ()) if rounds(op) else ()
-        return replace(op, attrs={**op.attrs, ROUNDS: ports}) if ports else op
+        self.rounding.has_run(op, keys, len(results))
 
     def _choose(
         self,
@@ -332,13 +309,10 @@ class Tracer:
         if op.op in matmul.ANY_WEIGHTS or (op.op in matmul.WITH_WEIGHTS and constant):
             if varying:
                 return op
-            if self._may_round_weights(op, arguments):
-                op = replace(op, attrs={**op.attrs, ROUNDED_WEIGHTS: True})
+            op = self.rounding.of_weights(op, arguments, self.constants)
             op, arguments[1] = matmul.choose(op, arguments, lowered, movable=fresh and constant)
-            for slot in matmul.weights_of(op) if matmul.rounds_weights(op) else ():
-                if op.inputs[slot] not in self.rounded:
-                    self.rounded.add(op.inputs[slot])
-                    self.constants[op.inputs[slot]] = arguments[slot] = to_tf32(arguments[slot])
+            for slot in self.rounding.to_round(op):
+                self.constants[op.inputs[slot]] = arguments[slot] = to_tf32(arguments[slot])
         elif constant and self._is_nhwc_convolution(op):
             keep = weights in self.shared
             op, arguments[1] = conv.choose(op, arguments, lowered, keep_filter=keep)
@@ -347,15 +321,6 @@ class Tracer:
                 arguments[1] = to_tf32(arguments[1])
             self.constants[weights] = arguments[1]
         return op
-
-    def _may_round_weights(self, op: Op, arguments: list[torch.Tensor]) -> bool:
-        """Whether the weights of a product in TF32 are constants that nothing but such products reads as weights."""
-        slots = matmul.weights_of(op)
-        return (
-            torch.backends.cuda.matmul.allow_tf32
-            and all(arguments[slot].dtype == torch.float32 for slot in slots)
-            and all(op.inputs[slot] in self.constants and op.inputs[slot] in self.weights for slot in slots)
-        )
 
     def _is_nhwc_convolution(self, op: Op) -> bool:
         convolves = op.op in CONV2D or conv.is_depthwise(op)
@@ -521,8 +486,7 @@ def trace(
     tracer.measures = tracer.measures and measure
     if gpus:
         tracer.split(gpus)
-    if measure and takes_tf32(device):
-        tracer.for_products = by_op(read_by_products(graph))
+    tracer.rounding = Rounding(graph, results=measure and takes_tf32(device))
     tracer.hold(held or {})
     tracer.feed(feeds)
     fed = {
@@ -549,7 +513,7 @@ def list_choices(
         Constants that it has put on the device and that no kernel may want to lie in another way, for `trace`.
     """
     tracer = Tracer(graph, device, nchw)
-    tracer.lists = True
+    tracer.rounding = Rounding(graph, believes=True)
     tracer.feed(feeds)
     last_use = _last_uses(graph)
     with torch.no_grad():

@@ -58,7 +58,8 @@ def traced(*, summed=False, fetched=False, as_data=False):
             tracer = Tracer(source, CPU, nchw=False)
             tracer.feed(feeds)
             op = next(op for op in source.ops.values() if op.op == "MatMul" and op.inputs[1] in source.constants)
-            found.append(tracer._may_round_weights(op, tracer.arguments(tuple(op.inputs))))
+            arguments = tracer.arguments(tuple(op.inputs))
+            found.append(ROUNDED_WEIGHTS in tracer.rounding.of_weights(op, arguments, tracer.constants).attrs)
     return tuple(found)
 
 

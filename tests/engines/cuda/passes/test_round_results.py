@@ -23,7 +23,7 @@ def as_on_a_gpu(patch):
     """The simulated engine rounds as it would on a GPU, where all kernels are ours."""
     for module in (pipeline, specialize):
         patch.setattr(module, "takes_tf32", lambda device: True)
-    patch.setattr(specialize, "rounds", can_round)
+    patch.setattr(round_results, "rounds", can_round)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_our_kernels_round_and_find_it_rounded(on_a_gpu, options):
 
 
 def test_where_a_library_made_the_data_ours_rounds_them(on_a_gpu, monkeypatch):
-    monkeypatch.setattr(specialize, "rounds", lambda op: op.op == "AvgPool")
+    monkeypatch.setattr(round_results, "rounds", lambda op: op.op == "AvgPool")
     made = ops_of(tower(), data(1, 6, 6, 8))
     rounded = [op for op in made if op.attrs.get(ROUNDED)]
     assert len(rounded) == 1, "only the mean is"
@@ -164,11 +164,11 @@ def test_a_mean_of_rounded_numbers_is_as_near_as_a_rounded_mean(on_a_gpu, monkey
     exact = None
     errors = []
     for rounds in (can_round, lambda op: False):
-        monkeypatch.setattr(specialize, "rounds", rounds)
+        monkeypatch.setattr(round_results, "rounds", rounds)
         with RoundedProducts():
             found = run(flat, feeds)
         if exact is None:
-            monkeypatch.setattr(specialize, "rounds", lambda op: False)
+            monkeypatch.setattr(round_results, "rounds", lambda op: False)
             exact = run(flat, feeds)
         errors.append([np.sqrt(np.mean((found[name] - exact[name]) ** 2)) for name in exact])
     here, everywhere = errors

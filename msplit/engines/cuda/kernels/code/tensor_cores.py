@@ -29,8 +29,8 @@ average. By as much are numbers raised whose logarithms are spread evenly in the
 
 @triton.jit  # type: ignore[untyped-decorator]
 def lifted(value, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The same by one instruction instead of two, for the innermost loop of a convolution: raised so that what is left when tensor cores
-    cut it off is right on average, at most 0.7 of the last bit away, where rounded numbers are 0.5. What TF32 can hold stays as it is."""
+    """The same by one instruction instead of two, for innermost loops: raised so that what is left when tensor cores cut it off is right
+    on average, at most 0.7 of the last bit away, where rounded numbers are 0.5. What TF32 can hold stays as it is."""
     if PRECISION == "tf32" and value.dtype == tl.float32:
         value *= _LIFT
     return value
