@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.compile import optimize
+from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS
 from msplit.engines.cuda.passes import pipeline, round_results, specialize
@@ -20,7 +21,8 @@ POOL = {"T": FLOAT, "ksize": FOUR, "strides": [1, 1, 1, 1], "padding": "SAME", "
 
 
 def as_on_a_gpu(patch):
-    """The simulated engine rounds as it would on a GPU, where all kernels are ours."""
+    """The simulated engine rounds as it would on a GPU, where all kernels are ours. What was compiled before is forgotten."""
+    patch.setattr(devices, "_DEVICES", {})
     for module in (pipeline, specialize):
         patch.setattr(module, "takes_tf32", lambda device: True)
     patch.setattr(round_results, "rounds", can_round)
@@ -164,10 +166,12 @@ def test_a_mean_of_rounded_numbers_is_as_near_as_a_rounded_mean(on_a_gpu, monkey
     exact = None
     errors = []
     for rounds in (can_round, lambda op: False):
+        monkeypatch.setattr(devices, "_DEVICES", {})
         monkeypatch.setattr(round_results, "rounds", rounds)
         with RoundedProducts():
             found = run(flat, feeds)
         if exact is None:
+            monkeypatch.setattr(devices, "_DEVICES", {})
             monkeypatch.setattr(round_results, "rounds", lambda op: False)
             exact = run(flat, feeds)
         errors.append([np.sqrt(np.mean((found[name] - exact[name]) ** 2)) for name in exact])
