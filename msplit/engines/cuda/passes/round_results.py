@@ -27,8 +27,8 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS, TILES
 from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.pool import WIDEST
-from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
-from msplit.opset.traits import CONV2D, ops_with
+from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.opset.traits import CONV2D, EPILOGUE_STEPS, ops_with
 
 _PRODUCTS = CONV2D | {"_SiblingConv2D"}
 """Ops whose first input is rounded to TF32, whoever's kernel runs them."""
@@ -37,18 +37,15 @@ _HAND_ON = (
     ops_with("picks values")
     | ops_with("identity")
     | ops_with("concatenates")
-    | {"Relu", "MaxPool", "MaxPoolV2", "_Copy", JOINED}
+    | (ops_with("activation") & ops_with("exact"))  # what is not cut off stays as it is
+    | {"_Copy", JOINED}
 )
 """Ops that give rounded values where they read rounded ones."""
 
-_MEANS = frozenset({"AvgPool"})
+_MEANS = ops_with("pool") - _HAND_ON
 _TRANSPARENT = _HAND_ON | _MEANS
-_MAKERS = frozenset(op for op, prepare in FILTERS.items() if prepare is prepare_filter and "2D" in op) | {
-    "DepthwiseConv2dNative",
-    "_FusedDepthwiseConv2dNative",
-    "_SqueezeDepthwiseConv2dNative",
-}
-_STEPS = frozenset({"BiasAdd", "Add", *NUMBERS})
+_CONVOLUTIONS = frozenset(op for op in FILTERS if "conv2d" in op.lower() and "Backprop" not in op)
+_STEPS = EPILOGUE_STEPS - ops_with("old batch norm") | NUMBERS.keys()
 """What may follow a convolution in our own kernel."""
 
 
@@ -104,7 +101,7 @@ def can_round(op: Op) -> bool:
         return False
     if op.op in _MEANS:
         return bool(math.prod(op.attrs.get("ksize", ())) <= WIDEST)
-    return op.op in _MAKERS and _STEPS.issuperset(map(str, op.attrs.get("fused_ops", ())))
+    return op.op in _CONVOLUTIONS and _STEPS.issuperset(map(str, op.attrs.get("fused_ops", ())))
 
 
 def takes_tf32(device: torch.device) -> bool:
