@@ -25,7 +25,7 @@ def names_of(tree: ast.Module) -> dict[str, object]:
 
 
 def replaced(tree: ast.Module) -> list[tuple[str, str]]:
-    """What of what the test replaces: of ``monkeypatch.setattr(module, "NAME", …)`` module and name."""
+    """What a test replaces: module and name of each ``monkeypatch.setattr(module, "NAME", …)``."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     return [
         (call.args[0].id, call.args[1].value)

@@ -122,8 +122,9 @@ def test_a_filter_that_others_read_too_is_theirs_as_it_is():
 
 @pytest.mark.parametrize(("channels", "size", "results"), [(3, 35, 48), (64, 14, 48), (256, 7, 48)])
 def test_rounded_data_and_rounded_results(channels, size, results):
-    """Data that are rounded give what the kernel makes of those that are not, and results that are to be rounded are, in all tiles."""
-    data = torch.randn(4, size, size, channels, device="cuda")
+    """Data that TF32 holds are the same to a kernel that is told so and to one that is not, and results that are to be rounded are, in all
+    tiles."""
+    data = to_tf32(torch.randn(4, size, size, channels, device="cuda"))
     filter = torch.randn(results, 3, 3, channels, device="cuda").permute(1, 2, 3, 0)
     expected = torch.nn.functional.conv2d(data.permute(0, 3, 1, 2).double(), filter.permute(3, 2, 0, 1).double())
     op = Op(3, "n", "Conv2D", {"strides": (1, 1, 1, 1), "padding": "VALID"}, [(1, 0), (2, 0)], [3])
@@ -132,7 +133,7 @@ def test_rounded_data_and_rounded_results(channels, size, results):
             laid = to_tf32(filter.contiguous() if tiles.turned else filter)
             tiled = conv._tiled(op, tiles)
             (found,) = lowered(tiled)(data, laid)
-            (same,) = lowered(replace(tiled, attrs={**tiled.attrs, ROUNDED: True}))(to_tf32(data), laid)
+            (same,) = lowered(replace(tiled, attrs={**tiled.attrs, ROUNDED: True}))(data, laid)
             torch.testing.assert_close(same, found, rtol=1e-6, atol=1e-5)
             (stored,) = lowered(replace(tiled, attrs={**tiled.attrs, ROUNDS: (0,)}))(data, laid)
             assert torch.equal(stored, to_tf32(found)), tiles

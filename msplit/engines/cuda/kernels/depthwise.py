@@ -56,10 +56,10 @@ def convolve(
         rounds: Whether the result is rounded to TF32 then.
     """
     channels = data.shape[-1]
-    out, arguments, constants = _work(data, filter, frames, tiles, bias, activation, rounds)
+    out, arguments, constants = _work(data, filter, frames, tiles, bias, activation)
     pixels = out.numel() // channels
     launch(_CONVOLVE, (shares(pixels, tiles.pixels), shares(channels, tiles.results)))(
-        *arguments[:4], pixels, *arguments[4:], **constants
+        *arguments[:4], pixels, *arguments[4:], int(rounds), **constants
     )
     return out
 
@@ -73,14 +73,13 @@ def convolve_and_squeeze(
     layers: Layers,
     *,
     activation: str = "",
-    rounds: bool = False,
 ) -> tuple[Tensor, Tensor] | None:
     """The same, and two dense layers of its mean over height and width, as squeeze-and-excitation has them.
 
     A block adds up its own results, and multiplies them by their rows of the first matrix. So nothing reads the result again for its mean.
 
     Args:
-        data, filter, frames, bias, activation, rounds: See `convolve`.
+        data, filter, frames, bias, activation: See `convolve`.
         tiles: How the work is cut: also results of a block behind (`summands`).
         layers: Of as many channels.
 
@@ -93,7 +92,7 @@ def convolve_and_squeeze(
     work = shared(layers, data, images, parts, tiles.summands)
     if work is None:
         return None
-    out, arguments, constants = _work(data, filter, frames, tiles, bias, activation, rounds)
+    out, arguments, constants = _work(data, filter, frames, tiles, bias, activation)
     launch(_SQUEEZE, (images * (parts + shares(work.out.shape[1], tiles.summands)),))(
         *arguments[:4], pixels, *arguments[4:], images, *work.arguments, **constants, **work.constants
     )
@@ -101,13 +100,7 @@ def convolve_and_squeeze(
 
 
 def _work(
-    data: Tensor,
-    filter: Tensor,
-    frames: Sequence[Window],
-    tiles: Tiles,
-    bias: Tensor | None,
-    activation: str,
-    rounds: bool,
+    data: Tensor, filter: Tensor, frames: Sequence[Window], tiles: Tiles, bias: Tensor | None, activation: str
 ) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
     """Memory for the result, and the arguments of both kernels, but for the number of pixels, which comes fifth."""
     images, height, width, channels = data.shape
@@ -117,7 +110,7 @@ def _work(
     arguments = (
         *(data, flat, data if bias is None else bias, out, height, width, channels, *out.shape[1:3]),
         *(vertical.before, horizontal.before, vertical.dilation, horizontal.dilation),
-        *(*data.stride()[:3], *flat.stride(), int(rounds)),
+        *(*data.stride()[:3], *flat.stride()),
     )
     constants = {
         "KERNEL_H": vertical.kernel,

@@ -280,9 +280,7 @@ def convolution_and_squeeze(node: Node, data: Tensor, filter: Tensor, *args: Ten
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
         if depthwise.fits(data, filter, results):
             bias, activation = args[0] if args else None, "".join(_steps(node)[len(args) :])
-            found = depthwise.convolve_and_squeeze(
-                data, filter, frames, tiles, bias, layers, activation=activation, rounds=0 in node.get(ROUNDS, ())
-            )
+            found = depthwise.convolve_and_squeeze(data, filter, frames, tiles, bias, layers, activation=activation)
             if found is not None:
                 return found
     result = _convolved(node, data, filter, args)

@@ -12,6 +12,7 @@ our kernels run are rounded once, as filters are.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,9 +26,10 @@ from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS
 from msplit.engines.cuda.ir.buffers import BUFFER, JOINED
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS, TILES
-from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.kernels.conv import ACTIVATIONS
 from msplit.engines.cuda.kernels.pool import WIDEST
 from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.ops.fused import SQUEEZE
 from msplit.opset.traits import CONV2D, EPILOGUE_STEPS, ops_with
 
 _PRODUCTS = CONV2D | {"_SiblingConv2D"}
@@ -44,8 +46,10 @@ _HAND_ON = (
 
 _MEANS = ops_with("pool") - _HAND_ON
 _TRANSPARENT = _HAND_ON | _MEANS
-_CONVOLUTIONS = frozenset(op for op in FILTERS if "conv2d" in op.lower() and "Backprop" not in op)
-_STEPS = EPILOGUE_STEPS - ops_with("old batch norm") | NUMBERS.keys()
+_CONVOLUTIONS = frozenset(op for op in FILTERS if "conv2d" in op.lower() and "Backprop" not in op) - {SQUEEZE}
+"""Those whose kernels of ours round. What squeeze-and-excitation is part of goes on to be multiplied by factors, not to a product."""
+
+_STEPS = EPILOGUE_STEPS - ops_with("old batch norm") | ACTIVATIONS.keys()
 """What may follow a convolution in our own kernel."""
 
 
@@ -131,13 +135,18 @@ class Rounding:
     def __init__(self, graph: OpGraph, *, results: bool = False, believes: bool = False) -> None:
         self._rounded: set[Key] = set()
         self._believes = believes
+        self._graph = graph
         self._for_products = by_op(read_by_products(graph)) if results else {}
+
+    @functools.cached_property
+    def _weights(self) -> set[Key]:
+        """What only products read, as weights."""
         read: dict[bool, set[Key]] = {True: set(), False: set()}
-        for op in graph.ops.values():
+        for op in self._graph.ops.values():
             slots = matmul.weights_of(op) if op.op in matmul.ANY_WEIGHTS | matmul.WITH_WEIGHTS else ()
             for slot, key in enumerate(op.inputs):
                 read[slot in slots].add(key)
-        self._weights = read[True] - read[False] - graph.kept()
+        return read[True] - read[False] - self._graph.kept()
 
     def of_data(self, op: Op) -> Op:
         """The op, which rounds its data itself where they were expected to be rounded and are not."""

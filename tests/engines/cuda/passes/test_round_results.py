@@ -191,6 +191,20 @@ def test_a_model_s_own_attribute_of_that_name_says_nothing(on_a_gpu, name):
     assert not convolution.attrs.keys() & {ROUNDED, ROUNDS}
 
 
+def test_in_the_other_layout_nothing_is_rounded(on_a_gpu):
+    """Our kernels read NHWC data: to round the libraries' results would be kernels of its own."""
+    assert not any(op.attrs.keys() & {ROUNDED, ROUNDS} for op in ops_of(tower(), data(1, 6, 6, 8), layout="nchw"))
+
+
+@pytest.mark.parametrize(("activation", "rounds"), [("Relu6", True), ("Tanh", False), ("Elu", False)])
+def test_what_is_no_part_of_the_kernel_is_not_rounded_in_it(on_a_gpu, activation, rounds):
+    graph = block()
+    x = graph.placeholder("x", [1, 6, 6, 8])
+    first = graph.node(activation, [graph.conv(x, 8, 8, relu=False)], T=FLOAT)
+    made = ops_of(graph.finish([graph.conv(first, 8, 4)]), data(1, 6, 6, 8))
+    assert any(op.attrs.get(ROUNDS) for op in made) == rounds
+
+
 def test_off_the_gpu_nothing_is_rounded():
     assert not round_results.takes_tf32(CPU)
     assert not any(op.attrs.keys() & {ROUNDED, ROUNDS} for op in ops_of(tower(), data(1, 6, 6, 8)))

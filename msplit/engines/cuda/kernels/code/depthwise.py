@@ -35,10 +35,10 @@ def convolve_channels(  # type: ignore[no-untyped-def]
     tl.store(out + place, stored, mask=there[:, None] & (channel < channels)[None, :])
 
 
-@triton.jit(do_not_specialize=[*COUNTS, "images", "rounds"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=[*COUNTS, "images"])  # type: ignore[untyped-decorator]
 def convolve_and_squeeze(  # type: ignore[no-untyped-def]
     data, filter, bias, out, pixels, height, width, channels, rows, columns,
-    before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c, rounds,
+    before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
     images, factors, first, bias1, second, bias2, partial, counters,
     hidden, results, parts, first_c, first_h, second_h, second_r, activation1, activation2,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
@@ -66,8 +66,7 @@ def convolve_and_squeeze(  # type: ignore[no-untyped-def]
         mean = tl.sum(tl.where(there[:, None], total, 0.0), 0) / pixels
         hand_in(mean, weights, partial + number * HIDDEN, counters + image, HIDDEN)
         place = (image * pixels + inner)[:, None] * channels + channel[None, :]
-        stored = for_products(total.to(out.dtype.element_ty), rounds)
-        tl.store(out + place, stored, mask=there[:, None] & (channel < channels)[None, :])
+        tl.store(out + place, total.to(out.dtype.element_ty), mask=there[:, None] & (channel < channels)[None, :])
     else:
         finish(
             number - images * parts, factors, bias1, second, bias2, partial, counters, hidden, results, parts,
