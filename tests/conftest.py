@@ -18,6 +18,9 @@ from tests.campaign import CAMPAIGN, examples
 for _threads in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
     os.environ.setdefault(_threads, "1")
 
+if importlib.util.find_spec("triton") is not None:
+    import triton  # noqa: F401  (before TensorFlow, behind which a test that uses PyTorch alone can not load it: `device.load_triton`)
+
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # workers share a GPU, whose memory it would take whole
 os.environ.setdefault("MSPLIT_VERIFY", "1")  # the engine's graph is looked at after every pass
 os.environ.setdefault(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.metadata
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +19,28 @@ from msplit.engines.cuda.device.pools import Semaphores, StreamPool
 from msplit.errors import OutOfMemory
 
 T = TypeVar("T")
+
+OWN_LLVM = (3, 7)
+"""The first Triton whose library ends the process when it is loaded behind TensorFlow's (2.21) and finds the names of that one's LLVM."""
+
+
+def load_triton() -> None:
+    """Loads Triton, where it is one of these and TensorFlow was there first, so that it finds its own names. PyTorch imports it otherwise
+    as soon as an op asks for PyTorch's compiler, also without a GPU. Where TensorFlow comes later, both find their own."""
+    if "tensorflow" not in sys.modules or "triton" in sys.modules or not hasattr(os, "RTLD_DEEPBIND"):
+        return
+    try:
+        major, minor = importlib.metadata.version("triton").split(".")[:2]
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if (int(major), int(minor)) < OWN_LLVM:
+        return
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(flags | os.RTLD_DEEPBIND)
+    try:
+        importlib.import_module("triton._C.libtriton")
+    finally:
+        sys.setdlopenflags(flags)
 
 
 class Device:
@@ -29,6 +55,7 @@ class Device:
     """
 
     def __init__(self, place: torch.device) -> None:
+        load_triton()
         self.place = place
         self.streams = StreamPool(place)
         self.scratch = ScratchPool(place)
