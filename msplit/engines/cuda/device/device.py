@@ -171,9 +171,9 @@ def _enter(mine: list[tuple[int, bool]]) -> None:
     with _LEFT:
         _LEFT.wait_for(lambda: all(one == me or wanted == ieee for one, wanted in _inside))
         if not _inside:
-            _before[:] = [products_as_set()]
+            _before[:] = [product_switches()]
         _inside.extend(mine)
-        set_products(_of(ieee))
+        set_product_switches(_of(ieee))
 
 
 def _leave(mine: list[tuple[int, bool]]) -> None:
@@ -181,9 +181,9 @@ def _leave(mine: list[tuple[int, bool]]) -> None:
         for one in mine:
             del _inside[len(_inside) - 1 - _inside[::-1].index(one)]
         if _inside:
-            set_products(_of(_inside[-1][1]))
+            set_product_switches(_of(_inside[-1][1]))
         elif mine:
-            set_products(_before[0])
+            set_product_switches(_before[0])
         _LEFT.notify_all()
 
 
@@ -193,15 +193,15 @@ def _of(ieee: bool) -> tuple[bool, ...]:
     return not ieee, not ieee, False, False
 
 
-def products_as_set() -> tuple[bool, ...]:
-    """What PyTorch's products are set to: as `_of` has it."""
+def product_switches() -> tuple[bool, ...]:
+    """PyTorch's switches for products, as they are: in the order of `_of`."""
     matmul = torch.backends.cuda.matmul
     halves = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
     return matmul.allow_tf32, torch.backends.cudnn.allow_tf32, *halves
 
 
-def set_products(wanted: Sequence[bool]) -> None:
-    """Sets them so, for the whole process."""
+def set_product_switches(wanted: Sequence[bool]) -> None:
+    """Sets PyTorch's switches for products, for the whole process."""
     matmul = torch.backends.cuda.matmul
     matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = wanted[:2]
     matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = wanted[2:]

@@ -143,24 +143,8 @@ def products(  # type: ignore[no-untyped-def]
     else:
         total = tl.zeros([BM, BD], tl.float32)
         total = _tile_sum(
-            total,
-            x,
-            weights,
-            rows,
-            columns,
-            M,
-            D,
-            K,
-            x_row,
-            x_inner,
-            w_inner,
-            w_column,
-            begin,
-            end,
-            BK,
-            PRECISION,
-            ROUNDED,
-        )
+            total, x, weights, rows, columns, M, D, K, x_row, x_inner, w_inner, w_column, begin, end, BK, PRECISION, ROUNDED,
+        )  # fmt: skip
         if SECOND:  # noqa: SIM102
             if member >= first:
                 total = _tile_sum(

@@ -49,12 +49,12 @@ def _ready(setup: Mapping[str, Any]) -> Callable[[bytes], str]:
     """What compiles a group, with all that takes long to import."""
     import torch
 
-    from msplit.engines.cuda.device.device import products_as_set, set_products
+    from msplit.engines.cuda.device.device import product_switches, set_product_switches
     from msplit.engines.cuda.passes.pointwise_fusion.workers import DONE, matmul_precision
 
     # A kernel is found by it, and what was never set is a third state.
-    if (matmul_precision(), *products_as_set()) != (setup["matmul"], *setup["allowed"]):
-        set_products(setup["allowed"])
+    if (matmul_precision(), *product_switches()) != (setup["matmul"], *setup["allowed"]):
+        set_product_switches(setup["allowed"])
     torch.set_num_threads(setup["threads"])
     if "gpu" in setup:
         _pretend(torch.device(setup["device"]).index, SimpleNamespace(**setup["gpu"]), setup["target"])

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.device.device import products_as_set
+from msplit.engines.cuda.device.device import product_switches
 from msplit.engines.cuda.kernels.ahead import cores
 from msplit.engines.cuda.kernels.toolchain import ASSEMBLER, can_compile, fixed_assembler, keeps, kept
 
@@ -213,7 +213,7 @@ def _settings(device: Device) -> dict[str, Any]:
     found: dict[str, Any] = {
         "device": str(device.place),
         "matmul": matmul_precision(),
-        "allowed": list(products_as_set()),
+        "allowed": list(product_switches()),
         "threads": torch.get_num_threads(),
     }
     if device.is_gpu:
