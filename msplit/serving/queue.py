@@ -148,8 +148,7 @@ class Queue:
             line = self._first_due(due, last)
             if line is None:
                 break
-            found = self._collect(line, last)
-            if wanted := self._running(found):
+            if wanted := self._collect(line, last):
                 return wanted
         return []
 
@@ -188,20 +187,21 @@ class Queue:
         return None
 
     def _collect(self, line: _Line, last: int) -> list[Request]:
-        """As many requests of a key as a step has room for."""
+        """As many requests of a key as a step has room for, but for cancelled ones; none where all that were due are."""
         found: list[Request] = []
-        if line.key is None:
-            self._move(line, found, 0)
-        else:
-            left = self._move(line, found, self._largest)
+        left = self._move(line, found, 0 if line.key is None else self._largest)
+        wanted = self._running(found)
+        if wanted and line.key is not None:
             rows = self._largest - left
             room = next((batch for batch in self._batches if batch >= rows), rows) - rows
             for lines in self._lines[:last] if room else ():
                 other = lines.get(line.key)
                 if other is not None and other is not line:
+                    before = len(found)
                     room = self._move(other, found, room)
+                    wanted += self._running(found[before:])
         self._settle()
-        return found
+        return wanted
 
     def _move(self, line: _Line, found: list[Request], room: int) -> int:
         """Moves requests for which there is room, or a first one for which there must be. The room that is left."""

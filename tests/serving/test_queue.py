@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msplit.errors import Busy
@@ -117,6 +117,12 @@ STEPS = st.lists(
 
 
 @settings(max_examples=examples(300, 20_000))
+@example(  # what was due is cancelled: what shares its key and is not due keeps waiting
+    steps=[("put", 2, "b", 0, None), ("cancel", 0), ("later", 2), ("put", 1, "b", 1, None), ("take", 1)],
+    delay=2.0,
+    most=0,
+    finish=False,
+)
 @given(steps=STEPS, delay=st.sampled_from([0.0, 2.0]), most=st.sampled_from([0, 3]), finish=st.booleans())
 def test_nothing_is_lost_and_who_comes_first_is_served_first(
     steps: list[tuple[object, ...]], delay: float, most: int, finish: bool
