@@ -88,6 +88,7 @@ class LoweringCall:
             self.bound[slot] if slot in self.bound else to_numpy(next(rest)) if slot in self.unknown else next(rest)
             for slot in range(len(self.op.inputs))
         ]
+        arguments = on_one_device(arguments)
         parts = parts_of(self.op)
         if not parts:
             return as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw))
@@ -98,6 +99,16 @@ class LoweringCall:
             if results[port] is not place:
                 place.copy_(results[port])
         return tuple(room.get(port, result) for port, result in enumerate(results))
+
+
+def on_one_device(arguments: list[Any]) -> list[Any]:
+    """Arguments of a lowering, whose tensors all have to be in one place. Shapes that only the run knows are on the CPU, what they are
+    joined with, a constant perhaps, on the GPU: then that is the place."""
+    devices = {value.device for value in arguments if isinstance(value, torch.Tensor)}
+    if len(devices) < 2:
+        return arguments
+    place = next(device for device in devices if device.type != "cpu")
+    return [value.to(place) if isinstance(value, torch.Tensor) else value for value in arguments]
 
 
 def run_step(program: Program, number: int, values: dict[Key, torch.Tensor]) -> None:
