@@ -165,7 +165,7 @@ def test_convolutions_of_a_model_read_what_was_rounded_for_them():
 
 
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(128, 512, 256), (16, 2048, 40), (1024, 96, 512)])
-def test_weights_that_are_rounded_once(rows, inner, columns):
+def test_weights_and_data_that_are_rounded_once(rows, inner, columns):
     x, weights = torch.randn(rows, inner, device="cuda"), torch.randn(inner, columns, device="cuda")
     op = Op(3, "n", "MatMul", {}, [(1, 0), (2, 0)], [3])
     with precision(ieee=False):
@@ -175,18 +175,50 @@ def test_weights_that_are_rounded_once(rows, inner, columns):
             attrs = {**tiled.attrs, ROUNDED_WEIGHTS: True}
             (same,) = lowered(replace(tiled, attrs=attrs))(x, to_tf32(weights))
             torch.testing.assert_close(same, found, rtol=1e-5, atol=1e-4)
+            attrs |= {ROUNDED: True, ROUNDS: (0,)}
+            (stored,) = lowered(replace(tiled, attrs=attrs))(to_tf32(x), to_tf32(weights))
+            assert torch.equal(stored, to_tf32(stored))
+            torch.testing.assert_close(
+                stored.double(), to_tf32(x).double() @ to_tf32(weights).double(), rtol=6e-4, atol=1e-4
+            )
 
 
 def test_products_of_a_model_find_their_weights_rounded():
     """Where our kernel multiplies by them on tensor cores, and in TF32 only."""
-    flat = deep()
-    feeds = make_inputs(flat, {}, batch=16)
+    flat = deep(rows=64)  # of a few rows, two layers would be one kernel, in float32
+    feeds = make_inputs(flat, {})
     for wanted, rounds in ((Precision.TF32, True), (Precision.IEEE, False)):
         program = CudaEngine().compile(replace(job(flat, feeds, device="cuda"), precision=wanted)).program
         ops = [step.op for step in program.steps if step.op.op in MATMULS]
-        assert ops
+        assert len(ops) == 12
+        writers = {(op.node, 0): op for op in ops}
         for op in ops:
             tile, weights = op.attrs.get(TILE), program.constants[op.inputs[1]]
             rounded = rounds and tile is not None and not tile.exact
             assert torch.equal(to_tf32(weights), weights) == rounded
             assert bool(op.attrs.get(ROUNDED_WEIGHTS)) == rounds
+            before = writers.get(op.inputs[0])
+            assert bool(op.attrs.get(ROUNDED)) == (rounds and before is not None and TILE in before.attrs)
+
+
+def test_what_a_fused_group_makes_for_products_alone_is_rounded():
+    """As a recurrent cell does: its state is a gate's product, and goes to the next product."""
+    graph = block()
+    x = graph.placeholder("x", [64, 96])
+    for _ in range(3):
+        weights = graph.normal(96, 96)
+        made = graph.node("MatMul", [x, weights], T=FLOAT, transpose_a=False, transpose_b=False)
+        x = graph.node("Mul", [graph.node("Sigmoid", [made], T=FLOAT), graph.node("Tanh", [made], T=FLOAT)], T=FLOAT)
+    flat = graph.finish([x])
+    feeds = {"x": np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)}
+    wanted = replace(job(flat, feeds, device="cuda", fuse=True), precision=Precision.TF32)
+    program = CudaEngine().compile(wanted).program
+    groups = [step.op for step in program.steps if step.op.op == "_FusedPointwise"]
+    assert [bool(op.attrs.get(ROUNDS)) for op in groups] == [True, True, False]
+    assert all(op.attrs["kernel"] is not None for op in groups)
+    products = [step.op for step in program.steps if step.op.op in MATMULS]
+    assert [bool(op.attrs.get(ROUNDED)) for op in products] == [False, True, True]
+    executable = ENGINE.build(wanted)
+    found = compare(executable.step(feeds), run(flat, feeds), precision=Precision.TF32)
+    executable.close()
+    assert max(output.distance for output in found.outputs) < CUT

@@ -32,10 +32,10 @@ def cut(value):
     return (value.view(torch.int32) & -0x2000).view(torch.float32)
 
 
-def deep(layers=12):
+def deep(layers=12, rows=16):
     """Dense layers of positive weights, each of which keeps the size of what it reads."""
     graph = _Graph(lambda strategy: 0)
-    y = graph.placeholder("x", [16, WIDTH])
+    y = graph.placeholder("x", [rows, WIDTH])
     for _ in range(layers):
         weights = (graph.rng.random((WIDTH, WIDTH)) * 2 / WIDTH).astype(np.float32)
         y = graph.node("MatMul", [y, graph.constant(weights)], T=FLOAT, transpose_a=False, transpose_b=False)

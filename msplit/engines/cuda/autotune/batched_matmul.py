@@ -18,7 +18,9 @@ from torch import Tensor
 
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, copies, estimated
+from msplit.engines.cuda.ir.dtypes import to_tf32
 from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.kernels.toolchain import can_compile
@@ -93,7 +95,9 @@ class Work:
         first: See `second`.
         addend: [first, rows, columns]: what is added for the members before `first`; None where there are none.
         rows_first: Whether the result lies in memory as [rows, members, columns], for what reads it that way. (Not with a second layer.)
-        rounded: Whether the weights are rounded to TF32 already.
+        rounded_data: Whether the data are rounded to TF32 already.
+        rounded_weights: Whether the weights are.
+        rounds: Whether the result is to be rounded to it.
     """
 
     one: Layer
@@ -103,7 +107,9 @@ class Work:
     first: int = 0
     addend: Tensor | None = None
     rows_first: bool = False
-    rounded: bool = False
+    rounded_data: bool = False
+    rounded_weights: bool = False
+    rounds: bool = False
 
     def layers(self) -> tuple[Layer, ...]:
         """One or two."""
@@ -113,7 +119,8 @@ class Work:
         """Equal for work that takes about the same time: members are counted in powers of two."""
         tf32 = torch.backends.cuda.matmul.allow_tf32
         second = None if self.second is None else (*self.second.sizes(), self.first > 0)
-        members, how = (len(self.one.weights) - 1).bit_length(), (_is_wide(self), self.rows_first, self.rounded)
+        members, rounded = (len(self.one.weights) - 1).bit_length(), (self.rounded_data, self.rounded_weights)
+        how = _is_wide(self), self.rows_first, *rounded
         return members, self.one.x.dtype, tf32, self.activation, self.one.sizes(), second, *how
 
 
@@ -157,8 +164,13 @@ def grouped(attrs: Mapping[str, Any], x: Tensor, weights: Tensor, *rest: Tensor)
     addend = next(operands) if first else None
     second = others[0] if others else None
     activation, alpha = attrs.get("activation", ""), attrs.get("leakyrelu_alpha", LEAKY_ALPHA)
-    rounded = bool(attrs.get(ROUNDED_WEIGHTS))
-    return Work(one, activation, alpha, second, first, addend, bool(attrs.get("rows_first")), rounded)
+    return with_rounding(Work(one, activation, alpha, second, first, addend, bool(attrs.get("rows_first"))), attrs)
+
+
+def with_rounding(work: Work, attrs: Mapping[str, Any]) -> Work:
+    """The same, of which an op's attributes say what is rounded to TF32."""
+    data, weights, rounds = bool(attrs.get(ROUNDED)), bool(attrs.get(ROUNDED_WEIGHTS)), bool(attrs.get(ROUNDS))
+    return replace(work, rounded_data=data, rounded_weights=weights, rounds=rounds)
 
 
 def _layer(layer: Mapping[str, int], operands: Iterator[Tensor]) -> Layer:
@@ -180,7 +192,8 @@ def run(work: Work, attrs: Mapping[str, Any]) -> Tensor:
     """The result, [members, rows, columns], by the kernel that a grouped product's attributes name."""
     if TILE in attrs:
         return by_kernel(work, attrs[TILE])
-    return by_wide_product(work) if attrs.get(WIDE) else by_library(work)
+    result = by_wide_product(work) if attrs.get(WIDE) else by_library(work)
+    return to_tf32(result) if work.rounds else result
 
 
 def choose(op: Op, arguments: Sequence[Tensor]) -> Op:
@@ -335,5 +348,7 @@ def by_kernel(work: Work, tile: Tile, result: torch.dtype | None = None) -> Tens
         addend=addend,
         rows_first=work.rows_first,
         result=result,
-        rounded=work.rounded,
+        rounded_data=work.rounded_data,
+        rounded_weights=work.rounded_weights,
+        rounds=work.rounds,
     )

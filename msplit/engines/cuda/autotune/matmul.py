@@ -27,6 +27,7 @@ from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.dtypes import RESULT
 from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.windows import ROUNDED
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.formats.text import JsonValue
 from msplit.opset.traits import BATCH_MATMULS, MATMULS
@@ -35,6 +36,8 @@ GROUPED = "_GroupedMatMul"
 ANY_WEIGHTS = BATCH_MATMULS | {GROUPED}
 WITH_WEIGHTS = MATMULS
 """Ops whose kernel is chosen; the latter only where their weights are constant."""
+
+PRODUCTS = ANY_WEIGHTS | WITH_WEIGHTS
 
 _ALIGNED = 4
 """Tensor cores take float32 with the summands side by side. Loads are of 16 bytes only where every row of them begins at a multiple."""
@@ -97,7 +100,7 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     tf32 = torch.backends.cuda.matmul.allow_tf32
     key: tuple[Any, ...] = (op.op, op.attrs.get("fused_ops"), tuple(data.shape), tuple(weights.shape))
     key = (*key, data.stride(), weights.dtype, tf32, attrs, repr(op.attrs.get("layers")), len(arguments))
-    key = (*key, bool(op.attrs.get(ROUNDED_WEIGHTS)))
+    key = (*key, bool(op.attrs.get(ROUNDED)), bool(op.attrs.get(ROUNDED_WEIGHTS)))
     tuner = Tuner.of(data.device)
     free = tuner.known(FAMILY, key)
     if free is None or not (movable or weights.shape[-1] == 1 or free[0].turned == _is_turned(op, weights)):
@@ -125,6 +128,11 @@ def weights_of(op: Op) -> list[int]:
         return [1]
     sizes = [2 + ("bias" in layer) for layer in op.attrs["layers"]]
     return [1 + sum(sizes[:number]) for number in range(len(sizes))]
+
+
+def data_of(op: Op) -> list[int]:
+    """The input slots of a product's data."""
+    return [slot - 1 for slot in weights_of(op)]
 
 
 def rounds_weights(op: Op) -> bool:

@@ -28,7 +28,7 @@ CAST_FROM = "_cast_from"
 """Attribute of a convolution that converts its data: their type, as in ``"uint8"``. It computes in its filter's."""
 
 ROUNDED = "_rounded"
-"""Attribute of a convolution in TF32 whose data are rounded to it already, so that our kernel need not."""
+"""Attribute of a convolution or product in TF32 whose data are rounded to it already, so that our kernel need not."""
 
 ROUNDS = "_rounds"
 """Attribute of an op that stores results for products in TF32, and for nothing else: the outputs that it rounds."""

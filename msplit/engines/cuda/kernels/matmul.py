@@ -104,7 +104,9 @@ def products(
     addend: Tensor | None = None,
     rows_first: bool = False,
     result: torch.dtype | None = None,
-    rounded: bool = False,
+    rounded_data: bool = False,
+    rounded_weights: bool = False,
+    rounds: bool = False,
 ) -> Tensor:
     """All products of alike layers.
 
@@ -119,7 +121,9 @@ def products(
         addend: [first, rows, columns], contiguous in the last axis: added for the members before `first`.
         rows_first: Whether the result lies in memory as [rows, members, columns].
         result: Type of the result, where it is not that of the data.
-        rounded: Whether all weights are rounded to TF32 already.
+        rounded_data: Whether all data are rounded to TF32 already.
+        rounded_weights: Whether all weights are.
+        rounds: Whether what is stored is to be rounded to it, for other products.
 
     Returns:
         [members, rows, columns].
@@ -147,7 +151,7 @@ def products(
         out, one.x, one.weights, none if one.bias is None else one.bias,
         other.x, other.weights, none if other.bias is None else other.bias, none if addend is None else addend,
         partial, counters,
-        rows, columns, inner, other.x.shape[2], first, int(one.bias is not None), ACTIVATIONS[activation], share, parts,
+        rows, columns, inner, other.x.shape[2], first, int(one.bias is not None), ACTIVATIONS[activation], int(rounds), share, parts,
         *one.x.stride(), *one.weights.stride(), _member_stride(one.bias),
         *other.x.stride(), *other.weights.stride(), _member_stride(other.bias),
         0 if addend is None else addend.stride(0), 0 if addend is None else addend.stride(1),
@@ -156,7 +160,7 @@ def products(
         SECOND=second is not None, BIAS2=second is not None and second.bias is not None,
         ADDEND=addend is not None,
         PRECISION=input_precision(one.x, tf32=tf32 and not tile.exact),
-        ROUNDED=rounded and not tile.exact,
+        ROUNDED_DATA=rounded_data and not tile.exact, ROUNDED_WEIGHTS=rounded_weights and not tile.exact,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -34,7 +34,7 @@ from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
 from msplit.engines.cuda.ops.gather import or_zeros
-from msplit.engines.cuda.ops.matmul import product_in_tiles
+from msplit.engines.cuda.ops.matmul import for_products, product_in_tiles
 from msplit.engines.cuda.ops.nn import EPSILON, normalize
 from msplit.opset.traits import EPILOGUE_STEPS
 
@@ -45,6 +45,9 @@ MLP_ACTIVATIONS, MLP_BIASED = "_activations", "_biased"
 
 CLASSIFIER_SOFTMAX = "_softmax"
 """Attribute of such a layer that is the end of a classifier: whether a softmax follows."""
+
+TO_TF32 = "_ToTF32"
+"""Op at the end of a fused group, for results that only products in TF32 read."""
 
 _BATCH_NORM_INPUTS = 4
 _LT_ACTIVATIONS = {"Relu": False, "GeluApproximate": True}
@@ -60,11 +63,12 @@ def fused_matmul(node: Node, a: Tensor, b: Tensor, *args: Tensor) -> Tensor:
         return product_in_tiles(node, a, b, steps, args)
     _, result = wider_type(node, a)
     if not steps or steps[0] != "BiasAdd":
-        return _follow(node, torch.mm(a, b), list(args), steps, first=False).to(result)
-    bias, *rest = args
-    if len(steps) == 2 and steps[1] in _LT_ACTIVATIONS and a.device.type == "cuda" and torch.version.hip is None:
-        return torch._addmm_activation(bias, a, b, use_gelu=_LT_ACTIVATIONS[steps[1]]).to(result)
-    return _follow(node, torch.addmm(bias, a, b), rest, steps[1:], first=False).to(result)
+        found = _follow(node, torch.mm(a, b), list(args), steps, first=False)
+    elif len(steps) == 2 and steps[1] in _LT_ACTIVATIONS and a.device.type == "cuda" and torch.version.hip is None:
+        found = torch._addmm_activation(args[0], a, b, use_gelu=_LT_ACTIVATIONS[steps[1]])
+    else:
+        found = _follow(node, torch.addmm(args[0], a, b), list(args[1:]), steps[1:], first=False)
+    return for_products(node, found.to(result))
 
 
 @lowering("_FusedConv2D", "_FusedDepthwiseConv2dNative")
@@ -157,6 +161,12 @@ def _steps(node: Node) -> tuple[str, ...]:
         except KeyError:
             raise Unsupported(f"{node.op} {node.name}: fused op {step} is not supported") from None
     return steps
+
+
+@lowering(TO_TF32, own=True)
+def rounded(node: Node, x: Tensor) -> Tensor:
+    """Float32 rounded to TF32."""
+    return to_tf32(x)
 
 
 @lowering("_GroupedMatMul", own=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.ir.dtypes import SIGNED, torch_dtype, wider_type
+from msplit.engines.cuda.ir.dtypes import SIGNED, to_tf32, torch_dtype, wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.windows import ROUNDS
 
 
 @lowering("MatMul")
@@ -20,14 +19,19 @@ def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
     b = b.t() if node.get("transpose_b") else b
     if batched_matmul.TILE in node.attrs:
         return product_in_tiles(node, a, b, (), ())
-    return product(a, b).to(wider_type(node, a)[1])
+    return for_products(node, product(a, b).to(wider_type(node, a)[1]))
+
+
+def for_products(node: Node, result: Tensor) -> Tensor:
+    """A result of a node that is product, rounded to TF32 where only products in TF32 read it."""
+    return to_tf32(result) if node.get(ROUNDS) else result
 
 
 def product_in_tiles(node: Node, a: Tensor, b: Tensor, steps: tuple[str, ...], rest: tuple[Tensor, ...]) -> Tensor:
     """A product and what follows it in our own kernel, which an engine chose for this node (`batched_matmul.TILE`)."""
     work = batched_matmul.dense(a, b, steps, rest)
     assert work is not None, "internal error: a kernel was chosen that can not do this"
-    work = replace(work, rounded=bool(node.get(batched_matmul.ROUNDED_WEIGHTS)))
+    work = batched_matmul.with_rounding(work, node.attrs)
     return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE], wider_type(node, a)[1])[0]
 
 
@@ -38,8 +42,8 @@ def batch_matmul(node: Node, x: Tensor, y: Tensor) -> Tensor:
     y = y.mH if node.get("adj_y") else y
     work = batched_matmul.members(x, y) if batched_matmul.TILE in node.attrs else None
     if work is None:
-        return product(x, y)
-    work = replace(work, rounded=bool(node.get(batched_matmul.ROUNDED_WEIGHTS)))
+        return for_products(node, product(x, y))
+    work = batched_matmul.with_rounding(work, node.attrs)
     return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE]).view(*x.shape[:-1], y.shape[-1])
 
 

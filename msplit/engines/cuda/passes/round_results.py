@@ -1,13 +1,13 @@
 """Results that only products in TF32 read are rounded to it where they are made.
 
-A convolution in TF32 rounds what it reads, so that it is all the same to it whether it was rounded before. Who writes a result has an
-instruction more for each of its elements, which costs nothing; our kernel of convolutions would have it in its innermost loop. Whatever
-hands values on, one by one, hands rounded ones on. A mean that only products read may be one of rounded values: each of them is as far off
-as the mean is, once it is rounded itself, and in both directions.
+A product in TF32, or a convolution, rounds what it reads, so that it is all the same to it whether it was rounded before. Who writes a
+result has an instruction more for each of its elements, which costs nothing; our kernels that multiply would have it in their innermost
+loops. Whatever hands values on, one by one, hands rounded ones on. A mean that only products read may be one of rounded values: each of
+them is as far off as the mean is, once it is rounded itself, and in both directions.
 
-Only our own kernels round what they write, and which kernels run is measured. So `expect_rounded` says what convolutions will read if
-these win, for whoever measures kernels of convolutions, and `Rounding` knows what was made in the end. Constant weights of products that
-our kernels run are rounded once, as filters are.
+Only our own kernels and fused groups round what they write, and which kernels run is measured. So `expect_rounded` says what will be read
+if ours win, for whoever measures kernels, and `Rounding` knows what was made in the end. Constant weights of products that our kernels run
+are rounded once, as filters are.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from operator import itemgetter
 import torch
 
 from msplit.engines.cuda.autotune import matmul
-from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS
+from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS, TILE
 from msplit.engines.cuda.ir.buffers import BUFFER, JOINED
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS, TILES
 from msplit.engines.cuda.kernels.conv import ACTIVATIONS
+from msplit.engines.cuda.kernels.matmul import FEW_COLUMNS
 from msplit.engines.cuda.kernels.pool import WIDEST
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.fused import SQUEEZE
 from msplit.opset.traits import CONV2D, EPILOGUE_STEPS, ops_with
 
-_PRODUCTS = CONV2D | {"_SiblingConv2D"}
+_CONVOLVING = CONV2D | {"_SiblingConv2D"}
 """Ops whose first input is rounded to TF32, whoever's kernel runs them."""
 
 _HAND_ON = (
@@ -64,8 +65,8 @@ def read_by_products(graph: OpGraph) -> set[Key]:
     kept, found = graph.kept(), set[Key]()
 
     def for_products(op: Op, slot: int) -> bool:
-        if op.op in _PRODUCTS:
-            return slot == 0
+        if op.op in _CONVOLVING or op.op in matmul.PRODUCTS:
+            return slot in operands(graph, op)
         if op.op == BUFFER:
             return True  # which comes behind a value, and does not look at it
         results = [(op.node, port) for port in ports.get(op.node, ())]
@@ -82,40 +83,58 @@ def read_by_products(graph: OpGraph) -> set[Key]:
     return found
 
 
+def operands(graph: OpGraph, op: Op) -> list[int]:
+    """The slots of what an op multiplies on tensor cores, whoever's kernel runs it: none of a product of one row or of a few columns, which
+    is as exact in IEEE precision."""
+    if op.op in _CONVOLVING:
+        return [0]
+    *_, rows, columns = (0, 0, *graph.shapes.get((op.node, 0), ()))
+    return [*matmul.data_of(op), *matmul.weights_of(op)] if rows > 1 and columns > FEW_COLUMNS else []
+
+
 def by_op(values: Iterable[Key]) -> dict[int, tuple[int, ...]]:
     """The ports of each op among some values."""
     return {number: tuple(port for _, port in keys) for number, keys in groupby(sorted(values), itemgetter(0))}
 
 
 def expect_rounded(graph: OpGraph) -> bool:
-    """Marks the convolutions that read rounded data if our own kernels run all that can be run by them."""
+    """Marks the convolutions and products that read rounded data if our own kernels run all that can be run by them."""
     wanted, rounded, changed = by_op(read_by_products(graph)), set[Key](), False
     for op in graph.ops.values():
         if can_round(op) or hands_on(op, [key for key in op.inputs if key not in graph.constants], rounded):
             rounded.update((op.node, port) for port in wanted.get(op.node, ()))
-        if op.op in _PRODUCTS and op.inputs[0] in rounded:
+        if rounded.issuperset(_data(op) or [(-1, 0)]):
             op.attrs = {**op.attrs, ROUNDED: True}
             changed = True
     return changed
+
+
+def _data(op: Op) -> list[Key]:
+    """The data of a convolution or product; nothing of another op."""
+    if op.op in _CONVOLVING:
+        return op.inputs[:1]
+    return [op.inputs[slot] for slot in matmul.data_of(op)] if op.op in matmul.PRODUCTS else []
 
 
 def can_round(op: Op) -> bool:
     """Whether a kernel of ours for an op can round its results."""
     if op.attrs.get("data_format", "NHWC") != "NHWC":
         return False
+    if op.op in matmul.PRODUCTS:
+        return True
     if op.op in _MEANS:
         return bool(math.prod(op.attrs.get("ksize", ())) <= WIDEST)
     return op.op in _CONVOLUTIONS and _STEPS.issuperset(map(str, op.attrs.get("fused_ops", ())))
 
 
 def takes_tf32(device: torch.device) -> bool:
-    """Whether convolutions there are in TF32, by kernels of ours where those win."""
+    """Whether convolutions and products there are in TF32, by kernels of ours where those win."""
     return device.type == "cuda" and bool(torch.backends.cudnn.allow_tf32)
 
 
 def rounds(op: Op) -> bool:
     """Whether such a kernel was chosen."""
-    return can_round(op) and (op.op in _MEANS or TILES in op.attrs)
+    return can_round(op) and (op.op in _MEANS or TILES in op.attrs or TILE in op.attrs)
 
 
 def hands_on(op: Op, inputs: Collection[Key], rounded: set[Key]) -> bool:
@@ -149,10 +168,14 @@ class Rounding:
         return read[True] - read[False] - self._graph.kept()
 
     def of_data(self, op: Op) -> Op:
-        """The op, which rounds its data itself where they were expected to be rounded and are not."""
-        if ROUNDED not in op.attrs or self._believes or op.inputs[0] in self._rounded:
+        """The op, which is told whether its data are rounded, whatever was expected. A convolution is only where that was expected: its
+        kernel was chosen before groups were fused, and takes longer to choose than what that would save."""
+        data = _data(op)
+        if self._believes or not data:
             return op
-        return replace(op, attrs={name: value for name, value in op.attrs.items() if name != ROUNDED})
+        rounded = self._rounded.issuperset(data) and (ROUNDED in op.attrs or op.op in matmul.PRODUCTS)
+        others = {name: value for name, value in op.attrs.items() if name != ROUNDED}
+        return replace(op, attrs={**others, ROUNDED: True} if rounded else others)
 
     def of_results(self, op: Op) -> Op:
         """The op, which rounds its results where only products read them and the kernel that was chosen can."""

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from msplit.engines.cuda.ir.dtypes import to_tf32
 from msplit.engines.cuda.kernels.activations import activate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
@@ -85,6 +86,22 @@ def test_nan_and_infinity(activation, rows):
     result = found.products(found.Part(x, weights, bias), found.tiles(rows)[0], activation=activation)
     torch.testing.assert_close(result, expected(x, weights, bias, activation), rtol=1e-4, atol=1e-4, equal_nan=True)
     assert result[0, 0].isnan().all()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("columns", [4, 40])
+def test_results_that_are_rounded_where_they_are_stored(rows, columns):
+    """In all kinds of tiles, what is no number too; half precision is nothing to round."""
+    found = kernel()
+    x, weights, bias = normal(2, rows, 16), normal(2, 16, columns), normal(2, columns)
+    bias[1, 2], bias[1, 3] = torch.inf, torch.nan
+    tile = next(found.candidates(2, rows, 16, columns))
+    for dtype in (torch.float32, torch.float16):
+        part = found.Part(*(value.to(dtype) for value in (x, weights, bias)))
+        plain, rounded = (found.products(part, tile, rounds=rounds) for rounds in (False, True))
+        wanted = to_tf32(plain) if dtype == torch.float32 else plain
+        torch.testing.assert_close(rounded, wanted, rtol=0, atol=0, equal_nan=True)
+        assert dtype != torch.float32 or not torch.equal(plain.nan_to_num(), rounded.nan_to_num())
 
 
 SPLIT = [(1, 32, 64, 4), (16, 32, 64, 2), (32, 32, 64, 4), (64, 32, 64, 4)]

@@ -29,7 +29,10 @@ FEW_CHANNELS = {
     "ACTIVATION": 1, "EARLY": False, "LINES": 32,
 }  # fmt: skip
 KERNELS = {
-    "products": ("products", {**TILE, "SECOND": False, "BIAS2": False, "ADDEND": False, "ROUNDED": False}),
+    "products": (
+        "products",
+        {**TILE, "SECOND": False, "BIAS2": False, "ADDEND": False, "ROUNDED_DATA": False, "ROUNDED_WEIGHTS": False},
+    ),
     "convolve_tile": ("convolutions", CONVOLUTION),
     "convolve_few_channels": ("few_channels", FEW_CHANNELS),
     "attention": ("attention", {"BM": 32, "BN": 32, "BD": 32, "BE": 32, "CAUSAL": False, "BIAS": True}),
@@ -86,9 +89,16 @@ def test_any_other_product_rounds_nothing(name):
 
 
 @pytest.mark.needs_triton
-def test_data_that_are_rounded_go_to_the_tensor_cores_as_they_are():
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("convolve_tile", {"ROUNDED": True, "PIXELS": 64}),
+        ("products", {"ROUNDED_DATA": True, "ROUNDED_WEIGHTS": True, "BM": 64}),
+    ],
+)
+def test_data_that_are_rounded_go_to_the_tensor_cores_as_they_are(name, more):
     """Where they lie: a product of 64 rows reads them from shared memory, without a register between."""
-    found = instructions("convolve_tile", "fp32", "tf32", ROUNDED=True, PIXELS=64)
+    found = instructions(name, "fp32", "tf32", **more)
     assert not LIFTING.search(found)
     assert "wgmma" in found
     assert "ldmatrix" not in found
@@ -97,7 +107,7 @@ def test_data_that_are_rounded_go_to_the_tensor_cores_as_they_are():
 @pytest.mark.needs_triton
 def test_weights_that_are_rounded_are_not_rounded_again():
     assert ROUNDING in instructions("products", "fp32", "tf32")
-    found = instructions("products", "fp32", "tf32", ROUNDED=True)
+    found = instructions("products", "fp32", "tf32", ROUNDED_WEIGHTS=True)
     assert ROUNDING not in found
     assert LIFTING.search(found), "the data are"
 

@@ -1,5 +1,7 @@
 """Results that only products in TF32 read are rounded where they are made: every product reads what it would have rounded itself."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +12,7 @@ from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS
 from msplit.engines.cuda.passes import pipeline, round_results, specialize
+from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.engines.cuda.passes.round_results import can_round, expect_rounded, read_by_products
 from msplit.engines.cuda.runtime.rounding import RoundedProducts
 from tests.engines.cuda.cases import CPU, job, run
@@ -23,7 +26,7 @@ POOL = {"T": FLOAT, "ksize": FOUR, "strides": [1, 1, 1, 1], "padding": "SAME", "
 def as_on_a_gpu(patch):
     """The simulated engine rounds as it would on a GPU, where all kernels are ours. What was compiled before is forgotten."""
     patch.setattr(devices, "_DEVICES", {})
-    for module in (pipeline, specialize):
+    for module in (pipeline, specialize, fuse):
         patch.setattr(module, "takes_tf32", lambda device: True)
     patch.setattr(round_results, "rounds", can_round)
 
@@ -46,7 +49,23 @@ def ops_of(flat, feeds, **options):
     return [call.op for call in program.steps]
 
 
-STEP = st.sampled_from(["conv", "conv", "conv", "depthwise", "max", "relu", "concat", "add", "reshape"])
+STEP = st.sampled_from(
+    ["conv", "conv", "conv", "depthwise", "max", "relu", "concat", "add", "reshape", "dense", "dense", "gate"]
+)
+
+
+def rows(graph, image):
+    return graph.node("Reshape", [image, graph.constant(np.array((84, 6), np.int32))], T=FLOAT)
+
+
+def image(graph, rows):
+    return graph.node("Reshape", [rows, graph.constant(np.array((2, 7, 6, 6), np.int32))], T=FLOAT)
+
+
+def dense(graph, x, inputs, outputs, relu=True):
+    made = graph.node("MatMul", [x, graph.normal(inputs, outputs)], T=FLOAT, transpose_a=False, transpose_b=False)
+    made = graph.node("BiasAdd", [made, graph.normal(outputs)], T=FLOAT)
+    return graph.node("Relu", [made], T=FLOAT) if relu else made
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -74,6 +93,10 @@ def test_no_output_changes_by_a_bit(monkeypatch, steps, fetched, mode):
             made = graph.node("Relu", [one], T=FLOAT)
         elif kind == "add":
             made = graph.node("AddV2", [one, two], T=FLOAT)
+        elif kind == "gate":
+            made = graph.node("Mul", [graph.node("Sigmoid", [one], T=FLOAT), two], T=FLOAT)
+        elif kind == "dense":
+            made = image(graph, dense(graph, dense(graph, rows(graph, one), channels, 12, relu), 12, channels, relu))
         elif kind == "reshape":
             sizes = [graph.constant(np.array(shape, np.int32)) for shape in ((2, 42, channels), (2, 7, 6, channels))]
             made = graph.node("Reshape", [graph.node("Reshape", [one, sizes[0]], T=FLOAT), sizes[1]], T=FLOAT)
@@ -103,6 +126,45 @@ def tower():
     both = graph.node("ConcatV2", [mean, largest, graph.constant(np.array(3, np.int32))], N=2, T=FLOAT)
     read = graph.conv(both, 8, 5, window=(3, 3))
     return graph.finish([graph.conv(read, 5, 3), read])
+
+
+def perceptron(*sizes, batch=4):
+    graph = block()
+    x = graph.placeholder("x", [batch, sizes[0]])
+    for inputs, outputs in pairwise(sizes):
+        x = dense(graph, x, inputs, outputs)
+    return graph.finish([x])
+
+
+def features(*shape):
+    return {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "rounds"),
+    [
+        ((12, 16, 24, 32), 4, [True, True, False]),
+        ((12, 16, 24, 4), 4, [True, False, False]),  # the last one has few columns, and multiplies in float32
+        ((12, 16, 24, 32), 1, [False, False, False]),  # and so does one row
+    ],
+)
+def test_products_round_for_products_on_tensor_cores(on_a_gpu, sizes, batch, rounds):
+    made = ops_of(perceptron(*sizes, batch=batch), features(batch, sizes[0]))
+    layers = [op for op in made if op.op == "_FusedMatMul"]
+    assert [bool(op.attrs.get(ROUNDS)) for op in layers] == rounds
+    assert [bool(op.attrs.get(ROUNDED)) for op in layers] == [False, *rounds[:-1]]
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_fused_group_rounds_what_only_products_read(on_a_gpu, wanted):
+    graph = block()
+    x = graph.placeholder("x", [4, 12])
+    first = dense(graph, x, 12, 16)
+    gate = graph.node("Mul", [graph.node("Sigmoid", [first], T=FLOAT), graph.node("Tanh", [first], T=FLOAT)], T=FLOAT)
+    made = ops_of(graph.finish([dense(graph, gate, 16, 24), *[gate] * wanted]), features(4, 12), fuse=True)
+    (group,) = (op for op in made if op.op == "_FusedPointwise")
+    assert bool(group.attrs.get(ROUNDS)) != wanted
+    assert [bool(op.attrs.get(ROUNDED)) for op in made if op.op == "_FusedMatMul"] == [False, not wanted]
 
 
 def test_what_only_products_read():

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from msplit.engines.cuda.kernels.code.tensor_cores import lifted, rounded
+from msplit.engines.cuda.kernels.code.tensor_cores import for_products, lifted, rounded
 
 
 @triton.jit
@@ -47,7 +47,8 @@ def _tile_sum(  # type: ignore[no-untyped-def]
     end,
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
-    ROUNDED: tl.constexpr,
+    ROUNDED_DATA: tl.constexpr,
+    ROUNDED_WEIGHTS: tl.constexpr,
 ):
     for start in range(begin, end, BK):
         inner = start + tl.arange(0, BK)
@@ -61,9 +62,11 @@ def _tile_sum(  # type: ignore[no-untyped-def]
             mask=(inner < K)[:, None] & (columns < D)[None, :],
             other=0.0,
         )
-        if not ROUNDED:
+        if not ROUNDED_DATA:
+            a = lifted(a, PRECISION)
+        if not ROUNDED_WEIGHTS:
             b = rounded(b, PRECISION)
-        total = tl.dot(lifted(a, PRECISION), b, total, input_precision=PRECISION)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
     return total
 
 
@@ -99,16 +102,16 @@ def _column_sum(  # type: ignore[no-untyped-def]
     return partial
 
 
-@triton.jit(do_not_specialize=["M", "first", "biased", "activation", "share", "parts"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["M", "first", "biased", "activation", "rounds", "share", "parts"])  # type: ignore[untyped-decorator]
 def products(  # type: ignore[no-untyped-def]
     out, x, weights, bias, x2, weights2, bias2, addend, partial, counters,
-    M, D, K, K2, first, biased, activation, share, parts,
+    M, D, K, K2, first, biased, activation, rounds, share, parts,
     x_member, x_row, x_inner, w_member, w_inner, w_column, b_member,
     x2_member, x2_row, x2_inner, w2_member, w2_inner, w2_column, b2_member,
     a_member, a_row, o_member, o_row,
     BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
     SECOND: tl.constexpr, BIAS2: tl.constexpr, ADDEND: tl.constexpr, PRECISION: tl.constexpr,
-    ROUNDED: tl.constexpr,
+    ROUNDED_DATA: tl.constexpr, ROUNDED_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(D, BD)
@@ -143,13 +146,14 @@ def products(  # type: ignore[no-untyped-def]
     else:
         total = tl.zeros([BM, BD], tl.float32)
         total = _tile_sum(
-            total, x, weights, rows, columns, M, D, K, x_row, x_inner, w_inner, w_column, begin, end, BK, PRECISION, ROUNDED,
+            total, x, weights, rows, columns, M, D, K, x_row, x_inner, w_inner, w_column, begin, end, BK,
+            PRECISION, ROUNDED_DATA, ROUNDED_WEIGHTS,
         )  # fmt: skip
         if SECOND:  # noqa: SIM102
             if member >= first:
                 total = _tile_sum(
                     total, x2 + (member - first) * x2_member, weights2 + (member - first) * w2_member, rows, columns, M, D, K2,
-                    x2_row, x2_inner, w2_inner, w2_column, 0, K2, BK, PRECISION, ROUNDED,
+                    x2_row, x2_inner, w2_inner, w2_column, 0, K2, BK, PRECISION, ROUNDED_DATA, ROUNDED_WEIGHTS,
                 )  # fmt: skip
     there = M  # rows that this block writes: none where another one is last
     if parts > 1:
@@ -177,6 +181,6 @@ def products(  # type: ignore[no-untyped-def]
             if ADDEND:
                 place = addend + member * a_member + rows[:, None] * a_row + columns[None, :]
                 total += tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    total = _activate(total, activation)
+    total = for_products(_activate(total, activation), rounds)
     target = out + member * o_member + rows[:, None].to(tl.int64) * o_row + columns[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=inside & (rows < there)[:, None])

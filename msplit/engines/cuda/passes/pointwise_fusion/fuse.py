@@ -19,6 +19,7 @@ from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import SECONDS, Compiler, Kernel, Layout, Report, layout
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Outline, contract, outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import find_groups
+from msplit.engines.cuda.passes.round_results import read_by_products, takes_tf32
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.opset.traits import VIEWS
 from msplit.progress import phase
@@ -88,7 +89,8 @@ def fuse(
         dtypes = {key: dtype_name(found[2]) for key, found in layouts.items()}
         groups = find_groups(graph, dtypes, among=among, strict=strict)
         readers = Readers(graph)
-        outlines = [outline(graph, group, readers) for group in groups]
+        for_products = read_by_products(graph) if measure and not nchw and takes_tf32(device) else set()
+        outlines = [outline(graph, group, readers, for_products) for group in groups]
         pairs = list(zip(outlines, _kernels(compiler, outlines, layouts), strict=True))
         chosen = [(made, kernel) for made, kernel in pairs if not isinstance(kernel, str)]
         names = contract(graph, chosen)

@@ -24,6 +24,7 @@ from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.store import Store
 from msplit.engines.cuda.kernels.toolchain import fixed_assembler, kept
+from msplit.engines.cuda.ops.fused import TO_TF32
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body
 from msplit.engines.cuda.passes.pointwise_fusion.record import Recorded, keep_refusal, known, record, watch
 from msplit.engines.cuda.passes.pointwise_fusion.workers import BUSY, DONE, Workers
@@ -262,7 +263,7 @@ def longest_chain(body: Body) -> int:
     depth: list[int] = []
     for call in body.calls:
         before = [depth[value[0]] for value in call.arguments if isinstance(value, tuple) and value[0] >= 0]
-        depth.append(max(before, default=0) + (call.op not in VIEWS))
+        depth.append(max(before, default=0) + (call.op not in VIEWS and call.op != TO_TF32))
     return max(depth, default=0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
+from msplit.engines.cuda.ir.windows import ROUNDS
+from msplit.engines.cuda.ops.fused import TO_TF32
 from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call, Reference
 from msplit.engines.cuda.passes.pointwise_fusion.partition import FusionGroup
@@ -28,6 +30,7 @@ class Outline:
         inputs: The values that the body reads.
         outputs: The values that it makes and that something else wants.
         kept: Views among the members that something else reads: they stay in the graph, as views of an output.
+        rounds: Numbers of the outputs that are rounded to TF32.
     """
 
     group: FusionGroup
@@ -35,10 +38,11 @@ class Outline:
     inputs: tuple[Key, ...]
     outputs: tuple[Key, ...]
     kept: frozenset[int]
+    rounds: tuple[int, ...] = ()
 
 
-def outline(graph: OpGraph, group: FusionGroup, readers: Readers) -> Outline:
-    """Works out what a group is as one op."""
+def outline(graph: OpGraph, group: FusionGroup, readers: Readers, for_products: Set[Key] = frozenset()) -> Outline:
+    """Works out what a group is as one op, which rounds to TF32 what it makes `for_products` alone."""
     inside = set(group.members)
     wanted: dict[int, list[int]] = {}  # member -> ports that are wanted outside
     kept: set[int] = set()
@@ -55,9 +59,13 @@ def outline(graph: OpGraph, group: FusionGroup, readers: Readers) -> Outline:
             wanted[number] = out
     outputs = tuple((number, port) for number in group.members for port in wanted.get(number, ()))
     maker = _Maker(graph, inside)
-    made = tuple(maker.reference(key) for key in outputs)
-    body = Body(tuple(maker.calls), len(maker.inputs), made)
-    return Outline(group, body, tuple(maker.inputs), outputs, frozenset(kept))
+    made = [maker.reference(key) for key in outputs]
+    rounds = tuple(port for port, key in enumerate(outputs) if key in for_products)
+    for port in rounds:
+        maker.calls.append(Call(TO_TF32, {}, (made[port],)))
+        made[port] = len(maker.calls) - 1, 0
+    body = Body(tuple(maker.calls), len(maker.inputs), tuple(made))
+    return Outline(group, body, tuple(maker.inputs), outputs, frozenset(kept), rounds)
 
 
 class _Maker:
@@ -144,7 +152,7 @@ def contract(graph: OpGraph, outlines: Sequence[tuple[Outline, object]]) -> dict
         looped = [node for op in computing for node in op.source_nodes if node in graph.unrolled]
         replaces = [*(node for node in source_nodes if node not in graph.unrolled), *looped] if looped else []
         number = graph.fresh()
-        attrs = {"body": made.body, "kernel": kernel}
+        attrs = {"body": made.body, "kernel": kernel} | ({ROUNDS: made.rounds} if made.rounds else {})
         batch = max(op.batch for op in computing)
         fused[last.node] = Op(number, last.name, FUSED, attrs, list(made.inputs), source_nodes, batch, replaces)
         for port, key in enumerate(made.outputs):

@@ -12,7 +12,9 @@ import torch
 
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import device as devices
+from msplit.engines.cuda.ir.dtypes import to_tf32
 from msplit.engines.cuda.kernels import toolchain
+from msplit.engines.cuda.ops.fused import TO_TF32
 from msplit.engines.cuda.passes.pointwise_fusion import inductor as compiler
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
@@ -58,6 +60,21 @@ def test_nan_infinity_and_signed_zeros_come_out_as_from_the_ops_themselves():
         if made.is_floating_point() and made_by.op not in either_zero:
             zero = (wanted == 0) & (made == 0)
             assert torch.equal(torch.signbit(made[zero]), torch.signbit(wanted[zero])), made_by.op
+
+
+@compiles
+@pytest.mark.parametrize("shape", [(256,), (4, 8, 8)])
+def test_results_that_are_rounded_to_tf32_come_from_the_same_kernel(shape):
+    body = Body((call("Neg", X), call("AddV2", (0, 0), Y), call(TO_TF32, (1, 0))), 2, ((2, 0), (1, 0)))
+    x = torch.tensor(np.array(SPECIAL, np.float32)).repeat(16).reshape(shape)
+    y = torch.randn(shape[::-1], generator=torch.Generator().manual_seed(0)).permute(*range(len(shape))[::-1])
+    with torch.no_grad(), toolchain.kept():
+        run_compiled, count, _ = compiler.compile_group(body, [x, y])
+    rounded, plain = run_compiled(x, y)
+    assert count == 1
+    assert longest_chain(body) == 2, "it is no kernel that is saved"
+    torch.testing.assert_close(plain, y - x, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(rounded, to_tf32(plain), rtol=0, atol=0, equal_nan=True)
 
 
 @compiles
