@@ -218,7 +218,9 @@ def test_what_a_fused_group_makes_for_products_alone_is_rounded():
     assert all(op.attrs["kernel"] is not None for op in groups)
     products = [step.op for step in program.steps if step.op.op in MATMULS]
     assert [bool(op.attrs.get(ROUNDED)) for op in products] == [False, True, True]
+    emulated = emulated_errors(wanted, [feeds])
     executable = ENGINE.build(wanted)
     found = compare(executable.step(feeds), run(flat, feeds), precision=Precision.TF32)
     executable.close()
-    assert max(output.distance for output in found.outputs) < CUT
+    (output,) = found.outputs
+    assert output.distance < 2 * emulated[output.name]

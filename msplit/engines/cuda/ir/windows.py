@@ -159,6 +159,11 @@ def windows(
     return tuple(result)
 
 
+def extent(tensor: Tensor) -> int:
+    """Elements in memory from a tensor's first to its last, which does not count; less than 0 where it has none."""
+    return sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def pixel_step(data: Tensor) -> int | None:
     """Elements from each pixel of NHWC data to the next; None where they do not lie evenly, or a pixel not in one piece."""
     *sizes, channels = data.shape

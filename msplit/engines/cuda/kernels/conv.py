@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, pixel_step
+from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, extent, pixel_step
 from msplit.engines.cuda.kernels import few_channels
 from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
@@ -59,7 +59,7 @@ def is_nhwc(data: Tensor, filter: Tensor, *, converts: bool = False) -> bool:
         and (filter.dtype == data.dtype or (converts and data.dtype in few_channels.CONVERTED))
         and data.stride(-1) == 1
         and data.shape[-1] == filter.shape[2]
-        and 0 < sum((size - 1) * step for size, step in zip(data.shape, data.stride(), strict=True)) < LARGEST
+        and 0 < extent(data) < LARGEST
     )
 
 
@@ -157,10 +157,11 @@ def convolve_siblings(
     if not in_first and filter_steps[2] != 1:
         flat = flat.contiguous()
         filter_steps = flat.stride()
-    of_in = common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()))
+    half = filter.element_size() == 2
+    of_in = common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()), half=half)
     ((in_room, room),) = rooms.items() or ((0, None),)
     step_room = sizes[0] if room is None else _step(room)
-    of_out = common(*sizes, step_room, *(() if in_first else filter_steps[:2]))
+    of_out = common(*sizes, step_room, *(() if in_first else filter_steps[:2]), half=half)
     of_filter = of_in if in_first else of_out
     point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
     pixels = images * vertical.outputs * horizontal.outputs
@@ -169,7 +170,7 @@ def convolve_siblings(
         out = data.new_empty(places[-1] * _ALIGNED)
     else:
         out = data.new_empty(pixels * sizes[0]) if room is None else room
-    in_tile, in_columns, summands, warps, stages, parts, _, early = Tiles(*tiles)
+    in_tile, in_columns, summands, warps, stages, parts, _, early, _ = Tiles(*tiles)
     grid = shares(pixels, in_tile), sum(shares(size, in_columns) for size in sizes)
     steps_in_all = summing_steps(data, filter, tiles)
     share = shares(steps_in_all, parts)

@@ -1,7 +1,8 @@
 """Convolutions of each channel by itself, of NHWC data, with a bias and an activation in the same kernel. On a GPU.
 
-The library's kernels for such data are slow at small batches, and a bias is a further kernel. Here a block has some pixels of some
-channels that lie side by side, and adds up one element of the window after the other in float32. The kernel itself is in `code.depthwise`.
+The library's kernels for such data are slow, and a bias is a further kernel. Here a block has some pixels of some channels that lie side by
+side, and adds up one element of the window after the other in float32. Where there are many pixels, a thread makes some in a row, whose
+windows share most of what they read. The kernel itself is in `code.depthwise`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.conv import LARGEST, is_nhwc
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.mlp import Layers, shared
-from msplit.engines.cuda.kernels.tiles import Tiles, power_of_two, shares
+from msplit.engines.cuda.kernels.tiles import Tiles, power_of_two, shares, vector
 
 _CONVOLVE = Code("depthwise", "convolve_channels")
 _SQUEEZE = Code("depthwise", "convolve_and_squeeze")
@@ -50,16 +51,17 @@ def convolve(
         data: NHWC, of any strides but the last, which is 1.
         filter: HWC1, of any strides that let height and width be seen as one axis.
         frames: The windows along height and width.
-        tiles: How the work is cut: pixels, channels (`results`) and warps.
+        tiles: How the work is cut: pixels, of which `across` lie in a row and have one window's dilation, 1, channels (`results`), warps.
         bias: One number per channel.
         activation: What is done to the result, one of `activations.NUMBERS`.
         rounds: Whether the result is rounded to TF32 then.
     """
-    channels = data.shape[-1]
+    assert tiles.across == 1 or frames[1].dilation == 1, "internal error: windows with gaps share nothing"
     out, arguments, constants = _work(data, filter, frames, tiles, bias, activation)
-    pixels = out.numel() // channels
-    launch(_CONVOLVE, (shares(pixels, tiles.pixels), shares(channels, tiles.results)))(
-        *arguments[:4], pixels, *arguments[4:], int(rounds), **constants
+    images, rows, columns, channels = out.shape
+    strips = images * rows * shares(columns, tiles.across)
+    launch(_CONVOLVE, (shares(strips, constants["PIXELS"]), shares(channels, tiles.results)))(
+        *arguments[:4], strips, *arguments[4:], int(rounds), **constants
     )
     return out
 
@@ -107,11 +109,17 @@ def _work(
     vertical, horizontal = frames
     flat = filter.reshape(vertical.kernel * horizontal.kernel, channels)
     out = data.new_empty((images, vertical.outputs, horizontal.outputs, channels))
+    tap, of_channel = flat.stride()
+    size, steps = data.element_size(), data.stride()[:3]
+    wide = vector(size, channels, *steps, tap)
     arguments = (
-        *(data, flat, data if bias is None else bias, out, height, width, channels, *out.shape[1:3]),
+        *(data, flat, data if bias is None else bias, out, height, width, channels // wide, *out.shape[1:3]),
         *(vertical.before, horizontal.before, vertical.dilation, horizontal.dilation),
-        *(*data.stride()[:3], *flat.stride()),
+        *(*(step // wide for step in (*steps, tap)), of_channel),
     )
+    strip = horizontal.kernel + (tiles.across - 1) * horizontal.stride
+    pixels = tiles.pixels // tiles.across
+    elements = shares(pixels * tiles.results, 32 * tiles.warps)
     constants = {
         "KERNEL_H": vertical.kernel,
         "KERNEL_W": horizontal.kernel,
@@ -121,8 +129,10 @@ def _work(
         "ACTIVATION": NUMBERS[activation],
         "EARLY": tiles.early,
         "TAPS": power_of_two(vertical.kernel * horizontal.kernel),
-        "ROWS": max(_IN_FLIGHT // (shares(tiles.pixels * tiles.results, 32 * tiles.warps) * horizontal.kernel), 1),
-        "PIXELS": tiles.pixels,
+        "ROWS": max(_IN_FLIGHT // (elements * strip), 1),
+        "VECTOR": wide,
+        "PIXELS": pixels,
+        "ACROSS": tiles.across,
         "CHANNELS": tiles.results,
         "num_warps": tiles.warps,
     }

@@ -10,28 +10,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.windows import Window, pixel_step
+from msplit.engines.cuda.ir.windows import Window, extent
 from msplit.engines.cuda.kernels.launch import Code, launch
-from msplit.engines.cuda.kernels.tiles import shares
+from msplit.engines.cuda.kernels.tiles import shares, vector
 
 _POOL = Code("memory", "pool")
 
-_BLOCK = 256
-_LARGEST = 2**31 - _BLOCK
+_THREADS = 128
+
+_LARGEST = 2**31 - 2 * _THREADS
 """Positions are counted with 32 bits."""
 
 WIDEST = 64
-"""Elements of a window, at most: one thread reads them one after the other."""
+"""Elements of a window, at most: one thread reads them."""
+
+_IN_FLIGHT = 256
+"""Bytes that a thread loads at once."""
 
 
 def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
-    """Whether the kernel can pool this: floats on a GPU, NHWC and dense, a small window."""
+    """Whether the kernel can pool this: floats on a GPU, NHWC with the channels side by side, a small window."""
     return (
         data.is_cuda
         and data.dim() == 4
         and data.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        and (step := pixel_step(data)) is not None
-        and 0 < data.numel() // max(data.shape[-1], 1) * step < _LARGEST
+        and 0 < data.numel() <= _LARGEST
+        and fits_in(data)
         and len(frames) == 2
         and frames[0].kernel * frames[1].kernel <= WIDEST
     )
@@ -39,8 +43,7 @@ def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
 
 def fits_in(room: Tensor) -> bool:
     """Whether it can write its result there."""
-    step = pixel_step(room)
-    return step is not None and room.numel() // max(room.shape[-1], 1) * step < _LARGEST
+    return (room.stride(-1) == 1 or room.shape[-1] == 1) and extent(room) < _LARGEST
 
 
 def pool(
@@ -49,9 +52,9 @@ def pool(
     """The largest element of each window, NaN where there is one; or the mean of its elements.
 
     Args:
-        data: NHWC on a GPU, with pixels that lie evenly.
+        data: NHWC on a GPU, of any strides but the last, which is 1.
         frames: The windows along height and width.
-        room: Where the result is to lie, as evenly; in memory of its own where that is None.
+        room: Where the result is to lie, likewise; in memory of its own where that is None.
         mean: The mean instead of the largest.
         rounds: Whether the mean is rounded to TF32.
 
@@ -61,17 +64,19 @@ def pool(
     images, height, width, channels = data.shape
     vertical, horizontal = frames
     out = data.new_empty((images, vertical.outputs, horizontal.outputs, channels)) if room is None else room
-    total = out.numel()
+    size = data.element_size()
+    wide = vector(size, channels, *data.stride()[:3], *out.stride()[:3])
+    total, block = out.numel() // wide, _THREADS * (2 if wide == 1 else 1)
     if total:
-        launch(_POOL, (shares(total, _BLOCK),))(
+        launch(_POOL, (shares(total, block),))(
             data,
             out,
             total,
             height,
             width,
-            channels,
-            pixel_step(data),
-            pixel_step(out),
+            channels // wide,
+            *(step // wide for step in data.stride()[:3]),
+            *(step // wide for step in out.stride()[:3]),
             vertical.outputs,
             horizontal.outputs,
             vertical.before,
@@ -82,6 +87,8 @@ def pool(
             STRIDE_W=horizontal.stride,
             MEAN=mean,
             ROUNDS=int(rounds),
-            BLOCK=_BLOCK,
+            VECTOR=wide,
+            LINES=max(_IN_FLIGHT // (block // _THREADS * wide * size * horizontal.kernel), 1),
+            BLOCK=block,
         )
     return out

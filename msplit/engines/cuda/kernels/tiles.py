@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ class Tiles(NamedTuple):
         turned: Whether the filter is to lie with its output channels side by side, not its input channels. The kernel takes both; tiles
             of 64 pixels, whose products (wgmma) read the filter as it lies, are slow with the former.
         early: Whether a block starts before the kernel in front is done, and fetches its filter meanwhile, which must be constant.
+        across: Of the pixels, how many of a row one thread makes, where each channel is convolved by itself.
     """
 
     pixels: int
@@ -29,6 +31,7 @@ class Tiles(NamedTuple):
     parts: int = 1
     turned: bool = False
     early: bool = False
+    across: int = 1
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def common(*sizes: int) -> int:
-    """What all sizes are multiples of, as far as it matters: four elements fill a load of 16 bytes."""
-    return next(number for number in (16, 4, 1) if all(size % number == 0 for size in sizes))
+def common(*sizes: int, half: bool = False) -> int:
+    """What all sizes are multiples of, as far as it matters: four elements of float32, or eight of `half`, fill a load of 16 bytes."""
+    return next(number for number in (8 if half else 16, 4, 1) if all(size % number == 0 for size in sizes))
+
+
+def vector(size: int, *counts: int) -> int:
+    """How many elements of so many bytes one load takes, 16 bytes at most, where all counts of elements are multiples of as many."""
+    return math.gcd(16 // size, *counts)

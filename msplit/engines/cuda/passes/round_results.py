@@ -148,11 +148,13 @@ class Rounding:
     Args:
         graph: In topological order.
         results: Whether kernels may round their results.
+        nchw: Whether convolutions and pools run in that layout, which only the libraries' kernels do.
         believes: Whether what `expect_rounded` expects is taken for done, since nothing is known of kernels yet.
     """
 
-    def __init__(self, graph: OpGraph, *, results: bool = False, believes: bool = False) -> None:
+    def __init__(self, graph: OpGraph, *, results: bool = False, believes: bool = False, nchw: bool = False) -> None:
         self._rounded: set[Key] = set()
+        self._nchw = nchw
         self._believes = believes
         self._graph = graph
         self._for_products = by_op(read_by_products(graph)) if results else {}
@@ -179,7 +181,8 @@ class Rounding:
 
     def of_results(self, op: Op) -> Op:
         """The op, which rounds its results where only products read them and the kernel that was chosen can."""
-        ports = self._for_products.get(op.node, ()) if rounds(op) else ()
+        may = rounds(op) and (op.op in matmul.PRODUCTS or not self._nchw)
+        ports = self._for_products.get(op.node, ()) if may else ()
         return replace(op, attrs={**op.attrs, ROUNDS: ports}) if ports else op
 
     def has_run(self, op: Op, inputs: Collection[Key], outputs: int) -> None:

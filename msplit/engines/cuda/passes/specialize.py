@@ -486,7 +486,7 @@ def trace(
     tracer.measures = tracer.measures and measure
     if gpus:
         tracer.split(gpus)
-    tracer.rounding = Rounding(graph, results=measure and not nchw and takes_tf32(device))
+    tracer.rounding = Rounding(graph, results=measure and takes_tf32(device), nchw=nchw)
     tracer.hold(held or {})
     tracer.feed(feeds)
     fed = {

@@ -203,7 +203,7 @@ def test_the_file_is_of_one_gpu_one_driver_one_set_of_versions_and_one_code(monk
 
 
 sizes = st.integers(1, 1 << 16)
-tiles = st.builds(Tiles, sizes, sizes, sizes, sizes, sizes, sizes, st.booleans())
+tiles = st.builds(Tiles, sizes, sizes, sizes, sizes, sizes, sizes, st.booleans(), across=sizes)
 tile = st.builds(Tile, sizes, sizes, sizes, sizes, sizes, sizes)
 numbers = st.floats(0, 1e9)
 measured = st.dictionaries(st.text(), numbers)

@@ -253,8 +253,10 @@ def test_a_model_s_own_attribute_of_a_name_of_ours_says_nothing(on_a_gpu, name):
     assert name not in convolution.attrs
 
 
-def test_in_the_other_layout_nothing_is_rounded(on_a_gpu):
-    """Our kernels read NHWC data: to round the libraries' results would be kernels of its own."""
+def test_in_the_other_layout_only_products_round(on_a_gpu):
+    """Our kernels of convolutions read NHWC data: to round the libraries' results would be kernels of its own."""
+    made = ops_of(perceptron(12, 16, 24, 32), features(4, 12), layout="nchw")
+    assert [bool(op.attrs.get(ROUNDS)) for op in made] == [True, True, False]
     assert not any(op.attrs.keys() & {ROUNDED, ROUNDS} for op in ops_of(tower(), data(1, 6, 6, 8), layout="nchw"))
 
 

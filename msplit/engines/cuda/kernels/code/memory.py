@@ -51,27 +51,13 @@ def lookup(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def pool(  # type: ignore[no-untyped-def]
-    data,
-    out,
-    total,
-    height,
-    width,
-    channels,
-    step_in,
-    step_out,
-    rows,
-    columns,
-    before_h,
-    before_w,
-    KERNEL_H: tl.constexpr,
-    KERNEL_W: tl.constexpr,
-    STRIDE_H: tl.constexpr,
-    STRIDE_W: tl.constexpr,
-    MEAN: tl.constexpr,
-    ROUNDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    data, out, total, height, width, channels, step_n, step_h, step_w, out_n, out_h, out_w, rows, columns, before_h, before_w,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    MEAN: tl.constexpr, ROUNDS: tl.constexpr, VECTOR: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Windows of some vectors of channels, in which all places and steps are counted. Some lines of a window are loaded at once."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.arange(0, VECTOR)
     exists = place < total
     channel = place % channels
     rest = place // channels
@@ -81,24 +67,31 @@ def pool(  # type: ignore[no-untyped-def]
     image = rest // rows
     top = row * STRIDE_H - before_h
     left = column * STRIDE_W - before_w
+    at = image * step_n + top * step_h + left * step_w + channel
+    count = tl.zeros([BLOCK], tl.float32)
     if MEAN:
-        found = tl.zeros([BLOCK], tl.float32)
-        count = tl.zeros([BLOCK], tl.float32)
+        found = tl.zeros([BLOCK, VECTOR], tl.float32)
     else:
-        found = tl.full([BLOCK], float("-inf"), data.dtype.element_ty)
-    for y in tl.static_range(KERNEL_H):
-        for x in tl.static_range(KERNEL_W):
-            inside = (top + y >= 0) & (top + y < height) & (left + x >= 0) & (left + x < width) & exists
-            at = ((image * height + top + y) * width + left + x) * step_in + channel
-            if MEAN:
-                found += tl.load(data + at, mask=inside, other=0).to(tl.float32)
+        found = tl.full([BLOCK, VECTOR], float("-inf"), data.dtype.element_ty)
+    for first in tl.static_range(0, KERNEL_H, LINES):
+        seen = ()
+        for y in tl.static_range(first, min(first + LINES, KERNEL_H)):
+            for x in tl.static_range(KERNEL_W):
+                inside = (top + y >= 0) & (top + y < height) & (left + x >= 0) & (left + x < width) & exists
                 count += inside.to(tl.float32)
+                element = (at + y * step_h + x * step_w) * VECTOR
+                nothing = 0.0 if MEAN else float("-inf")
+                seen += (tl.load(data + element[:, None] + lane[None, :], mask=inside[:, None], other=nothing),)  # type: ignore[assignment]
+        tl.debug_barrier()  # see `code.depthwise._convolved`
+        for number in tl.static_range(len(seen)):
+            if MEAN:
+                found += seen[number].to(tl.float32)
             else:
-                value = tl.load(data + at, mask=inside, other=float("-inf"))
-                found = tl.maximum(found, value, propagate_nan=tl.PropagateNan.ALL)
+                found = tl.maximum(found, seen[number], propagate_nan=tl.PropagateNan.ALL)
     if MEAN:
-        found = for_products((found / count).to(data.dtype.element_ty), ROUNDS)
-    tl.store(out + place // channels * step_out + channel, found, mask=exists)
+        found = for_products((found / count[:, None]).to(data.dtype.element_ty), ROUNDS)
+    element = (image * out_n + row * out_h + column * out_w + channel) * VECTOR
+    tl.store(out + element[:, None] + lane[None, :], found, mask=exists[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -89,7 +89,7 @@ def fuse(
         dtypes = {key: dtype_name(found[2]) for key, found in layouts.items()}
         groups = find_groups(graph, dtypes, among=among, strict=strict)
         readers = Readers(graph)
-        for_products = read_by_products(graph) if measure and not nchw and takes_tf32(device) else set()
+        for_products = read_by_products(graph) if measure and takes_tf32(device) else set()
         outlines = [outline(graph, group, readers, for_products) for group in groups]
         pairs = list(zip(outlines, _kernels(compiler, outlines, layouts), strict=True))
         chosen = [(made, kernel) for made, kernel in pairs if not isinstance(kernel, str)]
