@@ -20,6 +20,7 @@ from msplit.engines.cuda.kernels.mlp import Layers, shared
 from msplit.engines.cuda.kernels.tiles import Tiles, power_of_two, shares, vector
 
 _CONVOLVE = Code("depthwise", "convolve_channels")
+_STRIPS = Code("depthwise", "convolve_strips")
 _SQUEEZE = Code("depthwise", "convolve_and_squeeze")
 
 _IN_FLIGHT = 64
@@ -56,12 +57,17 @@ def convolve(
         activation: What is done to the result, one of `activations.NUMBERS`.
         rounds: Whether the result is rounded to TF32 then.
     """
-    assert tiles.across == 1 or frames[1].dilation == 1, "internal error: windows with gaps share nothing"
     out, arguments, constants = _work(data, filter, frames, tiles, bias, activation)
     images, rows, columns, channels = out.shape
-    strips = images * rows * shares(columns, tiles.across)
-    launch(_CONVOLVE, (shares(strips, constants["PIXELS"]), shares(channels, tiles.results)))(
-        *arguments[:4], strips, *arguments[4:], int(rounds), **constants
+    if tiles.across == 1:
+        code, count, size = _CONVOLVE, images * rows * columns, tiles.pixels
+        constants |= _rows(frames, tiles)
+    else:
+        assert frames[1].dilation == 1, "internal error: windows with gaps share nothing"
+        code, count, size = _STRIPS, images * rows * shares(columns, tiles.across), tiles.pixels // tiles.across
+        constants |= {"STRIPS": size, "ACROSS": tiles.across}
+    launch(code, (shares(count, size), shares(channels, tiles.results)))(
+        *arguments[:4], count, *arguments[4:], int(rounds), **constants
     )
     return out
 
@@ -96,7 +102,14 @@ def convolve_and_squeeze(
         return None
     out, arguments, constants = _work(data, filter, frames, tiles, bias, activation)
     launch(_SQUEEZE, (images * (parts + shares(work.out.shape[1], tiles.summands)),))(
-        *arguments[:4], pixels, *arguments[4:], images, *work.arguments, **constants, **work.constants
+        *arguments[:4],
+        pixels,
+        *arguments[4:],
+        images,
+        *work.arguments,
+        **constants,
+        **_rows(frames, tiles),
+        **work.constants,
     )
     return out, work.out
 
@@ -104,7 +117,7 @@ def convolve_and_squeeze(
 def _work(
     data: Tensor, filter: Tensor, frames: Sequence[Window], tiles: Tiles, bias: Tensor | None, activation: str
 ) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
-    """Memory for the result, and the arguments of both kernels, but for the number of pixels, which comes fifth."""
+    """Memory for the result, and the arguments of all kernels, but for the number of pixels, which comes fifth."""
     images, height, width, channels = data.shape
     vertical, horizontal = frames
     flat = filter.reshape(vertical.kernel * horizontal.kernel, channels)
@@ -117,9 +130,6 @@ def _work(
         *(vertical.before, horizontal.before, vertical.dilation, horizontal.dilation),
         *(*(step // wide for step in (*steps, tap)), of_channel),
     )
-    strip = horizontal.kernel + (tiles.across - 1) * horizontal.stride
-    pixels = tiles.pixels // tiles.across
-    elements = shares(pixels * tiles.results, 32 * tiles.warps)
     constants = {
         "KERNEL_H": vertical.kernel,
         "KERNEL_W": horizontal.kernel,
@@ -128,12 +138,19 @@ def _work(
         "BIAS": bias is not None,
         "ACTIVATION": NUMBERS[activation],
         "EARLY": tiles.early,
-        "TAPS": power_of_two(vertical.kernel * horizontal.kernel),
-        "ROWS": max(_IN_FLIGHT // (elements * strip), 1),
         "VECTOR": wide,
-        "PIXELS": pixels,
-        "ACROSS": tiles.across,
         "CHANNELS": tiles.results,
         "num_warps": tiles.warps,
     }
     return out, arguments, constants | ({"launch_pdl": True} if tiles.early else {})
+
+
+def _rows(frames: Sequence[Window], tiles: Tiles) -> dict[str, Any]:
+    """Constants of the kernels in which rows of a window are loaded at once."""
+    vertical, horizontal = frames
+    elements = shares(tiles.pixels * tiles.results, 32 * tiles.warps)
+    return {
+        "TAPS": power_of_two(vertical.kernel * horizontal.kernel),
+        "ROWS": max(_IN_FLIGHT // (elements * horizontal.kernel), 1),
+        "PIXELS": tiles.pixels,
+    }
