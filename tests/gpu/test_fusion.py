@@ -72,6 +72,18 @@ def test_a_group_is_one_launch():
     executable.close()
 
 
+def test_memory_of_captures_is_counted_where_others_are_let_go_meanwhile():
+    """A capture gives back what PyTorch keeps of others, here 256 MB: the pool was less than nothing."""
+    import torch
+
+    flat = msplit.load(SAMPLES / "lstm_small.pb")
+    feeds = make_inputs(flat, {}, batch=1, seed=0)
+    torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    executable = built(CudaEngine(), flat, feeds, 2)
+    assert executable.facts()["pool_bytes"] > 0
+    executable.close()
+
+
 def test_special_values():
     import torch
 

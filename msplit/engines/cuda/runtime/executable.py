@@ -201,6 +201,8 @@ class CudaExecutable:
             if not self._timing_only:
                 self._outputs = Outputs(results, self.device, captured=self._capture, own_kernel=self._own_copies)
         self._synchronize()
+        if self._capture:
+            torch.cuda.empty_cache()  # a capture does so itself: what that frees was none of the pool's
         before = torch.cuda.memory_reserved(self.device.place)
         if self._capture:
             self._capture_graphs()
