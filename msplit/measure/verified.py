@@ -240,12 +240,14 @@ def verified(variants: Sequence[Variant], how: Verification) -> Iterator[list[Ru
         if isinstance(engine, NeedsDevices):
             engine.prepare([variant.job for variant in variants if variant.engine is engine])
     try:
-        _verify_in_ieee(running, how)
+        fitted = _verify_in_ieee(running, how)
         how = replace(how, rounding=_rounding(running, how))
         for number, one in enumerate(running):
             how.tell(f"building {one.variant.label}", number / len(running))
             if not one.skipped and one.passed:
                 one.build(one.variant.job)
+        if not fitted:
+            _find_room(running, how)
         _verify(running, how)
         yield running
     finally:
@@ -285,15 +287,16 @@ def _partners(variants: Sequence[Variant]) -> list[str | None]:
     return partners
 
 
-def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
-    """Where the measured precision is TF32, checks everything once in IEEE float32 and its tight tolerance first, or the given one.
+def _verify_in_ieee(running: Sequence[Running], how: Verification) -> bool:
+    """Where the measured precision is TF32, checks everything once in IEEE float32 and its tight tolerance first, or the given one. Whether
+    there was memory for all side by side, as far as that was tried.
 
     That builds everything twice, so it is left out where what runs is to be ready at once.
     """
     ours = [one.variant.job.options for one in running if one.variant.engine.name == CudaEngine.name]
     hurried = bool(ours) and not any(options.measure for options in ours)
     if hurried or all(_precision(one.variant).ieee for one in running):
-        return
+        return True
     # It is the graph that this proves right. Kernels that are chosen by timing are held against the libraries' when they are timed, and
     # what runs is verified again below: to time them in this precision, too, takes as long as all else.
     strict = []
@@ -302,7 +305,8 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
         job = replace(job, precision=Precision.IEEE, options=replace(job.options, measure=False))
         strict.append(Running(replace(one.variant, job=job), one.partner))
     try:
-        if not _fit(strict, how):
+        fitted = _fit(strict, how)
+        if not fitted:
             again = [how.fresh(seed) for seed in _seeds(how.settings)]
             first = [] if how.reference is None else [how.reference.feeds]
             for one in strict:
@@ -316,6 +320,7 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> None:
         for one, checked in zip(running, strict, strict=True):
             one.checks += checked.checks
             one.skipped = checked.skipped
+        return fitted
     finally:
         for one in strict:
             one.close()
@@ -334,6 +339,30 @@ def _fit(strict: Sequence[Running], how: Verification) -> bool:
             raise
         return False
     return True
+
+
+def _find_room(running: Sequence[Running], how: Verification) -> None:
+    """Steps each once, for some take their memory then. What finds none beside the others is closed and skipped, but for the last of an
+    engine. Steps that change variables never come here (see `_fit`).
+
+    Raises:
+        OutOfMemory: There is no room for that one.
+    """
+    for number, one in enumerate(running):
+        if one.executable is None:
+            continue
+        how.tell(f"a first step of {one.variant.label}", number / len(running))
+        try:
+            one.step(one.variant.job.feeds)
+        except OutOfMemory as problem:
+            if not any(
+                other.alive and other.variant.engine is one.variant.engine for other in running if other is not one
+            ):
+                raise
+            one.skipped = f"{problem.what} It has no room beside the other variants"
+        if one.skipped:  # who handles the error holds what was begun
+            one.close()
+            _free_memory([one])
 
 
 def _free_memory(closed: Sequence[Running]) -> None:

@@ -156,6 +156,44 @@ def test_what_does_not_fit_side_by_side_in_ieee_precision_is_verified_one_by_one
     assert {check.precision for check in found[0][1]} == ({"ieee"} if failed else {"ieee", "tf32"})
 
 
+class Eager(Small):
+    """A variant on one stream takes memory with each step, and finds some only beside fewer others than there are."""
+
+    def build(self, job):
+        made = super().build(job)
+        step = made.step
+
+        def allocating(feeds):
+            if (
+                job.streams == 1
+                and not job.precision.ieee
+                and sum(not one.closed for one in self.built) > self.room - 3
+            ):
+                raise OutOfMemory("Conv2D: CUDA out of memory.", fix="use a smaller --batch")
+            return step(feeds)
+
+        made.step = allocating
+        return made
+
+
+def test_what_finds_no_memory_for_a_step_beside_the_others_is_skipped():
+    """Inception-v3 at 1024 was not measured at all: launched op by op, it had no room beside four captured graphs."""
+    engine = Eager(5)
+    variants = [variant("plain", Fake("plain", where="GPU")), *(variant(f"{n}", engine, n) for n in (1, 2, 4))]
+    result = bench(variants, fresh=fresh, settings=QUICK)
+    assert [one.failed for one in result.variants] == [False] * 4
+    said = "Conv2D: CUDA out of memory. It has no room beside the other variants"
+    assert [one.skipped for one in result.variants] == ["", said, "", ""]
+    assert [one.host is None for one in result.variants] == [False, True, False, False]
+
+
+def test_the_only_variant_of_an_engine_is_not_skipped_for_want_of_memory():
+    others = Small(3)
+    variants = [variant("1", Eager(2)), variant("2", others, 2), variant("3", others, 3)]
+    with pytest.raises(OutOfMemory, match="Conv2D"):
+        bench(variants, fresh=fresh, settings=QUICK)
+
+
 def test_what_does_not_fit_at_all_is_told():
     with pytest.raises(OutOfMemory, match="smaller --batch"):
         bench([variant("1", Small(1)), variant("2", Small(1), 2)], fresh=fresh, settings=QUICK)
