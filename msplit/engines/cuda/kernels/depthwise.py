@@ -19,8 +19,8 @@ from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.mlp import Layers, shared
 from msplit.engines.cuda.kernels.tiles import Tiles, power_of_two, shares, vector
 
-_CONVOLVE = Code("depthwise", "convolve_channels")
-_STRIPS = Code("depthwise", "convolve_strips")
+_CONVOLVE = Code("depthwise", "convolve_channels", specialized=False)
+_STRIPS = Code("depthwise", "convolve_strips", specialized=False)
 _SQUEEZE = Code("depthwise", "convolve_and_squeeze")
 
 _IN_FLIGHT = 64
@@ -139,6 +139,7 @@ def _work(
         "ACTIVATION": NUMBERS[activation],
         "EARLY": tiles.early,
         "VECTOR": wide,
+        "BESIDE": of_channel == 1,
         "CHANNELS": tiles.results,
         "num_warps": tiles.warps,
     }

@@ -14,7 +14,7 @@ from msplit.engines.cuda.ir.windows import Window, extent
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.tiles import shares, vector
 
-_POOL = Code("memory", "pool")
+_POOL = Code("memory", "pool", specialized=False)
 
 _THREADS = 128
 

@@ -10,16 +10,22 @@ from msplit.engines.cuda.kernels.code.mlp import COUNTS, finish, hand_in, matrix
 from msplit.engines.cuda.kernels.code.products import _activate
 from msplit.engines.cuda.kernels.code.tensor_cores import for_products
 
+_SIZES = (  # noqa: SIM905 (a line for each is too many to read)
+    "height width channels rows columns before_h before_w dilation_h dilation_w step_n step_h step_w filter_tap filter_c rounds"
+).split()
+"""Numbers that the compiler must not look at: it would compile anew for nearly every convolution. What matters is constant."""
 
-@triton.jit(do_not_specialize=["rounds"])  # type: ignore[untyped-decorator]
+
+@triton.jit(do_not_specialize=["pixels", *_SIZES])  # type: ignore[untyped-decorator]
 def convolve_channels(  # type: ignore[no-untyped-def]
     data, filter, bias, out, pixels, height, width, channels, rows, columns,
     before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c, rounds,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
-    VECTOR: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    VECTOR: tl.constexpr, BESIDE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """A block's pixels and channels: see `depthwise.convolve`, which cuts and launches. Channels and steps are counted in vectors."""
+    """A block's pixels and channels: see `depthwise.convolve`, which cuts and launches. Channels and steps are counted in vectors. The
+    channels of a tap of the filter may lie BESIDE each other."""
     from_pixel = tl.program_id(0) * PIXELS
     pixel = from_pixel + tl.arange(0, PIXELS)
     from_channel = tl.program_id(1) * CHANNELS
@@ -28,26 +34,27 @@ def convolve_channels(  # type: ignore[no-untyped-def]
     total = _convolved(
         data, filter, bias, from_pixel, pixel, from_channel, there, height, width, channels, rows, columns,
         before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
-        KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, ROWS, TAPS, VECTOR, PIXELS, CHANNELS,
+        KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, ROWS, TAPS, VECTOR, BESIDE, PIXELS, CHANNELS,
     )  # fmt: skip
     place = (pixel * channels * VECTOR)[:, None] + channel[None, :]
     stored = for_products(total.to(out.dtype.element_ty), rounds)
     tl.store(out + place, stored, mask=there[:, None] & (channel < channels * VECTOR)[None, :])
 
 
-@triton.jit(do_not_specialize=["rounds"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["strips", *_SIZES])  # type: ignore[untyped-decorator]
 def convolve_strips(  # type: ignore[no-untyped-def]
     data, filter, bias, out, strips, height, width, channels, rows, columns,
     before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c, rounds,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr,
-    VECTOR: tl.constexpr, STRIPS: tl.constexpr, ACROSS: tl.constexpr, CHANNELS: tl.constexpr,
+    VECTOR: tl.constexpr, BESIDE: tl.constexpr, STRIPS: tl.constexpr, ACROSS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The same of strips of some pixels of a row, whose windows share what they read. Windows have no gaps along a row."""
     strip = tl.program_id(0) * STRIPS + tl.arange(0, STRIPS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = strip < strips
     wanted = channel < channels * VECTOR
+    of_filter = channel if BESIDE else channel * filter_c
     across = tl.cdiv(columns, ACROSS)
     line = strip // across
     column = (strip - line * across) * ACROSS
@@ -82,7 +89,7 @@ def convolve_strips(  # type: ignore[no-untyped-def]
         following = _row(data, at, left, channel, exists, wanted, width, step_w, STRIDE_W, KERNEL_W, ACROSS, VECTOR)
         factors = ()
         for right in tl.static_range(KERNEL_W):
-            place = filter + (down * KERNEL_W + right) * filter_tap * VECTOR + channel * filter_c
+            place = filter + (down * KERNEL_W + right) * filter_tap * VECTOR + of_filter
             factors += (tl.load(place, mask=wanted, other=0).to(tl.float32),)  # type: ignore[assignment]
         sums = ()
         for number in tl.static_range(ACROSS):
@@ -123,7 +130,7 @@ def convolve_and_squeeze(  # type: ignore[no-untyped-def]
     hidden, results, parts, first_c, first_h, second_h, second_r, activation1, activation2,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
-    VECTOR: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    VECTOR: tl.constexpr, BESIDE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
     BIAS1: tl.constexpr, BIAS2: tl.constexpr, HIDDEN: tl.constexpr, RESULTS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The same with `pixels` of one image, and what `code.mlp` does with their mean. The first `images * parts` blocks wait for none."""
@@ -141,7 +148,7 @@ def convolve_and_squeeze(  # type: ignore[no-untyped-def]
         total = _convolved(
             data, filter, bias, from_pixel, image * pixels + inner, from_channel, there, height, width, channels, rows, columns,
             before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
-            KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, ROWS, TAPS, VECTOR, PIXELS, CHANNELS,
+            KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, BIAS, ACTIVATION, EARLY, ROWS, TAPS, VECTOR, BESIDE, PIXELS, CHANNELS,
         )  # fmt: skip
         mean = tl.sum(tl.where(there[:, None], total, 0.0), 0) / pixels
         hand_in(mean, weights, partial + number * HIDDEN, counters + image, HIDDEN)
@@ -161,7 +168,7 @@ def _convolved(  # type: ignore[no-untyped-def]
     before_h, before_w, dilation_h, dilation_w, step_n, step_h, step_w, filter_tap, filter_c,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
-    VECTOR: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    VECTOR: tl.constexpr, BESIDE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """What the windows of some pixels, counted over all images, give, with bias and activation, in float32.
 
@@ -169,6 +176,7 @@ def _convolved(  # type: ignore[no-untyped-def]
     """
     channel = from_channel + tl.arange(0, CHANNELS)
     wanted = channel < channels * VECTOR
+    of_filter = channel if BESIDE else channel * filter_c
     rest = pixel // columns
     image = rest // rows
     top = (rest - image * rows) * STRIDE_H - before_h
@@ -194,7 +202,7 @@ def _convolved(  # type: ignore[no-untyped-def]
                 at = (start + down * dilation_h * step_h + right * dilation_w * step_w) * VECTOR
                 exists = inside[:, None] & wanted[None, :]
                 seen += (tl.load(data + at[:, None] + channel[None, :], mask=exists, other=0),)  # type: ignore[assignment]
-                place = filter + (down * KERNEL_W + right) * filter_tap * VECTOR + channel * filter_c
+                place = filter + (down * KERNEL_W + right) * filter_tap * VECTOR + of_filter
                 factors += (tl.load(place, mask=wanted, other=0),)  # type: ignore[assignment]
         tl.debug_barrier()  # no load is put off behind it: all are under way before the first is waited for
         for number in tl.static_range(len(seen)):

@@ -49,7 +49,13 @@ def lookup(  # type: ignore[no-untyped-def]
     tl.store(out + place, values, mask=exists)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+_POOLED = (  # noqa: SIM905 (a line for each is too many to read)
+    "total height width channels step_n step_h step_w out_n out_h out_w rows columns before_h before_w"
+).split()
+
+
+# What matters of these is constant: the compiler would compile anew for nearly every pool.
+@triton.jit(do_not_specialize=_POOLED)  # type: ignore[untyped-decorator]
 def pool(  # type: ignore[no-untyped-def]
     data, out, total, height, width, channels, step_n, step_h, step_w, out_n, out_h, out_w, rows, columns, before_h, before_w,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
