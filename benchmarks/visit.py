@@ -9,8 +9,8 @@ and streams by the simulator), `costs` (static against measured costs, simulated
 beside float32), `foreign` and `foreign_costs` (both for models that no constant was fitted to), `requests` (what pools answer),
 `training` (training steps), `curves` (of their losses), `gpus` (models on 1, 2, 4 … GPUs, and the tests that need several), `tests`
 (marked gpu: races, our own kernels), `quiet` (some models again, one job at a time, when all else is done), `inputs` (what inputs cost a
-step, likewise). Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by one job. About three hours of
-one GPU, three quarters of one of four; `suite` alone 90 minutes, or 23.
+step, likewise). Each GPU runs one job at a time, on processor cores of its own; what is compared is always measured by one job. About
+three hours of one GPU, 50 minutes of four; `suite` alone 90 minutes, or 23.
 What was cut off goes on with `--missing`, for as long as the machine keeps GRAPHS and OUT.
 Writes OUT/STEP.json.gz with every raw time, OUT/tables.md, and what jobs printed under OUT/jobs.
 """

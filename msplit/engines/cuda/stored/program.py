@@ -19,7 +19,7 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import LoweringCall
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.program import KernelCall, Program
-from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.ir.windows import ROUNDS, TILES
 from msplit.engines.cuda.kernels.codec import decode, decode_array, encode, encode_array
 from msplit.engines.cuda.ops.attention import KERNEL
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
@@ -35,7 +35,7 @@ from msplit.engines.cuda.stored.weights import Weights, tensor_of
 from msplit.errors import EngineError
 from msplit.schedule.plan.plan import Plan, make_plan, record_order
 
-_CHOSEN = (TILE, WIDE, TILES, KERNEL, "kernel")
+_CHOSEN = (TILE, WIDE, TILES, KERNEL, ROUNDS)
 """Attributes that hold what was measured or compiled for one GPU."""
 
 
@@ -229,9 +229,10 @@ def _graph(program: Program, shapes: Mapping[Key, tuple[int, ...]]) -> OpGraph:
     """The ops of a program as a graph, without what was chosen for one GPU, and with no constants but those that are bound."""
     ops, known = {}, dict[Key, NDArray[Any]]()
     for step in program.steps:
-        attrs = {name: value for name, value in step.op.attrs.items() if name not in _CHOSEN}
         if step.op.op == FUSED:
-            attrs["kernel"] = None
+            attrs = {**step.op.attrs, "kernel": None}  # what it rounds is part of its body
+        else:
+            attrs = {name: value for name, value in step.op.attrs.items() if name not in _CHOSEN}
         ops[step.op.node] = replace(step.op, attrs=attrs, inputs=list(step.op.inputs))
         known |= {step.op.inputs[slot]: value for slot, value in step.bound.items()}
     return OpGraph(ops, known, dict(program.feeds), dict(program.fetches), dict(shapes))

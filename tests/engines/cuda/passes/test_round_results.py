@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from msplit.engines.cuda.passes import pipeline, round_results, specialize
 from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.engines.cuda.passes.round_results import can_round, expect_rounded, read_by_products
 from msplit.engines.cuda.runtime.rounding import RoundedProducts
+from msplit.engines.cuda.stored.program import pack, unpack
+from msplit.engines.cuda.stored.weights import Weights
 from tests.engines.cuda.cases import CPU, job, run
 from tests.engines.cuda.passes.test_merge_convolutions import block, data
 from tests.engines.cuda.random_graphs import FLOAT
@@ -251,6 +254,27 @@ def test_a_model_s_own_attribute_of_a_name_of_ours_says_nothing(on_a_gpu, name):
             node.attr[name].i = 1
     (convolution,) = (op for op in ops_of(graph.finish([end]), data(1, 6, 6, 8)) if "Conv2D" in op.op)
     assert name not in convolution.attrs
+
+
+def test_on_another_gpu_who_rounds_is_decided_anew(on_a_gpu, monkeypatch):
+    """There the library may win, and to round what it gives would be a kernel of its own. What a fused group computes is what it was."""
+    graph = block()
+    x = graph.placeholder("x", [4, 12])
+    first = dense(graph, dense(graph, x, 12, 16), 16, 16)
+    gate = graph.node("Mul", [graph.node("Sigmoid", [first], T=FLOAT), graph.node("Tanh", [first], T=FLOAT)], T=FLOAT)
+    feeds = features(4, 12)
+    asked = job(graph.finish([dense(graph, gate, 16, 24)]), feeds, fuse=True)
+    compiled = CudaEngine().compile(asked)
+    weights = Weights()
+    data = pack(compiled, compiled.plan(asked), weights)
+    rounding = [step.op.op for step in compiled.program.steps if step.op.attrs.get(ROUNDS)]
+    assert rounding == ["_FusedMatMul", "_FusedPointwise"]
+    monkeypatch.setattr(round_results, "rounds", lambda op: False)
+    for fits, wanted in ((True, rounding), (False, ["_FusedPointwise"])):
+        restored = unpack(data, torch.from_numpy(weights.memory()), feeds, fits=fits).compiled.program
+        assert [step.op.op for step in restored.steps if step.op.attrs.get(ROUNDS)] == wanted
+        reads = [bool(step.op.attrs.get(ROUNDED)) for step in restored.steps if step.op.op == "_FusedMatMul"]
+        assert reads == [False, fits, True]
 
 
 def test_in_the_other_layout_only_products_round(on_a_gpu):
