@@ -22,7 +22,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.buffers import BUFFER, INTO, Coverage, parts_of
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_tf32, to_torch
+from msplit.engines.cuda.ir.dtypes import constant_in_tf32, dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus, apart, gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
@@ -312,13 +312,13 @@ class Tracer:
             op = self.rounding.of_weights(op, arguments, self.constants)
             op, arguments[1] = matmul.choose(op, arguments, lowered, movable=fresh and constant)
             for slot in self.rounding.to_round(op):
-                self.constants[op.inputs[slot]] = arguments[slot] = to_tf32(arguments[slot])
+                self.constants[op.inputs[slot]] = arguments[slot] = constant_in_tf32(arguments[slot])
         elif constant and self._is_nhwc_convolution(op):
             keep = weights in self.shared
             op, arguments[1] = conv.choose(op, arguments, lowered, keep_filter=keep)
         if constant:
             if _takes_tf32(op, arguments[1]) and weights not in self.read_otherwise:
-                arguments[1] = to_tf32(arguments[1])
+                arguments[1] = constant_in_tf32(arguments[1])
             self.constants[weights] = arguments[1]
         return op
 

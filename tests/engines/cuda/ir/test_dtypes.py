@@ -5,7 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.ir.dtypes import as_words, dtype_name, numpy_dtype, to_numpy, to_tf32, to_torch, torch_dtype
+from msplit.engines.cuda.ir.dtypes import (
+    as_words,
+    constant_in_tf32,
+    dtype_name,
+    numpy_dtype,
+    to_numpy,
+    to_tf32,
+    to_torch,
+    torch_dtype,
+)
 from msplit.engines.cuda.ir.node import Unsupported
 
 NAMES = [
@@ -110,3 +119,12 @@ def test_tf32_numbers_lie_in_memory_as_before():
     assert found.stride() == filter.stride()
     assert 0 < float(((found - filter) / filter).abs().max()) <= 2.0**-11
     assert torch.equal(to_tf32(found), found)
+
+
+def test_constants_that_are_rounded_already_are_shared():
+    """Programs of a model share weights on the device: what one has rounded, another one rounded again to a copy."""
+    weights = torch.randn(8, 6, 4).permute(2, 0, 1)
+    rounded = constant_in_tf32(weights)
+    assert rounded is not weights
+    assert torch.equal(rounded, to_tf32(weights))
+    assert constant_in_tf32(rounded) is rounded
