@@ -42,8 +42,8 @@ from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.measure.measure import bench
 from msplit.measure.results import BenchResult, Settings
+from msplit.measure.running import Variant
 from msplit.measure.stream_ids import assignments_for
-from msplit.measure.verified import Variant
 from msplit.opset import proto
 from msplit.report import jsonio
 

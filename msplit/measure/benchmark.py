@@ -27,10 +27,10 @@ from msplit.measure.measure import bench as measure
 from msplit.measure.mixed_precision import Mixed
 from msplit.measure.request import BenchRequest, as_recorded
 from msplit.measure.results import BenchResult
+from msplit.measure.running import Variant
 from msplit.measure.stream_ids import StreamIds
 from msplit.measure.tuning import Tuned, confirmed
 from msplit.measure.variants import cuda_options, on_all, set_up
-from msplit.measure.verified import Variant
 from msplit.progress import Progress, Sums, timing
 
 

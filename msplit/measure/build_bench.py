@@ -16,7 +16,7 @@ from msplit.measure.ablation import plural
 from msplit.measure.measure import bench
 from msplit.measure.opening import Loaded, load
 from msplit.measure.results import BenchResult, Settings
-from msplit.measure.verified import Variant
+from msplit.measure.running import Variant
 from msplit.progress import Progress
 
 

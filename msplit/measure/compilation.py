@@ -17,9 +17,9 @@ from msplit.errors import MsplitError
 from msplit.measure.ablation import Ablation, AblationStep, auto_step, compile_steps, plural, predicted
 from msplit.measure.distinct import distinct
 from msplit.measure.request import BenchRequest
+from msplit.measure.running import Variant
 from msplit.measure.tuning import TUNED, Tuned, tune
 from msplit.measure.variants import Setup, cuda_options, on_all, one_stream, plan_label
-from msplit.measure.verified import Variant
 from msplit.progress import Progress, phase
 from msplit.rules.auto import BEST, Auto
 

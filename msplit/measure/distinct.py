@@ -10,7 +10,7 @@ import numpy as np
 from msplit.core.graph import Ints
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.measure.ablation import AblationStep, plural
-from msplit.measure.verified import Variant
+from msplit.measure.running import Variant
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,11 +23,12 @@ from msplit.measure.compilation import Compiled, chosen_variant, compiled
 from msplit.measure.improvement import Inputs, hurrying, one_at_a_time, start_improving
 from msplit.measure.request import FAST, FULL, BenchRequest
 from msplit.measure.runner import Runner
+from msplit.measure.running import Running, Variant
 from msplit.measure.statistics import Ratio
 from msplit.measure.tuning import Tuned
 from msplit.measure.variants import Setup, as_it_runs, set_up
 from msplit.measure.verification import computed_in
-from msplit.measure.verified import Running, Variant, Verification, verified
+from msplit.measure.verified import Verification, verified
 from msplit.progress import Progress, prepared, silent, timing
 
 ROUNDS = 11

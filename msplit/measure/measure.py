@@ -23,7 +23,8 @@ from msplit.inputs.reference import Reference
 from msplit.measure import statistics
 from msplit.measure.diagnose import Hints, diagnose
 from msplit.measure.results import BenchResult, Settings, VariantResult
-from msplit.measure.verified import Running, Variant, Verification, rebuild, verified
+from msplit.measure.running import Running, Variant
+from msplit.measure.verified import Verification, rebuild, verified
 from msplit.progress import Progress, prepared, silent
 
 _SLOW = 20.0

@@ -16,8 +16,8 @@ from msplit.inputs.user_function import calling, imported, is_function
 from msplit.measure.ablation import plural
 from msplit.measure.elsewhere import OWN_PROCESS
 from msplit.measure.request import BenchRequest
+from msplit.measure.running import Variant
 from msplit.measure.stream_ids import StreamIds
-from msplit.measure.verified import Variant
 
 _MOST_BYTES = 256 << 20
 """Of a file of devices: a million nodes with long names."""

@@ -34,8 +34,8 @@ from msplit.measure.placing import mixed, switched, tensorflow_variants
 from msplit.measure.profile import compared
 from msplit.measure.reference_fit import fit
 from msplit.measure.request import BenchRequest
+from msplit.measure.running import Variant
 from msplit.measure.stream_ids import StreamIds, assignments_for
-from msplit.measure.verified import Variant
 from msplit.opset import schema
 from msplit.opset.state import written
 from msplit.opset.traits import DRAWN_ON_DEVICE

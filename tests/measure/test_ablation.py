@@ -13,7 +13,7 @@ from msplit.engines.cuda.options import KernelMode
 from msplit.measure import variants
 from msplit.measure.ablation import compile_steps, list_steps
 from msplit.measure.request import BenchRequest
-from msplit.measure.verified import Variant
+from msplit.measure.running import Variant
 from tests.engines.cuda.cases import flat_of, job, scattered
 from tests.engines.cuda.random_graphs import _Graph
 

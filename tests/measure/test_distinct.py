@@ -18,7 +18,7 @@ from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.measure.ablation import AblationStep
 from msplit.measure.distinct import distinct
 from msplit.measure.request import BenchRequest
-from msplit.measure.verified import Variant
+from msplit.measure.running import Variant
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
 from tests.cli.runner import SAMPLES

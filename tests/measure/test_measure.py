@@ -18,7 +18,7 @@ from msplit.inputs.reference import Reference
 from msplit.measure.diagnose import Hints, diagnose, hints
 from msplit.measure.measure import bench
 from msplit.measure.results import Settings
-from msplit.measure.verified import Variant
+from msplit.measure.running import Variant
 from tests.inputs.graphs import flat_of, placeholder
 
 QUICK = Settings(duration=0.05, warmup=0.005, min_rounds=10, burst=0.0, builds=1)

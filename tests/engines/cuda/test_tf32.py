@@ -18,8 +18,8 @@ from msplit.measure import verified
 from msplit.measure.measure import bench
 from msplit.measure.mixed_precision import emulated_errors
 from msplit.measure.results import Settings
+from msplit.measure.running import Variant
 from msplit.measure.verification import compare
-from msplit.measure.verified import Variant
 from tests.engines.cuda.cases import flat_of, graph_of, job, run
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 

@@ -16,8 +16,8 @@ from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference
 from msplit.measure.measure import bench
 from msplit.measure.results import Settings
+from msplit.measure.running import Variant
 from msplit.measure.verification import compare
-from msplit.measure.verified import Variant
 
 pytestmark = pytest.mark.tf
 
