@@ -12,13 +12,13 @@ import torch
 import msplit
 from msplit.core.precision import Precision
 from msplit.engines.cuda.autotune import conv, matmul
-from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS, TILE
+from msplit.engines.cuda.autotune.batched_matmul import TILE
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
-from msplit.engines.cuda.ir.dtypes import to_tf32
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS, TILES
+from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, to_tf32
+from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels import attention
 from msplit.inputs.make import make_inputs
 from msplit.measure.mixed_precision import emulated_errors

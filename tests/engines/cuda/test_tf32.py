@@ -10,7 +10,7 @@ import torch
 
 from msplit.core.precision import Precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
-from msplit.engines.cuda.ir.dtypes import to_tf32
+from msplit.engines.cuda.ir.tf32 import to_tf32
 from msplit.engines.cuda.runtime import rounding
 from msplit.engines.cuda.runtime.rounding import RoundedProducts
 from msplit.inputs.reference import Reference

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, copies, estimated
-from msplit.engines.cuda.ir.dtypes import to_tf32
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS
+from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, to_tf32
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.kernels.toolchain import can_compile
@@ -36,9 +35,6 @@ TILE = "_tile"
 
 WIDE = "_wide"
 """Attribute of a grouped product that the library runs as one with all members' weights side by side."""
-
-ROUNDED_WEIGHTS = "_rounded_weights"
-"""Attribute of a product whose weights are constants that are rounded to TF32 where our own kernel multiplies by them on tensor cores."""
 
 _FEW_ROWS = 16
 """Up to so many rows our own kernel is taken where nothing is measured: it has the bias and the activation in it."""

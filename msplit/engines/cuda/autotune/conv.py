@@ -17,7 +17,8 @@ from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.matmul import Lowered
 from msplit.engines.cuda.autotune.tuner import Call, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op, attrs_key
-from msplit.engines.cuda.ir.windows import ROUNDED, TILES
+from msplit.engines.cuda.ir.tf32 import ROUNDED
+from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels import depthwise, few_channels
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS, TILE, times_of
+from msplit.engines.cuda.autotune.batched_matmul import TILE, times_of
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.dtypes import RESULT
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.ir.windows import ROUNDED
+from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.formats.text import JsonValue
 from msplit.opset.traits import BATCH_MATMULS, MATMULS

@@ -62,18 +62,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def to_tf32(tensor: torch.Tensor) -> torch.Tensor:
-    """Float32 numbers rounded to the 11 bits that TF32 keeps of them, halves away from zero, as GPUs do. They lie as before."""
-    rounded = ((tensor.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-    return torch.where(tensor.isfinite(), rounded, tensor)
-
-
-def constant_in_tf32(tensor: torch.Tensor) -> torch.Tensor:
-    """A constant rounded so; the tensor itself where that changes nothing, for other programs may share it."""
-    rounded = to_tf32(tensor)
-    return tensor if torch.equal(rounded, tensor) else rounded
-
-
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Types of which PyTorch has no sums, products or choices, and the ones in which these give the same bits."""
 

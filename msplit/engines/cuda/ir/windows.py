@@ -27,12 +27,6 @@ PROLOGUE = "_prologue"
 CAST_FROM = "_cast_from"
 """Attribute of a convolution that converts its data: their type, as in ``"uint8"``. It computes in its filter's."""
 
-ROUNDED = "_rounded"
-"""Attribute of a convolution or product in TF32 whose data are rounded to it already, so that our kernel need not."""
-
-ROUNDS = "_rounds"
-"""Attribute of an op that stores results for products in TF32, and for nothing else: the outputs that it rounds."""
-
 PROLOGUE_STEPS = ("scale", "shift", "relu")
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

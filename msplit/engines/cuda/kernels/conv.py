@@ -88,7 +88,7 @@ def convolve(
     """``activation(convolution + bias + side)`` of prepared data, NHWC, in `room` or contiguous. `convolve_siblings` says more.
 
     Products of float32 are in TF32 where that is allowed for convolutions. The data are rounded to it unless they are `rounded` already,
-    the filter should be (`ir.dtypes.to_tf32`): tensor cores cut off the other bits.
+    the filter should be (`ir.tf32.to_tf32`): tensor cores cut off the other bits.
     """
     tiles = Tiles(*tiles)
     if data.shape[-1] < few_channels.MANY and tiles.parts == 1 and prologue is NO_PROLOGUE:

@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_tf32
+from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDS, to_tf32
 from msplit.engines.cuda.ir.windows import (
     NO_PROLOGUE,
-    ROUNDED,
-    ROUNDS,
     TILES,
     Prologue,
     Window,

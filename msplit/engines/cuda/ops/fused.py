@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.ir.dtypes import RESULT, to_tf32, torch_dtype, wider_type
+from msplit.engines.cuda.ir.dtypes import RESULT, torch_dtype, wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDS, for_products, to_tf32
 from msplit.engines.cuda.ir.windows import (
     CAST_FROM,
     NO_PROLOGUE,
     PROLOGUE,
     PROLOGUE_STEPS,
-    ROUNDED,
-    ROUNDS,
     SIBLINGS,
     TILES,
     Prologue,
@@ -34,7 +33,7 @@ from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
 from msplit.engines.cuda.ops.gather import or_zeros
-from msplit.engines.cuda.ops.matmul import for_products, product_in_tiles
+from msplit.engines.cuda.ops.matmul import product_in_tiles
 from msplit.engines.cuda.ops.nn import EPSILON, normalize
 from msplit.opset.traits import EPILOGUE_STEPS
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.ir.dtypes import SIGNED, to_tf32, torch_dtype, wider_type
+from msplit.engines.cuda.ir.dtypes import SIGNED, torch_dtype, wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ir.windows import ROUNDS
+from msplit.engines.cuda.ir.tf32 import for_products
 
 
 @lowering("MatMul")
@@ -20,11 +20,6 @@ def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
     if batched_matmul.TILE in node.attrs:
         return product_in_tiles(node, a, b, (), ())
     return for_products(node, product(a, b).to(wider_type(node, a)[1]))
-
-
-def for_products(node: Node, result: Tensor) -> Tensor:
-    """A result of a node that is product, rounded to TF32 where only products in TF32 read it."""
-    return to_tf32(result) if node.get(ROUNDS) else result
 
 
 def product_in_tiles(node: Node, a: Tensor, b: Tensor, steps: tuple[str, ...], rest: tuple[Tensor, ...]) -> Tensor:

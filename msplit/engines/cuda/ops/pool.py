@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_tf32, torch_dtype
+from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.tf32 import ROUNDS, for_products
 from msplit.engines.cuda.ir.windows import (
-    ROUNDS,
     Window,
     channels_first,
     from_channels_first,
@@ -48,7 +48,7 @@ def average_pool(node: Node, data: Tensor) -> Tensor:
         kernel = tuple(frame.kernel for frame in frames)
         raise Unsupported(f"{node.op} {node.name}: no kernel for padding {node.get('padding')} of a window {kernel}")
     result = _pooled(node, data, frames, fit, _AVERAGE[len(frames)], count_include_pad=False)[0]
-    return to_tf32(result) if node.get(ROUNDS) else result
+    return for_products(node, result)
 
 
 @lowering("MaxPoolWithArgmax")

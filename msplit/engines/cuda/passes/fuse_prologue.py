@@ -24,7 +24,8 @@ from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
-from msplit.engines.cuda.ir.windows import PROLOGUE, PROLOGUE_STEPS, ROUNDED, TILES
+from msplit.engines.cuda.ir.tf32 import ROUNDED
+from msplit.engines.cuda.ir.windows import PROLOGUE, PROLOGUE_STEPS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.fold_affine import affine

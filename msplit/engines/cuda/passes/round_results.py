@@ -22,10 +22,11 @@ from operator import itemgetter
 import torch
 
 from msplit.engines.cuda.autotune import matmul
-from msplit.engines.cuda.autotune.batched_matmul import ROUNDED_WEIGHTS, TILE
+from msplit.engines.cuda.autotune.batched_matmul import TILE
 from msplit.engines.cuda.ir.buffers import BUFFER, JOINED
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS, TILES
+from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS, ROUNDS
+from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.conv import ACTIVATIONS
 from msplit.engines.cuda.kernels.matmul import FEW_COLUMNS
 from msplit.engines.cuda.kernels.pool import WIDEST
@@ -88,8 +89,9 @@ def operands(graph: OpGraph, op: Op) -> list[int]:
     is as exact in IEEE precision."""
     if op.op in _CONVOLVING:
         return [0]
-    *_, rows, columns = (0, 0, *graph.shapes.get((op.node, 0), ()))
-    return [*matmul.data_of(op), *matmul.weights_of(op)] if rows > 1 and columns > FEW_COLUMNS else []
+    shape = graph.shapes.get((op.node, 0), ())
+    multiplies = len(shape) > 1 and shape[-2] > 1 and shape[-1] > FEW_COLUMNS
+    return [*matmul.data_of(op), *matmul.weights_of(op)] if multiplies else []
 
 
 def by_op(values: Iterable[Key]) -> dict[int, tuple[int, ...]]:
@@ -103,7 +105,8 @@ def expect_rounded(graph: OpGraph) -> bool:
     for op in graph.ops.values():
         if can_round(op) or hands_on(op, [key for key in op.inputs if key not in graph.constants], rounded):
             rounded.update((op.node, port) for port in wanted.get(op.node, ()))
-        if rounded.issuperset(_data(op) or [(-1, 0)]):
+        data = _data(op)
+        if data and rounded.issuperset(data):
             op.attrs = {**op.attrs, ROUNDED: True}
             changed = True
     return changed
@@ -164,7 +167,7 @@ class Rounding:
         """What only products read, as weights."""
         read: dict[bool, set[Key]] = {True: set(), False: set()}
         for op in self._graph.ops.values():
-            slots = matmul.weights_of(op) if op.op in matmul.ANY_WEIGHTS | matmul.WITH_WEIGHTS else ()
+            slots = matmul.weights_of(op) if op.op in matmul.PRODUCTS else ()
             for slot, key in enumerate(op.inputs):
                 read[slot in slots].add(key)
         return read[True] - read[False] - self._graph.kept()

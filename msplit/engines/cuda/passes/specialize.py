@@ -22,7 +22,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.buffers import BUFFER, INTO, Coverage, parts_of
-from msplit.engines.cuda.ir.dtypes import constant_in_tf32, dtype_name, to_numpy, to_torch
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus, apart, gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
@@ -31,6 +31,7 @@ from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.state import State, StateMemory
+from msplit.engines.cuda.ir.tf32 import constant_in_tf32
 from msplit.engines.cuda.ir.windows import TILES, keeps_channels_last
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msplit.engines.cuda.ir.dtypes import to_tf32
+from msplit.engines.cuda.ir.tf32 import to_tf32
 
 _OPERANDS: Mapping[str, Sequence[int]] = {
     "mm": (0, 1),

@@ -19,7 +19,8 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import LoweringCall
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.program import KernelCall, Program
-from msplit.engines.cuda.ir.windows import ROUNDS, TILES
+from msplit.engines.cuda.ir.tf32 import ROUNDS
+from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.codec import decode, decode_array, encode, encode_array
 from msplit.engines.cuda.ops.attention import KERNEL
 from msplit.engines.cuda.options import SharedKernel, StoredPlan

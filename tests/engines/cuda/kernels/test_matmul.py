@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from msplit.engines.cuda.ir.dtypes import to_tf32
+from msplit.engines.cuda.ir.tf32 import to_tf32
 from msplit.engines.cuda.kernels.activations import activate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS
+from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDS
 from msplit.engines.cuda.passes import pipeline, round_results, specialize
 from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.engines.cuda.passes.round_results import can_round, expect_rounded, read_by_products

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
-from msplit.engines.cuda.ir.windows import ROUNDS
+from msplit.engines.cuda.ir.tf32 import ROUNDS
 from msplit.engines.cuda.ops.fused import TO_TF32
 from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call, Reference

@@ -12,7 +12,7 @@ import torch
 
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import device as devices
-from msplit.engines.cuda.ir.dtypes import to_tf32
+from msplit.engines.cuda.ir.tf32 import to_tf32
 from msplit.engines.cuda.kernels import toolchain
 from msplit.engines.cuda.ops.fused import TO_TF32
 from msplit.engines.cuda.passes.pointwise_fusion import inductor as compiler
