@@ -73,6 +73,8 @@ class LoweringCall:
         bound: Input slot -> value, of the inputs that are known.
         unknown: Slots of inputs that the lowering wants on the host, but that only the run knows: they are read back.
         nchw: See `Node`.
+        mixed: Whether its tensors lie on several devices. Shapes that only the run knows are on the CPU, what they are joined with, a
+            constant perhaps, on the GPU: then that is the place.
     """
 
     lowering: Lowering
@@ -80,6 +82,7 @@ class LoweringCall:
     bound: Mapping[int, NDArray[Any]]
     unknown: tuple[int, ...] = ()
     nchw: bool = False
+    mixed: bool = False
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The op's results."""
@@ -88,7 +91,8 @@ class LoweringCall:
             self.bound[slot] if slot in self.bound else to_numpy(next(rest)) if slot in self.unknown else next(rest)
             for slot in range(len(self.op.inputs))
         ]
-        arguments = on_one_device(arguments)
+        if self.mixed:
+            arguments = _on_the_gpu(arguments)
         parts = parts_of(self.op)
         if not parts:
             return as_tuple(call(self.lowering, self.op, arguments, nchw=self.nchw))
@@ -101,13 +105,8 @@ class LoweringCall:
         return tuple(room.get(port, result) for port, result in enumerate(results))
 
 
-def on_one_device(arguments: list[Any]) -> list[Any]:
-    """Arguments of a lowering, whose tensors all have to be in one place. Shapes that only the run knows are on the CPU, what they are
-    joined with, a constant perhaps, on the GPU: then that is the place."""
-    devices = {value.device for value in arguments if isinstance(value, torch.Tensor)}
-    if len(devices) < 2:
-        return arguments
-    place = next(device for device in devices if device.type != "cpu")
+def _on_the_gpu(arguments: list[Any]) -> list[Any]:
+    place = next(value.device for value in arguments if isinstance(value, torch.Tensor) and value.device.type != "cpu")
     return [value.to(place) if isinstance(value, torch.Tensor) else value for value in arguments]
 
 

@@ -52,7 +52,7 @@ def convolve(
         data: NHWC, of any strides but the last, which is 1.
         filter: HWC1, of any strides that let height and width be seen as one axis.
         frames: The windows along height and width.
-        tiles: How the work is cut: pixels, of which `across` lie in a row and have one window's dilation, 1, channels (`results`), warps.
+        tiles: How the work is cut: pixels, channels (`results`) and warps; pixels `across` only where windows have no gaps along a row.
         bias: One number per channel.
         activation: What is done to the result, one of `activations.NUMBERS`.
         rounds: Whether the result is rounded to TF32 then.

@@ -226,10 +226,12 @@ class Tracer:
         keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)
 
         def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
-            return LoweringCall(lowering, op, bound, unknown, self.nchw)
+            return LoweringCall(lowering, op, bound, unknown, self.nchw, mixed)
 
         fresh = len(op.inputs) > 1 and op.inputs[1] not in self.constants
         arguments = self.arguments(keys)
+        slots = (slot for slot in range(len(op.inputs)) if slot not in bound)
+        mixed = len({one.device for slot, one in zip(slots, arguments, strict=True) if slot not in unknown}) > 1
         op = self.rounding.of_data(op)
         if self.measures and not unknown:
             op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)

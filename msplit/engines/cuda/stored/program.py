@@ -114,6 +114,7 @@ def _pack_step(step: KernelCall) -> dict[str, Any]:
         "bound": {str(slot): encode_array(value) for slot, value in call.bound.items()},
         "unknown": list(call.unknown),
         "nchw": call.nchw,
+        "mixed": call.mixed,
         "traffic": step.traffic,
         "scattered": step.scattered,
     }
@@ -183,7 +184,7 @@ def _call(one: Mapping[str, Any]) -> LoweringCall:
     if op.op == FUSED:
         op.attrs |= {"body": Body.unpacked(one["body"]), "kernel": None}
     bound = {int(slot): decode_array(value) for slot, value in one["bound"].items()}
-    return LoweringCall(table()[op.op], op, bound, tuple(one["unknown"]), bool(one["nchw"]))
+    return LoweringCall(table()[op.op], op, bound, tuple(one["unknown"]), bool(one["nchw"]), bool(one.get("mixed")))
 
 
 def _kernel(one: Mapping[str, Any], op: Op, compiler: Compiler) -> Kernel | None:
