@@ -20,6 +20,7 @@ from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, to_tf32
+from msplit.engines.cuda.ir.windows import extent
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.kernels.toolchain import can_compile
@@ -261,11 +262,7 @@ def tiles(work: Work) -> list[Tile]:
 
 def _fits(layer: Layer) -> bool:
     """Whether there is anything to do, and positions in one member's matrices can be counted with 32 bits."""
-    for one in (layer.rows[:1], layer.weights[:1]):
-        extent = sum((size - 1) * step for size, step in zip(one.shape, one.stride(), strict=True))
-        if not one.numel() or extent >= _LARGEST:
-            return False
-    return True
+    return all(one.numel() and extent(one) < _LARGEST for one in (layer.rows[:1], layer.weights[:1]))
 
 
 def by_library(work: Work) -> Tensor:

@@ -68,20 +68,8 @@ def convolve_strips(  # type: ignore[no-untyped-def]
     for _ in tl.static_range(ACROSS):
         totals += (tl.zeros([STRIPS, CHANNELS], tl.float32),)  # type: ignore[assignment]
     # While one row of the windows is multiplied, the next is loaded. The loop is not written out: 7 rows took 19 s to compile.
-    seen = _row(
-        data,
-        start,
-        left,
-        channel,
-        there & (top >= 0) & (top < height),
-        wanted,
-        width,
-        step_w,
-        STRIDE_W,
-        KERNEL_W,
-        ACROSS,
-        VECTOR,
-    )
+    exists = there & (top >= 0) & (top < height)
+    seen = _row(data, start, left, channel, exists, wanted, width, step_w, STRIDE_W, KERNEL_W, ACROSS, VECTOR)
     for down in range(KERNEL_H):
         y = top + (down + 1) * dilation_h
         exists = there & (y >= 0) & (y < height) & (down + 1 < KERNEL_H)
