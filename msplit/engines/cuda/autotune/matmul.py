@@ -15,6 +15,8 @@ or 4.0). Only what is faster both ways replaces the library with the weights as 
 from __future__ import annotations
 
 import functools
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any
@@ -25,8 +27,9 @@ from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune.batched_matmul import TILE, times_of
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, RotatingWeights, Tuner, copies, estimated
+from msplit.engines.cuda.ir.buffers import without_place
 from msplit.engines.cuda.ir.dtypes import RESULT
-from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.formats.text import JsonValue
@@ -120,6 +123,22 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     if op.op == GROUPED:
         return batched_matmul.choose(op, [data, weights, *arguments[2:]]), weights
     return op if choice.tile is None else _tiled(op, choice.tile), weights
+
+
+def heaviest(graph: OpGraph) -> dict[Key, Op]:
+    """Constant weights that several kinds of products read, each with a product of the kind that computes most with them: how the weights
+    lie is for that one to say. Of the waves of a recurrent network the first has one member, the hundred in the middle have all."""
+    made: dict[Key, Counter[tuple[Any, ...]]] = {}
+    one_of: dict[tuple[Any, ...], Op] = {}
+    for op in graph.ops.values():
+        if op.op in WITH_WEIGHTS | {GROUPED} and op.inputs[1] in graph.constants and _inner_axis(op) is not None:
+            op = without_place(op)
+            shapes = [graph.shapes.get(key) for key in ((op.node, 0), *op.inputs) if key not in graph.constants]
+            if None not in shapes:
+                kind = (op.inputs[1], op.op, *shapes)
+                one_of.setdefault(kind, op)
+                made.setdefault(op.inputs[1], Counter())[kind] += math.prod(shapes[0] or ())
+    return {key: one_of[max(kinds, key=kinds.__getitem__)] for key, kinds in made.items() if len(kinds) > 1}
 
 
 def weights_of(op: Op) -> list[int]:

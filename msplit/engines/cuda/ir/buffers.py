@@ -11,6 +11,7 @@ order those steps (`Program.conflicts`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -51,6 +52,13 @@ def parts_of(op: Op) -> tuple[Part, ...]:
     """What an op writes into a buffer. A model's node can have an attribute of this name, but no parts."""
     parts = op.attrs.get(INTO, ())
     return parts if isinstance(parts, tuple) and all(isinstance(one, Part) for one in parts) else ()
+
+
+def without_place(op: Op) -> Op:
+    """An op as it would be if it wrote into no buffer."""
+    if not parts_of(op):
+        return op
+    return replace(op, attrs={name: value for name, value in op.attrs.items() if name != INTO}, inputs=op.inputs[:-1])
 
 
 class Coverage:

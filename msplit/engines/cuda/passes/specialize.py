@@ -6,6 +6,7 @@ doubles as the warm-up that a capture needs (library handles, algorithm choice).
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
@@ -21,8 +22,8 @@ from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.frontend.unroll import Unroller
-from msplit.engines.cuda.ir.buffers import BUFFER, INTO, Coverage, parts_of
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
+from msplit.engines.cuda.ir.buffers import BUFFER, INTO, Coverage, parts_of, without_place
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus, apart, gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
@@ -300,11 +301,8 @@ class Tracer:
         if len(op.inputs) < 2:
             return op
         if parts_of(op):  # which kernel is best does not depend on where it writes
-            bare = {name: value for name, value in op.attrs.items() if name != INTO}
             buffer = arguments.pop()
-            chosen = self._choose(
-                replace(op, attrs=bare, inputs=op.inputs[:-1]), arguments, lowered, fresh=fresh, varying=varying
-            )
+            chosen = self._choose(without_place(op), arguments, lowered, fresh=fresh, varying=varying)
             arguments.append(buffer)
             return replace(op, attrs={**chosen.attrs, INTO: op.attrs[INTO]})
         weights = op.inputs[1]
@@ -313,7 +311,10 @@ class Tracer:
             if varying:
                 return op
             op = self.rounding.of_weights(op, arguments, self.constants)
-            op, arguments[1] = matmul.choose(op, arguments, lowered, movable=fresh and constant)
+            movable = fresh and constant
+            if movable and (heaviest := self._heaviest.get(weights, op)).node != op.node:
+                arguments[1], movable = self._laid_for(heaviest), False
+            op, arguments[1] = matmul.choose(op, arguments, lowered, movable=movable)
             for slot in self.rounding.to_round(op):
                 self.constants[op.inputs[slot]] = arguments[slot] = constant_in_tf32(arguments[slot])
         elif constant and self._is_nhwc_convolution(op):
@@ -324,6 +325,24 @@ class Tracer:
                 arguments[1] = constant_in_tf32(arguments[1])
             self.constants[weights] = arguments[1]
         return op
+
+    @functools.cached_property
+    def _heaviest(self) -> dict[Key, Op]:
+        return matmul.heaviest(self.graph)
+
+    def _laid_for(self, op: Op) -> torch.Tensor:
+        """Constant weights as a product that comes later wants them: it is tried with random data of the shape that they will have."""
+        draw = torch.Generator(self.device).manual_seed(0)
+
+        def like(key: Key) -> torch.Tensor:
+            if key in self.static:
+                return self.constant(key)
+            dtype = torch_dtype(self.graph.dtypes.get(key, "float32"))
+            return torch.rand(self.graph.shapes[key], device=self.device, generator=draw).to(dtype)
+
+        arguments = [like(key) for key in op.inputs]
+        op = self.rounding.of_weights(op, arguments, self.constants)
+        return matmul.choose(op, arguments, lambda op: LoweringCall(table()[op.op], op, {}), movable=True)[1]
 
     def _is_nhwc_convolution(self, op: Op) -> bool:
         convolves = op.op in CONV2D or conv.is_depthwise(op)

@@ -12,7 +12,7 @@ from msplit.engines.cuda.autotune import matmul as products
 from msplit.engines.cuda.autotune.tuner import CALLS, LANES, SECONDS, RotatingWeights, Tuner
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.device.device import precision
-from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.passes import specialize
@@ -289,6 +289,46 @@ def test_whatever_is_chosen_a_program_computes_the_same(measured, monkeypatch, n
     if "triton c" in faster:
         grouped = Tuner.of(CPU).chosen(batched_matmul.FAMILY).values()
         assert any(choice.tile is not None for choice in made) or any(kernel == "triton c" for kernel, _ in grouped)
+
+
+def test_who_computes_most_with_shared_weights_says_how_they_lie(measured, monkeypatch):
+    """As in a recurrent network's waves: the first reader has one member of the stack, those in the middle all of them."""
+    monkeypatch.setattr(batched_matmul, "tiles", lambda work: [])
+    stack = np.random.default_rng(0).standard_normal((3, 6, 5), np.float32)
+    graph = OpGraph({}, {(50, 0): stack}, {}, {}, numbers=100)
+    graph.feeds = {name: (number, 0) for number, name in enumerate("abc")}
+    graph.shapes = {(0, 0): (4, 6), (1, 0): (3, 4, 6), (2, 0): (3, 4, 6)}
+    for number, start, count in ((10, 1, 1), (11, 0, 3), (12, 0, 3)):
+        layer = {"start": start, "count": count}
+        attrs = {"T": "float32", "count": count, "layers": (layer,)}
+        graph.ops[number] = Op(number, f"wave_{number}", GROUPED.op, attrs, [(number - 10, 0), (50, 0)], [number])
+        graph.shapes[number, 0] = (count, 4, 5)
+    graph.fetches = {f"out_{number}": (number, 0) for number in graph.ops}
+    assert {key: op.node for key, op in products.heaviest(graph).items()} == {(50, 0): 11}
+    feeds = {name: normal(*graph.shapes[key]).numpy() for name, key in graph.feeds.items()}
+    tried = []
+
+    def milliseconds(self, call, lanes=1, *, cold=False):
+        call()
+        if not isinstance(call, RotatingWeights):  # among our own kernels, of which there is none here
+            return 9.0
+        tried.append(tuple(call._data.shape))
+        many = call._data.dim() == 3
+        return lanes * (
+            1.0 if is_turned(call) == many else 2.0
+        )  # the wide waves want them turned, the narrow one does not
+
+    monkeypatch.setattr(Tuner, "milliseconds", milliseconds)
+    tracer = specialize.Tracer(graph, CPU, nchw=False)
+    tracer.measures = True
+    tracer.feed(feeds)
+    for op in graph.ops.values():
+        tracer.run(op)
+    assert tracer.constants[50, 0].stride(1) == 1
+    assert tried[0] == (3, 4, 6)
+    for number, name in ((10, "a"), (11, "b"), (12, "c")):
+        matrices = stack[1:2] if number == 10 else stack
+        np.testing.assert_allclose(tracer.values[number, 0], feeds[name] @ matrices, rtol=1e-5, atol=1e-6)
 
 
 class Noted:
