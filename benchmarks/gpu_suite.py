@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models
+import training_models
 
 from msplit import api
 from msplit.measure.results import Settings
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--no-tensorflow", action="store_true")
     parser.add_argument("--no-xla", default="", help="models whose XLA compilation is left out")
     parser.add_argument("--precision", choices=["tf32", "ieee", "bf16", "fp16"], default="tf32")
+    parser.add_argument("--training", action="store_true", help="their training steps, of training_models.py")
     parser.add_argument("--seconds", type=float, default=540, help="start no further model after this")
     parser.add_argument("--name", default="suite")
     arguments = parser.parse_args()
@@ -72,8 +74,11 @@ def save(arguments: argparse.Namespace, rows: list[dict[str, Any]], raw: list[di
 
 
 def run(arguments: argparse.Namespace, name: str, batch: int) -> tuple[Any, Any]:
-    path = models.fill(arguments.graphs, Path("/tmp/msplit-models"), name, batch)
-    flat = api.load(path)
+    if arguments.training:
+        path = arguments.graphs / f"{training_models.file_name(name)}.meta"
+        flat = api.load(path, outputs=list(training_models.FETCHES))
+    else:
+        flat = api.load(models.fill(arguments.graphs, Path("/tmp/msplit-models"), name, batch))
     request = api.BenchRequest(
         streams=tuple(int(number) for number in arguments.streams.split(",")),
         ruleset=arguments.rules or models.RULES[name],

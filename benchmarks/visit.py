@@ -107,9 +107,15 @@ def precision(name: str, half: str, seconds: int) -> Job:
     return Job("precision", f"{name},{half}", seconds, (*SUITE, *options))
 
 
-def quiet(name: str, seconds: int) -> Job:
+def half_training(name: str, half: str, seconds: int) -> Job:
+    """The same of training steps."""
+    job = precision(name, half, seconds)
+    return Job("precision", f"{name},training,{half}", seconds, (*job.command, "--training"))
+
+
+def quiet(name: str, seconds: int, *options: str) -> Job:
     """The same with no other job on the host, which is what the host's clock needs."""
-    return Job("quiet", name, seconds, (*SUITE, "--models", name))
+    return Job("quiet", name, seconds, (*SUITE, "--models", name, *options))
 
 
 def schedulers(name: str, seconds: int) -> Job:
@@ -201,7 +207,11 @@ JOBS = (
     precision("mmoe:128", "bf16", 50),
     precision("towers:128", "bf16", 50),
     precision("deepfm:1024", "bf16", 60),
+    half_training("mmoe:128", "bf16", 80),
+    half_training("deepfm:128", "fp16", 80),
+    half_training("inception_v3:32", "bf16", 150),
     quiet("inception_v3:1", 100),
+    quiet("densenet121:1,efficientnet_b0:1", 120, "--no-xla", "densenet121,efficientnet_b0", "--streams", "1,8"),
     quiet("mmoe:128,towers:128", 60),
     schedulers("lstm:1", 250),
     schedulers("mmoe:1,mmoe:128,towers:1,towers:128", 110),
