@@ -44,6 +44,7 @@ from msplit.engines.cuda.passes.pipeline import Context, run_passes, shapes_of
 from msplit.engines.cuda.passes.pointwise_fusion import inductor
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
+from msplit.engines.cuda.passes.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.specialize import list_choices, trace
 from msplit.engines.cuda.passes.split import Split
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_stream_seconds
@@ -216,10 +217,14 @@ def _choices_ahead(
     """Compiles the kernels that all choices of a graph will time, where choices were not made before. Meanwhile, what compiles fused
     groups is imported. Gives constants that are on the device then.
     """
-    graph, groups, tuner = optimized.graph, job.options.mode.groups, device.owned(Tuner)
+    groups, tuner = job.options.mode.groups, device.owned(Tuner)
+    signature = optimized.graph.signature()
     held: dict[Key, torch.Tensor] = {}
 
     def listed() -> bool:
+        graph = optimized.graph.copy()
+        if not nchw and takes_tf32(device.place):
+            expect_rounded(graph)  # as what will be timed does
         with phase("compiling kernels to choose from"), tuner.listing(_load_compiler if will_fuse else None):
             if groups and not nchw:
                 decide = decide_on(device.place)
@@ -233,11 +238,11 @@ def _choices_ahead(
                 for found in find_prologues(graph):
                     takes(graph, found)
                 list_layers(graph, device.place)
-            held.update(list_choices(graph, optimized.feeds, device.place, nchw=nchw))
+            held.update(list_choices(graph, optimized.feeds, device.place, nchw=nchw, will_fuse=will_fuse))
         return True
 
     if tuner.can_list() and not job.options.split:
-        tuner.choose(LISTED, (graph.signature(), groups, nchw, job.precision.ieee), listed)
+        tuner.choose(LISTED, (signature, groups, nchw, job.precision.ieee), listed)
     return held
 
 

@@ -1,9 +1,10 @@
-"""The variables of a training graph: what a program says of them, and their memory on a device."""
+"""What lies on a device between steps: the variables of a training graph, what a program says of them, and constants."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
 from msplit.engines.cuda.ir.graph import Key
 from msplit.errors import EngineError
@@ -145,3 +147,22 @@ class StateMemory:
 def _fits(tensor: torch.Tensor) -> bool:
     """Whether a copy on the device leaves room there; otherwise it is put aside on the host."""
     return not tensor.is_cuda or tensor.nbytes < torch.cuda.mem_get_info(tensor.device)[0] // 4
+
+
+class Placed:
+    """Constants that lie on a device, which owns this, by the arrays that they were made of: programs of one graph share them."""
+
+    def __init__(self, device: Device) -> None:
+        self._place = device.place
+        self._made: dict[int, tuple[weakref.ref[NDArray[Any]], weakref.ref[torch.Tensor]]] = {}
+
+    def of(self, array: NDArray[Any]) -> torch.Tensor:
+        """The array on the device: what lies there as long as somebody holds it, or else a new one."""
+        number = id(array)
+        _, made = self._made.get(number, (None, None))
+        tensor = None if made is None else made()
+        if tensor is None:
+            tensor = to_torch(array, self._place)
+            gone = weakref.ref(array, lambda _: self._made.pop(number, None))  # another array may get its number
+            self._made[number] = gone, weakref.ref(tensor)
+        return tensor

@@ -182,9 +182,18 @@ class Rounding:
         others = {name: value for name, value in op.attrs.items() if name != ROUNDED}
         return replace(op, attrs={**others, ROUNDED: True} if rounded else others)
 
+    def otherwise(self, op: Op) -> Op | None:
+        """The op as it will be if its data are not rounded as expected: where the library's kernel makes them, or a fused group does. None
+        where that can not be."""
+        data = _data(op)
+        if ROUNDED in op.attrs:
+            return replace(op, attrs={name: value for name, value in op.attrs.items() if name != ROUNDED})
+        fused = op.op in matmul.PRODUCTS and all(port in self._for_products.get(node, ()) for node, port in data)
+        return replace(op, attrs={**op.attrs, ROUNDED: True}) if data and fused else None
+
     def of_results(self, op: Op) -> Op:
         """The op, which rounds its results where only products read them and the kernel that was chosen can."""
-        may = rounds(op) and (op.op in matmul.PRODUCTS or not self._nchw)
+        may = rounds(op) and (op.op in matmul.PRODUCTS or not self._nchw) and not self._believes
         ports = self._for_products.get(op.node, ()) if may else ()
         return replace(op, attrs={**op.attrs, ROUNDS: ports}) if ports else op
 

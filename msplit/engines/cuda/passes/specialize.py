@@ -7,7 +7,6 @@ doubles as the warm-up that a capture needs (library handles, algorithm choice).
 from __future__ import annotations
 
 import functools
-import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
@@ -31,7 +30,7 @@ from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, evalu
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
-from msplit.engines.cuda.ir.state import State, StateMemory
+from msplit.engines.cuda.ir.state import Placed, State, StateMemory
 from msplit.engines.cuda.ir.tf32 import constant_in_tf32
 from msplit.engines.cuda.ir.windows import TILES, keeps_channels_last
 from msplit.engines.cuda.kernels.tiles import Tiles
@@ -45,31 +44,13 @@ from msplit.opset.traits import CONV2D
 from msplit.progress import done, phase
 
 
-class Placed:
-    """Constants that lie on a device, which owns this, by the arrays that they were made of: programs of one graph share them."""
-
-    def __init__(self, device: Device) -> None:
-        self._place = device.place
-        self._made: dict[int, tuple[weakref.ref[NDArray[Any]], weakref.ref[torch.Tensor]]] = {}
-
-    def of(self, array: NDArray[Any]) -> torch.Tensor:
-        """The array on the device: what lies there as long as somebody holds it, or else a new one."""
-        number = id(array)
-        _, made = self._made.get(number, (None, None))
-        tensor = None if made is None else made()
-        if tensor is None:
-            tensor = to_torch(array, self._place)
-            gone = weakref.ref(array, lambda _: self._made.pop(number, None))  # another array may get its number
-            self._made[number] = gone, weakref.ref(tensor)
-        return tensor
-
-
 class Tracer:
     """The state of one trace: what runs each op, and what it has learned."""
 
     def __init__(self, graph: OpGraph, device: torch.device, nchw: bool) -> None:
         self.graph, self.device, self.nchw = graph, device, nchw
         self.measures = device.type == "cuda"  # whether layouts of weights are measured
+        self.lists = False  # whether the tuner hears of choices only, and none is made
         self.most_unrolled: int | None = None  # ops that loops may become; as many as ever where it is None
         self.values: dict[Key, torch.Tensor] = {}
         self.static: dict[Key, NDArray[Any]] = dict(graph.constants)
@@ -229,12 +210,14 @@ class Tracer:
         def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
             return LoweringCall(lowering, op, bound, unknown, self.nchw, mixed)
 
-        fresh = len(op.inputs) > 1 and op.inputs[1] not in self.constants
+        fresh = len(op.inputs) > 1 and (self.lists or op.inputs[1] not in self.constants)
         arguments = self.arguments(keys)
         slots = (slot for slot in range(len(op.inputs)) if slot not in bound)
         mixed = len({one.device for slot, one in zip(slots, arguments, strict=True) if slot not in unknown}) > 1
         op = self.rounding.of_data(op)
         if self.measures and not unknown:
+            if self.lists and (other := self.rounding.otherwise(op)) is not None:
+                self._choose(other, list(arguments), lowered, fresh=fresh, varying=varying)
             op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)
         op = self.rounding.of_results(op)
         function = lowered(op)
@@ -312,7 +295,7 @@ class Tracer:
                 return op
             op = self.rounding.of_weights(op, arguments, self.constants)
             movable = fresh and constant
-            if movable and (heaviest := self._heaviest.get(weights, op)).node != op.node:
+            if movable and not self.lists and (heaviest := self._heaviest.get(weights, op)).node != op.node:
                 arguments[1], movable = self._laid_for(heaviest), False
             op, arguments[1] = matmul.choose(op, arguments, lowered, movable=movable)
             for slot in self.rounding.to_round(op):
@@ -527,15 +510,28 @@ def trace(
 
 
 def list_choices(
-    graph: OpGraph, feeds: Mapping[str, NDArray[Any]], device: torch.device, *, nchw: bool = False
+    graph: OpGraph,
+    feeds: Mapping[str, NDArray[Any]],
+    device: torch.device,
+    *,
+    nchw: bool = False,
+    will_fuse: bool = False,
 ) -> dict[Key, torch.Tensor]:
     """Runs the graph once on the libraries' kernels, so that the tuner, in `Tuner.listing`, hears of every choice that `trace` makes.
+
+    Args:
+        graph: It has been through `expect_rounded` if what `trace` gets has.
+        feeds: See `trace`.
+        device: Where to run.
+        nchw: See `Node`.
+        will_fuse: Whether it will be traced with fused groups, too, which round what products read.
 
     Returns:
         Constants that it has put on the device and that no kernel may want to lie in another way, for `trace`.
     """
     tracer = Tracer(graph, device, nchw)
-    tracer.rounding = Rounding(graph, believes=True)
+    tracer.lists = True
+    tracer.rounding = Rounding(graph, believes=True, results=will_fuse and not nchw and takes_tf32(device))
     tracer.feed(feeds)
     last_use = _last_uses(graph)
     with torch.no_grad():

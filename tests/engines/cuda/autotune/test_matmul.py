@@ -1,23 +1,27 @@
 """The choice between kernels of a product: what it does with the times that it measures. The kernels' own tests need a GPU."""
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from msplit import samples
-from msplit.engines.cuda.autotune import batched_matmul
+from msplit.core.precision import Precision
+from msplit.engines.cuda import compile
+from msplit.engines.cuda.autotune import batched_matmul, conv
 from msplit.engines.cuda.autotune import matmul as products
 from msplit.engines.cuda.autotune.tuner import CALLS, LANES, SECONDS, RotatingWeights, Tuner
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.passes import specialize
+from msplit.engines.cuda.passes import pipeline, specialize
 from msplit.measure.verification import compare
-from tests.engines.cuda.cases import flat_of, run
+from tests.engines.cuda.cases import flat_of, job, run
 
 CPU = torch.device("cpu")
 
@@ -376,3 +380,56 @@ def test_all_that_is_timed_was_listed(measured, monkeypatch, op, shapes, movable
     products.choose(op, list(arguments), lowered, movable=movable)
     assert launched
     assert launched <= listed
+
+
+@pytest.fixture
+def asked(measured, monkeypatch):
+    """The choices that a program asks for on the CPU: those that are listed ahead, and those that are made. Products' kernels of ours win
+    where "triton c" is fast; convolutions are the library's."""
+    found = {True: set(), False: set()}
+    choose, begin = Tuner.choose, specialize.Tracer.__init__
+
+    @contextlib.contextmanager
+    def listing(self, meanwhile=None):
+        self._noted = Noted()
+        yield
+        self._noted = None
+
+    def asking(self, family, key, *rest, **options):
+        if family.name != "listed choices":
+            found[self._noted is not None].add((family.name, repr(key)))
+        return None if family is conv.FAMILY else choose(self, family, key, *rest, **options)
+
+    def measures(self, *arguments, **options):
+        begin(self, *arguments, **options)
+        self.measures = True
+
+    monkeypatch.setattr(Tuner, "listing", listing)
+    monkeypatch.setattr(Tuner, "can_list", lambda self: True)
+    monkeypatch.setattr(Tuner, "choose", asking)
+    monkeypatch.setattr(specialize.Tracer, "__init__", measures)
+    monkeypatch.setattr(conv, "can_compile", lambda: True)
+    for module in (compile, pipeline, specialize):
+        monkeypatch.setattr(module, "takes_tf32", lambda device: True)
+    return found
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("faster", [{}, {"triton a": 0.1}, {"triton a": 0.1, "library, turned": 0.5}])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("mmoe", {"experts": 4, "features": 24, "units": (16, 12)}),
+        ("bert", {"layers": 2, "hidden": 16, "heads": 2, "sequence": 4, "vocabulary": 30}),
+        ("squeezenet", {"image": 32}),
+    ],
+)
+def test_all_that_a_program_chooses_was_listed(measured, asked, name, sizes, faster, fuse):
+    """Whoever's kernels win, and so whether they round their results to TF32 for the next: kernels that are compiled late are compiled one
+    choice after the other."""
+    measured[0].update(faster)
+    flat, feeds = sample(name, 3, **sizes)
+    CudaEngine().compile(replace(job(flat, feeds, group=True, fuse=fuse), precision=Precision.TF32))
+    assert asked[False]
+    assert asked[False] <= asked[True]

@@ -6,9 +6,10 @@ import torch
 
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.ir import state as module
+from msplit.engines.cuda.ir.state import Placed
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.passes import specialize as module
-from msplit.engines.cuda.passes.specialize import Placed, specialize, trace
+from msplit.engines.cuda.passes.specialize import specialize, trace
 from msplit.errors import EngineError
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, program_of, run
 
