@@ -238,7 +238,7 @@ def _choices_ahead(
                 for found in find_prologues(graph):
                     takes(graph, found)
                 list_layers(graph, device.place)
-            held.update(list_choices(graph, optimized.feeds, device.place, nchw=nchw, will_fuse=will_fuse))
+            held.update(list_choices(graph, optimized.feeds, device.place, nchw=nchw))
         return True
 
     if tuner.can_list() and not job.options.split:

@@ -510,28 +510,23 @@ def trace(
 
 
 def list_choices(
-    graph: OpGraph,
-    feeds: Mapping[str, NDArray[Any]],
-    device: torch.device,
-    *,
-    nchw: bool = False,
-    will_fuse: bool = False,
+    graph: OpGraph, feeds: Mapping[str, NDArray[Any]], device: torch.device, *, nchw: bool = False
 ) -> dict[Key, torch.Tensor]:
-    """Runs the graph once on the libraries' kernels, so that the tuner, in `Tuner.listing`, hears of every choice that `trace` makes.
+    """Runs the graph once on the libraries' kernels, so that the tuner, in `Tuner.listing`, hears of every choice that `trace` makes,
+    whoever's kernels win, and with fused groups or without.
 
     Args:
         graph: It has been through `expect_rounded` if what `trace` gets has.
         feeds: See `trace`.
         device: Where to run.
         nchw: See `Node`.
-        will_fuse: Whether it will be traced with fused groups, too, which round what products read.
 
     Returns:
         Constants that it has put on the device and that no kernel may want to lie in another way, for `trace`.
     """
     tracer = Tracer(graph, device, nchw)
     tracer.lists = True
-    tracer.rounding = Rounding(graph, believes=True, results=will_fuse and not nchw and takes_tf32(device))
+    tracer.rounding = Rounding(graph, believes=True, results=not nchw and takes_tf32(device))
     tracer.feed(feeds)
     last_use = _last_uses(graph)
     with torch.no_grad():
