@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msplit.core.precision import Precision
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, GOOD_STEPS, LOSS_SCALE, Job
@@ -279,3 +281,23 @@ def test_the_first_scale_is_that_of_keras():
 
     assert keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()).initial_scale == FIRST_SCALE[LOSS_SCALE]
     assert keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()).dynamic_growth_steps == lowerings.GROWTH_STEPS
+
+
+def test_many_gradients_are_unscaled_together():
+    """On a GPU each of these operators is one kernel for up to a hundred gradients; of copies one by one there would be as many."""
+
+    class Called(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(function.name())
+            return function(*args, **(kwargs or {}))
+
+    names = []
+    gradients = [torch.full((3, number + 1), float(number)) for number in range(80)]
+    gradients[7] = torch.arange(12.0).reshape(2, 6)[:, 1:3]
+    with Called():
+        *found, finite = lowerings.unscale(None, torch.tensor(8.0), *gradients)
+    assert finite
+    assert all(one.equal(gradient / 8) and one is not gradient for one, gradient in zip(found, gradients, strict=True))
+    assert len(names) < 10
+    gradients[5][2, 0] = torch.inf
+    assert not lowerings.unscale(None, torch.tensor(8.0), *gradients)[-1]

@@ -153,14 +153,27 @@ class _Rules:
             if number in left and number not in sure:
                 read = [key for key in device_inputs(graph.ops[number]) if self._types.get(key) == WIDE]
                 wide = [key for key in read if key[0] not in left and key not in graph.constants]
-                made = [(number, port) for port in range(graph.ports(number))]
-                if len(wide) > 1 + sum(key[0] in left for key in read) or size(wide) > 2 * size(made):
+                if len(wide) > 1 + sum(key[0] in left for key in read) or size(wide) > 2 * size(self._made(number)):
                     left.remove(number)
         fed = self._reached(sure & left, self._after, left)
         for number in reversed(graph.ops):
             if number in left - fed and left.isdisjoint(self._after(number)):
                 left.remove(number)
+        for number in reversed(graph.ops):
+            parts = self._parts(number, left, sure) if number in left else set()
+            if size(key for part in parts for key in self._made(part)) >= size(self._made(number)):
+                left -= parts
         return left
+
+    def _parts(self, number: int, left: set[int], sure: set[int]) -> set[int]:
+        """The readers of an op if all of them only carry what it makes, and nothing else, to others that want float32. So do those that
+        cut a product of many gradients into one for each variable: its result is converted once, and theirs need not be."""
+        parts = set(self._after(number))
+        lone = parts <= left - sure and all(left.isdisjoint(self._after(part)) for part in parts)
+        return parts if lone and all(set(self._before(part)) == {number} for part in parts) else set()
+
+    def _made(self, number: int) -> list[Key]:
+        return [(number, port) for port in range(self._graph.ports(number))]
 
     def _all(self, what: Half) -> set[int]:
         return {number for number, one in self._of.items() if one is what}

@@ -96,6 +96,29 @@ def test_what_overflows_stays_in_float32_with_what_reads_it_up_to_the_next_produ
     check(build, {"x": normal(4, 8) / 4}, wide={"Exp", "Mul", "AddV2"}, casts=3)
 
 
+@pytest.mark.parametrize(("rows", "converted"), [((0, 1, 2, 3), [(4, 8, 32)]), ((0, 2), [(8, 32), (8, 32)])])
+def test_a_product_that_is_cut_into_parts_is_converted_once(rows, converted):
+    """But not if the parts are less than all of it."""
+
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, [4, 8, 16], name="x")
+        made = x @ normal(4, 16, 32)
+        tf.identity(tf.stack([tf.exp(made[row]) for row in rows]), name="out")
+
+    feeds = {"x": normal(4, 8, 16) / 8}
+    flat = graph_of(build, outputs=["out"])
+    found = compare(
+        outputs_of(flat, feeds, BF16), outputs_of(flat, feeds, IEEE), precision=BF16, tolerance=DISTANCE[BF16]
+    )
+    assert found.passed, found.describe()
+    casts = [
+        tuple(call()[0].shape)
+        for step, _, call in walk(program_of(flat, feeds), feeds, CPU)
+        if step.op.op == "Cast" and step.op.attrs["DstT"] == "float32"
+    ]
+    assert casts == converted
+
+
 def test_sums_and_softmax_read_half_precision_and_compute_in_float32():
     def build(tf, v1):
         x = v1.placeholder(tf.float32, [17, 8, 8, 3], name="x")  # too many rows for one kernel
