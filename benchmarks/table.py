@@ -446,7 +446,7 @@ def page() -> str:
 
 def readme(text: str) -> str:
     """The README with the table made anew."""
-    made = markdown(headline(runs([HERE / "h200" / name for name in ("before.json.gz", "suite.json.gz")])))
+    made = markdown(headline(runs([HERE / "h200" / "suite.json.gz"])))
     between = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- /results -->)", re.DOTALL)
     return between.sub(lambda _: made + "\n", text)
 
