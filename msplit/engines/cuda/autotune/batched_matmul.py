@@ -210,6 +210,9 @@ def choose(op: Op, arguments: Sequence[Tensor]) -> Op:
             lambda: (functools.partial(run, work, attrs) for attrs in candidates.values() if TILE in attrs),
             sum(estimated(one.x, one.weights, 2 * one.weights.numel() * one.rows.shape[1]) for one in work.layers()),
         )
+        before = tuner.known(FAMILY, replace(work, rounded_data=False).key()) if work.rounded_data else None
+        if before is not None and TILE not in candidates[name] and TILE in candidates.get(before[0][0], ()):
+            name = before[0][0]  # as for other products: see `matmul.choose`
     attrs = candidates.get(name)
     return replace(op, attrs={**op.attrs, **attrs}) if attrs else op
 

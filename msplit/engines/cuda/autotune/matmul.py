@@ -103,19 +103,24 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     tf32 = torch.backends.cuda.matmul.allow_tf32
     key: tuple[Any, ...] = (op.op, op.attrs.get("fused_ops"), tuple(data.shape), tuple(weights.shape))
     key = (*key, data.stride(), weights.dtype, tf32, attrs, repr(op.attrs.get("layers")), len(arguments))
-    key = (*key, bool(op.attrs.get(ROUNDED)), bool(op.attrs.get(ROUNDED_WEIGHTS)))
+    rounded, *rest = bool(op.attrs.get(ROUNDED)), bool(op.attrs.get(ROUNDED_WEIGHTS))
     tuner = Tuner.of(data.device)
-    free = tuner.known(FAMILY, key)
+    free = tuner.known(FAMILY, (*key, rounded, *rest))
     if free is None or not (movable or weights.shape[-1] == 1 or free[0].turned == _is_turned(op, weights)):
         if not movable:
-            key = (*key, weights.stride())
+            rest.append(weights.stride())
         choice = tuner.choose(
             FAMILY,
-            key,
+            (*key, rounded, *rest),
             lambda: _fastest(tuner, op, arguments, lowered, movable=movable),
             lambda: _calls(op, arguments, lowered, movable=movable),
             estimated(data, weights, 2 * data.numel() * weights.shape[-1]),
         )
+        before = tuner.known(FAMILY, (*key, False, *rest)) if rounded and choice.tile is None else None
+        if before is not None and before[0].tile is not None:
+            choice = before[
+                0
+            ]  # it has less to do where data are rounded, and the library as much: a contest that says otherwise errs
     else:
         choice = free[0]
     if choice.turned and movable:
