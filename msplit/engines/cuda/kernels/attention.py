@@ -53,6 +53,8 @@ def attention(
     scale: float,
     causal: bool = False,
     tf32: bool = False,
+    rounded: bool = False,
+    rounds: bool = False,
 ) -> Tensor:
     """``softmax(query @ key.T * scale + bias) @ value``, per batch and head.
 
@@ -65,6 +67,8 @@ def attention(
         scale: Of scores.
         causal: Whether a query counts only keys up to its own place.
         tf32: Whether float32 may be rounded to TF32 on its way into the tensor cores.
+        rounded: Whether queries, keys and values are rounded to it already.
+        rounds: Whether the result is to be rounded to it, for products.
 
     Returns:
         [batch, heads, queries, depth]; it lies in memory as [batch, queries, heads, depth], as what follows mostly wants it.
@@ -80,11 +84,11 @@ def attention(
     )
     launch(_ATTENTION, (batch * heads * shares(rows, tile.rows),))(
         out, query, key, value, added, scale,
-        rows, columns, inner, depth, heads,
+        rows, columns, inner, depth, heads, int(rounds),
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *added.stride(), *out.stride()[:3],
         BM=tile.rows, BN=tile.columns, BD=_width(inner), BE=_width(depth),
         CAUSAL=causal, BIAS=bias is not None,
-        PRECISION=input_precision(query, tf32=tf32),
+        PRECISION=input_precision(query, tf32=tf32), ROUNDED=rounded,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

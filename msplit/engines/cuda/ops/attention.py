@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDS, for_products
 from msplit.engines.cuda.kernels import attention as kernels
 from msplit.engines.cuda.kernels.attention import TILES
 from msplit.engines.cuda.kernels.launch import can_launch
@@ -64,10 +65,20 @@ def attention(node: Node, query: Tensor, key: Tensor, value: Tensor, bias: Tenso
 def _attend(node: Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     scale, causal, kernel = float(node.get("scale", 1.0)), bool(node.get("causal")), node.get(KERNEL)
     if kernel in TILES and can_launch(query.device):
-        tf32 = torch.backends.cuda.matmul.allow_tf32
-        return kernels.attention(query, key, value, mask, TILES[kernel], scale=scale, causal=causal, tf32=tf32)
+        return kernels.attention(
+            query,
+            key,
+            value,
+            mask,
+            TILES[kernel],
+            scale=scale,
+            causal=causal,
+            tf32=torch.backends.cuda.matmul.allow_tf32,
+            rounded=bool(node.get(ROUNDED)),
+            rounds=bool(node.get(ROUNDS)),
+        )
     with _one_kernel(None if kernel in TILES else kernel):
-        return scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale)
+        return for_products(node, scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale))
 
 
 def _ordered(tensor: Tensor, term: str, order: str, size: Mapping[str, int]) -> Tensor:

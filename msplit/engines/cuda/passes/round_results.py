@@ -27,15 +27,20 @@ from msplit.engines.cuda.ir.buffers import BUFFER, JOINED
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS, ROUNDS
 from msplit.engines.cuda.ir.windows import TILES
+from msplit.engines.cuda.kernels.attention import TILES as ATTENTION_TILES
 from msplit.engines.cuda.kernels.conv import ACTIVATIONS
 from msplit.engines.cuda.kernels.matmul import FEW_COLUMNS
 from msplit.engines.cuda.kernels.pool import WIDEST
+from msplit.engines.cuda.ops.attention import ATTENTION, KERNEL
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.fused import SQUEEZE
 from msplit.opset.traits import CONV2D, EPILOGUE_STEPS, ops_with
 
 _CONVOLVING = CONV2D | {"_SiblingConv2D"}
 """Ops whose first input is rounded to TF32, whoever's kernel runs them."""
+
+_MULTIPLYING = _CONVOLVING | matmul.PRODUCTS | {ATTENTION}
+"""Ops that read what is for products."""
 
 _HAND_ON = (
     ops_with("picks values")
@@ -66,7 +71,7 @@ def read_by_products(graph: OpGraph) -> set[Key]:
     kept, found = graph.kept(), set[Key]()
 
     def for_products(op: Op, slot: int) -> bool:
-        if op.op in _CONVOLVING or op.op in matmul.PRODUCTS:
+        if op.op in _MULTIPLYING:
             return slot in operands(graph, op)
         if op.op == BUFFER:
             return True  # which comes behind a value, and does not look at it
@@ -86,9 +91,11 @@ def read_by_products(graph: OpGraph) -> set[Key]:
 
 def operands(graph: OpGraph, op: Op) -> list[int]:
     """The slots of what an op multiplies on tensor cores, whoever's kernel runs it: none of a product of one row or of a few columns, which
-    is as exact in IEEE precision."""
+    is as exact in IEEE precision, and of attention those of our own kernel."""
     if op.op in _CONVOLVING:
         return [0]
+    if op.op == ATTENTION:
+        return [0, 1, 2] if op.attrs.get(KERNEL) in ATTENTION_TILES else []
     shape = graph.shapes.get((op.node, 0), ())
     multiplies = len(shape) > 1 and shape[-2] > 1 and shape[-1] > FEW_COLUMNS
     return [*matmul.data_of(op), *matmul.weights_of(op)] if multiplies else []
@@ -113,9 +120,11 @@ def expect_rounded(graph: OpGraph) -> bool:
 
 
 def _data(op: Op) -> list[Key]:
-    """The data of a convolution or product; nothing of another op."""
+    """The data of a convolution, product or attention; nothing of another op."""
     if op.op in _CONVOLVING:
         return op.inputs[:1]
+    if op.op == ATTENTION:
+        return op.inputs[:3]
     return [op.inputs[slot] for slot in matmul.data_of(op)] if op.op in matmul.PRODUCTS else []
 
 
@@ -125,6 +134,8 @@ def can_round(op: Op) -> bool:
         return False
     if op.op in matmul.PRODUCTS:
         return True
+    if op.op == ATTENTION:
+        return op.attrs.get(KERNEL) in ATTENTION_TILES
     if op.op in _MEANS:
         return bool(math.prod(op.attrs.get("ksize", ())) <= WIDEST)
     return op.op in _CONVOLUTIONS and _STEPS.issuperset(map(str, op.attrs.get("fused_ops", ())))
@@ -137,7 +148,7 @@ def takes_tf32(device: torch.device) -> bool:
 
 def rounds(op: Op) -> bool:
     """Whether such a kernel was chosen."""
-    return can_round(op) and (op.op in _MEANS or TILES in op.attrs or TILE in op.attrs)
+    return can_round(op) and (op.op in _MEANS or op.op == ATTENTION or TILES in op.attrs or TILE in op.attrs)
 
 
 def hands_on(op: Op, inputs: Collection[Key], rounded: set[Key]) -> bool:
@@ -178,7 +189,7 @@ class Rounding:
         data = _data(op)
         if self._believes or not data:
             return op
-        rounded = self._rounded.issuperset(data) and (ROUNDED in op.attrs or op.op in matmul.PRODUCTS)
+        rounded = self._rounded.issuperset(data) and (ROUNDED in op.attrs or op.op not in _CONVOLVING)
         others = {name: value for name, value in op.attrs.items() if name != ROUNDED}
         return replace(op, attrs={**others, ROUNDED: True} if rounded else others)
 
@@ -193,7 +204,7 @@ class Rounding:
 
     def of_results(self, op: Op) -> Op:
         """The op, which rounds its results where only products read them and the kernel that was chosen can."""
-        may = rounds(op) and (op.op in matmul.PRODUCTS or not self._nchw) and not self._believes
+        may = rounds(op) and (op.op in _MULTIPLYING - _CONVOLVING or not self._nchw) and not self._believes
         ports = self._for_products.get(op.node, ()) if may else ()
         return replace(op, attrs={**op.attrs, ROUNDS: ports}) if ports else op
 

@@ -7,6 +7,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from msplit.engines.cuda.ir.tf32 import to_tf32
+
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -50,6 +52,17 @@ def test_attention(rows, columns, inner, depth, masked):
         result = found.attention(query, key, value, bias, found.TILES[name], scale=0.3, causal=masked == "causal")
         assert result.transpose(1, 2).is_contiguous()
         torch.testing.assert_close(result.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_result_for_products_is_rounded_where_it_is_stored():
+    found = kernel()
+    query, key, value = (to_tf32(normal(2, 2, 40, 16)) for _ in range(3))
+    for name in found.names(40):
+        how = {"scale": 0.3, "tf32": True}
+        plain = found.attention(query, key, value, None, found.TILES[name], **how)
+        for rounded in (False, True):  # to round once more what is rounded changes nothing
+            made = found.attention(query, key, value, None, found.TILES[name], **how, rounded=rounded, rounds=True)
+            torch.testing.assert_close(made, to_tf32(plain), rtol=0, atol=0)
 
 
 def test_a_row_in_which_nothing_counts():

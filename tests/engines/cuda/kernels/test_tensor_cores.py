@@ -35,7 +35,10 @@ KERNELS = {
     ),
     "convolve_tile": ("convolutions", CONVOLUTION),
     "convolve_few_channels": ("few_channels", FEW_CHANNELS),
-    "attention": ("attention", {"BM": 32, "BN": 32, "BD": 32, "BE": 32, "CAUSAL": False, "BIAS": True}),
+    "attention": (
+        "attention",
+        {"BM": 32, "BN": 32, "BD": 32, "BE": 32, "CAUSAL": False, "BIAS": True, "ROUNDED": False},
+    ),
 }
 """Each kernel that multiplies on tensor cores: where it is, and constants to compile it with."""
 
@@ -110,6 +113,17 @@ def test_weights_that_are_rounded_are_not_rounded_again():
     found = instructions("products", "fp32", "tf32", ROUNDED_WEIGHTS=True)
     assert ROUNDING not in found
     assert LIFTING.search(found), "the data are"
+
+
+@pytest.mark.needs_triton
+@pytest.mark.parametrize("rows", [32, 64])
+def test_attention_rounds_only_weights_where_the_rest_is_rounded(rows):
+    """They are in registers anyhow: it is keys and values that would have to go there and back."""
+    tile = {"BM": rows, "BN": 64, "BD": 64, "BE": 64}
+    all_of_it, weights = (
+        instructions("attention", "fp32", "tf32", **tile, ROUNDED=rounded).count(ROUNDING) for rounded in (False, True)
+    )
+    assert 0 < weights < all_of_it / 2
 
 
 @pytest.mark.needs_triton

@@ -8,17 +8,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from msplit import samples
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDS
+from msplit.engines.cuda.kernels.attention import TILES
 from msplit.engines.cuda.passes import pipeline, round_results, specialize
 from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.engines.cuda.passes.round_results import can_round, expect_rounded, read_by_products
 from msplit.engines.cuda.runtime.rounding import RoundedProducts
 from msplit.engines.cuda.stored.program import pack, unpack
 from msplit.engines.cuda.stored.weights import Weights
-from tests.engines.cuda.cases import CPU, job, run
+from tests.engines.cuda.cases import CPU, flat_of, job, run
 from tests.engines.cuda.passes.test_merge_convolutions import block, data
 from tests.engines.cuda.random_graphs import FLOAT
 
@@ -275,6 +277,25 @@ def test_on_another_gpu_who_rounds_is_decided_anew(on_a_gpu, monkeypatch):
         assert [step.op.op for step in restored.steps if step.op.attrs.get(ROUNDS)] == wanted
         reads = [bool(step.op.attrs.get(ROUNDED)) for step in restored.steps if step.op.op == "_FusedMatMul"]
         assert reads == [False, fits, True]
+
+
+@pytest.mark.parametrize("mode", [{}, {"fuse": True, "group": True}])
+@pytest.mark.parametrize(("kernel", "rounds"), [(next(iter(TILES)), True), ("", False)])
+def test_attention_reads_rounded_data_and_rounds_for_the_product_behind_it(on_a_gpu, monkeypatch, kernel, rounds, mode):
+    """Where it is our own kernel; the library's would have to have its result rounded by another."""
+    made = samples.build("bert", layers=2, hidden=16, heads=2, sequence=4, vocabulary=30)
+    flat, feeds = flat_of(made.graph_def, outputs=list(made.outputs)), samples.make_inputs(made, 3)
+    monkeypatch.setattr(pipeline.attention, "decide_on", lambda *_, **__: lambda *_: kernel)
+    found = [op for op in ops_of(flat, feeds, **mode) if op.op == "_Attention"]
+    assert len(found) == 2
+    assert {(bool(op.attrs.get(ROUNDED)), bool(op.attrs.get(ROUNDS))) for op in found} == {(rounds, rounds)}
+    with RoundedProducts():
+        rounded = run(flat, feeds, 2, **mode)
+        monkeypatch.undo()
+        monkeypatch.setattr(devices, "_DEVICES", {})
+        plain = run(flat, feeds, 2, **mode)
+    for name, value in plain.items():
+        np.testing.assert_array_equal(rounded[name], value)
 
 
 def test_in_the_other_layout_only_products_round(on_a_gpu):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msplit.engines.cuda.kernels.code.tensor_cores import rounded
+from msplit.engines.cuda.kernels.code.tensor_cores import for_products, rounded
 
 
-@triton.jit(do_not_specialize=["M", "N", "heads"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["M", "N", "heads", "rounds"])  # type: ignore[untyped-decorator]
 def attention(  # type: ignore[no-untyped-def]
     out, query, key, value, bias, scale,
-    M, N, D, E, heads,
+    M, N, D, E, heads, rounds,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     b_batch, b_head, b_row, b_column, o_batch, o_head, o_row,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    CAUSAL: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
     across = tl.cdiv(M, BM)
     member = tl.program_id(0) // across
@@ -27,7 +27,8 @@ def attention(  # type: ignore[no-untyped-def]
         mask=(rows < M)[:, None] & (inner < D)[None, :],
         other=0.0,
     )
-    asked = rounded(asked, PRECISION)
+    if not ROUNDED:
+        asked = rounded(asked, PRECISION)
     key += batch * k_batch + head * k_head
     value += batch * v_batch + head * v_head
     bias += batch * b_batch + head * b_head
@@ -41,7 +42,9 @@ def attention(  # type: ignore[no-untyped-def]
         keys = tl.load(
             key + columns[None, :] * k_row + inner[:, None], mask=there[None, :] & (inner < D)[:, None], other=0.0
         )
-        scores = tl.dot(asked, rounded(keys, PRECISION), input_precision=PRECISION) * scale
+        if not ROUNDED:
+            keys = rounded(keys, PRECISION)
+        scores = tl.dot(asked, keys, input_precision=PRECISION) * scale
         if BIAS:
             place = bias + rows[:, None] * b_row + columns[None, :] * b_column
             scores += tl.load(place, mask=(rows < M)[:, None] & there[None, :], other=0.0).to(tl.float32)
@@ -56,9 +59,11 @@ def attention(  # type: ignore[no-untyped-def]
         values = tl.load(
             value + columns[:, None] * v_row + depth[None, :], mask=there[:, None] & (depth < E)[None, :], other=0.0
         )
-        weights, values = rounded(weights.to(values.dtype), PRECISION), rounded(values, PRECISION)
+        if not ROUNDED:
+            values = rounded(values, PRECISION)
+        weights = rounded(weights.to(values.dtype), PRECISION)
         total = tl.dot(weights, values, total * before[:, None], input_precision=PRECISION)
         most = larger
-    total /= weight[:, None]
+    total = for_products(total / weight[:, None], rounds)
     target = out + batch * o_batch + head * o_head + rows[:, None] * o_row + depth[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=(rows < M)[:, None] & (depth < E)[None, :])
