@@ -166,11 +166,14 @@ class _Rules:
         return left
 
     def _parts(self, number: int, left: set[int], sure: set[int]) -> set[int]:
-        """The readers of an op if all of them only carry what it makes, and nothing else, to others that want float32. So do those that
-        cut a product of many gradients into one for each variable: its result is converted once, and theirs need not be."""
-        parts = set(self._after(number))
-        lone = parts <= left - sure and all(left.isdisjoint(self._after(part)) for part in parts)
-        return parts if lone and all(set(self._before(part)) == {number} for part in parts) else set()
+        """The readers of an op if there are several, and all only carry what it makes, and nothing else, to others that want float32 and
+        would have it converted. So do those that cut a product of many gradients into one for each variable: its result is converted
+        once, and theirs need not be."""
+        parts, ops = set(self._after(number)), self._graph.ops
+        lone = parts <= left - sure and all(set(self._before(part)) == {number} for part in parts)
+        readers = {reader for part in parts for reader in self._after(part)}
+        wide = left.isdisjoint(readers) and not any(ops[reader].op in WIDENING for reader in readers)
+        return parts if len(parts) > 1 and lone and wide else set()
 
     def _made(self, number: int) -> list[Key]:
         return [(number, port) for port in range(self._graph.ports(number))]

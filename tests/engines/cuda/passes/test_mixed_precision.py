@@ -96,14 +96,23 @@ def test_what_overflows_stays_in_float32_with_what_reads_it_up_to_the_next_produ
     check(build, {"x": normal(4, 8) / 4}, wide={"Exp", "Mul", "AddV2"}, casts=3)
 
 
-@pytest.mark.parametrize(("rows", "converted"), [((0, 1, 2, 3), [(4, 8, 32)]), ((0, 2), [(8, 32), (8, 32)])])
-def test_a_product_that_is_cut_into_parts_is_converted_once(rows, converted):
-    """But not if the parts are less than all of it."""
+@pytest.mark.parametrize(
+    ("rows", "reader", "converted"),
+    [
+        ((0, 1, 2, 3), "exp", [(4, 8, 32)]),
+        ((0, 2), "exp", [(8, 32), (8, 32)]),
+        ((0, 1, 2, 3), "softmax", []),
+    ],
+)
+def test_a_product_that_is_cut_into_parts_is_converted_once(rows, reader, converted):
+    """But not if the parts are less than all of it, or if who reads them converts them itself."""
 
     def build(tf, v1):
         x = v1.placeholder(tf.float32, [4, 8, 16], name="x")
         made = x @ normal(4, 16, 32)
-        tf.identity(tf.stack([tf.exp(made[row]) for row in rows]), name="out")
+        tf.identity(
+            tf.stack([getattr(tf.nn if reader == "softmax" else tf, reader)(made[row]) for row in rows]), name="out"
+        )
 
     feeds = {"x": normal(4, 8, 16) / 8}
     flat = graph_of(build, outputs=["out"])
