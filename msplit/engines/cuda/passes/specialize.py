@@ -315,13 +315,14 @@ class Tracer:
 
     def _laid_for(self, op: Op) -> torch.Tensor:
         """Constant weights as a product that comes later wants them: it is tried with random data of the shape that they will have."""
-        draw = torch.Generator(self.device).manual_seed(0)
+        place = self.constant(op.inputs[1]).device  # of several GPUs, the one that multiplies by them
+        draw = torch.Generator(place).manual_seed(0)
 
         def like(key: Key) -> torch.Tensor:
             if key in self.static:
                 return self.constant(key)
             dtype = torch_dtype(self.graph.dtypes.get(key, "float32"))
-            return torch.rand(self.graph.shapes[key], device=self.device, generator=draw).to(dtype)
+            return torch.rand(self.graph.shapes[key], device=place, generator=draw).to(dtype)
 
         arguments = [like(key) for key in op.inputs]
         op = self.rounding.of_weights(op, arguments, self.constants)
