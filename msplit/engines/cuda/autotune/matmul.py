@@ -118,9 +118,8 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
         )
         before = tuner.known(FAMILY, (*key, False, *rest)) if rounded and choice.tile is None else None
         if before is not None and before[0].tile is not None:
-            choice = before[
-                0
-            ]  # it has less to do where data are rounded, and the library as much: a contest that says otherwise errs
+            # It has less to do where data are rounded, and the library as much: a contest that says otherwise errs.
+            choice = before[0]
     else:
         choice = free[0]
     if choice.turned and movable:

@@ -19,9 +19,9 @@ def unscale(node: Node, scale: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]
     """Gradients divided by the scale, a power of two, and behind them whether all of them are finite."""
     del node
     by = scale.reciprocal()
-    found = torch._foreach_mul(
-        gradients, by
-    )  # one kernel for up to a hundred of them; a copy of each took longer than all of the rest
+    # One kernel for up to a hundred of them, and not one for each; but if one of them has gaps, all are multiplied one by one.
+    together = iter(torch._foreach_mul([one for one in gradients if one.is_contiguous()] or [by], by))
+    found = [next(together) if one.is_contiguous() else one * by for one in gradients]
     infinite = torch.zeros_like(by)
     if scale.device.type != "meta":
         torch._amp_foreach_non_finite_check_and_unscale_(found, infinite, torch.ones_like(by))
