@@ -218,7 +218,6 @@ def _choices_ahead(
     groups is imported. Gives constants that are on the device then.
     """
     groups, tuner = job.options.mode.groups, device.owned(Tuner)
-    signature = optimized.graph.signature()
     held: dict[Key, torch.Tensor] = {}
 
     def listed() -> bool:
@@ -242,7 +241,7 @@ def _choices_ahead(
         return True
 
     if tuner.can_list() and not job.options.split:
-        tuner.choose(LISTED, (signature, groups, nchw, job.precision.ieee), listed)
+        tuner.choose(LISTED, (optimized.graph.signature(), groups, nchw, job.precision.ieee), listed)
     return held
 
 

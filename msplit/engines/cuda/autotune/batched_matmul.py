@@ -210,9 +210,6 @@ def choose(op: Op, arguments: Sequence[Tensor]) -> Op:
             lambda: (functools.partial(run, work, attrs) for attrs in candidates.values() if TILE in attrs),
             sum(estimated(one.x, one.weights, 2 * one.weights.numel() * one.rows.shape[1]) for one in work.layers()),
         )
-        before = tuner.known(FAMILY, replace(work, rounded_data=False).key()) if work.rounded_data else None
-        if before is not None and TILE not in candidates[name] and TILE in candidates.get(before[0][0], ()):
-            name = before[0][0]  # as for other products: see `matmul.choose`
     attrs = candidates.get(name)
     return replace(op, attrs={**op.attrs, **attrs}) if attrs else op
 
@@ -237,7 +234,11 @@ def _fastest(tuner: Tuner, work: Work, candidates: Mapping[str, Mapping[str, Any
                 if not times:
                     raise
     best = min(times, key=lambda name: times[name])
-    return (best if times[best] < MARGIN * times[baseline] else baseline), times
+    chosen = best if times[best] < MARGIN * times[baseline] else baseline
+    if work.rounded_data and TILE not in candidates[chosen]:  # see `matmul.choose`
+        before = tuner.known(FAMILY, replace(work, rounded_data=False).key())
+        chosen = before[0][0] if before is not None and TILE in candidates.get(before[0][0], ()) else chosen
+    return chosen, times
 
 
 def _with_copies(work: Work) -> list[Work]:

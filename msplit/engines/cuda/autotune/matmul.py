@@ -40,6 +40,9 @@ ANY_WEIGHTS = BATCH_MATMULS | {GROUPED}
 WITH_WEIGHTS = MATMULS
 """Ops whose kernel is chosen; the latter only where their weights are constant."""
 
+_LAYING = WITH_WEIGHTS | {GROUPED}
+"""Those that may want their constant weights to lie in another way."""
+
 PRODUCTS = ANY_WEIGHTS | WITH_WEIGHTS
 
 _ALIGNED = 4
@@ -103,23 +106,26 @@ def choose(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
     tf32 = torch.backends.cuda.matmul.allow_tf32
     key: tuple[Any, ...] = (op.op, op.attrs.get("fused_ops"), tuple(data.shape), tuple(weights.shape))
     key = (*key, data.stride(), weights.dtype, tf32, attrs, repr(op.attrs.get("layers")), len(arguments))
-    rounded, *rest = bool(op.attrs.get(ROUNDED)), bool(op.attrs.get(ROUNDED_WEIGHTS))
+    rounded, *more = bool(op.attrs.get(ROUNDED)), bool(op.attrs.get(ROUNDED_WEIGHTS))
     tuner = Tuner.of(data.device)
-    free = tuner.known(FAMILY, (*key, rounded, *rest))
+
+    def measured() -> Choice:
+        """Our own kernel has less to do where data are rounded, and the library as much: a contest errs that it loses and won before."""
+        found = _fastest(tuner, op, arguments, lowered, movable=movable)
+        before = tuner.known(FAMILY, (*key, False, *more)) if rounded and found.tile is None else None
+        return found if before is None or before[0].tile is None else before[0]
+
+    free = tuner.known(FAMILY, (*key, rounded, *more))
     if free is None or not (movable or weights.shape[-1] == 1 or free[0].turned == _is_turned(op, weights)):
         if not movable:
-            rest.append(weights.stride())
+            more.append(weights.stride())
         choice = tuner.choose(
             FAMILY,
-            (*key, rounded, *rest),
-            lambda: _fastest(tuner, op, arguments, lowered, movable=movable),
+            (*key, rounded, *more),
+            measured,
             lambda: _calls(op, arguments, lowered, movable=movable),
             estimated(data, weights, 2 * data.numel() * weights.shape[-1]),
         )
-        before = tuner.known(FAMILY, (*key, False, *rest)) if rounded and choice.tile is None else None
-        if before is not None and before[0].tile is not None:
-            # It has less to do where data are rounded, and the library as much: a contest that says otherwise errs.
-            choice = before[0]
     else:
         choice = free[0]
     if choice.turned and movable:
@@ -135,7 +141,7 @@ def heaviest(graph: OpGraph) -> dict[Key, Op]:
     made: dict[Key, Counter[tuple[Any, ...]]] = {}
     one_of: dict[tuple[Any, ...], Op] = {}
     for op in graph.ops.values():
-        if op.op in WITH_WEIGHTS | {GROUPED} and op.inputs[1] in graph.constants and _inner_axis(op) is not None:
+        if op.op in _LAYING and op.inputs[1] in graph.constants and _inner_axis(op) is not None:
             op = without_place(op)
             shapes = [graph.shapes.get(key) for key in ((op.node, 0), *op.inputs) if key not in graph.constants]
             if None not in shapes:

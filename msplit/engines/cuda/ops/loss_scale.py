@@ -19,7 +19,7 @@ def unscale(node: Node, scale: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]
     """Gradients divided by the scale, a power of two, and behind them whether all of them are finite."""
     del node
     by = scale.reciprocal()
-    # One kernel for up to a hundred of them, and not one for each; but if one of them has gaps, all are multiplied one by one.
+    # One kernel for up to a hundred of them. One that has gaps would have all multiplied one by one, so it is left out.
     together = iter(torch._foreach_mul([one for one in gradients if one.is_contiguous()] or [by], by))
     found = [next(together) if one.is_contiguous() else one * by for one in gradients]
     infinite = torch.zeros_like(by)

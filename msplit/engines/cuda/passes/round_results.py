@@ -39,8 +39,8 @@ from msplit.opset.traits import CONV2D, EPILOGUE_STEPS, ops_with
 _CONVOLVING = CONV2D | {"_SiblingConv2D"}
 """Ops whose first input is rounded to TF32, whoever's kernel runs them."""
 
-_MULTIPLYING = _CONVOLVING | matmul.PRODUCTS | {ATTENTION}
-"""Ops that read what is for products."""
+_PRODUCTS = matmul.PRODUCTS | {ATTENTION}
+"""Ops that multiply on tensor cores however images lie."""
 
 _HAND_ON = (
     ops_with("picks values")
@@ -71,7 +71,7 @@ def read_by_products(graph: OpGraph) -> set[Key]:
     kept, found = graph.kept(), set[Key]()
 
     def for_products(op: Op, slot: int) -> bool:
-        if op.op in _MULTIPLYING:
+        if op.op in _CONVOLVING or op.op in _PRODUCTS:
             return slot in operands(graph, op)
         if op.op == BUFFER:
             return True  # which comes behind a value, and does not look at it
@@ -163,13 +163,14 @@ class Rounding:
         graph: In topological order.
         results: Whether kernels may round their results.
         nchw: Whether convolutions and pools run in that layout, which only the libraries' kernels do.
-        believes: Whether what `expect_rounded` expects is taken for done, since nothing is known of kernels yet.
+        lists: Whether choices are only listed, so that nothing is known of kernels yet: what `expect_rounded` expects is taken for
+            done.
     """
 
-    def __init__(self, graph: OpGraph, *, results: bool = False, believes: bool = False, nchw: bool = False) -> None:
+    def __init__(self, graph: OpGraph, *, results: bool = False, lists: bool = False, nchw: bool = False) -> None:
         self._rounded: set[Key] = set()
         self._nchw = nchw
-        self._believes = believes
+        self.lists = lists
         self._graph = graph
         self._for_products = by_op(read_by_products(graph)) if results else {}
 
@@ -187,9 +188,9 @@ class Rounding:
         """The op, which is told whether its data are rounded, whatever was expected. A convolution is only where that was expected: its
         kernel was chosen before groups were fused, and takes longer to choose than what that would save."""
         data = _data(op)
-        if self._believes or not data:
+        if self.lists or not data:
             return op
-        rounded = self._rounded.issuperset(data) and (ROUNDED in op.attrs or op.op not in _CONVOLVING)
+        rounded = self._rounded.issuperset(data) and (ROUNDED in op.attrs or op.op in _PRODUCTS)
         others = {name: value for name, value in op.attrs.items() if name != ROUNDED}
         return replace(op, attrs={**others, ROUNDED: True} if rounded else others)
 
@@ -204,7 +205,7 @@ class Rounding:
 
     def of_results(self, op: Op) -> Op:
         """The op, which rounds its results where only products read them and the kernel that was chosen can."""
-        may = rounds(op) and (op.op in _MULTIPLYING - _CONVOLVING or not self._nchw) and not self._believes
+        may = not self.lists and rounds(op) and (op.op in _PRODUCTS or not self._nchw)
         ports = self._for_products.get(op.node, ()) if may else ()
         return replace(op, attrs={**op.attrs, ROUNDS: ports}) if ports else op
 

@@ -50,7 +50,6 @@ class Tracer:
     def __init__(self, graph: OpGraph, device: torch.device, nchw: bool) -> None:
         self.graph, self.device, self.nchw = graph, device, nchw
         self.measures = device.type == "cuda"  # whether layouts of weights are measured
-        self.lists = False  # whether the tuner hears of choices only, and none is made
         self.most_unrolled: int | None = None  # ops that loops may become; as many as ever where it is None
         self.values: dict[Key, torch.Tensor] = {}
         self.static: dict[Key, NDArray[Any]] = dict(graph.constants)
@@ -210,13 +209,13 @@ class Tracer:
         def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
             return LoweringCall(lowering, op, bound, unknown, self.nchw, mixed)
 
-        fresh = len(op.inputs) > 1 and (self.lists or op.inputs[1] not in self.constants)
+        fresh = len(op.inputs) > 1 and (self.rounding.lists or op.inputs[1] not in self.constants)
         arguments = self.arguments(keys)
         slots = (slot for slot in range(len(op.inputs)) if slot not in bound)
         mixed = len({one.device for slot, one in zip(slots, arguments, strict=True) if slot not in unknown}) > 1
         op = self.rounding.of_data(op)
         if self.measures and not unknown:
-            if self.lists and (other := self.rounding.otherwise(op)) is not None:
+            if self.rounding.lists and (other := self.rounding.otherwise(op)) is not None:
                 self._choose(other, list(arguments), lowered, fresh=fresh, varying=varying)
             op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)
         op = self.rounding.of_results(op)
@@ -295,7 +294,7 @@ class Tracer:
                 return op
             op = self.rounding.of_weights(op, arguments, self.constants)
             movable = fresh and constant
-            if movable and not self.lists and (heaviest := self._heaviest.get(weights, op)).node != op.node:
+            if movable and not self.rounding.lists and (heaviest := self._heaviest.get(weights, op)).node != op.node:
                 arguments[1], movable = self._laid_for(heaviest), False
             op, arguments[1] = matmul.choose(op, arguments, lowered, movable=movable)
             for slot in self.rounding.to_round(op):
@@ -526,8 +525,7 @@ def list_choices(
         Constants that it has put on the device and that no kernel may want to lie in another way, for `trace`.
     """
     tracer = Tracer(graph, device, nchw)
-    tracer.lists = True
-    tracer.rounding = Rounding(graph, believes=True, results=not nchw and takes_tf32(device))
+    tracer.rounding = Rounding(graph, lists=True, results=not nchw and takes_tf32(device))
     tracer.feed(feeds)
     last_use = _last_uses(graph)
     with torch.no_grad():

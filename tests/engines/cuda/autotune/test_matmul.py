@@ -243,7 +243,7 @@ def test_when_the_time_is_spent_the_library_stays(measured):
 )
 @pytest.mark.parametrize("lost", ["before", "now"])
 def test_a_kernel_that_wins_where_it_rounds_data_wins_where_they_are_rounded(measured, op, shapes, lost):
-    """It has less to do, and the library as much. A contest that says otherwise was disturbed; BERT at batch 1 may have lost a fifth so."""
+    """It has less to do, and the library as much. A contest that says otherwise was disturbed."""
     times, _ = measured
     data, weights = (normal(*shape) for shape in shapes)
     data = to_tf32(data)
