@@ -294,6 +294,18 @@ def test_damage_gives_one_message(name: str, how: str, copy: Path) -> None:
         msplit.open(copy)
 
 
+@pytest.mark.parametrize("dtype", [None, "", "resource", "float33", []])
+def test_a_weight_without_a_type_gives_one_message(dtype: Any, copy: Path) -> None:
+    def without_type(data: bytes) -> bytes:
+        found = json.loads(data)
+        found["constants"][0][2][0] = dtype
+        return json.dumps(found).encode()
+
+    change(copy, "1.json", without_type)
+    with pytest.raises(msplit.MsplitError, match="build"):
+        msplit.open(copy)
+
+
 def mutated(draw: Any, value: Any) -> Any:
     """A JSON value with something in it changed."""
     if isinstance(value, dict) and value and draw(st.integers(0, 5)):

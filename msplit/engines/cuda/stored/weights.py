@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
+from msplit.engines.cuda.ir.node import Unsupported
 
 ALIGNED = 512
 """Every block of memory begins at a multiple of so many bytes, as PyTorch's own do: kernels are compiled for aligned addresses."""
@@ -58,10 +59,13 @@ def tensor_of(data: Any, memory: torch.Tensor) -> torch.Tensor:
     """A tensor in the memory of a file, bytes on a device, from what `Weights.add` gave.
 
     Raises:
-        ValueError: It would lie outside of it.
+        ValueError: It would lie outside of it, or have no type.
     """
     name, shape, stride, start = data
-    dtype = torch_dtype(name)
+    try:
+        dtype = torch_dtype(name)
+    except Unsupported as problem:
+        raise ValueError(str(problem)) from None
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else -1
     if (
         not all(isinstance(one, int) and 0 <= one < _LARGEST for one in (*shape, *stride, start))
