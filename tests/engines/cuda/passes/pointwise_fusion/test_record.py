@@ -237,3 +237,31 @@ def test_inductors_launcher_is_watched_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert log == [(1, 2, 3, 0, "x"), (4, 5, 6, 0, "y")]
     assert [(call.grid, call.arguments) for call in calls] == [((4, 5, 6), ("y",))]
     assert kernel.msplit_code[kernel].startswith(b'"""Inductor')
+
+
+def test_inductor_times_by_the_device_while_a_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by its own means before and afterwards, whatever happens meanwhile; a call that a GPU refuses raises what Inductor knows."""
+    from torch._inductor.runtime import triton_heuristics
+
+    own = triton_heuristics.benchmarker
+    asked: list[Any] = []
+
+    class Timer:
+        def queued_us(self, call: Any) -> float:
+            asked.append(call())
+            return 5.0
+
+    class Owner:
+        def owned(self, kind: Any) -> Any:
+            return Timer()
+
+    monkeypatch.setattr(records.Device, "of", lambda device: Owner())
+    with records._timed_by_the_device(torch.device("cuda", 0)):
+        assert triton_heuristics.benchmarker.benchmark(fn=lambda: "called", device="cuda", rep=40) == 5e-3
+    assert asked == ["called"]
+    assert triton_heuristics.benchmarker is own
+    with pytest.raises(KeyError), records._timed_by_the_device(torch.device("cuda", 0)):
+        raise KeyError
+    assert triton_heuristics.benchmarker is own
+    with records._timed_by_the_device(torch.device("cpu")):
+        assert triton_heuristics.benchmarker is own
