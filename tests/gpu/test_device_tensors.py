@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,22 @@ def test_tensors_give_what_arrays_give(sample, capture):
             np.testing.assert_array_equal(to_numpy(value), wanted[name], err_msg=name)
         for name, value in feeds.items():
             np.testing.assert_array_equal(to_numpy(there[name]), value, err_msg="inputs stay the caller's")
+    executable.close()
+
+
+def test_tensors_take_little_longer_than_arrays_by_the_hosts_clock():
+    """Of the towers' 40 inputs each was asked what an array is asked: 1026 µs, where arrays took 44."""
+    flat, executable = built("towers_small.pb")
+    feeds = make_inputs(flat, {}, batch=16, seed=0)
+    there, medians = on_gpu(feeds), {}
+    for name, fed in (("arrays", feeds), ("tensors", there), ("arrays", feeds), ("tensors", there)):
+        times = []
+        for _ in range(100):
+            began = time.perf_counter()
+            executable.step(fed)
+            times.append(time.perf_counter() - began)
+        medians[name] = float(np.median(times))
+    assert medians["tensors"] < 3 * medians["arrays"], medians
     executable.close()
 
 

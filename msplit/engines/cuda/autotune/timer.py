@@ -27,10 +27,6 @@ NODE_CYCLES = 4_000
 """The device sleeps for so long (1 ms, and 2 µs per node) while the host issues all replays. Otherwise short ones would last as long as
 issuing them does."""
 
-ROWS = 5
-IN_A_ROW = 20
-"""Calls that are timed together where they can not be captured, and how often."""
-
 ISSUE_CYCLES = 50_000
 """The device sleeps for so long (25 µs) while the host issues one replay, which would be in its time otherwise, longer in one process
 than in the next. Emptying the cache takes longer than that."""
@@ -68,6 +64,12 @@ class CudaTimer:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._streams: list[torch.cuda.Stream] = []
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """The stream that calls are captured on first: what launches on a stream that was current before has to be made there."""
+        self._streams += self._device.streams.lease(1 - len(self._streams))
+        return self._streams[0]
 
     def warm(self) -> None:
         """Lets the device work until its clocks are up."""
@@ -121,24 +123,6 @@ class CudaTimer:
                 end.synchronize()
                 times.append(start.elapsed_time(end))
         return statistics.median(times)
-
-    def queued_us(self, call: Call) -> float:
-        """µs of one of several calls in a row on the current stream, all of them issued while the device still sleeps: for what launches
-        on a stream of its own choice, and can not be captured. The fastest of some rows counts, as a host that is busy elsewhere may
-        issue one for longer than the device sleeps.
-        """
-        times: list[float] = []
-        call()  # kernels are loaded
-        for _ in range(ROWS):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(HEAD_START_CYCLES)
-            start.record()
-            for _ in range(IN_A_ROW):
-                call()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / IN_A_ROW)
-        return min(times)
 
     @contextlib.contextmanager
     def _graph(

@@ -36,10 +36,14 @@ spares 8 % of 4 MB, 13 of 16 and 36 of 134 on an H200; smaller ones take longer,
 _FIRST_BYTES = 1 << 19
 """From this size on, below `_AHEAD_BYTES`, the graph that fetches inputs is launched before they are copied; see `InputCopy`. On an H200
 that spared 7 of 589 µs with 1 MB, nothing with 256 KB, and lost 12 of 987 with 128 KB: those are copied in no more than the wait takes."""
+_PREFETCHED_BYTES = 1 << 20
+"""From this size on inputs are sent while the step before runs. On an H100 that spared 66 of 523 µs with 1 MB; events, a copy on the device
+and outputs that a graph does not fetch took 160 µs more than 44 and 80 with 20 and 262 KB."""
 _MOST_GIVEN_UP = 10
 """Steps for whose inputs the GPU has waited in vain, at 20 ms each, until they are copied before the launch from then on. Where Python's
 threads are that busy, or launches return at the end of what they launch (`CUDA_LAUNCH_BLOCKING`), nothing is gained."""
 _ARRAYS = frozenset({np.ndarray})
+_PLAIN = frozenset({torch.Tensor})
 _TOGETHER = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool}
 )
@@ -91,6 +95,51 @@ class _Group:
     memory: memoryview
 
 
+@dataclass(frozen=True, eq=False)
+class _Together:
+    """Places on the device of inputs that a kernel per type copies, if they are tensors there: what is asked of each of dozens, one after
+    the other, takes the host longer than all else of a small model's step.
+
+    Attributes:
+        take: Their values out of all that are fed.
+        like: Shape, type and device of each.
+        alike: Numbers of those of a type, and their places.
+    """
+
+    take: Callable[[Feeds], tuple[Any, ...]]
+    like: list[tuple[torch.Size, torch.dtype, torch.device, torch.layout]]
+    alike: list[tuple[Callable[[Sequence[Any]], tuple[Any, ...]], list[torch.Tensor]]]
+
+    @staticmethod
+    def of(places: Mapping[str, torch.Tensor]) -> _Together | None:
+        """None where no kernel copies one of the types."""
+        tensors = list(places.values())
+        dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
+        if not dtypes or not _TOGETHER.issuperset(dtypes):
+            return None
+        numbers = [[at for at, tensor in enumerate(tensors) if tensor.dtype == dtype] for dtype in dtypes]
+        alike = [(_taker(those), [tensors[at] for at in those]) for those in numbers]
+        return _Together(_taker(list(places)), [_described(tensor) for tensor in tensors], alike)
+
+    def copy(self, feeds: Feeds) -> bool:
+        """Issues the copies on the current stream; false, and nothing is copied, where one is anything but such a tensor."""
+        try:
+            values = self.take(feeds)
+        except KeyError:
+            return False
+        if not _PLAIN.issuperset(map(type, values)) or list(map(_described, values)) != self.like:
+            return False
+        if any(value.is_neg() for value in values):  # only its values say so, not its bits
+            return False
+        with torch.no_grad():
+            for take, places in self.alike:
+                if len(places) == 1:
+                    places[0].copy_(*take(values), non_blocking=True)
+                else:  # one launch
+                    torch._foreach_copy_(places, take(values), non_blocking=True)
+        return True
+
+
 class Inputs:
     """A step's inputs in pinned host memory and on the device: one copy moves them all, or all but the large ones.
 
@@ -122,7 +171,9 @@ class Inputs:
         self.memory = torch.zeros_like(self.block.host, device=device.place)
         self.on_device = {name: _tensor(self.memory, self.block.starts[name], tensor) for name, tensor in like.items()}
         self._groups = [self._group(run) for run in runs]
+        self._together = _Together.of(self.on_device)
         self._async_copy = AsyncCopy(self.block.host, self.memory, stream)
+        self._back = AsyncCopy(self.memory, self.block.host, stream)
         self._seen: torch.Tensor | None = None
         self.input_copy: InputCopy | None = None
         self._given_up = 0
@@ -144,6 +195,16 @@ class Inputs:
     def has_large(self) -> bool:
         """Whether there are inputs that `send` sends."""
         return bool(self.rest < self.block.host.numel())
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a graph fetches all of them sooner than the host would launch a kernel in its place."""
+        return bool(self.block.host.numel() < _FIRST_BYTES)
+
+    @property
+    def pays_ahead(self) -> bool:
+        """Whether it is worth sending them for the next step while one runs."""
+        return bool(self.block.host.numel() >= _PREFETCHED_BYTES)
 
     def to_device(self) -> None:
         """Issues the copy of the host block to the device on the current stream."""
@@ -306,6 +367,9 @@ class Inputs:
         if self.fill(feeds):
             self.to_device()
             return
+        if self._together is not None and self._together.copy(feeds):
+            return
+        self._refuse(feeds)
         alike: dict[Hashable, list[str]] = {}
         tensors: dict[str, torch.Tensor] = {}
         for name, place in self.block.arrays.items():
@@ -325,8 +389,12 @@ class Inputs:
                 places = [self.on_device[name] for name in names]
                 torch._foreach_copy_(places, [tensors[name] for name in names], non_blocking=True)
 
+    def back(self) -> None:
+        """Issues the copy of what `bring` brings into the host block, from where a graph fetches it that reads no other place."""
+        self._back.send(0, self.block.host.numel())
+
     def _checked(self, feeds: Feeds) -> list[Sequence[Any]] | None:
-        """The arrays of each group; None where one of all is a tensor."""
+        """The arrays of each group; None where one of all is a tensor. What is wrong with others is then for `bring` to say."""
         found: list[Sequence[Any]] = []
         for group in self._groups:
             try:
@@ -337,7 +405,8 @@ class Inputs:
                 fits = False
             # Others have shapes and types like these, too, and what NumPy makes of them comes through the host.
             if not fits or not (_ARRAYS.issuperset(map(type, sources)) or all(map(is_array, sources))):
-                self._refuse(feeds)
+                if not any(isinstance(value, torch.Tensor) for value in feeds.values()):
+                    self._refuse(feeds)
                 return None
             found.append(sources if len(sources) > 1 else (self._checked_one(group.names[0], sources[0]),))
         return found
@@ -409,7 +478,11 @@ def settled(name: str, value: Any) -> torch.Tensor:
     return tensor
 
 
-def _taker(names: Sequence[str]) -> Callable[[Feeds], tuple[Any, ...]]:
+def _described(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device, torch.layout]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+
+
+def _taker(names: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
     if len(names) > 1:  # with a single name `itemgetter` gives the value instead of a tuple
         return itemgetter(*names)
     (name,) = names

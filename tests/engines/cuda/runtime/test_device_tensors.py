@@ -74,6 +74,60 @@ def test_inputs_arrive_wherever_they_are(values, data):
             assert not found.block.arrays[name].any(), "the block is for what comes from the host"
 
 
+def test_tensors_that_fit_are_looked_at_together_and_only_once(monkeypatch):
+    """To ask each of 40 tensors what an array is asked took 700 of a step's 1026 µs, and the copies one kernel."""
+    types = ("int32", "float32", "int32", "bool", "bfloat16")
+    values = {
+        name: array_of(dtype, (3, 2), number) for number, (name, dtype) in enumerate(zip("abcde", types, strict=True))
+    }
+    found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
+    tensors = {name: to_torch(value) for name, value in values.items()}
+    with monkeypatch.context() as patched:
+        patched.setattr(input_staging, "refuse_fed", None)
+        patched.setattr(input_staging, "taken", None)
+        assert not found.feed(tensors, lambda: pytest.fail("it was launched"))
+        found.bring({**tensors, "another": "which the host part takes"})
+    for name, value in values.items():
+        np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)
+        assert not found.block.arrays[name].any()
+    found.back()
+    for name, value in values.items():
+        np.testing.assert_array_equal(found.block.arrays[name], value, err_msg=name)
+    tensors["b"].requires_grad_()
+    found.bring({**tensors, "c": tensors["c"].T.contiguous().T, "e": torch.zeros(3, 2, dtype=torch.bfloat16)})
+    assert not found.on_device["b"].requires_grad
+    np.testing.assert_array_equal(to_numpy(found.on_device["c"]), values["c"])
+
+
+@pytest.mark.parametrize("wrong", ["missing", "shape", "dtype", "no array"])
+@pytest.mark.parametrize("all_tensors", [True, False])
+def test_what_does_not_fit_beside_tensors_is_refused_and_nothing_copied(wrong, all_tensors):
+    found = Inputs({"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.int32)}, Device.of(CPU))
+    bad = {"shape": torch.ones(4), "dtype": torch.ones(3, dtype=torch.int32), "no array": "text"}
+    fed = {"a": bad.get(wrong), "b": torch.ones(2, dtype=torch.int32) if all_tensors else np.ones(2, np.int32)}
+    if wrong == "missing":
+        del fed["a"]
+    with pytest.raises(EngineError, match="input a"):
+        found.bring(fed)
+    assert not found.on_device["b"].any()
+
+
+def test_small_inputs_are_not_sent_for_the_next_step(monkeypatch):
+    """What they are is asked for while a step runs all the same, and the step is over when that fails."""
+    did = []
+    inputs = SimpleNamespace(pays_ahead=False)
+    small = CudaExecutable.__new__(CudaExecutable)
+    small._inputs, small._prefetch = inputs, None
+    monkeypatch.setattr(small, "begin", lambda feeds: did.append(("begin", feeds)) or True)
+    monkeypatch.setattr(small, "end", lambda: did.append("end") or {"y": 1})
+    assert small.step_prefetching({"x": 0}, lambda: did.append("asked")) == {"y": 1}
+    assert did == [("begin", {"x": 0}), "asked", "end"]
+    with pytest.raises(KeyError):
+        small.step_prefetching({"x": 0}, lambda: {}["no more"])
+    assert did[-1] == "end"
+    assert small._prefetch is None
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_what_is_on_the_device_is_not_copied_by_the_host(monkeypatch, large):
     if large:  # it would be sent ahead
@@ -144,9 +198,13 @@ def test_rows_of_requests_are_joined_wherever_they_lie(parts, large):
 
 @pytest.mark.parametrize("capture", [True, False])
 @pytest.mark.parametrize("runs", [True, False])
-def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
-    """The graph without copies on the caller's stream; or launches on others, which wait for the caller's and it for them. Then the end."""
+@pytest.mark.parametrize("small", [True, False])
+def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs, small):
+    """The graph without copies on the caller's stream; or launches on others, which wait for the caller's and it for them. Then the end.
+    Outputs of small inputs are fetched by the graph with copies.
+    """
     log = []
+    monkeypatch.setattr(input_staging, "_FIRST_BYTES", 1 << 19 if small else 0)
 
     class Stream:
         def __init__(self, name):
@@ -159,7 +217,13 @@ def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
             log.append(f"{self.name} ends")
 
     def graph(copies):
-        return SimpleNamespace(start=lambda: log.append(f"graph with copies: {copies}"))
+        def start():
+            log.append(f"graph with copies: {copies}")
+            if copies:
+                made._inputs.rest_to_device()
+                made._outputs.copy(results)
+
+        return SimpleNamespace(start=start, finish=lambda: log.append("caller ends"))
 
     caller, device = Stream("caller"), Device.of(CPU)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *place: caller)
@@ -185,6 +249,7 @@ def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
         assert found["k"].tolist() == [1]
         log.clear()
     assert made.step({"x": torch.full((3,), 9.0), "n": torch.arange(2)})["y"].tolist() == [9, 9, 9]
+    captured = ["graph with copies: True"] if small else captured
     assert log == [*(captured if capture else launched), "caller ends"]
 
 

@@ -103,6 +103,7 @@ def made_on(gpu):
     """An executable on a fake GPU, of a graph whose outputs are its inputs; it reads each at a time of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(input_staging, "_AHEAD_BYTES", 1 << 10)
+        patch.setattr(input_staging, "_PREFETCHED_BYTES", 1 << 10)
         for module in (input_staging, prefetch):
             patch.setattr(module, "AsyncCopy", gpu.copier())
         patch.setattr(torch.cuda, "current_stream", lambda *place: gpu.stream(CALLER))
