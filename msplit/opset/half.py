@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msplit.opset.traits import MATMULS
+from msplit.opset.traits import BATCH_MATMULS, MATMULS
 
 
 class Half(StrEnum):
@@ -64,7 +64,7 @@ HALF = {op: what for what, ops in _LISTS.items() for op in ops.split()}
 WIDENING = frozenset(["LogSoftmax", "Mean", "Softmax", "Sum"])
 """Ops that can read half precision and compute in float32 in one kernel."""
 
-CONVERTING = WIDENING | MATMULS | {"_Columns"}
+CONVERTING = WIDENING | MATMULS | BATCH_MATMULS | {"_Columns"}
 """Ops that can give another type than the one they compute in, in one kernel."""
 
 MASKING = frozenset(

@@ -17,6 +17,7 @@ from msplit.engines.cuda.autotune.tuner import Tuner, differ
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ops.matmul import product
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.passes import fuse_cast, pipeline
 from msplit.inputs.make import make_inputs
@@ -152,3 +153,16 @@ def test_a_bench_in_half_precision_tells_the_error_and_passes(precision):
     labels = [one.label for one in found.result.variants]
     assert any(label.endswith("float32") for label in labels)
     assert any(label.endswith(precision) for label in labels)
+
+
+@pytest.mark.parametrize("shapes", [((64, 256), (256, 32)), ((128, 512), (16, 512, 8)), ((3, 1, 8, 64), (4, 64, 16))])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_product_gives_float32_that_was_never_rounded_to_half_precision(shapes, dtype):
+    a, b = (torch.randn(shape, device="cuda").to(dtype) for shape in shapes)
+    for x, y in ((a, b), (a.mT.contiguous().mT, b), (a, b.mT.contiguous().mT)):
+        found = product(x, y, torch.float32)
+        assert found.dtype == torch.float32
+        exact = a.double() @ b.double()
+        off = (found - exact).abs().max()
+        assert off < 1e-4 * exact.abs().max()
+        assert off < 0.1 * (product(x, y).double() - exact).abs().max()

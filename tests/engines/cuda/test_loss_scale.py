@@ -14,6 +14,7 @@ from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, GOOD_STEPS, LOSS_
 from msplit.engines.cuda import compile as compiling
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ops import loss_scale as lowerings
+from msplit.engines.cuda.ops.scatter_state import all_nowhere_unless
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.errors import EngineError
 from msplit.measure.initial import initial_state
@@ -293,11 +294,42 @@ def test_many_gradients_are_unscaled_together():
 
     names = []
     gradients = [torch.full((3, number + 1), float(number)) for number in range(80)]
-    gradients[7] = torch.arange(12.0).reshape(2, 6)[:, 1:3]
+    for number in range(20, 52):  # parts of what was joined, as those of tables are
+        gradients[number] = torch.arange(60.0).reshape(3, 20)[:, number % 7 : number % 7 + 2 + number % 2]
     with Called():
         *found, finite = lowerings.unscale(None, torch.tensor(8.0), *gradients)
     assert finite
     assert all(one.equal(gradient / 8) and one is not gradient for one, gradient in zip(found, gradients, strict=True))
-    assert len(names) < 10
+    assert all(one.is_contiguous() for one in found)
+    assert len(names) < 90
+    assert sum(name.startswith(("aten::mul", "aten::_foreach_mul", "aten::stack")) for name in names) == 3
+    gradients[40][1, 1] = torch.nan
+    assert not lowerings.unscale(None, torch.tensor(8.0), *gradients)[-1]
+    gradients[40] = torch.zeros(3, 2)
     gradients[5][2, 0] = torch.inf
     assert not lowerings.unscale(None, torch.tensor(8.0), *gradients)[-1]
+
+
+@pytest.mark.parametrize("steps", [0, 7, 1998, 1999, 5000])
+@pytest.mark.parametrize("scale", [0.5, 1.0, 3.0, 2.0**15, 2.0**127])
+@pytest.mark.parametrize("finite", [True, False])
+def test_the_scale_follows_what_gradients_were(steps, scale, finite):
+    """As `tf.keras.mixed_precision.LossScaleOptimizer` has it, one step of which that long finite is counted as the last."""
+    found, counted = torch.tensor(scale), torch.tensor(steps)
+    lowerings.update_loss_scale(None, found, counted, torch.tensor(finite))
+    grows = finite and steps + 1 >= lowerings.GROWTH_STEPS
+    expected = scale / 2 if not finite else scale * 2 if grows and scale < 2.0**127 else scale
+    assert float(found) == max(expected, 1)
+    assert int(counted) == (steps + 1 if finite and not grows else 0)
+    assert counted.dtype == torch.int64
+
+
+def test_rows_of_many_tables_are_left_as_they_are_by_one_kernel():
+    """Which is 130 of a step of DeepFM; each took two launches of its own."""
+    one, other, bytes = torch.tensor([3, 1, 4]), torch.tensor([[1], [5]]), torch.tensor([9, 2], dtype=torch.int32)
+    given = [one, other, bytes, one, other]
+    for finite, expected in ((True, given), (False, [torch.full_like(each, -1) for each in given])):
+        found = all_nowhere_unless(torch.tensor(finite), given)
+        assert found[0] is found[3]
+        for each, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(each, wanted, rtol=0, atol=0)

@@ -39,6 +39,15 @@ def cast(node: Node, x: Tensor) -> Tensor:
     return x.to(target)
 
 
+@lowering("_CastAll", own=True)
+def cast_all(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Many values converted to `DstT`, by one kernel for dozens of them."""
+    target = torch_dtype(node.attrs["DstT"])
+    found = [torch.empty_like(one, dtype=target) for one in inputs]
+    torch._foreach_copy_(found, list(inputs))
+    return tuple(found)
+
+
 def _without_low_bits(x: Tensor, target: torch.dtype) -> Tensor:
     """x with the mantissa bits zeroed that the narrower float has no room for, so that the conversion does not round."""
     if x.dtype not in _CARRIER or target not in _MANTISSA:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +20,22 @@ def unscale(node: Node, scale: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]
     """Gradients divided by the scale, a power of two, and behind them whether all of them are finite."""
     del node
     by = scale.reciprocal()
-    # One kernel for up to a hundred of them. One that has gaps would have all multiplied one by one, so it is left out.
-    together = iter(torch._foreach_mul([one for one in gradients if one.is_contiguous()] or [by], by))
-    found = [next(together) if one.is_contiguous() else one * by for one in gradients]
+    # PyTorch multiplies up to a hundred that have no gaps by one kernel. Those with gaps, as many gradients of a join have, are joined by
+    # shape before; one by one they took a launch each.
+    gaps: dict[Any, list[int]] = {}
+    for place, one in enumerate(gradients):
+        if not one.is_contiguous():
+            gaps.setdefault((one.shape, one.dtype), []).append(place)
+    joined = [torch.stack([gradients[place] for place in places]) for places in gaps.values()]
+    dense = [place for place, one in enumerate(gradients) if one.is_contiguous()]
+    found = list(torch._foreach_mul([*(gradients[place] for place in dense), *joined] or [by], by))
     infinite = torch.zeros_like(by)
     if scale.device.type != "meta":
         torch._amp_foreach_non_finite_check_and_unscale_(found, infinite, torch.ones_like(by))
-    return *found, infinite == 0
+    parts = dict(zip(dense, found, strict=False))
+    for places, one in zip(gaps.values(), found[len(dense) :], strict=True):
+        parts.update(zip(places, one.unbind(), strict=True))
+    return *(parts[place] for place in range(len(gradients))), infinite == 0
 
 
 @lowering("_AllTrue", own=True)
@@ -39,11 +49,11 @@ def all_true(node: Node, *flags: Tensor) -> Tensor:
 def update_loss_scale(node: Node, scale: Tensor, steps: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
     """Halves the scale, to 1 at least, where gradients were not finite, and doubles it after so many steps with finite ones."""
     del node
-    counted, doubled = steps + 1, scale * 2
-    grows = counted >= GROWTH_STEPS
-    larger = torch.where(grows & doubled.isfinite(), doubled, scale)
-    scale.copy_(torch.where(finite, larger, (scale / 2).clamp(min=1)))
-    steps.copy_(torch.where(finite & ~grows, counted, torch.zeros_like(steps)))
+    if scale.device.type != "meta":
+        counted = steps.clamp(max=GROWTH_STEPS - 1).to(torch.int32)
+        torch._amp_update_scale_(scale, counted, (~finite).to(torch.float32), 2.0, 0.5, GROWTH_STEPS)
+        scale.clamp_(min=1)
+        steps.copy_(counted)
     return scale, steps
 
 

@@ -11,6 +11,8 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.tf32 import for_products
 
+_HALF = (torch.float16, torch.bfloat16)
+
 
 @lowering("MatMul")
 def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
@@ -19,7 +21,7 @@ def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
     b = b.t() if node.get("transpose_b") else b
     if batched_matmul.TILE in node.attrs:
         return product_in_tiles(node, a, b, (), ())
-    return for_products(node, product(a, b).to(wider_type(node, a)[1]))
+    return for_products(node, product(a, b, wider_type(node, a)[1]))
 
 
 def product_in_tiles(node: Node, a: Tensor, b: Tensor, steps: tuple[str, ...], rest: tuple[Tensor, ...]) -> Tensor:
@@ -35,11 +37,12 @@ def batch_matmul(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """The product of the last two axes, over batch axes that broadcast; an operand may be adjoint."""
     x = x.mH if node.get("adj_x") else x
     y = y.mH if node.get("adj_y") else y
+    _, result = wider_type(node, x)
     work = batched_matmul.members(x, y) if batched_matmul.TILE in node.attrs else None
     if work is None:
-        return for_products(node, product(x, y))
+        return for_products(node, product(x, y, result))
     work = batched_matmul.with_rounding(work, node.attrs)
-    return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE]).view(*x.shape[:-1], y.shape[-1])
+    return batched_matmul.by_kernel(work, node.attrs[batched_matmul.TILE], result).view(*x.shape[:-1], y.shape[-1])
 
 
 @lowering("BatchMatMulV3")
@@ -108,8 +111,12 @@ def _labels(term: str, hidden: list[str]) -> list[str]:
     return [*before, *(hidden if dots else []), *after]
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product of the last two axes, with broadcasting, for every dtype and device."""
+def product(a: Tensor, b: Tensor, result: torch.dtype | None = None) -> Tensor:
+    """The matrix product of the last two axes, with broadcasting, for every dtype and device, in another type if one is asked for."""
+    if result is not None and result != a.dtype:
+        if result == torch.float32 and a.dtype in _HALF and a.device.type == "cuda" and min(a.dim(), b.dim()) > 1:
+            return _product_in_float32(a, b)
+        return product(a, b).to(result)
     signed = SIGNED.get(a.dtype)
     if signed is not None:
         return product(a.view(signed), b.view(signed)).view(a.dtype)
@@ -117,6 +124,16 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         # cuBLAS has no integer products; these are small in practice (indices, counts).
         return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2, dtype=a.dtype)
     return torch.matmul(a, b)
+
+
+def _product_in_float32(a: Tensor, b: Tensor) -> Tensor:
+    """Of matrices in half precision, on a GPU: cuBLAS sums in float32, and need not round what it gives."""
+    if a.dim() == b.dim() == 2:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (one.expand(*batch, *one.shape[-2:]) for one in (a, b))
+    found = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]), out_dtype=torch.float32)
+    return found.view(*batch, *found.shape[-2:])
 
 
 def _spread(result: Tensor, labels: str, output: str) -> Tensor:

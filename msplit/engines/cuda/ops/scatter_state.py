@@ -42,6 +42,17 @@ def nowhere_unless(*given: Tensor) -> Tensor:
     return torch.where(guard[0], indices, -1) if guard else indices
 
 
+def all_nowhere_unless(finite: Tensor, indices: Sequence[Tensor]) -> list[Tensor]:
+    """The same of many, in two kernels for each type. Optimizers of dozens of tables have the same indices several times."""
+    found: dict[Tensor, Tensor] = {}
+    for dtype in dict.fromkeys(one.dtype for one in indices):
+        distinct = [one for one in dict.fromkeys(indices) if one.dtype == dtype]
+        joined = nowhere_unless(finite, torch.cat([one.reshape(-1) for one in distinct]))
+        parts = joined.split([one.numel() for one in distinct])
+        found |= {one: part.view(one.shape) for one, part in zip(distinct, parts, strict=True)}
+    return [found[one] for one in indices]
+
+
 @lowering("ScatterAdd", "ScatterSub", mutates=(0,))
 def scatter_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, *guard: Tensor) -> Tensor:
     """Adds rows (or one number) to rows of a variable, or subtracts them, in place. On a GPU row by row in order."""

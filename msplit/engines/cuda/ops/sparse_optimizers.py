@@ -18,7 +18,7 @@ from torch import Tensor
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels.sparse_optimizers import Given, compares, fits, update_rows
-from msplit.engines.cuda.ops.scatter_state import change_rows, nowhere_unless
+from msplit.engines.cuda.ops.scatter_state import all_nowhere_unless, change_rows
 from msplit.engines.cuda.ops.segment import rows_of_segments, sum_rows
 from msplit.engines.cuda.ops.sort import unique_padded
 from msplit.engines.cuda.ops.variables import apart
@@ -108,7 +108,8 @@ def _update(
     number is whether any is to be changed."""
     if node.get("guarded", False):
         *numbers, finite = numbers
-        given = [(rows, nowhere_unless(finite, indices), *more) for rows, indices, *more in given]
+        places = all_nowhere_unless(finite, [indices for _, indices, *_ in given])
+        given = [(rows, there, *more) for (rows, _, *more), there in zip(given, places, strict=True)]
     written = [one for slot in state for one in slot]
     numbers = apart(numbers, written)
     gradients = apart([rows for rows, *_ in given], written)

@@ -23,17 +23,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import RESULT, numpy_dtype
+from msplit.engines.cuda.ir.gpus import gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
+from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
+from msplit.engines.cuda.ops.variables import TOGETHER
 from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
+from msplit.engines.cuda.passes.merge_updates import LARGEST as LARGEST_JOINED
 from msplit.engines.cuda.passes.pattern import Readers
 from msplit.opset import schema
 from msplit.opset.half import CONVERTING, HALF, MASKING, WIDENING, Half
-from msplit.opset.traits import MATMULS
+from msplit.opset.traits import BATCH_MATMULS, MATMULS, VIEWS
 
 WIDE = "float32"
 LARGEST = 65504.0
 """Of float16."""
+
+_HANDED_OUT = frozenset({*OPTIMIZERS, *TOGETHER, "_ApplyFlat", "_AssignAll", "_Unscale"})
+"""What gradients of variables go to that needs a kernel of its own."""
 
 _SMALL = ("bool", "uint8", "int8", "uint16", "int16", "float16", "bfloat16")
 """What float32 holds exactly: to go through it on the way to half precision rounds once."""
@@ -238,6 +245,7 @@ class _Casts:
             self._convert(op, half if number in self._chosen else WIDE)
         graph.fetches = {name: self._wanted(key, WIDE) for name, key in graph.fetches.items()}
         self._let_makers_convert()
+        self._convert_variables_together()
 
     def _convert(self, op: Op, wanted: str) -> None:
         """Lets an op read what it wants."""
@@ -256,7 +264,8 @@ class _Casts:
 
     def _let_makers_convert(self) -> None:
         """Lets ops convert what they make themselves where it is wanted in another type only: what computes in float32 in any case and is
-        wanted in half precision, and products that make outputs. What else reads a product may take the cast along."""
+        wanted in half precision, and products that make outputs or gradients of variables. What else reads a product may take the cast
+        along."""
         graph, readers = self._graph, Readers(self._graph)
         names: dict[Key, Key] = {}
         for (key, dtype), made in self._made.items():
@@ -265,14 +274,40 @@ class _Casts:
                 continue
             if maker.op in WIDENING:
                 takes = dtype != WIDE
-            elif maker.op in MATMULS:
-                takes = dtype == WIDE and made in readers.fetched and made not in readers.of
+            elif maker.op in MATMULS | BATCH_MATMULS:
+                takes = dtype == WIDE and _is_handed_out(graph, readers, made, fetched=maker.op in MATMULS)
             else:  # which does not saturate, and gives all its results in one type
                 takes = dtype != WIDE and key not in self._large and graph.ports(maker.node) == 1
             if takes:
                 maker.attrs[RESULT] = graph.dtypes[key] = dtype
                 names[made] = key
         graph.rename(names)
+
+    def _convert_variables_together(self) -> None:
+        """Lets one op convert all variables, which are there when a step begins: one kernel does for dozens of them what each has a launch
+        for. Large ones gain nothing; and of those on several GPUs nobody can read all."""
+        graph = self._graph
+        there = {*graph.state.values(), *graph.stacks} if not gpus_of(graph) else set()
+        found = [
+            graph.ops[made[0]]
+            for (key, dtype), made in self._made.items()
+            if dtype == self._half and key in there and made[0] in graph.ops and _is_small(graph, key)
+        ]
+        if len(found) < 2:
+            return
+        number, first = graph.fresh(), found[0]
+        attrs = {"SrcT": WIDE, "DstT": self._half}
+        source_nodes = list(dict.fromkeys(node for op in found for node in op.source_nodes))
+        inputs = [op.inputs[0] for op in found]
+        graph.ops[number] = Op(number, first.name, "_CastAll", attrs, inputs, source_nodes, len(found))
+        names: dict[Key, Key] = {}
+        for port, op in enumerate(found):
+            names[op.node, 0] = number, port
+            graph.dtypes[number, port] = self._half
+            graph.shapes[number, port] = graph.shapes.pop((op.node, 0))
+            del graph.ops[op.node]
+        graph.rename(names)
+        graph.sort()
 
     def _is_half(self, key: Key) -> bool:
         return key[0] in self._chosen and self._types.get(key) == self._half
@@ -319,6 +354,33 @@ class _Casts:
             if any(key in found or _is_large(self._graph.constants.get(key)) for key in keys):
                 found |= {(number, port) for port in range(self._graph.ports(number))}
         return found
+
+
+def _is_small(graph: OpGraph, key: Key) -> bool:
+    shape = graph.shape(key)
+    return shape is not None and math.prod(shape) <= LARGEST_JOINED
+
+
+def _is_handed_out(graph: OpGraph, readers: Readers, key: Key, *, fetched: bool) -> bool:
+    """Whether a value goes to updates of variables, or is an output where that counts, and to nothing that could compute anything else in
+    the same kernel: an attention takes products along whose result is an output.
+    """
+    waiting, wanted = [key], False
+    while waiting:
+        key = waiting.pop()
+        if key in readers.fetched:
+            if not fetched:
+                return False
+            wanted = True
+        for number in readers.of.get(key, ()):
+            op = graph.ops[number]
+            if op.op in VIEWS:
+                waiting += [(number, port) for port in range(graph.ports(number))]
+            elif op.op in _HANDED_OUT:
+                wanted = True
+            else:
+                return False
+    return wanted
 
 
 def _typed(op: Op, half: str, before: str = WIDE) -> dict[str, Any]:

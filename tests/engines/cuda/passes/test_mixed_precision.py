@@ -6,22 +6,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 
 from msplit import api
 from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.dtypes import RESULT, dtype_name
 from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.cuda.ir.windows import CAST_FROM
+from msplit.engines.cuda.ops.matmul import product
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.inputs.make import make_inputs
 from msplit.measure.verification import compare
 from msplit.opset.half import HALF, Half
+from msplit.opset.traits import BATCH_MATMULS, MATMULS
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, SAMPLES, bits, flat_of, graph_of, options_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
+from tests.training_graphs import BATCH, graph
 
 IEEE, BF16, FP16 = Precision.IEEE, Precision.BF16, Precision.FP16
 DISTANCE = {BF16: 2e-2, FP16: 2.5e-3}
@@ -303,3 +307,33 @@ def test_outputs_are_about_as_near_to_float32_as_those_of_tensorflows_own_mixed_
 
     ours, stock = away(outputs_of(flat, feeds, BF16, fuse=True, group=True)), away(theirs[BF16])
     assert all(0 < ours[output] <= 3 * stock[output] for output in stock), (ours, stock)
+
+
+@pytest.mark.parametrize("precision", [BF16, FP16])
+@pytest.mark.parametrize("name", ["mmoe", "deepfm"])
+def test_variables_are_converted_together_and_their_gradients_by_the_products(name, precision):
+    """A launch for each weight, and for each gradient, was more than half precision gained."""
+    flat, training = graph(name, "Adam", "resource")
+    feeds = training.feeds(BATCH, 0)
+    own = job(flat, feeds, precision, fuse=True, group=True)
+    made = CudaEngine().compile(replace(own, state=training.state())).optimized.graph
+    together = [op for op in made.ops.values() if op.op == "_CastAll"]
+    assert [set(op.inputs) <= {*made.state.values(), *made.stacks} for op in together] == [True]
+    assert len(together[0].inputs) >= 8
+    products = {number for number, op in made.ops.items() if op.op in MATMULS | BATCH_MATMULS}
+    gradients = [number for number in products if made.ops[number].attrs.get(RESULT) == "float32"]
+    assert len(gradients) >= 4
+    assert all(made.dtypes[number, 0] == "float32" for number in gradients)
+    casts = [op for op in made.ops.values() if op.op == "Cast" and op.inputs[0][0] in products]
+    updates = {"_ApplyFlat", "_Unscale", "ApplyAdam"}
+    for op in casts:
+        assert updates.isdisjoint(made.ops[reader].op for reader in made.consumers().get((op.node, 0), ()))
+
+
+def test_a_product_gives_float32_of_half_precision_as_numpy_does():
+    """On a GPU it does not round in between: `tests/gpu/test_half.py`."""
+    a, b = (torch.tensor(normal(*shape)).bfloat16() for shape in ((4, 8), (3, 8, 5)))
+    found = product(a, b, torch.float32)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, a.float() @ b.float(), rtol=1e-2, atol=1e-2)
+    assert product(a, b, torch.bfloat16).equal(product(a, b))

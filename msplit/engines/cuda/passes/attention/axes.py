@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from msplit.engines.cuda.ir.dtypes import RESULT
 from msplit.engines.cuda.ir.graph import Op
 from msplit.opset.traits import BATCH_MATMULS
 
@@ -104,7 +105,7 @@ class Atoms:
 
 def is_product(op: Op) -> bool:
     """Whether an op multiplies two tensors, summed along one axis or more."""
-    return len(op.inputs) == 2 and (op.op in BATCH_MATMULS or op.op in (_EINSUM, _MATMUL))
+    return len(op.inputs) == 2 and RESULT not in op.attrs and (op.op in BATCH_MATMULS or op.op in (_EINSUM, _MATMUL))
 
 
 def product_axes(
