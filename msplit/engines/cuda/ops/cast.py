@@ -43,9 +43,12 @@ def cast(node: Node, x: Tensor) -> Tensor:
 def cast_all(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Many values converted to `DstT`, by one kernel for dozens of them."""
     target = torch_dtype(node.attrs["DstT"])
-    found = [torch.empty_like(one, dtype=target) for one in inputs]
-    torch._foreach_copy_(found, list(inputs))
-    return tuple(found)
+    dense = [one for one in inputs if one.is_contiguous()]
+    made = [torch.empty(one.shape, dtype=target, device=one.device) for one in dense]
+    # Flat, as strides along axes of one element would have to be the same, too.
+    torch._foreach_copy_([one.view(-1) for one in made], [one.view(-1) for one in dense])
+    rest = iter(made)
+    return tuple(next(rest) if one.is_contiguous() else one.to(target) for one in inputs)
 
 
 def _without_low_bits(x: Tensor, target: torch.dtype) -> Tensor:

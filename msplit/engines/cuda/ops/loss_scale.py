@@ -20,22 +20,20 @@ def unscale(node: Node, scale: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]
     """Gradients divided by the scale, a power of two, and behind them whether all of them are finite."""
     del node
     by = scale.reciprocal()
-    # PyTorch multiplies up to a hundred that have no gaps by one kernel. Those with gaps, as many gradients of a join have, are joined by
-    # shape before; one by one they took a launch each.
+    # PyTorch multiplies up to a hundred that have no gaps by one kernel. Those with gaps, as gradients of what is joined have, are joined
+    # by shape before, and then are parts again, since a block has a part to itself.
     gaps: dict[Any, list[int]] = {}
     for place, one in enumerate(gradients):
         if not one.is_contiguous():
             gaps.setdefault((one.shape, one.dtype), []).append(place)
-    joined = [torch.stack([gradients[place] for place in places]) for places in gaps.values()]
-    dense = [place for place, one in enumerate(gradients) if one.is_contiguous()]
-    found = list(torch._foreach_mul([*(gradients[place] for place in dense), *joined] or [by], by))
+    dense = dict(enumerate(gradients))
+    for places in gaps.values():
+        dense.update(zip(places, torch.stack([gradients[place] for place in places]).unbind(), strict=True))
+    found = torch._foreach_mul([*dense.values()] or [by], by)[: len(dense)]
     infinite = torch.zeros_like(by)
     if scale.device.type != "meta":
         torch._amp_foreach_non_finite_check_and_unscale_(found, infinite, torch.ones_like(by))
-    parts = dict(zip(dense, found, strict=False))
-    for places, one in zip(gaps.values(), found[len(dense) :], strict=True):
-        parts.update(zip(places, one.unbind(), strict=True))
-    return *(parts[place] for place in range(len(gradients))), infinite == 0
+    return *found, infinite == 0
 
 
 @lowering("_AllTrue", own=True)

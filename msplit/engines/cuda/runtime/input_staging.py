@@ -364,10 +364,10 @@ class Inputs:
         Raises:
             EngineError: As above, or a tensor can not be taken.
         """
+        if self._together is not None and self._together.copy(feeds):
+            return
         if self.fill(feeds):
             self.to_device()
-            return
-        if self._together is not None and self._together.copy(feeds):
             return
         self._refuse(feeds)
         alike: dict[Hashable, list[str]] = {}
