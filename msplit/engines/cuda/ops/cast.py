@@ -9,6 +9,8 @@ from torch import Tensor
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.kernels.launch import can_launch
+from msplit.engines.cuda.kernels.optimizers import convert
 from msplit.engines.cuda.ops.axes import integer
 
 # Integer that holds the bits of a float, and how many of its bits are mantissa.
@@ -41,12 +43,13 @@ def cast(node: Node, x: Tensor) -> Tensor:
 
 @lowering("_CastAll", own=True)
 def cast_all(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Many values converted to `DstT`, by one kernel for dozens of them."""
+    """Many values of one type converted to `DstT`, by one kernel on a GPU, as far as they have no gaps."""
     target = torch_dtype(node.attrs["DstT"])
+    if not can_launch(inputs[0].device):
+        return tuple(one.to(target) for one in inputs)
     dense = [one for one in inputs if one.is_contiguous()]
     made = [torch.empty(one.shape, dtype=target, device=one.device) for one in dense]
-    # Flat, as strides along axes of one element would have to be the same, too.
-    torch._foreach_copy_([one.view(-1) for one in made], [one.view(-1) for one in dense])
+    convert(dense, made)
     rest = iter(made)
     return tuple(next(rest) if one.is_contiguous() else one.to(target) for one in inputs)
 

@@ -122,3 +122,27 @@ def test_what_is_chosen_for_a_chain_is_not_taken_for_what_has_branches():
         assert own.choose(family, ("key",), lambda: 2) == 2
         assert own.choose(family, ("key",), lambda: 3) == 2
     assert own.known(family, ("key",)) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("alone", "beside", "wins"),
+    [
+        (0.65, 0.96, True),  # a product of the sample MMoE, as seven processes timed it; it won in six
+        (0.65, 0.98, True),
+        (0.65, 1.04, True),
+        (0.65, 1.10, False),
+        (0.90, 1.33, False),
+        (0.95, 0.95, True),
+        (0.98, 0.98, False),
+        (1.02, 0.80, True),
+        (1.10, 0.80, False),
+    ],
+)
+def test_what_alone_and_side_by_side_say_counts_together(monkeypatch, alone, beside, wins):
+    """Many kernels take the same time where the GPU is full: to be faster there, too, was chance."""
+    own = Tuner(Device(torch.device("cpu")))
+    times = {("ours", 1): alone, ("ours", tuner.LANES): beside}
+    monkeypatch.setattr(own, "milliseconds", lambda call, lanes=1, *, cold: times.get((call, lanes), 1.0))
+    assert own.beats("ours", "library", cold=True) is wins
+    with tuner.choosing_for(chain=True):
+        assert own.beats("ours", "library", cold=True) is (alone < 0.97)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from msplit import api
 from msplit.core.precision import Precision
@@ -18,7 +16,6 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import RESULT, dtype_name
 from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.cuda.ir.windows import CAST_FROM
-from msplit.engines.cuda.ops.cast import cast_all
 from msplit.engines.cuda.ops.matmul import product
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.inputs.make import make_inputs
@@ -340,27 +337,3 @@ def test_a_product_gives_float32_of_half_precision_as_numpy_does():
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, a.float() @ b.float(), rtol=1e-2, atol=1e-2)
     assert product(a, b, torch.bfloat16).equal(product(a, b))
-
-
-def test_variables_with_gaps_cost_the_others_nothing():
-    """PyTorch converts all one by one where one of them lies otherwise than its result."""
-    calls = []
-
-    class Called(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            calls.append((function.name(), len(args[0]) if isinstance(args[0], list) else 1))
-            return function(*args, **(kwargs or {}))
-
-    values = [
-        torch.randn(4, 6),
-        torch.randn(6, 4).T,
-        torch.randn(8)[::4, None],
-        torch.randn(()),
-        torch.randn(0, 3),
-        torch.randn(2, 1),
-    ]
-    with Called():
-        found = cast_all(SimpleNamespace(attrs={"DstT": "bfloat16"}), *values)
-    assert [one.tolist() for one in found] == [one.bfloat16().tolist() for one in values]
-    assert ("aten::_foreach_copy_", 4) in calls
-    assert [name for name, _ in calls].count("aten::_to_copy") == 2

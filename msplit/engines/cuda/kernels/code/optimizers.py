@@ -1,4 +1,4 @@
-"""The kernel that updates variables by an optimizer (`kernels.optimizers`). Formulas, in their order of operations, are TensorFlow's."""
+"""Kernels that update variables by an optimizer and convert them (`kernels.optimizers`). Formulas, in their order, are TensorFlow's."""
 
 from __future__ import annotations
 
@@ -74,6 +74,20 @@ def update(  # type: ignore[no-untyped-def]
             tl.store(at_q, q, mask=exists)
         if SLOTS > 3:
             tl.store(at_r, r, mask=exists)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def convert(  # type: ignore[no-untyped-def]
+    table, VECTOR: tl.constexpr, FROM: tl.constexpr, TO: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr
+):
+    """One program converts the elements that a row of the table tells: addresses of values and results, and a count."""
+    row = table + tl.program_id(0) * 3
+    count = tl.multiple_of(tl.load(row + 2).to(tl.int32), VECTOR)
+    for step in range(STEPS):
+        place = step * BLOCK + tl.arange(0, BLOCK)
+        exists = place < count
+        values = tl.load(_at(row, FROM, VECTOR) + place, mask=exists, other=0)
+        tl.store(_at(row + 1, TO, VECTOR) + place, values.to(TO), mask=exists)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
