@@ -40,8 +40,9 @@ SCHEDULERS = ("schedulers.py", "--seconds", "8")
 AUTO = "mmoe:128,towers:128,deepfm:128,deepfm:1024,dlrm:128,bert:1,googlenet:1,inception_v3:1"
 """Models for which `auto` chooses among kernels, too."""
 
-TESTS = ("-m", "pytest", "-v", "-n", "10", "-m", "gpu", "--durations", "5", "-rfE")
-"""Tests marked gpu, several at once, named as they end: a run that is cut off says what failed. The races have 200 random graphs."""
+TESTS = ("-m", "pytest", "-v", "-n", "10", "-m", "gpu and not alone", "--durations", "5", "-rfE")
+"""Tests marked gpu, several at once, named as they end: a run that is cut off says what failed. The races have 200 random graphs. Those
+that measure what others would disturb are marked alone, too, and are a job of their own."""
 
 ONCE = ("--builds", "1")
 """For long steps, or many kernels, and for what the README does not show: built once for each precision."""
@@ -177,7 +178,8 @@ JOBS = (
     training("deepfm", 225),
     Job("curves", "mmoe,deepfm", 60, ("training_curves.py",)),
     training("mmoe:1024,towers:1024,deepfm:1024", 555, "--without", "torch,inference"),
-    Job("tests", "gpu", 500, (*TESTS, "tests/gpu")),
+    Job("tests", "gpu", 600, (*TESTS, "tests/gpu")),
+    Job("tests", "alone", 180, ("-m", "pytest", "-v", "-m", "gpu and alone", "-rfE", "tests/gpu")),
     Job("tests", "kernels", 320, (*TESTS, "tests/engines")),
     Job("tests", "ops", 180, ("-m", "pytest", "-q", "-n", "10", "tests/engines/cuda/ops")),
     suite("inception_v3:1", 125),

@@ -28,6 +28,7 @@ def test_bench_says_how_busy_the_gpu_is() -> None:
 
 
 @pytest.mark.tf
+@pytest.mark.alone
 def test_each_switch_of_tensorflow_runs_and_gives_the_same() -> None:
     pytest.importorskip("tensorflow.python")  # there may be its protos alone
     tensorflow = pytest.importorskip("tensorflow")

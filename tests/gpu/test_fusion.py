@@ -190,6 +190,7 @@ print(costs)
 """
 
 
+@pytest.mark.alone
 def test_inductor_chooses_by_what_kernels_take_on_the_device(tmp_path):
     """A softmax that writes over its scores was timed with a copy of them, which took the host longer than the kernel takes the device:
     one of 14 µs was taken for one of 2.

@@ -29,6 +29,7 @@ def found(flat):
     return profile(flat, ProfileRequest(batch=BATCH, seconds=20))[0]
 
 
+@pytest.mark.alone
 def test_the_constants_of_the_device_are_plausible(found):
     known = found.constants
     assert 0.3 < known.node_us < 5
@@ -49,6 +50,7 @@ def test_every_step_has_a_time_a_share_and_a_grid(found):
         assert kernel.resident >= found.device.sms
 
 
+@pytest.mark.alone
 def test_measured_times_add_up_to_one_stream(flat, found):
     job = Job(flat, np.zeros(len(flat), np.int32), 1, make_inputs(flat, {}, batch=BATCH))
     executable = ENGINE.build(job)

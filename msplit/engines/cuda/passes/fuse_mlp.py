@@ -291,32 +291,40 @@ class _Trial:
 
     def calls(self) -> Iterator[Callable[[], Any]]:
         """Calls of all kernels of ours that `winner` times."""
+        self._apart()
         for _, run in self.kernels():
             yield functools.partial(run, self.data, self.weights, *self.biases)
 
-    def winner(self, tuner: Tuner) -> Tiles | None:
-        """The fastest kernel, if it beats the mean, each product by its own fastest kernel, and the softmax."""
+    def _apart(self) -> list[tuple[Callable[..., Any], list[torch.Tensor], Callable[..., Any] | None, torch.Tensor]]:
+        """Per layer what runs it by its own fastest kernel, its bias, an activation with a launch of its own, and its matrix as it then
+        lies.
+        """
         biases = iter(self.biases)
         rows = self.data.mean((1, 2)) if self.found.pooled else self.data
-        steps, laid = [], []
+        found = []
         for layer, matrix in zip(self.found.layers, self.weights, strict=True):
             bias = [next(biases)] if layer.bias else []
             op, weights = matmul.choose(layer.product, [rows, matrix, *bias], lowered, movable=True)
-            last = activate(layer.activation) if len(layer.absorbed) > 1 else None  # a launch of its own
-            steps.append((lowered(op), bias, last))
-            laid.append(copies(weights))
+            last = activate(layer.activation) if len(layer.absorbed) > 1 else None
+            found.append((lowered(op), bias, last, weights))
             (rows,) = lowered(op)(rows, weights, *bias)
+        return found
+
+    def winner(self, tuner: Tuner) -> Tiles | None:
+        """The fastest kernel, if it beats the mean, each product by its own fastest kernel, and the softmax."""
+        steps = self._apart()
         softmax = None if self.found.softmax is None else lowered(self.found.softmax)
 
         def apart(data: torch.Tensor, weights: tuple[torch.Tensor, ...], *biases: torch.Tensor) -> Any:
             rows = torch.relu(data) if self.found.prologue else data  # a launch that it can not do without
             rows = rows.mean((1, 2)) if self.found.pooled else rows
-            for (run, bias, last), matrix in zip(steps, weights, strict=True):
+            for (run, bias, last, _), matrix in zip(steps, weights, strict=True):
                 (rows,) = run(rows, matrix, *bias)
                 rows = rows if last is None else last(rows)
             return (rows,) if softmax is None else softmax(rows)
 
-        baseline = RotatingWeights(apart, self.data, list(zip(*laid, strict=False)), ())
+        laid = list(zip(*(copies(weights) for *_, weights in steps), strict=False))
+        baseline = RotatingWeights(apart, self.data, laid, ())
         own = list(zip(*map(copies, self.weights), strict=False))
         calls = ((tiles, RotatingWeights(run, self.data, own, self.biases)) for tiles, run in self.kernels())
         expected = lowered(self.found.op())(self.data, *self.weights, *self.biases)

@@ -143,6 +143,7 @@ class _Trial:
 
     def calls(self) -> Iterator[Callable[[], Any]]:
         """Calls of all kernels of ours that `winner` times."""
+        conv.choose(self.convolution, [self.data, *self.own], lowered)
         for _, run in self.kernels():
             yield functools.partial(run, self.data, self.rest, self.own[0].contiguous(), *self.own[1:])
 

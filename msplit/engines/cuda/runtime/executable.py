@@ -331,7 +331,7 @@ class CudaExecutable:
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """One step: inputs in, from the host or a device, and host outputs back."""
         sent = self._prefetch is not None and self._prefetch.feeds is feeds
-        if not sent and (self.begin(feeds) or self._begin_with_tensors(feeds)):
+        if not sent and self.begin(feeds):
             return self.end()
         return self._step(feeds)
 
@@ -370,17 +370,6 @@ class CudaExecutable:
         if self._prefetch is not None:
             self._prefetch.feeds = None  # for a step before this one
         return self._inputs.feed(feeds, self._replay)
-
-    def _begin_with_tensors(self, feeds: Feeds) -> bool:
-        """The same where some inputs are tensors, and all are small: they come by way of the host block. To fetch outputs behind a graph
-        that reads them on the device takes the host longer."""
-        if not self._capture or not self._inputs.is_small:
-            return False
-        with self.device.entered():
-            self._inputs.bring(feeds)
-            self._inputs.back()
-            self._replay()
-        return True
 
     def _replay(self) -> None:
         self._outputs.expect()

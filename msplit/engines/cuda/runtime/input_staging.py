@@ -173,7 +173,6 @@ class Inputs:
         self._groups = [self._group(run) for run in runs]
         self._together = _Together.of(self.on_device)
         self._async_copy = AsyncCopy(self.block.host, self.memory, stream)
-        self._back = AsyncCopy(self.memory, self.block.host, stream)
         self._seen: torch.Tensor | None = None
         self.input_copy: InputCopy | None = None
         self._given_up = 0
@@ -195,11 +194,6 @@ class Inputs:
     def has_large(self) -> bool:
         """Whether there are inputs that `send` sends."""
         return bool(self.rest < self.block.host.numel())
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a graph fetches all of them sooner than the host would launch a kernel in its place."""
-        return bool(self.block.host.numel() < _FIRST_BYTES)
 
     @property
     def pays_ahead(self) -> bool:
@@ -388,10 +382,6 @@ class Inputs:
             else:  # one launch for dozens of small ones, each of which would take the host some µs
                 places = [self.on_device[name] for name in names]
                 torch._foreach_copy_(places, [tensors[name] for name in names], non_blocking=True)
-
-    def back(self) -> None:
-        """Issues the copy of what `bring` brings into the host block, from where a graph fetches it that reads no other place."""
-        self._back.send(0, self.block.host.numel())
 
     def _checked(self, feeds: Feeds) -> list[Sequence[Any]] | None:
         """The arrays of each group; None where one of all is a tensor. What is wrong with others is then for `bring` to say."""

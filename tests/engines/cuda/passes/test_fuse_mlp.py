@@ -14,6 +14,7 @@ from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir.graph import attrs_key
 from msplit.engines.cuda.passes import fuse_mlp, pipeline
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, job, kernels, program_of
@@ -344,3 +345,43 @@ def test_the_kernel_is_taken_where_it_is_faster_than_what_it_replaces(softmax, f
         tiles = [tiles for tiles, _ in trial.kernels()]
         assert chosen == (tiles[0] if faster == "<lambda>" else None)
         assert len([call() for call in trial.calls()]) == len(tiles)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_what_it_is_timed_against_is_listed_with_it(pooled, monkeypatch):
+    """Products were compiled late, one choice after the other, for what would be timed against a kernel for all layers."""
+    feeds = {"x": normal(2, 5, 5, CHANNELS) if pooled else normal(2, CHANNELS)}
+    asked: list[tuple] = []
+    choose = fuse_mlp.matmul.choose
+
+    def noted(op, arguments, run, **more):
+        asked.append((op.op, attrs_key(op.attrs), *(tuple(one.shape) for one in arguments)))
+        return choose(op, arguments, run, **more)
+
+    monkeypatch.setattr(fuse_mlp.matmul, "choose", noted)
+    monkeypatch.setattr(Tuner, "milliseconds", lambda self, call, lanes=1, *, cold=False: call() and 1.0)
+    monkeypatch.setattr(devices, "_DEVICES", {})
+
+    def build(tf, v1):
+        x = placeholder(tf, v1, feeds["x"])
+        y = (
+            classified(tf, x, softmax="op")
+            if pooled
+            else tf.nn.softmax(tf.nn.relu(x @ normal(CHANNELS, 6)) @ normal(6, 5))
+        )
+        tf.identity(y, name="out")
+
+    graph = optimize(graph_of(build, outputs=["out"]), feeds, CPU).graph
+    candidates = fuse_mlp.find_mlps(graph)
+    assert candidates
+    for found in candidates:
+        trial = fuse_mlp._Trial.of(graph, found, CPU)
+        with torch.no_grad():
+            for call in trial.calls():
+                call()
+            listed = asked.copy()
+            assert listed
+            asked.clear()
+            trial.winner(Tuner.of(CPU))
+        assert asked == listed
+        asked.clear()

@@ -90,9 +90,6 @@ def test_tensors_that_fit_are_looked_at_together_and_only_once(monkeypatch):
     for name, value in values.items():
         np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)
         assert not found.block.arrays[name].any()
-    found.back()
-    for name, value in values.items():
-        np.testing.assert_array_equal(found.block.arrays[name], value, err_msg=name)
     tensors["b"].requires_grad_()
     found.bring({**tensors, "c": tensors["c"].T.contiguous().T, "e": torch.zeros(3, 2, dtype=torch.bfloat16)})
     assert not found.on_device["b"].requires_grad
@@ -198,13 +195,11 @@ def test_rows_of_requests_are_joined_wherever_they_lie(parts, large):
 
 @pytest.mark.parametrize("capture", [True, False])
 @pytest.mark.parametrize("runs", [True, False])
-@pytest.mark.parametrize("small", [True, False])
-def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs, small):
+def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
     """The graph without copies on the caller's stream; or launches on others, which wait for the caller's and it for them. Then the end.
-    Outputs of small inputs are fetched by the graph with copies.
+    The block stays as it is: somebody may be filling it for a step of his own.
     """
     log = []
-    monkeypatch.setattr(input_staging, "_FIRST_BYTES", 1 << 19 if small else 0)
 
     class Stream:
         def __init__(self, name):
@@ -217,13 +212,7 @@ def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs, sma
             log.append(f"{self.name} ends")
 
     def graph(copies):
-        def start():
-            log.append(f"graph with copies: {copies}")
-            if copies:
-                made._inputs.rest_to_device()
-                made._outputs.copy(results)
-
-        return SimpleNamespace(start=start, finish=lambda: log.append("caller ends"))
+        return SimpleNamespace(start=lambda: log.append(f"graph with copies: {copies}"))
 
     caller, device = Stream("caller"), Device.of(CPU)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *place: caller)
@@ -249,8 +238,8 @@ def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs, sma
         assert found["k"].tolist() == [1]
         log.clear()
     assert made.step({"x": torch.full((3,), 9.0), "n": torch.arange(2)})["y"].tolist() == [9, 9, 9]
-    captured = ["graph with copies: True"] if small else captured
     assert log == [*(captured if capture else launched), "caller ends"]
+    np.testing.assert_array_equal(made._inputs.block.arrays["x"], [1, 2, 3])
 
 
 class Mute(Speaks):
