@@ -71,7 +71,7 @@ def in_signed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(SIGNED[tensor.dtype]) if tensor.dtype in SIGNED else tensor
 
 
-RESULT = "Tout"
+RESULT = "_result"
 """Attribute that the engine gives an op which can read half precision and compute in float32, or the other way round: what it gives."""
 
 

@@ -25,7 +25,8 @@ from msplit.opset.traits import BATCH_MATMULS, MATMULS
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, SAMPLES, bits, flat_of, graph_of, options_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
-from tests.training_graphs import BATCH, graph
+from tests.training_graphs import BATCH
+from tests.training_graphs import graph as training_graph
 
 IEEE, BF16, FP16 = Precision.IEEE, Precision.BF16, Precision.FP16
 DISTANCE = {BF16: 2e-2, FP16: 2.5e-3}
@@ -313,7 +314,7 @@ def test_outputs_are_about_as_near_to_float32_as_those_of_tensorflows_own_mixed_
 @pytest.mark.parametrize("name", ["mmoe", "deepfm"])
 def test_variables_are_converted_together_and_their_gradients_by_the_products(name, precision):
     """A launch for each weight, and for each gradient, was more than half precision gained."""
-    flat, training = graph(name, "Adam", "resource")
+    flat, training = training_graph(name, "Adam", "resource")
     feeds = training.feeds(BATCH, 0)
     own = job(flat, feeds, precision, fuse=True, group=True)
     made = CudaEngine().compile(replace(own, state=training.state())).optimized.graph
@@ -337,3 +338,22 @@ def test_a_product_gives_float32_of_half_precision_as_numpy_does():
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, a.float() @ b.float(), rtol=1e-2, atol=1e-2)
     assert product(a, b, torch.bfloat16).equal(product(a, b))
+
+
+@pytest.mark.parametrize("precision", [IEEE, BF16])
+@pytest.mark.parametrize("op", ["MatMul", "BatchMatMulV2"])
+def test_a_model_says_nothing_by_attributes_that_an_op_does_not_have(op, precision):
+    """A node may have any. The engine called the type that a product gives by a name that other ops have."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, (4, 8), "x")
+        y = x @ np.ones((8, 3), np.float32) if op == "MatMul" else tf.matmul(x[None], np.ones((1, 8, 3), np.float32))
+        tf.identity(y, name="out")
+    made = graph.as_graph_def()
+    (node,) = (node for node in made.node if node.op == op)
+    node.attr["Tout"].type = tf.float64.as_datatype_enum
+    feeds = {"x": normal(4, 8)}
+    (found,) = outputs_of(flat_of(made, outputs=["out"]), feeds, precision).values()
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.reshape(4, 3), feeds["x"] @ np.ones((8, 3)), atol=0.05)

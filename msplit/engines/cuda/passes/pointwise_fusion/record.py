@@ -264,6 +264,7 @@ def _timed_by_the_device(device: torch.device) -> Iterator[None]:
     module.benchmarker = copy.copy(own)
     module.benchmarker.benchmark_gpu = lambda call, *rest, **options: timer.graph_us([[call] * CALLS]) / CALLS / 1e3
     try:
+        timer.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(timer.stream):
             yield
             torch.cuda.current_stream().synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -247,7 +248,7 @@ def test_inductor_times_by_the_device_while_a_kernel_is_recorded(monkeypatch: py
     asked: list[Any] = []
 
     class Timer:
-        stream = None
+        stream = SimpleNamespace(wait_stream=lambda other: None)
 
         def graph_us(self, lanes: Any) -> float:
             asked.extend(call() for lane in lanes for call in lane)
@@ -259,6 +260,7 @@ def test_inductor_times_by_the_device_while_a_kernel_is_recorded(monkeypatch: py
 
     monkeypatch.setattr(records.Device, "of", lambda device: Owner())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     with records._timed_by_the_device(torch.device("cuda", 0)):
         assert triton_heuristics.benchmarker.benchmark(fn=lambda: "called", device="cuda", rep=40) == 5e-3
     assert set(asked) == {"called"}
