@@ -211,7 +211,7 @@ JOBS = (
     precision("deepfm:1024", "bf16", 60),
     half_training("mmoe:128", "bf16", 110),
     half_training("deepfm:128", "fp16", 110),
-    half_training("inception_v3:32", "bf16", 150),
+    half_training("inception_v3:32", "bf16", 400),  # not done after 200
     quiet("inception_v3:1", 100),
     quiet("densenet121:1,efficientnet_b0:1", 120, "--no-xla", "densenet121,efficientnet_b0", "--streams", "1,8"),
     quiet("mmoe:128,towers:128", 60),
