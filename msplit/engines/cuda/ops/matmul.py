@@ -114,7 +114,8 @@ def _labels(term: str, hidden: list[str]) -> list[str]:
 def product(a: Tensor, b: Tensor, result: torch.dtype | None = None) -> Tensor:
     """The matrix product of the last two axes, with broadcasting, for every dtype and device, in another type if one is asked for."""
     if result is not None and result != a.dtype:
-        if result == torch.float32 and a.dtype in _HALF and a.device.type == "cuda" and min(a.dim(), b.dim()) > 1:
+        by_cublas = a.device.type == "cuda" and torch.version.hip is None
+        if by_cublas and result == torch.float32 and a.dtype in _HALF and min(a.dim(), b.dim()) > 1:
             return _product_in_float32(a, b)
         return product(a, b).to(result)
     signed = SIGNED.get(a.dtype)
