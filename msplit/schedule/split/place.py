@@ -248,8 +248,11 @@ def _simulated(split: SplitProblem, name: str, lane: Ints, streams: int) -> Spli
     joined = join(split, lane, streams)
     found = simulate(joined.problem, joined.plan, joined.device, joined.work_us, joined.earliest_us)
 
+    joints = split.blocks.joints
+
     def on(held: Held, place: int) -> bool:
-        return any(gpu[block] == place for block in held.blocks)
+        """Whether a GPU reads it. A joint runs nowhere, whatever stands for its GPU, and has no weights there."""
+        return any(gpu[block] == place for block in held.blocks if not joints[block])
 
     return Split(
         name=name,

@@ -113,6 +113,17 @@ def test_no_split_breaks_the_bounds_or_the_memory(problem, seed, gpus, streams):
         assert found.makespan_us >= problem.rank.max(initial=0) * (1 - 1e-9)
 
 
+def test_what_only_waits_has_no_weights_on_the_first_gpu():
+    """A weight that is read on the second GPU, and by a joint, was counted on the first, too, and did not fit there."""
+    split = of_tables(30e9, 40e9, memory=50e9)
+    joint = len(split.blocks) - 1
+    split = replace(split, blocks=replace(split.blocks, kernels=np.r_[split.blocks.kernels[:-1], 0]))
+    weights = tuple(replace(one, blocks=(*one.blocks, joint)) for one in split.weights)
+    for found in splits(replace(split, weights=weights, tables=()), 2):
+        assert sum(found.weights) == pytest.approx(70e9)
+        assert max(found.weights) <= 50e9
+
+
 def test_what_must_share_a_stream_does():
     b = Builder()
     for _ in range(6):
