@@ -249,12 +249,12 @@ def _texts(value: JsonValue) -> dict[str, str]:
 
 
 def _file_of(value: JsonValue) -> tuple[int, str]:
-    size, digest = value.items()
+    size, digest = value.items(2)
     return size.whole(0, _LARGEST), digest.sha256()
 
 
 def _rows_of(value: JsonValue) -> tuple[dict[str, int], dict[str, int]]:
-    inputs, outputs = ({name: one.whole(0, 1 << 40) for name, one in ends.entries()} for ends in value.items())
+    inputs, outputs = ({name: one.whole(0, 1 << 40) for name, one in ends.entries()} for ends in value.items(2))
     return inputs, outputs
 
 

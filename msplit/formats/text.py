@@ -123,10 +123,12 @@ class JsonValue:
         """Keys and values of an object."""
         return [(key, self.at(key)) for key in self.mapping()]
 
-    def items(self) -> list[JsonValue]:
-        """The values of a list."""
+    def items(self, count: int | None = None) -> list[JsonValue]:
+        """The values of a list, of so many where that is given."""
         if not isinstance(self.value, list):
             raise self.wrong("is not a list")
+        if count not in (None, len(self.value)):
+            raise self.wrong(f"is not a list of {count}")
         return [self._inside(f"{self.place}[{place}]", item) for place, item in enumerate(self.value)]
 
     def text(self) -> str:

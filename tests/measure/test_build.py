@@ -306,6 +306,17 @@ def test_a_weight_without_a_type_gives_one_message(dtype: Any, copy: Path) -> No
         msplit.open(copy)
 
 
+@pytest.mark.parametrize("ends", [[], [{}], [{}, {}, {}]])
+def test_a_build_whose_rows_are_not_those_of_inputs_and_outputs_gives_one_message(
+    ends: Any, kept: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(kept, tmp_path / "build"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "rows": ends}))
+    with pytest.raises(msplit.MsplitError, match=r"rows.* is not a list of 2"):
+        msplit.open(copy)
+
+
 def mutated(draw: Any, value: Any) -> Any:
     """A JSON value with something in it changed."""
     if isinstance(value, dict) and value and draw(st.integers(0, 5)):

@@ -47,7 +47,7 @@ def times_of(value: JsonValue) -> Mapping[str, float]:
 
 
 def _choice_of(value: JsonValue) -> tuple[str, Mapping[str, float]]:
-    name, times = value.items()
+    name, times = value.items(2)
     return name.text(), times_of(times)
 
 

@@ -89,7 +89,7 @@ class Choices:
         for line in filter(None, lines):
             try:
                 whole = JsonValue.parse(line.decode(), str(self.path), what="choice", fix="delete the file")
-                family, key, choice = whole.items()
+                family, key, choice = whole.items(3)
                 found[family.text(), key.text()] = choice
             except (ValueError, MsplitError):  # cut off by a crash, or damaged
                 continue

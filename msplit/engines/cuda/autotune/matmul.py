@@ -72,7 +72,7 @@ def _packed(choice: Choice) -> list[Any]:
 
 
 def _unpacked(value: JsonValue) -> Choice:
-    tile, turned, times = value.items()
+    tile, turned, times = value.items(3)
     return Choice(tile.or_none(_tile_of), turned.flag(), times_of(times))
 
 

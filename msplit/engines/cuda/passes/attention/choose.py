@@ -46,7 +46,7 @@ class Choice:
 
 
 def _unpacked(value: JsonValue) -> Choice:
-    kernel, times = value.items()
+    kernel, times = value.items(2)
     return Choice(kernel.or_none(JsonValue.text), times_of(times))
 
 

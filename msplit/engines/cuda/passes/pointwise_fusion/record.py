@@ -123,7 +123,7 @@ def _launch_of(value: JsonValue) -> Launch:
     value = value.object(("kernel", "grid", "arguments"))
     arguments = []
     for one in value.at("arguments").items():
-        source, number, offset = one.items()
+        source, number, offset = one.items(3)
         arguments.append((source.one_of((INPUT, BUFFER, NUMBER)), number.whole(-_LARGEST), offset.whole(0, _LARGEST)))
     grid = tuple(size.whole(0, (1 << 31) - 1) for size in value.at("grid").items())
     return Launch(value.at("kernel").text(), grid, tuple(arguments))
