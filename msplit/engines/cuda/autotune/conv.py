@@ -88,7 +88,7 @@ _EARLY_FROM = (9, 0)
 
 def tiles_of(value: JsonValue) -> Tiles:
     """Tiles as they are kept, a list of their fields."""
-    *sizes, turned, early, across = value.items()
+    *sizes, turned, early, across = value.items(len(Tiles._fields))
     pixels, results, summands, warps, stages, parts = (size.whole(1, 1 << 16) for size in sizes)
     return Tiles(pixels, results, summands, warps, stages, parts, turned.flag(), early.flag(), across.whole(1, 1 << 16))
 

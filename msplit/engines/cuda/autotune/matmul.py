@@ -77,10 +77,7 @@ def _unpacked(value: JsonValue) -> Choice:
 
 
 def _tile_of(value: JsonValue) -> Tile:
-    sizes = [size.whole(1, 1 << 16) for size in value.items()]
-    if len(sizes) != len(fields(Tile)):
-        raise value.wrong("is not what a program of the kernel computes")
-    return Tile(*sizes)
+    return Tile(*(size.whole(1, 1 << 16) for size in value.items(len(fields(Tile)))))
 
 
 FAMILY: Family[Choice] = Family("products", _packed, _unpacked, Choice(None, turned=False))

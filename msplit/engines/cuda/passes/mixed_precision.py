@@ -29,6 +29,7 @@ from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
 from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER
 from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
+from msplit.engines.cuda.passes.merge_updates import ASSIGNS, FLAT
 from msplit.engines.cuda.passes.merge_updates import LARGEST as LARGEST_JOINED
 from msplit.engines.cuda.passes.pattern import Readers
 from msplit.opset import schema
@@ -39,7 +40,7 @@ WIDE = "float32"
 LARGEST = 65504.0
 """Of float16."""
 
-_HANDED_OUT = frozenset({*OPTIMIZERS, *TOGETHER, "_ApplyFlat", "_AssignAll", "_Unscale"})
+_HANDED_OUT = frozenset({*OPTIMIZERS, *TOGETHER, FLAT, ASSIGNS, "_Unscale"})
 """What gradients of variables go to that needs a kernel of its own."""
 
 _SMALL = ("bool", "uint8", "int8", "uint16", "int16", "float16", "bfloat16")

@@ -339,8 +339,10 @@ class CudaExecutable:
         """See `engines.base.Prefetches`: the graph without copies, behind one that takes over what was sent. Small inputs are not sent:
         the graph that fetches them takes less than that."""
         if not self._inputs.pays_ahead:
-            if on_device or not self.begin(feeds):
-                return self.step_on_device(feeds, then) if on_device else self._step(feeds, then)
+            if on_device:
+                return self.step_on_device(feeds, then)
+            if not self.begin(feeds):
+                return self._step(feeds, then)
             try:
                 then()
             finally:

@@ -131,12 +131,8 @@ class _Together:
             return False
         if any(value.is_neg() for value in values):  # only its values say so, not its bits
             return False
-        with torch.no_grad():
-            for take, places in self.alike:
-                if len(places) == 1:
-                    places[0].copy_(*take(values), non_blocking=True)
-                else:  # one launch
-                    torch._foreach_copy_(places, take(values), non_blocking=True)
+        for take, places in self.alike:
+            _copy_together(take(values), places)
         return True
 
 
@@ -377,11 +373,7 @@ class Inputs:
             together = tensor.device == self.memory.device and tensor.dtype in _TOGETHER and not tensor.is_neg()
             alike.setdefault(tensor.dtype if together else name, []).append(name)
         for names in alike.values():
-            if len(names) == 1:
-                self.on_device[names[0]].copy_(tensors[names[0]], non_blocking=True)
-            else:  # one launch for dozens of small ones, each of which would take the host some µs
-                places = [self.on_device[name] for name in names]
-                torch._foreach_copy_(places, [tensors[name] for name in names], non_blocking=True)
+            _copy_together([tensors[name] for name in names], [self.on_device[name] for name in names])
 
     def _checked(self, feeds: Feeds) -> list[Sequence[Any]] | None:
         """The arrays of each group; None where one of all is a tensor. What is wrong with others is then for `bring` to say."""
@@ -442,6 +434,15 @@ class Inputs:
 
     def _refuse(self, feeds: Feeds) -> None:
         refuse_fed(feeds, {name: (place.dtype.name, place.shape) for name, place in self.block.arrays.items()})
+
+
+def _copy_together(tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
+    """Issues copies, by one launch for dozens of small ones, each of which would take the host some µs."""
+    with torch.no_grad():
+        if len(places) == 1:
+            places[0].copy_(tensors[0], non_blocking=True)
+        else:
+            torch._foreach_copy_(places, tensors, non_blocking=True)
 
 
 def taken(name: str, value: Any) -> torch.Tensor:

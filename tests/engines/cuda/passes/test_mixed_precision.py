@@ -357,3 +357,18 @@ def test_a_model_says_nothing_by_attributes_that_an_op_does_not_have(op, precisi
     (found,) = outputs_of(flat_of(made, outputs=["out"]), feeds, precision).values()
     assert found.dtype == np.float32
     np.testing.assert_allclose(found.reshape(4, 3), feeds["x"] @ np.ones((8, 3)), atol=0.05)
+
+
+@pytest.mark.parametrize("precision", [BF16, FP16])
+def test_an_output_of_attention_keeps_its_type(precision):
+    """Of matrices, the last product of which gives float32 itself: joined with the softmax it gave half precision."""
+
+    def build(tf, v1):
+        q, k, v = (v1.placeholder(tf.float32, (16, 8), name) @ normal(8, 8) for name in "qkv")
+        tf.matmul(tf.nn.softmax(tf.matmul(q, k, transpose_b=True) / 3.0), v, name="out")
+
+    feeds = {name: normal(16, 8) / 4 for name in "qkv"}
+    flat = graph_of(build, outputs=["out"])
+    expected, got = (outputs_of(flat, feeds, one, fuse=True, group=True)["out"] for one in (IEEE, precision))
+    assert got.dtype == expected.dtype == np.float32
+    np.testing.assert_allclose(got, expected, atol=0.1)
