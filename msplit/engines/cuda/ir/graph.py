@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.engines.cuda.ir.dtypes import RESULT
 from msplit.opset.state import written
 from msplit.opset.traits import CALLS, CONDS, LOOPS, VIEWS, ops_with, traits
 
@@ -63,8 +64,9 @@ def final(names: Mapping[Key, Key], key: Key) -> Key:
 
 
 def attrs_key(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Equal for attributes that mean the same. Those that begin with ``_`` mean nothing to a lowering."""
-    return tuple(sorted((name, repr(value)) for name, value in attrs.items() if not name.startswith("_")))
+    """Equal for attributes that mean the same. Those that begin with ``_`` say how, not what: but for the type that an op gives."""
+    says_what = [name for name in attrs if name == RESULT or not name.startswith("_")]
+    return tuple(sorted((name, repr(attrs[name])) for name in says_what))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from msplit.engines.cuda.autotune.timer import CpuTimer, CudaTimer, Timer
 from msplit.engines.cuda.autotune.tuner import MOST_SIDE_BY_SIDE
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.graph import attrs_key
 from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.profiling import cupti
@@ -157,10 +158,9 @@ class _Steps:
 
 def kind_of(step: KernelCall, arguments: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """Equal for steps that run the same kernels on other memory."""
-    attrs = tuple((key, repr(value)) for key, value in sorted(step.op.attrs.items()) if not key.startswith("_"))
     bound = tuple((slot, value.dtype.str, value.shape, value.tobytes()) for slot, value in sorted(step.bound.items()))
     tensors = tuple((one.dtype, tuple(one.shape), one.stride()) for one in arguments)
-    return step.op.op, attrs, bound, tensors
+    return step.op.op, attrs_key(step.op.attrs), bound, tensors
 
 
 def _time(timer: Timer, call: Callable[[], Any], device: Constants, size: int) -> tuple[float, float | None]:
