@@ -41,32 +41,33 @@ class OutputCopy:
         sizes: Bytes of each tensor.
         targets: Where each is to go. Addresses are multiples of 4, and up to 3 bytes behind a tensor are copied with it.
         device: Where the tensors are.
+        tables: How many there are: launches for other tensors, captured once and replayed, need another one.
 
     Attributes:
         number: The number, in pinned memory: how often the kernel ran.
-        direct: Whether the addresses are arguments, so that each launch may be for other tensors.
     """
 
-    def __init__(self, sizes: Sequence[int], targets: Sequence[int], device: torch.device) -> None:
+    def __init__(self, sizes: Sequence[int], targets: Sequence[int], device: torch.device, tables: int = 1) -> None:
         self._targets, self._words = list(targets), [-(-size // 4) for size in sizes]
-        self.direct = sum(words > 0 for words in self._words) <= _DIRECT
-        runs = [sum(self._words)] if self.direct else self._words
+        self._direct = sum(words > 0 for words in self._words) <= _DIRECT
+        runs = [sum(self._words)] if self._direct else self._words
         self._programs = max(sum(shares(words, _BLOCK) for words in runs), 1)
-        self._table = torch.zeros((1 if self.direct else self._programs, 3), dtype=torch.int64, device=device)
+        shape = 1 if self._direct else self._programs, 3
+        self._tables = [torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(tables)]
         self._finished = torch.zeros(1, dtype=torch.int64, device=device)
         self._host = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._number = seen_by(device, self._host)
         self._store = device.type == "cuda"
         self.number = memoryview(self._host.numpy())
 
-    def issue(self, sources: Sequence[int]) -> None:
+    def issue(self, sources: Sequence[int], table: int = 0) -> None:
         """Launches the kernel on the current stream, for the tensors at these addresses. If there are many, see `aim`."""
         launch(_DELIVER, (self._programs,))(
-            self._table,
+            self._tables[table],
             self._finished,
             self._number,
             *self._places(sources),
-            DIRECT=self.direct,
+            DIRECT=self._direct,
             BLOCK=_BLOCK,
             ALONE=self._programs == 1,
             STORE=self._store,
@@ -77,22 +78,22 @@ class OutputCopy:
         found: list[int] = []
         first = 0
         for source, target, words in zip(sources, self._targets, self._words, strict=True):
-            if self.direct and words:
+            if self._direct and words:
                 found += [first, source - 4 * first, target - 4 * first]
                 first += words
         missing = _DIRECT - len(found) // 3
         return [first, *(found + [_NEVER, 0, 0] * missing)[1:]]  # the first one starts at 0
 
-    def aim(self, sources: Sequence[int]) -> None:
+    def aim(self, sources: Sequence[int], table: int = 0) -> None:
         """Issues what sets the table for all launches and replays that come after. Until then a kernel with a table copies nothing."""
-        if self.direct:
+        if self._direct:
             return
         rows = [
             (source + 4 * start, target + 4 * start, min(words - start, _BLOCK))
             for source, target, words in zip(sources, self._targets, self._words, strict=True)
             for start in range(0, words, _BLOCK)
         ]
-        self._table.copy_(torch.tensor(rows, dtype=torch.int64))
+        self._tables[table].copy_(torch.tensor(rows, dtype=torch.int64))
 
 
 class InputCopy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import random
 import statistics
@@ -19,7 +18,6 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import precision
-from msplit.engines.cuda.device.pools import check, holding, runtime
 from msplit.engines.cuda.device.ranks import Group, ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
 from msplit.engines.cuda.ir.interpret import run_step
@@ -27,6 +25,7 @@ from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.state import StateMemory
 from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import Torture
+from msplit.engines.cuda.runtime.graph_exec import Graph, GraphExec
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
 from msplit.engines.cuda.runtime.prefetch import Prefetch
@@ -47,72 +46,6 @@ _ASK = 256
 _ROOTS = 2
 """With so many streams that start at once or more, a graph gets one kernel that they all follow. On an H200 every further
 kernel that follows nothing costs the start of a graph about 2 µs, and one that follows another 0.2."""
-
-
-class GraphExec:
-    """A captured graph, ready to run on the caller's stream with as little as possible around it.
-
-    `CUDAGraph.replay` and `Stream.synchronize` look up streams, devices and generators of random numbers at every call. Our graphs draw
-    no random numbers of PyTorch's, so the two calls of CUDA's own are enough.
-    """
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
-        self._graph, self._device = graph, device
-        self._index = torch.cuda.current_device() if device.index is None else device.index
-        self._executable: int | None = None
-        with contextlib.suppress(AttributeError, RuntimeError):  # an older PyTorch keeps it to itself
-            handle: int = graph.raw_cuda_graph_exec()
-            library = runtime()
-            self._launch, self._wait = library.cudaGraphLaunch, library.cudaStreamSynchronize
-            self._launch.argtypes, self._wait.argtypes = (ctypes.c_void_p, ctypes.c_void_p), (ctypes.c_void_p,)
-            self._launch_holding = holding().cudaGraphLaunch
-            self._launch_holding.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-            self._executable = handle
-        self._current, self._stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
-
-    def start_on(self, stream: torch.cuda.Stream) -> None:
-        """Issues one run of the graph on a stream. It keeps the interpreter's lock: to let go of it for these few µs would cost a turn."""
-        if self._current() != self._index:
-            with torch.cuda.device(self._device):
-                self.start_on(stream)
-        elif self._executable is None:
-            with torch.cuda.stream(stream):
-                self._graph.replay()
-        else:
-            check(self._launch_holding(self._executable, stream.cuda_stream))
-
-    def start(self) -> None:
-        """Issues one run of the graph on the current stream."""
-        if self._executable is None or self._current() != self._index:
-            self._graph.replay()
-        else:
-            check(self._launch(self._executable, self._stream(self._index)))
-
-    def start_holding(self) -> None:
-        """The same, and keeps the interpreter's lock, as `start_on` does."""
-        if self._executable is None or self._current() != self._index:
-            self._graph.replay()
-        else:
-            check(self._launch_holding(self._executable, self._stream(self._index)))
-
-    def finish_on(self, stream: torch.cuda.Stream) -> None:
-        """Waits for all that is on a stream; what failed there is raised here."""
-        if self._executable is None:
-            stream.synchronize()
-        else:
-            check(self._wait(stream.cuda_stream))
-
-    def finish(self) -> None:
-        """Waits for all that is on the current stream; what failed there is raised here."""
-        if self._executable is None or self._current() != self._index:
-            torch.cuda.current_stream(self._device).synchronize()
-        else:
-            check(self._wait(self._stream(self._index)))
-
-    def reset(self) -> None:
-        """Frees the graph. It can not run afterwards."""
-        self._executable = None
-        self._graph.reset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,9 +110,9 @@ class CudaExecutable:
         self._prefetch: Prefetch | None = None
         self._own_copies = own_copies
         self._memory = shared.memory or (device.scratch.handle if timing_only else torch.cuda.graph_pool_handle())
-        self._graphs: dict[bool, GraphExec] = {}
+        self._graphs: dict[Graph, GraphExec] = {}
         self._counters: list[torch.Tensor] = []
-        self._results: dict[bool, dict[str, torch.Tensor]] = {}
+        self._results: dict[Graph, dict[str, torch.Tensor]] = {}
         self._ranks = device.owned(Ranks)
         self._group: Group | None = None
         self._capture = capture
@@ -210,9 +143,11 @@ class CudaExecutable:
 
     def _capture_graphs(self) -> None:
         if self.stream_program.instructions and not self._lent:  # CUDA refuses to run a graph of nothing
-            self._capture_graph(copies=False)
+            self._capture_graph(Graph.RUN)
         if not self._timing_only:
-            self._capture_graph(copies=True)
+            self._capture_graph(Graph.STEP)
+            if not self._lent and self._outputs.has_any:
+                self._capture_graph(Graph.DELIVER)
             self._outputs.aim()
             self._synchronize()
             self._outputs.settle()
@@ -299,10 +234,8 @@ class CudaExecutable:
                 self._origin.wait_stream(stream)
         return self.program.results(values)
 
-    def _capture_graph(self, *, copies: bool) -> None:
-        """Captures one run, with or without the copies of outputs and of inputs that are not sent ahead.
-
-        Both graphs share memory and never run at once.
+    def _capture_graph(self, kind: Graph) -> None:
+        """Captures one of them. `DELIVER` comes last.
 
         Raises:
             EngineError: A step can not be captured; it is named.
@@ -311,15 +244,19 @@ class CudaExecutable:
         with self._on_origin(), self._capturing() as graph, noted, contextlib.ExitStack() as stack:
             for memory in self._memories:
                 stack.enter_context(memory.used())
-            if copies and self._inputs.rest:
+            if kind is Graph.STEP and self._inputs.rest:
                 self._inputs.rest_to_device()
-            elif len(self.stream_program.fork) >= _ROOTS:
+            elif kind is not Graph.DELIVER and len(self.stream_program.fork) >= _ROOTS:
                 self._root.add_(1)
-            results = self._record()
-            if copies:
-                self._outputs.to_host(results)
-        self._graphs[copies] = GraphExec(graph, self.device.place)
-        self._results[copies] = results
+            results = self._made_by_run() if kind is Graph.DELIVER else self._record()
+            if kind is not Graph.RUN:
+                self._outputs.to_host(results, graph=int(kind is Graph.DELIVER))
+        self._graphs[kind] = GraphExec(graph, self.device.place)
+        self._results[kind] = results
+
+    def _made_by_run(self) -> dict[str, torch.Tensor]:
+        """Where nothing runs, results are made of inputs and constants."""
+        return self._results[Graph.RUN if Graph.RUN in self._graphs else Graph.STEP]
 
     def _synchronize(self) -> None:
         for place in (self.device.place, *self._others):
@@ -358,7 +295,10 @@ class CudaExecutable:
         with self._ran(feeds, then) as results:
             if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
                 return {name: to_numpy(tensor) for name, tensor in results.items()} | self.program.known_outputs()
-            self._outputs.copy(results)
+            if Graph.DELIVER in self._graphs:
+                self._graphs[Graph.DELIVER].start()
+            else:
+                self._outputs.copy(results)
         self._outputs.settle()
         return self.outputs()
 
@@ -376,9 +316,9 @@ class CudaExecutable:
     def _replay(self) -> None:
         self._outputs.expect()
         if self._inputs.input_copy is None:
-            self._graphs[True].start()
+            self._graphs[Graph.STEP].start()
         else:
-            self._graphs[True].start_holding()
+            self._graphs[Graph.STEP].start_holding()
 
     def end(self) -> dict[str, NDArray[Any]]:
         """See `engines.base.Begins`. In the thread that began it."""
@@ -390,7 +330,7 @@ class CudaExecutable:
 
     def _arrive(self) -> None:
         if not self._outputs.arrived():
-            self._graphs[True].finish()
+            self._graphs[Graph.STEP].finish()
             self._outputs.settle()
 
     def start(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
@@ -402,12 +342,12 @@ class CudaExecutable:
             with torch.cuda.stream(self._origin):
                 self._inputs.join_tensors(parts, entries)
         self._outputs.expect()
-        self._graphs[True].start_on(self._origin)
+        self._graphs[Graph.STEP].start_on(self._origin)
         self._looks = 0
 
     def wait(self) -> None:
         """Waits for the step that was begun, without the interpreter's lock. It takes some µs longer than to look whether it is `over`."""
-        self._graphs[True].finish_on(self._origin)
+        self._graphs[Graph.STEP].finish_on(self._origin)
 
     def over(self) -> bool:
         """Whether the step that was begun is over. What failed on the device is raised."""
@@ -426,7 +366,7 @@ class CudaExecutable:
     def outputs_on_device(self) -> dict[str, Any]:
         """Outputs of the step that was begun by `start` and is over, as tensors of the caller's own on the device."""
         with torch.no_grad(), torch.cuda.stream(self._origin):
-            own = {name: own_copy(tensor) for name, tensor in self._results[True].items()}
+            own = {name: own_copy(tensor) for name, tensor in self._results[Graph.STEP].items()}
             known = self.program.known_tensors(self.device.place)
         self._origin.synchronize()
         return own | known
@@ -448,8 +388,7 @@ class CudaExecutable:
             with self.device.entered():
                 self._bring(feeds)
                 self._enqueue()
-                # Where nothing runs, they are made of inputs and constants.
-                yield self._results[False not in self._graphs]
+                yield self._made_by_run()
         else:
             with self._on_origin():
                 self._origin.wait_stream(caller)
@@ -482,16 +421,16 @@ class CudaExecutable:
         if not self._capture:
             with self._on_origin():
                 self._record()
-        elif False in self._graphs:
-            self._graphs[False].start()
+        elif Graph.RUN in self._graphs:
+            self._graphs[Graph.RUN].start()
 
     def launch(self) -> None:
         """One step on the inputs that are on the device already."""
         self._enqueue()
         if not self._capture:
             self._origin.synchronize()
-        elif False in self._graphs:
-            self._graphs[False].finish()
+        elif Graph.RUN in self._graphs:
+            self._graphs[Graph.RUN].finish()
 
     def device_times(self, count: int) -> list[float]:
         """Seconds of each of `count` back-to-back steps by the device's clock."""

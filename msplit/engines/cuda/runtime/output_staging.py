@@ -22,6 +22,10 @@ _PATIENCE = 1e-3
 """Seconds that it looks for before it asks CUDA to wait. The 2 to 4 µs that it gains are nothing to a longer step."""
 
 
+GRAPHS = 2
+"""Those of a program that deliver its outputs: the whole step, and one that does nothing else."""
+
+
 class Outputs:
     """A step's outputs in pinned host memory.
 
@@ -29,7 +33,7 @@ class Outputs:
     outputs. What the host watches is a number that the kernel raises by one at the end of every step: on an H200 that is seen 2.3 µs
     before CUDA says that the graph is over. Without Triton, or launched without a graph, the copy engine brings the outputs.
 
-    With `captured`, a graph delivers them.
+    With `captured`, graphs deliver them.
     """
 
     def __init__(
@@ -40,7 +44,7 @@ class Outputs:
             name: functools.partial(device.owned(Memcpy).copy_of, array) for name, array in self._block.arrays.items()
         }
         self._output_copy: Any = None
-        self._sources: list[torch.Tensor] = []
+        self._sources: dict[int, list[torch.Tensor]] = {}  # of each captured kernel
         self._number = 0
         self._look_up = select.poll().poll  # lets go of the interpreter's lock and is back at once
         if captured and own_kernel and can_launch(device.place):
@@ -48,32 +52,34 @@ class Outputs:
 
             arrays, base = self._block.arrays, self._block.host.data_ptr()
             targets = [base + self._block.starts[name] for name in arrays]
-            self._output_copy = OutputCopy([array.nbytes for array in arrays.values()], targets, device.place)
+            sizes = [array.nbytes for array in arrays.values()]
+            self._output_copy = OutputCopy(sizes, targets, device.place, tables=GRAPHS)
             self.to_host(like)  # compiles it
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is anything to deliver: CUDA refuses to run a graph of nothing."""
+        return self._output_copy is not None or any(array.nbytes for array in self._block.arrays.values())
 
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Issues copies of tensors on the device, by name, to the host, on the current stream. Wait for them, then `settle`."""
-        if self._output_copy is not None and self._output_copy.direct:
-            sources = [_aligned(tensors[name]) for name in self._block.arrays]
-            self._output_copy.issue([source.data_ptr() for source in sources])
-            return
         for name, place in self._block.arrays.items():
             target = self._block.host[self._block.starts[name] :][: place.nbytes]
             source = tensors[name].contiguous()
             target.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
 
-    def to_host(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Issues the same in a capture, as the graph's last kernel. `aim` it before the graph is replayed."""
+    def to_host(self, tensors: Mapping[str, torch.Tensor], graph: int = 0) -> None:
+        """Issues the same in a capture, as the last kernel of one of `GRAPHS` graphs. `aim` before it is replayed."""
         if self._output_copy is None:
             self.copy(tensors)
             return
-        self._sources = [_aligned(tensors[name]) for name in self._block.arrays]
-        self._output_copy.issue([source.data_ptr() for source in self._sources])
+        sources = self._sources[graph] = [_aligned(tensors[name]) for name in self._block.arrays]
+        self._output_copy.issue([source.data_ptr() for source in sources], graph)
 
     def aim(self) -> None:
-        """Issues what tells the captured kernel where the outputs are and go to. Wait for it, then `settle`."""
-        if self._output_copy is not None:
-            self._output_copy.aim([source.data_ptr() for source in self._sources])
+        """Issues what tells captured kernels where the outputs are and go to. Wait for it, then `settle`."""
+        for graph, sources in self._sources.items():
+            self._output_copy.aim([source.data_ptr() for source in sources], graph)
 
     def expect(self) -> None:
         """Announces a replay. Call it before, so that a replay that was interrupted is never taken for the next."""

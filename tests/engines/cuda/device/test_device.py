@@ -17,8 +17,8 @@ from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
 from msplit.engines.cuda.device import Device, pools
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.runtime import executable
-from msplit.engines.cuda.runtime.executable import GraphExec
+from msplit.engines.cuda.runtime import graph_exec
+from msplit.engines.cuda.runtime.graph_exec import GraphExec
 from msplit.engines.cuda.runtime.memcpy import Memcpy
 from msplit.inputs.make import make_inputs
 from tests.cli.runner import SAMPLES
@@ -229,7 +229,7 @@ def test_what_is_issued_for_a_gpu_that_is_not_the_current_one_goes_there(monkeyp
 
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
     monkeypatch.setattr(torch.cuda, "device", enter)
-    monkeypatch.setattr(executable, "check", lambda status: None)
+    monkeypatch.setattr(graph_exec, "check", lambda status: None)
     launched = []
     for index in (0, 1):
         device = Device(torch.device("cuda", index))

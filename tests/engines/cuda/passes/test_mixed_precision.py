@@ -377,8 +377,8 @@ def test_an_output_of_attention_keeps_its_type(precision):
 
 @pytest.mark.parametrize("precision", [BF16, Precision.FP16])
 def test_ops_that_differ_in_the_type_that_they_give_alone_are_not_taken_for_each_other(precision):
-    """Of equal sums some feed products, which take half precision, others a softmax, which does not. A kernel that was made for one gave the
-    other its type, in whatever was built next in the process.
+    """Of equal sums some feed products, which take half precision, others a softmax, which does not. A kernel that was made for one gave
+    the other its type, in whatever was built next in the process.
     """
     import tensorflow as tf
 

@@ -4,6 +4,7 @@ stands in for the GPU as the place where tensors lie."""
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -19,6 +20,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_numpy, to_torch
 from msplit.engines.cuda.runtime import cpu_executable, input_staging, memcpy
 from msplit.engines.cuda.runtime.executable import CudaExecutable
+from msplit.engines.cuda.runtime.graph_exec import Graph
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.output_staging import Outputs
 from msplit.errors import EngineError
@@ -196,8 +198,8 @@ def test_rows_of_requests_are_joined_wherever_they_lie(parts, large):
 @pytest.mark.parametrize("capture", [True, False])
 @pytest.mark.parametrize("runs", [True, False])
 def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
-    """The graph without copies on the caller's stream; or launches on others, which wait for the caller's and it for them. Then the end.
-    The block stays as it is: somebody may be filling it for a step of his own.
+    """The graph without copies on the caller's stream, and one that delivers behind it where outputs are for the host; or launches on
+    others, which wait for the caller's and it for them. Then the end. The block stays as it is: somebody may be filling it for a step.
     """
     log = []
 
@@ -211,8 +213,10 @@ def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
         def synchronize(self):
             log.append(f"{self.name} ends")
 
-    def graph(copies):
-        return SimpleNamespace(start=lambda: log.append(f"graph with copies: {copies}"))
+    def start(kind):
+        log.append(kind.name)
+        if kind is Graph.DELIVER:
+            made._outputs.copy(results)
 
     caller, device = Stream("caller"), Device.of(CPU)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *place: caller)
@@ -225,20 +229,21 @@ def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
     results = {"y": made._inputs.on_device["x"]}  # a graph gives what is made of its inputs' memory
     made.program = SimpleNamespace(dynamic=(), known_outputs=dict, known_tensors=lambda place: {"k": torch.ones(1)})
     made._outputs = Outputs(results, device, captured=False)
-    made._graphs = {copies: graph(copies) for copies in ([True, False] if runs else [True])}
+    captured = [Graph.STEP, *([Graph.RUN] if runs else []), Graph.DELIVER] if capture else []
+    made._graphs = {kind: SimpleNamespace(start=partial(start, kind)) for kind in captured}
     made._results = dict.fromkeys(made._graphs, results)
     monkeypatch.setattr(made, "_record", lambda: log.append("launches") or results)
     launched = ["origin waits for caller", "launches", "caller waits for origin"]
-    captured = ["graph with copies: False"] if runs else []
+    runs_by = (["RUN"] if runs else []) if capture else launched
     for value in (torch.arange(3.0), np.arange(3, dtype=np.float32) + 1):
         found = made.step_on_device({"x": value, "n": np.arange(2)})
-        assert log == [*(captured if capture else launched), "caller ends"]
+        assert log == [*runs_by, "caller ends"]
         assert found["y"].tolist() == value.tolist()
         assert found["y"].data_ptr() != results["y"].data_ptr()
         assert found["k"].tolist() == [1]
         log.clear()
     assert made.step({"x": torch.full((3,), 9.0), "n": torch.arange(2)})["y"].tolist() == [9, 9, 9]
-    assert log == [*(captured if capture else launched), "caller ends"]
+    assert log == [*runs_by, *(["DELIVER"] if capture else []), "caller ends"]
     np.testing.assert_array_equal(made._inputs.block.arrays["x"], [1, 2, 3])
 
 

@@ -21,16 +21,18 @@ def outputs(tensors):
     found = output_staging.Outputs(tensors, Device.of(CPU), captured=True)
     arrays, base = found._block.arrays, found._block.host.data_ptr()
     targets = [base + found._block.starts[name] for name in arrays]
-    found._output_copy = copy_kernel.OutputCopy([array.nbytes for array in arrays.values()], targets, CPU)
+    sizes = [array.nbytes for array in arrays.values()]
+    found._output_copy = copy_kernel.OutputCopy(sizes, targets, CPU, tables=output_staging.GRAPHS)
     found.to_host(tensors)  # as when it is compiled
-    found.to_host(tensors)
+    for graph in (0, 1):
+        found.to_host({name: tensor.clone() for name, tensor in tensors.items()} if graph else tensors, graph)
     found.aim()
     found.settle()
     return found
 
 
-def replay(found):
-    found._output_copy.issue([source.data_ptr() for source in found._sources])
+def replay(found, graph=0):
+    found._output_copy.issue([source.data_ptr() for source in found._sources[graph]], graph)
 
 
 def values(scale):
@@ -47,14 +49,15 @@ for names in (
 ):
     tensors = {name: tensor for name, tensor in values(1).items() if name in names}
     found = outputs(tensors)
-    for step in range(4):
+    for step in range(6):
+        graph = step % 2  # both know where theirs are
         for name, tensor in values(step).items():
             if name in tensors:
                 tensors[name].copy_(tensor)
-        for source, tensor in zip(found._sources, tensors.values()):
+        for source, tensor in zip(found._sources[graph], tensors.values()):
             source.copy_(tensor)  # where it had to be made contiguous, a graph would do that again
         found.expect()
-        replay(found)
+        replay(found, graph)
         assert found.arrived(), (names, step)
         for name, array in found.read().items():
             np.testing.assert_array_equal(array, to_numpy(tensors[name]), err_msg=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +20,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.runtime import executable, input_staging, prefetch
 from msplit.engines.cuda.runtime.executable import CudaExecutable
+from msplit.engines.cuda.runtime.graph_exec import Graph
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.errors import EngineError
 from msplit.opset import proto
@@ -128,24 +130,21 @@ def executable_on(gpu):
     there, given = made._inputs.on_device, {name: np.zeros(SHAPES[name], TYPES[name]) for name in SHAPES}
     results = {name: torch.zeros_like(tensor) for name, tensor in there.items()}
 
-    def start(copies):
-        if copies:  # the graph that fetches what was not sent ahead
+    def start(graph):
+        if graph is Graph.STEP:  # it fetches what was not sent ahead
             gpu.issue(CALLER, made._inputs.rest_to_device)
-        for name in gpu.chance.sample(list(SHAPES), len(SHAPES)):
+        for name in gpu.chance.sample(list(SHAPES), len(SHAPES)) if graph is not Graph.DELIVER else ():
             gpu.issue(CALLER, lambda name=name: results[name].copy_(there[name]))
-        if copies:
+        if graph is not Graph.RUN:
             fetch(results)
 
     def fetch(tensors):
         gpu.issue(CALLER, lambda: [np.copyto(given[name], tensor.numpy()) for name, tensor in tensors.items()])
 
     wait = gpu.stream(CALLER).synchronize
-    made._graphs = {
-        copies: SimpleNamespace(start=lambda copies=copies: start(copies), finish=wait) for copies in (True, False)
-    }
+    made._graphs = {graph: SimpleNamespace(start=partial(start, graph), finish=wait) for graph in Graph}
     made._results = dict.fromkeys(made._graphs, results)
     made._outputs = SimpleNamespace(
-        copy=fetch,
         expect=lambda: None,
         arrived=lambda: False,
         settle=lambda: None,
