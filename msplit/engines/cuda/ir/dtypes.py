@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from msplit.engines.cuda.ir.graph import RESULT
 from msplit.engines.cuda.ir.node import Node, Unsupported
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -69,10 +70,6 @@ SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: to
 def in_signed(tensor: torch.Tensor) -> torch.Tensor:
     """Unsigned integers as signed ones in the same memory, anything else as it is."""
     return tensor.view(SIGNED[tensor.dtype]) if tensor.dtype in SIGNED else tensor
-
-
-RESULT = "_result"
-"""Attribute that the engine gives an op which can read half precision and compute in float32, or the other way round: what it gives."""
 
 
 def wider_type(node: Node, x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:

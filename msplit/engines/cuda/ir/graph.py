@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.dtypes import RESULT
 from msplit.opset.state import written
 from msplit.opset.traits import CALLS, CONDS, LOOPS, VIEWS, ops_with, traits
 
@@ -61,6 +60,10 @@ def final(names: Mapping[Key, Key], key: Key) -> Key:
     while key in names:
         key = names[key]
     return key
+
+
+RESULT = "_result"
+"""Attribute that the engine gives an op which can read half precision and compute in float32, or the other way round: what it gives."""
 
 
 def attrs_key(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

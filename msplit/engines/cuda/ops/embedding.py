@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.dtypes import RESULT, torch_dtype
+from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.graph import RESULT
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels.embedding_spec import LOWEST, Columns, Segment, Term

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.ir.dtypes import RESULT, torch_dtype, wider_type
+from msplit.engines.cuda.ir.dtypes import torch_dtype, wider_type
+from msplit.engines.cuda.ir.graph import RESULT
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDS, for_products, to_tf32

@@ -17,8 +17,8 @@ import torch
 from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
-from msplit.engines.cuda.ir.dtypes import RESULT, numpy_dtype, to_torch
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_torch
+from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.windows import PROLOGUE, TILES
 from msplit.engines.cuda.kernels import classifier, mlp
 from msplit.engines.cuda.kernels.activations import NUMBERS, activate

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.dtypes import RESULT, numpy_dtype
+from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.gpus import gpus_of
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
 from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER

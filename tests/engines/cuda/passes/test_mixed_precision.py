@@ -13,8 +13,8 @@ from msplit import api
 from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.ir.dtypes import RESULT, dtype_name
-from msplit.engines.cuda.ir.graph import attrs_key
+from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.graph import RESULT, attrs_key
 from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.cuda.ir.windows import CAST_FROM
 from msplit.engines.cuda.ops.matmul import product

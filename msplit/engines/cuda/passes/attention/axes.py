@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from msplit.engines.cuda.ir.dtypes import RESULT
-from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.graph import RESULT, Op
 from msplit.opset.traits import BATCH_MATMULS
 
 Axis = tuple[int, ...]
