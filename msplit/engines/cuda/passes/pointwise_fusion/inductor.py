@@ -233,6 +233,19 @@ def _options() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _untimed() -> Iterator[None]:
+    """Keeps Inductor from timing kernels while it compiles, as `standalone_compile` wants it to: `record` has them timed, by the device."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen as Wrapper
+
+    own = Wrapper.generate_and_run_autotune_block
+    Wrapper.generate_and_run_autotune_block = lambda self: None
+    try:
+        yield
+    finally:
+        Wrapper.generate_and_run_autotune_block = own
+
+
 def load() -> None:
     """Imports PyTorch's compiler, which takes seconds."""
     # Not before the options are set: with others, what this loads starts processes of its own.
@@ -252,7 +265,7 @@ def compile_group(body: Body, inputs: list[torch.Tensor]) -> tuple[Any, int, boo
         fixed_assembler()
     hits = counters["inductor"]["fxgraph_cache_hit"]
     before = metrics.generated_kernel_count
-    with _options():
+    with _options(), _untimed():
         graph = make_fx(body, tracing_mode="fake")(*inputs)
         run = standalone_compile(graph, inputs, dynamic_shapes="from_example_inputs")
     return run, metrics.generated_kernel_count - before, counters["inductor"]["fxgraph_cache_hit"] > hits

@@ -116,8 +116,7 @@ def _pretend(index: int, gpu: Any, target: list[Any]) -> None:
 
 
 def _only_compile() -> None:
-    """Keeps Inductor from loading and timing what it has compiled."""
-    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    """Keeps Inductor from loading what it has compiled."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     precompile = CachingAutotuner.precompile
@@ -127,7 +126,6 @@ def _only_compile() -> None:
         precompile(self, True, *rest, **options)
 
     CachingAutotuner.precompile = compile_only
-    PythonWrapperCodegen.generate_and_run_autotune_block = lambda self: None
 
 
 if __name__ == "__main__":

@@ -129,6 +129,22 @@ def fused(flat, feeds, **options):
 
 
 @compiles
+def test_nothing_is_timed_while_a_kernel_is_compiled(monkeypatch):
+    """It was, by the host's clock, and then once more by the device's, which chooses."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.utils import fresh_cache
+
+    timed = []
+    monkeypatch.setattr(PythonWrapperCodegen, "generate_and_run_autotune_block", lambda self: timed.append(self))
+    own = PythonWrapperCodegen.generate_and_run_autotune_block
+    body = Body((Call("Exp", {}, ((-1, 0),)), Call("Tan", {}, ((0, 0),))), 1, ((1, 0),))
+    with fresh_cache():
+        _, count, cached = compiler.compile_group(body, [torch.rand(3, 17)])
+    assert (count, cached) == (1, False)
+    assert timed == []
+    assert PythonWrapperCodegen.generate_and_run_autotune_block is own
+
+
 def test_a_model_runs_on_its_compiled_kernels():
     flat, feeds = cell()
     wanted = run(flat, feeds)
