@@ -89,15 +89,15 @@ def options_of(model: str) -> tuple[str, ...]:
     return ("--tag", "serve") if model in SEVERAL_TAGS else ()
 
 
-def process(*arguments: object, **environment: str) -> Done:
-    """A command in a process of its own."""
+def process(*arguments: object, seconds: float = 120, **environment: str) -> Done:
+    """A command in a process of its own, which has so many seconds."""
     done = subprocess.run(
         [sys.executable, "-m", "msplit", *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=ROOT,
         env={**os.environ, **environment},
-        timeout=120,
+        timeout=seconds,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
