@@ -145,6 +145,7 @@ def test_nothing_is_timed_while_a_kernel_is_compiled(monkeypatch):
     assert PythonWrapperCodegen.generate_and_run_autotune_block is own
 
 
+@compiles
 def test_a_model_runs_on_its_compiled_kernels():
     flat, feeds = cell()
     wanted = run(flat, feeds)
