@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +145,29 @@ def test_nothing_is_timed_while_a_kernel_is_compiled(monkeypatch):
     assert (count, cached) == (1, False)
     assert timed == []
     assert PythonWrapperCodegen.generate_and_run_autotune_block is own
+
+
+def test_threads_compile_one_after_the_other_and_waiting_is_not_compiling(monkeypatch):
+    """What one sets for the compiler and sets back would be left set by two. Who waited for long ran op by op, had it counted."""
+    inside, most = [], []
+
+    def compile_group(body, inputs):
+        inside.append(body)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+        return body, 1, False
+
+    monkeypatch.setattr(compiler, "compile_group", compile_group)
+    compilers = [Compiler(CPU) for _ in range(4)]
+    bodies = [Body((call("Exp", X), call("Neg", (0, 0))), 1, ((number % 2, 0),)) for number in range(4)]
+    lies = (layout(torch.zeros(7, 9)),)
+    began = time.perf_counter()
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda one, body: one.kernel(body, lies), compilers, bodies))
+    assert all(isinstance(one, Kernel) for one in made)
+    assert most == [1] * len(most)
+    assert sum(one.report.seconds for one in compilers) < time.perf_counter() - began
 
 
 @compiles
