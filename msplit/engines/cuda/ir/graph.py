@@ -68,8 +68,9 @@ RESULT = "_result"
 
 def attrs_key(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Equal for attributes that mean the same. Those that begin with ``_`` say how, not what: but for the type that an op gives."""
-    says_what = [name for name in attrs if name == RESULT or not name.startswith("_")]
-    return tuple(sorted((name, repr(attrs[name])) for name in says_what))
+    return tuple(
+        sorted((name, repr(value)) for name, value in attrs.items() if name == RESULT or not name.startswith("_"))
+    )
 
 
 @dataclass(frozen=True)

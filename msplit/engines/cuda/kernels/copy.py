@@ -47,7 +47,7 @@ class OutputCopy:
         number: The number, in pinned memory: how often the kernel ran.
     """
 
-    def __init__(self, sizes: Sequence[int], targets: Sequence[int], device: torch.device, tables: int = 1) -> None:
+    def __init__(self, sizes: Sequence[int], targets: Sequence[int], device: torch.device, tables: int) -> None:
         self._targets, self._words = list(targets), [-(-size // 4) for size in sizes]
         self._direct = sum(words > 0 for words in self._words) <= _DIRECT
         runs = [sum(self._words)] if self._direct else self._words
@@ -60,7 +60,7 @@ class OutputCopy:
         self._store = device.type == "cuda"
         self.number = memoryview(self._host.numpy())
 
-    def issue(self, sources: Sequence[int], table: int = 0) -> None:
+    def issue(self, sources: Sequence[int], table: int) -> None:
         """Launches the kernel on the current stream, for the tensors at these addresses. If there are many, see `aim`."""
         launch(_DELIVER, (self._programs,))(
             self._tables[table],
@@ -84,7 +84,7 @@ class OutputCopy:
         missing = _DIRECT - len(found) // 3
         return [first, *(found + [_NEVER, 0, 0] * missing)[1:]]  # the first one starts at 0
 
-    def aim(self, sources: Sequence[int], table: int = 0) -> None:
+    def aim(self, sources: Sequence[int], table: int) -> None:
         """Issues what sets the table for all launches and replays that come after. Until then a kernel with a table copies nothing."""
         if self._direct:
             return

@@ -1,7 +1,10 @@
 """Outputs by one kernel, and the number that says that they are there. In Triton's interpreter, on the CPU."""
 
 import pytest
+import torch
 
+from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.runtime.output_staging import Outputs
 from tests.engines.cuda.interpreted import run_interpreted
 
 # A process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
@@ -103,3 +106,10 @@ assert found.arrived()
 @pytest.mark.needs_triton
 def test_one_kernel_brings_all_outputs_and_then_raises_the_number():
     run_interpreted(SCRIPT)
+
+
+@pytest.mark.parametrize(("shapes", "delivers"), [([], False), ([(0, 3)], False), ([(0, 3), (2,)], True)])
+def test_whether_there_is_anything_to_deliver(shapes, delivers):
+    """Without a kernel of our own, a graph that delivers nothing would be empty, which CUDA does not run."""
+    tensors = {str(number): torch.zeros(shape) for number, shape in enumerate(shapes)}
+    assert Outputs(tensors, Device.of(torch.device("cpu")), captured=True).has_any == delivers
