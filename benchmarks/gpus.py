@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models
-from requests import flood
+from pools import flood
 
 import msplit
 from msplit.inputs.make import feeds_for

@@ -97,7 +97,7 @@ class Asked:
 @click.option(
     "--split",
     type=options.Numbers(click.IntRange(0)),
-    help="cuda: also run one step on several GPUs, such as 0,1, its streams divided over them (with --rules device).",
+    help="cuda: also run one step on several GPUs, such as 0,1, its streams divided over them (with --rules device), launch by launch.",
 )
 @options.rules_option
 @options.engine_option

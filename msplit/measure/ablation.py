@@ -122,7 +122,7 @@ def predicted(steps: Sequence[AblationStep], variants: Sequence[Variant]) -> tup
     found = []
     for step in steps:
         job = jobs[step.label]
-        known = step.predicted_us is not None or not job.options.capture or ENGINE.compile(job).dynamic
+        known = step.predicted_us is not None or not job.options.captures or ENGINE.compile(job).dynamic
         found.append(step if known else replace(step, predicted_us=cuda.predicted_us(job)))
     return tuple(found)
 
@@ -156,4 +156,4 @@ def plural(count: int, unit: str) -> str:
 
 
 def _label(job: Job, name: str) -> str:
-    return f"msplit, {plural(job.streams, 'stream')}, {name}{'' if job.options.capture else ', eager'}{job.precision.suffix}"
+    return f"msplit, {plural(job.streams, 'stream')}, {name}{'' if job.options.captures else ', eager'}{job.precision.suffix}"

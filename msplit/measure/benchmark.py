@@ -166,7 +166,7 @@ def _limited(job: Job, variants: Sequence[Variant], tuned: Tuned | None) -> Limi
 
 def _captures_plain(job: Job) -> bool:
     """Whether a job runs as one graph, of kernels as they are."""
-    return job.options.capture and job.options.mode is KernelMode.PLAIN and not job.options.devices
+    return job.options.captures and job.options.mode is KernelMode.PLAIN and not job.options.devices
 
 
 def _traced(result: BenchResult, variants: Sequence[Variant], assignments: Sequence[StreamIds]) -> tuple[Traced, ...]:

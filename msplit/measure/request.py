@@ -52,7 +52,7 @@ class BenchRequest:
             rows of every step that is prepared (rows have to be independent), and each runs whole steps of a pool. A bench measures the
             first one alone, too. Cuda engine only.
         split: Numbers of the GPUs that the streams of one step are divided over, evenly and in order, as the rule ``device`` assigns them;
-            empty: one GPU. Cuda engine only.
+            empty: one GPU. Such a step is not captured, whatever `capture` says: it is launched kernel by kernel. Cuda engine only.
         compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU, and ONNX Runtime, where it and tf2onnx are
             installed.
         compare_xla: And with XLA, which compiles for seconds to minutes.

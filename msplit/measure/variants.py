@@ -19,7 +19,7 @@ from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
-from msplit.engines.cuda.options import EngineOptions, KernelMode
+from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, EngineOptions, KernelMode
 from msplit.engines.seeds import remark
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
@@ -142,8 +142,9 @@ def set_up(
     refused = cuda.refused_folders() if engine is CUDA else ()
     if request.is_fast and engine is TENSORFLOW:
         notes.append("effort fast is for the cuda engine: TensorFlow runs as it does otherwise")
+    launched = SPLIT_IS_LAUNCHED if request.split and request.capture else ""
     notes += filter(
-        None, [*reached, *said, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))]
+        None, [*reached, *said, launched, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))]
     )
     job = Job(
         flat=flat,
@@ -348,11 +349,10 @@ def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchReq
         own = replace(job, ids=ids, streams=streams, options=options)
         variants.append(Variant(label, CUDA, own, one, asked=asked))
         if request.split:
-            label = f"msplit, {plural(streams, 'stream')} on {len(request.split)} GPUs, {how}"
+            where = f"{plural(streams, 'stream')} on {len(request.split)} GPUs"
+            label = f"msplit, {where}, eager{job.precision.suffix}"
             over = replace(own, options=replace(options, split=tuple(request.split)))
-            variants.append(
-                Variant(label, CUDA, over, one, asked=(f"{plural(streams, 'stream')} on {len(request.split)} GPUs",))
-            )
+            variants.append(Variant(label, CUDA, over, one, asked=(where,)))
     return variants
 
 

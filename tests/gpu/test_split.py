@@ -1,4 +1,4 @@
-"""One graph on two real GPUs: the same bits as on one, replay after replay, captured and launched step by step."""
+"""One graph on two real GPUs: the same bits as on one that is captured or not, step after step; launched kernel by kernel, and said so."""
 
 from __future__ import annotations
 
@@ -17,16 +17,9 @@ from msplit.inputs.make import feeds_for
 from tests.engines.cuda.cases import SAMPLES, bits, flat_of, options_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.needs_gpus(2)]
 
 REPLAYS = 4
-
-
-@pytest.fixture(autouse=True)
-def two_gpus():
-    torch = pytest.importorskip("torch")
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
 
 
 def build(flat, feeds, streams=4, split=(0, 1), **options):
@@ -59,7 +52,7 @@ def test_random_graphs_on_two_gpus_equal_one(capture, case, seed):
 
 @pytest.mark.parametrize("name", ["mmoe_small.pb", "towers_small.pb", "lstm_small.pb"])
 @pytest.mark.parametrize("group", [False, True], ids=["plain", "grouped"])
-def test_samples_run_captured_on_two_gpus(name, group):
+def test_samples_run_on_two_gpus(name, group):
     flat = api.load(SAMPLES / name)
     feeds = feeds_for(flat, Workload(64))
     one, two = build(flat, feeds, split=(), group=group), build(flat, feeds, group=group)
@@ -68,6 +61,8 @@ def test_samples_run_captured_on_two_gpus(name, group):
         for key, value in two.step(feeds).items():
             np.testing.assert_allclose(value, expected[key], rtol=1e-4, atol=1e-5)
     assert two.facts()["copies"] > 0
+    assert not two.facts()["captured"]
+    assert one.facts()["captured"]
     assert len(two.device_times(10)) == 10
     one.close()
     two.close()

@@ -8,6 +8,13 @@ from enum import StrEnum
 MOST_GPUS = 64
 """More are not simulated."""
 
+SPLIT_IS_LAUNCHED = (
+    "a step that is split over several GPUs is launched kernel by kernel, not captured: "
+    "a CUDA graph can not hold the copies between them yet"
+)
+"""What is told wherever a step would have been captured and `EngineOptions.captures` says that it is not: CUDA refuses
+``cudaMemcpyPeerAsync`` in a capture (error 900)."""
+
 
 class KernelMode(StrEnum):
     """Which kernels a graph's ops become."""
@@ -106,7 +113,7 @@ class EngineOptions:
     Attributes:
         device: "cuda", or "cpu" to simulate streams on CPU tensors; with a number behind it, such as "cuda:1", a certain one.
         devices: All that share the rows of a step, `device` the first of them; none: `device` alone.
-        capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
+        capture: Capture the step as one CUDA graph, where it can be (`captures`); otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: "nhwc", "nchw", or "auto" for the one that measures faster.
         measure: Whether kernels and layouts are chosen by timing them on the GPU. Otherwise the libraries run what they can, and data lie
             as TensorFlow has them.
@@ -140,6 +147,11 @@ class EngineOptions:
     def on_gpu(self) -> bool:
         """Whether a GPU runs it."""
         return self.device.startswith("cuda")
+
+    @property
+    def captures(self) -> bool:
+        """True where a step is captured: as `capture` asks for, unless it is split over several GPUs (`SPLIT_IS_LAUNCHED`)."""
+        return self.capture and not self.split
 
     @property
     def first(self) -> str:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from msplit import api
 from msplit.cost.workload import Workload
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.ir.gpus import PEER_COPY
+from msplit.engines.cuda.ir.gpus import PEER_COPY, apart, gpus_of
+from msplit.engines.cuda.ir.graph import Op, OpGraph
+from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.several_gpus import gpu_of_streams
 from msplit.engines.cuda.runtime.stream_program import arrange
@@ -188,6 +190,43 @@ def test_bench_has_a_row_for_the_split_and_verifies_it():
     assert row.facts["gpus"] == 2
     assert row.checks
     assert not found.result.failed
+
+
+def test_a_split_step_is_launched_kernel_by_kernel_and_says_so():
+    """Copies between real GPUs can not be captured."""
+    flat = api.load(SAMPLES / "mmoe_small.pb")
+    request = BenchRequest((4,), engine="cuda", device="cpu", batch=3, effort="fast", split=(0, 1), ruleset="default")
+    with api.prepare(flat, request) as runner:
+        assert runner.label.endswith(" streams on 2 GPUs, eager")
+        assert runner.facts["captured"] is False
+        assert SPLIT_IS_LAUNCHED in runner.notes
+    with api.prepare(flat, replace(request, capture=False)) as runner:  # who asks for no capture is told nothing
+        assert SPLIT_IS_LAUNCHED not in runner.notes
+    with api.prepare(flat, replace(request, split=())) as runner:
+        assert runner.facts["captured"]
+        assert SPLIT_IS_LAUNCHED not in runner.notes
+
+
+def test_ops_that_read_constants_alone_are_on_the_gpu_of_what_they_feed():
+    """A lookup of constant rows, too large to be computed before it runs, whose only anchor is another reader of the same table."""
+    table, only_copied = (0, 0), (2, 0)
+    graph = OpGraph(
+        {
+            0: Op(0, "table", "Tanh", {}, [(9, 0)], [0]),
+            1: Op(1, "near", "AddV2", {}, [table, (3, 0)], [1]),
+            2: Op(2, "only_copied", "Neg", {}, [table], [2]),
+            3: Op(3, "copy", PEER_COPY, {"gpu": 1}, [(8, 0)], [3]),
+            4: Op(4, "back", PEER_COPY, {"gpu": 0}, [only_copied], [4]),
+            5: Op(5, "anywhere", "Neg", {}, [(9, 0)], [5]),
+            6: Op(6, "away", PEER_COPY, {"gpu": 1}, [(5, 0)], [6]),
+        },
+        constants={(9, 0): np.zeros(2, np.float32)},
+        feeds={"x": (8, 0)},
+        fetches={"y": (4, 0)},
+    )
+    gpus = gpus_of(graph)
+    assert gpus == {0: 1, 1: 1, 2: 1, 3: 1, 4: 0, 5: 0, 6: 1}
+    assert apart(graph, gpus) is None
 
 
 def test_prepare_gives_the_split_that_was_asked_for():

@@ -1,7 +1,7 @@
 """Which GPU each op of a split graph runs on.
 
 It follows from the graph: inputs of the model are on the first GPU, a copy says where it goes, and everything else runs where what it
-reads is. So no pass has to keep it, as long as none puts together what lies apart.
+reads, or what reads it, is. So no pass has to keep it, as long as none puts together what lies apart.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from msplit.core.union_find import DisjointSets
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 
 PEER_COPY = "_PeerCopy"
-
-UNKNOWN = -1
 
 
 @dataclass(frozen=True)
@@ -34,26 +33,26 @@ class Gpus:
 
 
 def gpus_of(graph: OpGraph) -> dict[int, int]:
-    """Per op its GPU; nothing for a graph that is not split."""
-    if all(op.op != PEER_COPY for op in graph.ops.values()):
+    """Per op its GPU; nothing for a graph that is not split.
+
+    Ops between which values go without a copy are on one GPU: the first, where one of them reads an input of the model, or that of a copy
+    whose result one of them reads. Ops that read constants alone and are read by copies alone may be anywhere: they are on the first.
+    """
+    copies = {number: int(op.attrs["gpu"]) for number, op in graph.ops.items() if op.op == PEER_COPY}
+    if not copies:
         return {}
-    found: dict[int, int] = {}
-    fed = set(graph.feeds.values())
+    fed, row = set(graph.feeds.values()), {number: index for index, number in enumerate(graph.ops)}
+    together, known = DisjointSets(len(row)), list(copies.items())
     for number, op in graph.ops.items():
-        if op.op == PEER_COPY:
-            found[number] = int(op.attrs["gpu"])
-            continue
-        near = (0 if key in fed else found.get(key[0], UNKNOWN) for key in op.inputs if key not in graph.constants)
-        found[number] = next((gpu for gpu in near if gpu != UNKNOWN), UNKNOWN)
-    # What reads nothing but constants runs where it is read.
-    for number, op in reversed(graph.ops.items()):
-        if op.op == PEER_COPY:
-            continue
-        gpu = found[number] = max(found[number], 0) if found[number] != UNKNOWN else UNKNOWN
-        for key in op.inputs:
-            if gpu != UNKNOWN and found.get(key[0], 0) == UNKNOWN:
-                found[key[0]] = gpu
-    return {number: max(gpu, 0) for number, gpu in found.items()}
+        for key in op.inputs if number not in copies else ():
+            if key in fed:
+                known.append((number, 0))
+            elif key[0] in row:
+                together.join(row[number], row[key[0]])
+    found: dict[int, int] = {}
+    for number, gpu in known:
+        found.setdefault(together.find(row[number]), gpu)
+    return {number: copies.get(number, found.get(together.find(index), 0)) for number, index in row.items()}
 
 
 def apart(graph: OpGraph, gpus: Mapping[int, int]) -> str | None:

@@ -89,10 +89,6 @@ class Tracer:
         if wrong is not None:
             raise EngineError(f"internal error: {wrong}", fix="please report this; run on one GPU meanwhile")
         self.places = tuple(torch.device(self.device.type, gpu) for gpu in gpus)
-        for number, op in self.graph.ops.items():
-            for key in op.inputs:
-                if key in self.static:
-                    self.constant_gpus.setdefault(key, self.gpus.get(number, 0))
 
     def place(self, gpu: int) -> torch.device:
         """Where a GPU of a split graph is."""
@@ -210,6 +206,9 @@ class Tracer:
             return LoweringCall(lowering, op, bound, unknown, self.nchw, mixed)
 
         fresh = len(op.inputs) > 1 and (self.rounding.lists or op.inputs[1] not in self.constants)
+        for key in keys if self.places else ():  # a constant is where it is read; one that was computed here, too
+            if key not in self.values:
+                self.constant_gpus.setdefault(key, self.gpus.get(op.node, 0))
         arguments = self.arguments(keys)
         slots = (slot for slot in range(len(op.inputs)) if slot not in bound)
         mixed = len({one.device for slot, one in zip(slots, arguments, strict=True) if slot not in unknown}) > 1

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.engines.cuda.ir.gpus import PEER_COPY, UNKNOWN, gpus_of
+from msplit.engines.cuda.ir.gpus import PEER_COPY, gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import static_slots
 from msplit.errors import EngineError
+
+UNKNOWN = -1
 
 
 @dataclass(frozen=True, eq=False)
