@@ -25,7 +25,11 @@ def prove(facts: KnownValues, op: Op) -> Proof | None:
     """Whether an op that is about to run is something simpler."""
     rule = _RULES.get(op.op)
     found = rule(facts, op) if rule is not None else None
-    return found if found is not None else masked.prove(facts, op)
+    if found is None:
+        found = masked.prove(facts, op)
+    if found is None or not any(isinstance(value, tuple) and facts.has_gaps(value) for value in found.outputs.values()):
+        return found
+    return Proof(ops=found.ops)  # a value with gaps never takes the place of TensorFlow's
 
 
 def _gather(facts: KnownValues, op: Op) -> Proof | None:

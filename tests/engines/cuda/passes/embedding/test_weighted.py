@@ -1,11 +1,14 @@
 """Lookups with weights: dense and captured, equal to TensorFlow whatever ids and weights are fed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.passes.embedding import masked, masked_segments
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.measure.verification import compare
@@ -156,3 +159,44 @@ def test_rows_that_may_be_empty_at_the_end_are_refused():
     feeds = {"x": np.maximum(IDS[2:], 0), "w": WEIGHTED[2:]}
     with pytest.raises(EngineError, match=r"can not be captured: .*SegmentSum"):
         ENGINE.build(job(graph_of(build, outputs=["out"]), feeds))
+
+
+def at_constant_places(ids, *, parts=2, strategy="div", combiner="sum", end="values"):
+    """The flat graph of a safe weighted lookup, one id in each row, at constant places; or of the gradient of its table."""
+
+    def build(tf, v1):
+        fed_ids, weights = v1.placeholder(tf.int64, [len(ids)], "ids"), v1.placeholder(tf.float32, [len(ids)], "w")
+        table, at = tf.constant(TABLE), np.stack([np.arange(len(ids)), np.zeros(len(ids), np.int64)], 1)
+        given = [tf.SparseTensor(at, one, [len(ids), 1]) for one in (fed_ids, weights)]
+        divided = np.array_split(TABLE, parts) if end == "values" else [table]
+        found = v1.nn.safe_embedding_lookup_sparse(divided, *given, combiner, partition_strategy=strategy)
+        if end != "values":
+            found = tf.convert_to_tensor(tf.gradients(tf.sin(found), table)[0])
+        tf.identity(found, name="out")
+
+    return graph_of(build, outputs=["out"])
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize("end", ["values", "gradient"])
+@pytest.mark.parametrize("strategy", ["mod", "div"])
+def test_rows_come_in_the_order_of_their_ids(fuse, group, end, strategy):
+    """Distinct ids are a longer list where all places are kept than where some are: rows of the one are not read at places of the other."""
+    feeds = {"ids": np.array([1, 5, 0, 5]), "w": np.array([1, 0.5, 3, 1], np.float32)}
+    check(at_constant_places(feeds["ids"], end=end, strategy=strategy), [feeds], capture=False, fuse=fuse, group=group)
+
+
+def test_a_value_with_gaps_never_takes_the_place_of_tensorflows(monkeypatch):
+    """A rule that says so is wrong, and is not followed: what was there is read."""
+    right = masked_segments.RULES["_UniquePadded"]
+
+    def wrong(facts, op):
+        proof = right(facts, op)
+        return proof and replace(proof, outputs={0: (proof.ops[-1].node, 0)}, stays=True)
+
+    tried = []
+    monkeypatch.setitem(masked._RULES, "_UniquePadded", lambda *given: tried.append(wrong(*given)) or tried[-1])
+    feeds = {"ids": np.array([1, 5, 0, 5]), "w": np.ones(4, np.float32)}
+    check(at_constant_places(feeds["ids"]), [feeds], capture=False)
+    assert any(proof and proof.outputs for proof in tried)
