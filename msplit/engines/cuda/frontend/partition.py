@@ -8,7 +8,7 @@ not run at all. Host nodes that work for the device depends on can run neither b
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
 from msplit.core.graph import TensorValue
@@ -87,7 +87,7 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
     nodes = reachable(flat.graph, wanted(flat) + written, outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
-    kinds = _Kinds(flat, inputs, inside, outside)
+    kinds = _Kinds(flat, inputs, inside, outside, effects.writes)
     for node in nodes:
         kinds.visit(node)
     post_nodes, handed = kinds.behind_it()
@@ -151,8 +151,16 @@ class _Kinds:
         missing: Nodes without a lowering that are none of the host's.
     """
 
-    def __init__(self, flat: FlatGraph, inputs: Mapping[int, list[Key]], inside: Inside, outside: set[Key]) -> None:
+    def __init__(
+        self,
+        flat: FlatGraph,
+        inputs: Mapping[int, list[Key]],
+        inside: Inside,
+        outside: set[Key],
+        writes: Collection[int],
+    ) -> None:
         self._flat, self._inputs, self._inside, self._outside = flat, inputs, inside, outside
+        self._writes = frozenset(writes)  # of variables, which are the device's
         self._listed = listed()
         self.no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
         self.forced: list[int] = []
@@ -189,7 +197,7 @@ class _Kinds:
             self._after_work.add(node)
         if follows:
             self._behind[node] = None
-            if heavy:
+            if heavy or node in self._writes:
                 self._between.append(node)
 
     def behind_it(self) -> tuple[set[int], dict[Key, None]]:
