@@ -262,6 +262,7 @@ def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     # Nothing happened to the ids since the empty rows were filled: without those it is a lookup of the ids before.
     if before is not None:
         facts.lookups[found.ops[-1].node, 0] = (before, op)
+        found.later = (op.inputs[0],)
     return found
 
 

@@ -24,11 +24,13 @@ class Proof:
         outputs: Per output port the value that takes its place, or the array that it is in every run.
         ops: New ops in topological order. They read inputs of the op, values of earlier proofs, and one another.
         stays: Whether the op stays, because not every output is proved. It does if none is.
+        later: Values that later proofs may read, whatever else reads them.
     """
 
     outputs: dict[int, Key | NDArray[Any]] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     stays: bool = False
+    later: tuple[Key, ...] = ()
 
 
 def is_grid(indices: NDArray[Any], sizes: tuple[int, ...]) -> bool:

@@ -200,3 +200,27 @@ def test_a_value_with_gaps_never_takes_the_place_of_tensorflows(monkeypatch):
     feeds = {"ids": np.array([1, 5, 0, 5]), "w": np.ones(4, np.float32)}
     check(at_constant_places(feeds["ids"]), [feeds], capture=False)
     assert any(proof and proof.outputs for proof in tried)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_a_table_that_is_fed_is_looked_up_in(combiner):
+    """It is read again once the lookup turns out to leave no row empty."""
+
+    def build(tf, v1):
+        (ids,) = sparse(tf, v1.placeholder(tf.int64, IDS.shape, name="x"))
+        table = v1.placeholder(tf.float32, TABLE.shape, name="table")
+        tf.identity(v1.nn.safe_embedding_lookup_sparse(table, ids, combiner=combiner), name="out")
+
+    check(graph_of(build, outputs=["out"]), [{"x": IDS, "table": TABLE}, {"x": IDS[::-1].copy(), "table": -TABLE}])
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_no_ids_at_all_have_a_gradient(combiner):
+    def build(tf, v1):
+        (ids,) = sparse(tf, v1.placeholder(tf.int64, IDS.shape, name="x"))
+        table = v1.placeholder(tf.float32, TABLE.shape, name="table")
+        found = v1.nn.embedding_lookup_sparse(table, ids, None, combiner=combiner)
+        tf.identity(tf.convert_to_tensor(tf.gradients(tf.sin(found), table)[0]), name="out")
+
+    feeds = [{"x": np.full_like(IDS, -1), "table": TABLE}, {"x": np.maximum(IDS, -1), "table": TABLE}]
+    check(graph_of(build, outputs=["out"]), feeds, capture=False)
