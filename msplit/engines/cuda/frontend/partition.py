@@ -8,7 +8,7 @@ not run at all. Host nodes that work for the device depends on can run neither b
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from msplit.core.graph import TensorValue
@@ -83,17 +83,18 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
     """
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
     effects = effects_of(flat)
-    written = [(node, 0) for node in effects.writes]
-    nodes = reachable(flat.graph, wanted(flat) + written, outside)
+    written = dict.fromkeys((node, 0) for node in effects.writes)
+    nodes = reachable(flat.graph, [*wanted(flat), *written], outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
-    kinds = _Kinds(flat, inputs, inside, outside, effects.writes)
+    kinds = _Kinds(flat, inputs, inside, outside)
     for node in nodes:
-        kinds.visit(node)
+        kinds.visit(node, writes=(node, 0) in written)
     post_nodes, handed = kinds.behind_it()
     outputs = {tensor.name: (tensor.node, tensor.port) for tensor in flat.outputs}
     host_outputs = {name: key for name, key in outputs.items() if key not in outside and key[0] in post_nodes}
-    roots = [key for name, key in outputs.items() if name not in host_outputs] + list(handed) + written
+    roots = [key for name, key in outputs.items() if name not in host_outputs]
+    roots += [*handed, *written]
     nodes = reachable(flat.graph, roots, outside)
     before = set(nodes)
     forced = [node for node in kinds.forced if node in before]
@@ -151,16 +152,8 @@ class _Kinds:
         missing: Nodes without a lowering that are none of the host's.
     """
 
-    def __init__(
-        self,
-        flat: FlatGraph,
-        inputs: Mapping[int, list[Key]],
-        inside: Inside,
-        outside: set[Key],
-        writes: Collection[int],
-    ) -> None:
+    def __init__(self, flat: FlatGraph, inputs: Mapping[int, list[Key]], inside: Inside, outside: set[Key]) -> None:
         self._flat, self._inputs, self._inside, self._outside = flat, inputs, inside, outside
-        self._writes = frozenset(writes)  # of variables, which are the device's
         self._listed = listed()
         self.no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
         self.forced: list[int] = []
@@ -170,8 +163,8 @@ class _Kinds:
         self._behind: dict[int, None] = {}  # what is stuck, and what depends on that
         self._between: list[int] = []  # work for the device among those
 
-    def visit(self, node: int) -> None:
-        """Says of a node what it is."""
+    def visit(self, node: int, *, writes: bool) -> None:
+        """Says of a node what it is, and whether it writes a variable: these are the device's."""
         op, within = self._flat.graph.ops[node], self._inside.of(node)
         covered = (op in BY_THE_ENGINE or on_values(op) in self._listed) and not within.missing
         heavy = op in VARIABLES or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.names))
@@ -197,7 +190,7 @@ class _Kinds:
             self._after_work.add(node)
         if follows:
             self._behind[node] = None
-            if heavy or node in self._writes:
+            if heavy or writes:
                 self._between.append(node)
 
     def behind_it(self) -> tuple[set[int], dict[Key, None]]:

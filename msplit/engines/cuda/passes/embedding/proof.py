@@ -33,6 +33,10 @@ class Proof:
     later: tuple[Key, ...] = ()
 
 
+class Mixed(Exception):
+    """An op would read all rows of one value, and of another those that are there."""
+
+
 def is_grid(indices: NDArray[Any], sizes: tuple[int, ...]) -> bool:
     """Whether a matrix of coordinates names every position of a tensor of these sizes once, in row-major order."""
     if indices.ndim != 2 or indices.shape != (math.prod(sizes), len(sizes)):
@@ -256,10 +260,16 @@ class KnownValues:
 
         What it makes of rows that may not be there has gaps, too, unless it `closes` them: whatever stands in them, TensorFlow's own
         value comes out.
+
+        Raises:
+            Mixed: It would read such rows beside what has TensorFlow's number of rows only.
         """
         number = self.graph.fresh()
-        if not closes and any(map(self.has_gaps, inputs)):
-            self._made_of_gaps.add(number)
+        if any(map(self.has_gaps, inputs)):
+            if any(key[0] in self.made and self.shape(key) is None for key in inputs):
+                raise Mixed
+            if not closes:
+                self._made_of_gaps.add(number)
         return Op(number, like.name, op, attrs or {}, inputs, list(like.source_nodes))
 
     def has_gaps(self, key: Key) -> bool:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.passes.embedding import masked, masked_segments
+from msplit.engines.cuda.passes.embedding.proof import Mixed
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.measure.verification import compare
@@ -224,3 +225,21 @@ def test_no_ids_at_all_have_a_gradient(combiner):
 
     feeds = [{"x": np.full_like(IDS, -1), "table": TABLE}, {"x": np.maximum(IDS, -1), "table": TABLE}]
     check(graph_of(build, outputs=["out"]), feeds, capture=False)
+
+
+def test_no_op_reads_rows_with_gaps_beside_rows_without(monkeypatch):
+    """Nor can a rule make such an op: it is not followed."""
+    refused = []
+
+    def wrong(facts, op):
+        kept = facts.kept.get(op.inputs[1])
+        try:
+            return kept and facts.keep(op, (0, 0), kept.mask, facts.new(op.op, op, [op.inputs[0], kept.dense]))
+        except Mixed:
+            refused.append(op.op)
+            raise
+
+    monkeypatch.setitem(masked._RULES, "SegmentSum", wrong)
+    feeds = {"ids": np.array([1, 5, 0, 5]), "w": np.ones(4, np.float32)}
+    check(at_constant_places(feeds["ids"]), [feeds], capture=False)
+    assert refused == ["SegmentSum"]
