@@ -83,17 +83,18 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
     """
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
     effects = effects_of(flat)
-    written = [(node, 0) for node in effects.writes]
-    nodes = reachable(flat.graph, wanted(flat) + written, outside)
+    written = dict.fromkeys((node, 0) for node in effects.writes)
+    nodes = reachable(flat.graph, [*wanted(flat), *written], outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
     kinds = _Kinds(flat, inputs, inside, outside)
     for node in nodes:
-        kinds.visit(node)
+        kinds.visit(node, writes=(node, 0) in written)
     post_nodes, handed = kinds.behind_it()
     outputs = {tensor.name: (tensor.node, tensor.port) for tensor in flat.outputs}
     host_outputs = {name: key for name, key in outputs.items() if key not in outside and key[0] in post_nodes}
-    roots = [key for name, key in outputs.items() if name not in host_outputs] + list(handed) + written
+    roots = [key for name, key in outputs.items() if name not in host_outputs]
+    roots += [*handed, *written]
     nodes = reachable(flat.graph, roots, outside)
     before = set(nodes)
     forced = [node for node in kinds.forced if node in before]
@@ -162,8 +163,8 @@ class _Kinds:
         self._behind: dict[int, None] = {}  # what is stuck, and what depends on that
         self._between: list[int] = []  # work for the device among those
 
-    def visit(self, node: int) -> None:
-        """Says of a node what it is."""
+    def visit(self, node: int, *, writes: bool) -> None:
+        """Says of a node what it is, and whether it writes a variable: these are the device's."""
         op, within = self._flat.graph.ops[node], self._inside.of(node)
         covered = (op in BY_THE_ENGINE or on_values(op) in self._listed) and not within.missing
         heavy = op in VARIABLES or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.names))
@@ -189,7 +190,7 @@ class _Kinds:
             self._after_work.add(node)
         if follows:
             self._behind[node] = None
-            if heavy:
+            if heavy or writes:
                 self._between.append(node)
 
     def behind_it(self) -> tuple[set[int], dict[Key, None]]:

@@ -110,11 +110,13 @@ def _grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: int) -> 
 def rows_of_segments(grad: Tensor, ids: Tensor, combiner: str) -> Tensor:
     """For each id the row of its segment, divided by how many ids that has ("mean") or the root of it ("sqrtn"); zeros for no segment."""
     count = grad.shape[0]
+    if not count:
+        return grad.new_zeros((ids.shape[0], *grad.shape[1:]))
     if combiner != "sum":
         sizes = _sizes(ids, count)
         grad = _divided(grad, sizes.clamp(min=1).to(grad.dtype).sqrt() if combiner == "sqrtn" else sizes)
     inside = ((ids >= 0) & (ids < count)).reshape(-1, *(1 for _ in grad.shape[1:]))
-    return torch.where(inside, grad.index_select(0, ids.clamp(0, max(count - 1, 0))), 0)
+    return torch.where(inside, grad.index_select(0, ids.clamp(0, count - 1)), 0)
 
 
 def _count(ids: Tensor, given: tuple[np.ndarray, ...] = ()) -> int:

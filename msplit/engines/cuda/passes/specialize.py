@@ -431,6 +431,7 @@ def specialize(
             tracer.steps.clear()
             # Proofs may read integers later on.
             kept_alive.update(key for key in op.inputs if densify and graph.dtypes.get(key) in COUNTED)
+            kept_alive.update(() if proof is None else proof.later)
 
         for op in graph.ops.values():
             if tracer.skips(op):

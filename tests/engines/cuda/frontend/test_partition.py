@@ -145,3 +145,19 @@ def test_analyze_tells_what_runs_on_the_host_and_what_can_not():
     assert "was not tried, for PyTorch is not installed" in _coverage_note(
         Coverage({}, {}, {}, unbuilt="PyTorch is not installed")
     )
+
+
+def test_host_nodes_in_front_of_what_writes_variables_are_refused_by_name():
+    """Rows of a ragged tensor that depend on a variable, and change it: no work behind the device."""
+
+    def graph(tf, v1):
+        x = v1.placeholder(tf.int64, [4], name="x")
+        own = v1.get_variable("own", [5], use_resource=True)
+        ragged = tf.RaggedTensor.from_row_splits(tf.gather(own, x), np.array([0, 1, 4]), validate=False)
+        rows = ragged.to_sparse()
+        tf.group(v1.scatter_add(own, x, rows.values), name="train")
+
+    flat = graph_of(graph, outputs=["train"])
+    assert "RaggedTensorToSparse" in cover(flat).stuck
+    with pytest.raises(EngineError, match="RaggedTensorToSparse: 1 node"):
+        run(flat, {"x": np.arange(4)})

@@ -17,15 +17,22 @@ import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.passes.embedding import masked
-from msplit.engines.cuda.passes.embedding.proof import KnownValues, Proof, is_grid, run_length
+from msplit.engines.cuda.passes.embedding.proof import KnownValues, Mixed, Proof, is_grid, run_length
 from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with
 
 
 def prove(facts: KnownValues, op: Op) -> Proof | None:
     """Whether an op that is about to run is something simpler."""
     rule = _RULES.get(op.op)
-    found = rule(facts, op) if rule is not None else None
-    return found if found is not None else masked.prove(facts, op)
+    try:
+        found = rule(facts, op) if rule is not None else None
+        if found is None:
+            found = masked.prove(facts, op)
+    except Mixed:
+        return None
+    if found is None or not any(isinstance(value, tuple) and facts.has_gaps(value) for value in found.outputs.values()):
+        return found
+    return Proof(ops=found.ops)  # a value with gaps never takes the place of TensorFlow's
 
 
 def _gather(facts: KnownValues, op: Op) -> Proof | None:

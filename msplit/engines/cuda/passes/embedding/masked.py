@@ -9,6 +9,7 @@ of each row's embeddings, the dense form takes its place: it is equal for all va
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from msplit.engines.cuda.passes.embedding.proof import (
     Kept,
     KnownValues,
     Mask,
+    Positions,
     Proof,
     is_grid,
     run_length,
@@ -29,7 +31,7 @@ from msplit.opset.traits import GATHERS, RESHAPES, SELECT, SPARSE_SEGMENTS, ops_
 _ABSENT = -(2**62)
 """The id of what is not there. No id that a model has can be below it."""
 
-_ELEMENTWISE = ops_with("masks elementwise")
+_ELEMENTWISE = ops_with("masks elementwise") | ops_with("per element")
 _TESTS = ops_with("mask test")
 _LONGEST = 16
 
@@ -56,11 +58,10 @@ def _where(facts: KnownValues, op: Op) -> Proof | None:
             return None
         narrowed = facts.masks.get((inner.mask, inner.dense))
         if narrowed is None:
-            ops.append(facts.new("LogicalAnd", op, [inner.mask.key, inner.dense]))
+            ops.append(facts.new("LogicalAnd", op, [inner.mask.key, inner.dense], closes=True))
             narrowed = _narrowed(facts, inner.mask, inner.dense, (ops[0].node, 0))
             facts.masks[inner.mask, inner.dense] = narrowed
-        facts.places[op.node, 0] = (inner.mask, narrowed)
-        return Proof(ops=ops)
+        return facts.point(op, Positions(narrowed, inner.mask), *ops)
     if not shape or 0 in shape or facts.dtype(condition) != "bool" or facts.array(condition) is not None:
         return None
     grid = facts.constant(np.indices(shape).reshape(len(shape), -1).T.astype(np.int64))
@@ -69,8 +70,7 @@ def _where(facts: KnownValues, op: Op) -> Proof | None:
         ops.append(facts.reshape(op, condition, (-1,)))
         mask = _narrowed(facts, Mask((ops[0].node, 0)), condition, (ops[0].node, 0))
         facts.masks[None, condition] = mask
-    facts.kept[op.node, 0] = Kept(grid, mask)
-    return Proof(ops=ops)
+    return facts.keep(op, grid, mask, *ops)
 
 
 def _narrowed(facts: KnownValues, mask: Mask, condition: Key, key: Key) -> Mask:
@@ -104,13 +104,56 @@ def root(facts: KnownValues, key: Key) -> Key:
 def _elementwise(facts: KnownValues, op: Op) -> Proof | None:
     kept = [facts.kept[key] for key in op.inputs if key in facts.kept]
     ranks = {len(facts.shape(item.dense) or ()) for item in kept}
-    if not kept or len({item.mask for item in kept}) != 1 or len(ranks) != 1:
+    if not kept:
+        return _of_positions(facts, op)
+    if len({item.mask for item in kept}) != 1 or len(ranks) != 1:
         return None
-    if any(key not in facts.kept and facts.shape(key) != () for key in op.inputs):
+    rank = ranks.pop()
+    # What has no more than one row is the same for all of them.
+    shapes = [facts.shape(key) for key in op.inputs if key not in facts.kept]
+    if any(shape is None or len(shape) > rank or (len(shape) == rank and shape[0] != 1) for shape in shapes):
         return None
     inputs = [facts.kept[key].dense if key in facts.kept else key for key in op.inputs]
     dense = facts.new(op.op, op, inputs, dict(op.attrs))
-    return facts.keep(op, dense, kept[0].mask)
+    return facts.keep(op, (dense.node, 0), kept[0].mask, dense, absent=_absent(facts, op, kept[0].absent))
+
+
+def _of_positions(facts: KnownValues, op: Op) -> Proof | None:
+    """Positions in another type, or with some position for none: of all else than positions nothing is known."""
+    found, zero = facts.positions.get(op.inputs[0]), op.op == "Maximum" and facts.is_zero(op.inputs[1])
+    if found is None or not (zero or (op.op == "Cast" and op.attrs.get("DstT") in ("int32", "int64"))):
+        return None
+    if found.dense is None:
+        return facts.point(op, found)
+    dense = facts.new(op.op, op, [found.dense, *op.inputs[1:]], dict(op.attrs))
+    return facts.point(op, replace(found, dense=(dense.node, 0), absent=_absent(facts, op, found.absent)), dense)
+
+
+def _absent(facts: KnownValues, op: Op, number: int | None) -> int | None:
+    """What becomes of the number of what is not there, where that can be told."""
+    bound = facts.array(op.inputs[1]) if op.op == "Maximum" else None
+    if number is not None and bound is not None and bound.dtype.kind in "iu" and not bound.ndim:
+        return max(number, int(bound))
+    return number if op.op == "Cast" and op.attrs.get("DstT") in ("int32", "int64") else None
+
+
+def _row_by_row(facts: KnownValues, op: Op) -> Proof | None:
+    """Ids that are sent to the parts of a table, or what was found there put together again."""
+    given = [facts.kept.get(key) or facts.positions.get(key) for key in op.inputs]
+    found = [one for one in given if one is not None]
+    if len(found) != len(given) or len({one.mask for one in found}) != 1:
+        return None
+    dense = facts.new(op.op, op, [facts.all_of(one) for one in found], dict(op.attrs))
+    if op.op == "_StitchPadded":
+        return facts.keep(op, (dense.node, 0), found[0].mask, dense)
+    absent = -1 if len(found) > 2 and found[2].absent == -1 else None
+    for port in range(int(op.attrs["num_partitions"])):
+        key = dense.node, port
+        if isinstance(found[0], Positions):
+            facts.point(op, replace(found[0], dense=key, absent=absent), port=port)
+        else:
+            facts.keep(op, key, found[0].mask, port=port, absent=absent)
+    return Proof(ops=[dense])
 
 
 def _reshape(facts: KnownValues, op: Op) -> Proof | None:
@@ -124,15 +167,14 @@ def _reshape(facts: KnownValues, op: Op) -> Proof | None:
     if sizes is None or not sizes.size or sizes.reshape(-1)[0] != -1:
         return None
     rest = tuple(int(size) for size in sizes.reshape(-1)[1:])
-    if key in facts.places and not rest:
-        facts.places[op.node, 0] = facts.places[key]
-        return None
+    if key in facts.positions and not rest:
+        return facts.point(op, facts.positions[key])
     kept = facts.kept.get(key)
     shape = None if kept is None else facts.shape(kept.dense)
     if kept is None or shape is None or int(np.prod(shape[1:])) != int(np.prod(rest)) or -1 in rest:
         return None
     view = facts.reshape(op, kept.dense, (shape[0], *rest))
-    return facts.keep(op, view, kept.mask)
+    return facts.keep(op, (view.node, 0), kept.mask, view, absent=kept.absent)
 
 
 def _tile(facts: KnownValues, op: Op) -> Proof | None:
@@ -152,19 +194,21 @@ def _gather(facts: KnownValues, op: Op) -> Proof | None:
     """Kept rows of which some are kept, or rows at kept ids."""
     if not takes_rows(op, facts.array):
         return None
-    kept, places = facts.kept.get(op.inputs[0]), facts.places.get(op.inputs[1])
-    if kept is not None and places is not None and places[0] is kept.mask:
-        facts.kept[op.node, 0] = Kept(kept.dense, places[1])
+    kept, positions = facts.kept.get(op.inputs[0]), facts.positions.get(op.inputs[1])
+    if kept is not None and positions is not None and positions.into is kept.mask:
+        if positions.dense is None:
+            return facts.keep(op, kept.dense, positions.mask)
+        moved = facts.new(op.op, op, [kept.dense, positions.dense, *op.inputs[2:]], dict(op.attrs))
+        return facts.keep(op, (moved.node, 0), positions.mask, moved)
     ids, table = facts.kept.get(op.inputs[1]), facts.shape(op.inputs[0])
     if ids is None or not table or not table[0]:
         return None
     known = facts.range(ids.dense)
     inside = known is not None and 0 <= known[0] <= known[1] < table[0]
-    ops = [] if inside else facts.chosen(op, ids, 0)
-    rows = ids.dense if inside else (ops[-1].node, 0)
+    ops: list[Op] = []
+    rows = ids.dense if inside else facts.chosen(op, ids, 0, ops)
     ops.append(facts.new(op.op, op, [op.inputs[0], rows, *op.inputs[2:]], dict(op.attrs)))
-    facts.kept[op.node, 0] = Kept((ops[-1].node, 0), ids.mask)
-    return Proof(ops=ops)
+    return facts.keep(op, (ops[-1].node, 0), ids.mask, *ops)
 
 
 def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
@@ -173,15 +217,15 @@ def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or indices is None or shape is None or not is_grid(indices, shape):
         return None
     view = facts.reshape(op, op.inputs[0], (-1,))
-    return facts.keep(op, view, kept.mask)
+    return facts.keep(op, (view.node, 0), kept.mask, view)
 
 
 def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
     kept = facts.kept.get(op.inputs[0])
     if kept is None or any(facts.array(key) is None for key in [kept.dense, *op.inputs[1:]]):
         return None
-    dense = facts.new("SparseReshape", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
-    facts.kept[op.node, 0] = Kept((dense.node, 0), kept.mask)
+    dense = facts.new("SparseReshape", op, [kept.dense, *op.inputs[1:]], dict(op.attrs), closes=True)
+    facts.keep(op, (dense.node, 0), kept.mask)
     return Proof({1: (dense.node, 1)}, [dense], stays=True)
 
 
@@ -196,31 +240,36 @@ def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or strides is None or not strides.size or strides[0] != 1 or not all_rows or other or shrinks:
         return None
     dense = facts.new("StridedSlice", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
-    return facts.keep(op, dense, kept.mask)
+    return facts.keep(op, (dense.node, 0), kept.mask, dense)
 
 
 def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     """Kept rows by row, every one of which has some."""
-    ids, segments = (facts.kept.get(key) for key in op.inputs[1:3])
+    ids, segments = facts.kept.get(op.inputs[1]), facts.kept.get(op.inputs[2])
+    rows, positions = facts.kept.get(op.inputs[0]), facts.positions.get(op.inputs[1])
+    table = op.inputs[0]
+    if rows is not None and positions is not None and positions.into is rows.mask:
+        ids, table = Kept(facts.all_of(positions), positions.mask), rows.dense
     if ids is None or segments is None or ids.mask is not segments.mask or not ids.mask.occupied:
         return None
     numbers = facts.array(segments.dense)
     if numbers is None or not run_length(numbers) or int(numbers[-1]) + 1 != ids.mask.occupied:
         return None
-    found = _looked_up(facts, op, ids.mask, ids.dense, ids.mask.occupied)
+    found = _looked_up(facts, op, ids.mask, ids.dense, ids.mask.occupied, table)
     if found is None:
         return None
     before = facts.filled.get(ids.dense)
     # Nothing happened to the ids since the empty rows were filled: without those it is a lookup of the ids before.
     if before is not None:
         facts.lookups[found.ops[-1].node, 0] = (before, op)
+        found.later = (op.inputs[0],)
     return found
 
 
-def _looked_up(facts: KnownValues, op: Op, mask: Mask, ids: Key, rows: int) -> Proof | None:
-    """Rows of a table at the ids that are there, combined by row."""
-    table, count = facts.shape(op.inputs[0]), facts.shape(ids)
-    dtype = facts.dtype(op.inputs[0])
+def _looked_up(facts: KnownValues, op: Op, mask: Mask, ids: Key, rows: int, source: Key) -> Proof | None:
+    """Rows of a table, the source, at the ids that are there, combined by row."""
+    table, count = facts.shape(source), facts.shape(ids)
+    dtype = facts.dtype(source)
     if table is None or not table[0] or count is None or dtype not in FLOATS:
         return None
     width, per_row = int(np.prod(table[1:])), count[0] // rows
@@ -228,19 +277,19 @@ def _looked_up(facts: KnownValues, op: Op, mask: Mask, ids: Key, rows: int) -> P
     base = root(facts, ids)
     all_told = mask.base == base and mask.floor is not None and all(number < mask.floor for number in mask.apart)
     if all_told and mask.floor is not None and facts.dtype(base) in ("int32", "int64"):
-        source, valid_from = base, mask.floor
+        ids, valid_from = base, mask.floor
     else:
         if facts.dtype(ids) != "int64":
             ops.append(facts.new("Cast", op, [ids], {"SrcT": facts.dtype(ids), "DstT": "int64"}))
             ids = (ops[-1].node, 0)
         absent = facts.constant(np.array(_ABSENT, np.int64))
         ops.append(facts.new("SelectV2", op, [mask.key, ids, absent], {"T": "int64"}))
-        source, valid_from = (ops[-1].node, 0), _ABSENT + 1
+        ids, valid_from = (ops[-1].node, 0), _ABSENT + 1
     term = Term(0, 1, step=per_row, count=per_row, valid_from=valid_from)
     combiner = op.op.removeprefix("SparseSegment").lower()
     segment = Segment(0, 0, width, rows, width, (term,), combiner)
     spec = Columns((segment,), ((rows, *table[1:]),), dtype)
-    ops.append(facts.new("_Columns", op, [source, op.inputs[0]], {"T": dtype, "columns": spec}))
+    ops.append(facts.new("_Columns", op, [ids, source], {"T": dtype, "columns": spec}, closes=True))
     return Proof({0: (ops[-1].node, 0)}, ops)
 
 
@@ -252,7 +301,7 @@ def _select(facts: KnownValues, op: Op) -> Proof | None:
     if not facts.shape(op.inputs[0]) == facts.shape(op.inputs[1]) == facts.shape(op.inputs[2]):
         return None
     found, segment = lookup
-    return _looked_up(facts, segment, found.mask, found.ids, found.rows)
+    return _looked_up(facts, segment, found.mask, found.ids, found.rows, segment.inputs[0])
 
 
 def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
@@ -265,9 +314,9 @@ def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
     sizes = tuple(int(size) for size in shape.reshape(-1))
     if not is_grid(indices, sizes) or facts.shape(op.inputs[3]) != ():
         return None
-    found = facts.chosen(op, values, op.inputs[3])
-    view = facts.reshape(op, (found[-1].node, 0), sizes)
-    return Proof({0: (view.node, 0)}, [*found, view])
+    ops: list[Op] = []
+    view = facts.reshape(op, facts.chosen(op, values, op.inputs[3], ops), sizes, closes=True)
+    return Proof({0: (view.node, 0)}, [*ops, view])
 
 
 _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
@@ -283,4 +332,5 @@ _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
     **dict.fromkeys(SELECT, _select),
     "SparseToDense": _sparse_to_dense,
+    **dict.fromkeys(("_PartitionPadded", "_StitchPadded"), _row_by_row),
 }

@@ -27,9 +27,9 @@ def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     axis = facts.constant(np.array(1, np.int32))
     longer = facts.new("ConcatV2", op, [(square.node, 0), (default.node, 0), axis])
     view = facts.reshape(op, (longer.node, 0), (-1,))
-    facts.kept[op.node, 0] = Kept(filled.grid, filled.mask)
+    facts.keep(op, filled.grid, filled.mask)
     facts.returned[op.node, 3] = places.mask, filled
-    facts.kept[op.node, 1] = Kept((view.node, 0), filled.mask)
+    facts.keep(op, (view.node, 0), filled.mask, port=1)
     facts.filled[view.node, 0] = Lookup(values.mask, values.dense, filled.rows, filled.empty)
     return Proof({2: filled.empty}, [*ops, square, default, longer, view], stays=True)
 
@@ -71,8 +71,7 @@ def _fill_grad(facts: KnownValues, op: Op) -> Proof | None:
     corners = [facts.constant(np.array(corner, np.int32)) for corner in ([0, 0], [filled.rows, filled.length])]
     given = facts.new("Slice", op, [(square.node, 0), *corners])
     view = facts.reshape(op, (given.node, 0), (-1,))
-    facts.kept[op.node, 0] = Kept((view.node, 0), before)
-    return Proof(ops=[square, given, view])
+    return facts.keep(op, (view.node, 0), before, square, given, view)
 
 
 RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Proof, is_grid, run_length
+from msplit.engines.cuda.ir.graph import Key, Op, mutated
+from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
+from msplit.engines.cuda.passes.embedding.padding import rows_and_ids
+from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Mask, Positions, Proof, is_grid, run_length
 from msplit.opset.traits import SPARSE_SEGMENTS, ops_with
 
 
@@ -21,8 +24,8 @@ def _segment_sum(facts: KnownValues, op: Op) -> Proof | None:
     count, length = rows.mask.occupied, run_length(numbers)
     if not count or not length or int(numbers[-1]) + 1 != count:
         return None
-    ops = facts.chosen(op, rows, 0)
-    ops.append(facts.reshape(op, (ops[-1].node, 0), (count, length, *shape[1:])))
+    ops: list[Op] = []
+    ops.append(facts.reshape(op, facts.chosen(op, rows, 0, ops), (count, length, *shape[1:]), closes=True))
     axis = facts.constant(np.array([1], np.int32))
     ops.append(facts.new("Sum", op, [(ops[-1].node, 0), axis], {"T": facts.dtype(rows.dense), "keep_dims": False}))
     return Proof({0: (ops[-1].node, 0)}, ops)
@@ -31,23 +34,33 @@ def _segment_sum(facts: KnownValues, op: Op) -> Proof | None:
 def _sum_by_place(facts: KnownValues, op: Op) -> Proof | None:
     """What is not there adds zeros, wherever that is."""
     rows, places = (facts.kept.get(key) for key in op.inputs[:2])
-    if rows is not None and op.inputs[1] in facts.places:
-        return _put_back(facts, op, rows)
+    if rows is not None and op.inputs[1] in facts.positions:
+        return _sum_at(facts, op, rows, facts.positions[op.inputs[1]])
     if rows is None or places is None or rows.mask is not places.mask or facts.array(op.inputs[2]) is None:
         return None
-    ops = facts.chosen(op, rows, 0)
-    ops.append(facts.new(op.op, op, [(ops[-1].node, 0), places.dense, op.inputs[2]], dict(op.attrs)))
+    ops: list[Op] = []
+    inputs = [facts.chosen(op, rows, 0, ops), places.dense, op.inputs[2]]
+    ops.append(facts.new(op.op, op, inputs, dict(op.attrs), closes=True))
     return Proof({0: (ops[-1].node, 0)}, ops)
 
 
-def _put_back(facts: KnownValues, op: Op, rows: Kept) -> Proof | None:
-    """Rows that were kept of others, among these, and zeros in the place of those that were not."""
-    (before, after), sizes = facts.places[op.inputs[1]], facts.sizes.get(op.inputs[2])
-    if rows.mask is not after or sizes is None or sizes.mask is not before or sizes.inner:
+def _sum_at(facts: KnownValues, op: Op, rows: Kept, places: Positions) -> Proof | None:
+    """Rows among others that they were kept of, or in the place of their ids; zeros in all other places."""
+    if rows.mask is not places.mask or not _counts(facts, op.inputs[2], places.into):
         return None
-    ops = facts.chosen(op, rows, 0)
-    facts.kept[op.node, 0] = Kept((ops[-1].node, 0), before)
-    return Proof(ops=ops)
+    ops: list[Op] = []
+    total = facts.chosen(op, rows, 0, ops)
+    if places.dense is not None:
+        count = facts.constant(np.array(facts.length(places.into), np.int32))
+        ops.append(facts.new(op.op, op, [total, places.dense, count], dict(op.attrs)))
+        total = ops[-1].node, 0
+    return facts.keep(op, total, places.into, *ops, absent=0)
+
+
+def _counts(facts: KnownValues, key: Key, mask: Mask) -> bool:
+    """Whether a value is the number of rows that a mask keeps."""
+    sizes = facts.sizes.get(key)
+    return sizes is not None and sizes.mask is mask and not sizes.inner
 
 
 def _total(facts: KnownValues, op: Op) -> Proof | None:
@@ -55,8 +68,8 @@ def _total(facts: KnownValues, op: Op) -> Proof | None:
     rows = facts.kept.get(op.inputs[0])
     if rows is None:
         return None
-    ops = facts.chosen(op, rows, 0)
-    ops.append(facts.new(op.op, op, [(ops[-1].node, 0)], dict(op.attrs)))
+    ops: list[Op] = []
+    ops.append(facts.new(op.op, op, [facts.chosen(op, rows, 0, ops)], dict(op.attrs), closes=True))
     return Proof({0: (ops[-1].node, 0)}, ops)
 
 
@@ -70,41 +83,56 @@ def _scatter_nd(facts: KnownValues, op: Op) -> Proof | None:
     sizes = tuple(int(size) for size in shape)
     if indices.ndim != 2 or not is_grid(indices, sizes[: indices.shape[1]]):
         return None
-    ops = facts.chosen(op, rows, 0)
-    ops.append(facts.reshape(op, (ops[-1].node, 0), sizes))
+    ops: list[Op] = []
+    ops.append(facts.reshape(op, facts.chosen(op, rows, 0, ops), sizes, closes=True))
     return Proof({0: (ops[-1].node, 0)}, ops)
 
 
-def _add_rows(facts: KnownValues, op: Op) -> Proof | None:
+def _update(facts: KnownValues, op: Op) -> Proof | None:
     """Ids of -1, that no row has, are passed over."""
-    ids, rows = (facts.kept.get(key) for key in op.inputs[1:3])
-    if ids is None or rows is None or ids.mask is not rows.mask:
+    grad, indices = rows_and_ids(op)
+    given = {slot: found for slot, key in enumerate(op.inputs) if (found := facts.kept.get(key)) is not None}
+    ids = given.get(indices)
+    if ids is None or not given.keys() <= {grad, indices} or any(one.mask is not ids.mask for one in given.values()):
         return None
-    ops = facts.chosen(op, ids, -1)
-    ops.append(facts.new(op.op, op, [op.inputs[0], (ops[-1].node, 0), rows.dense], dict(op.attrs)))
-    return Proof({0: (ops[-1].node, 0)}, ops)
+    if grad not in given and facts.shape(op.inputs[grad]) != ():
+        return None
+    ops: list[Op] = []
+    inputs = [given[slot].dense if slot in given else key for slot, key in enumerate(op.inputs)]
+    inputs[indices] = facts.chosen(op, ids, -1, ops)
+    ops.append(facts.new(op.op, op, inputs, dict(op.attrs), closes=True))
+    return Proof({port: (ops[-1].node, port) for port in range(len(mutated(op)))}, ops)
 
 
 def _unique_padded(facts: KnownValues, op: Op) -> Proof | None:
     """As many places as there are rows in all: -1 stands where there is none, as where an id has come before."""
-    kept = facts.kept.get(op.inputs[0])
+    kept = facts.kept.get(op.inputs[0]) or facts.positions.get(op.inputs[0])
     if kept is None:
         return None
-    ids = facts.chosen(op, kept, -1)
-    dense = facts.new("_UniquePadded", op, [(ids[-1].node, 0)], dict(op.attrs))
-    facts.kept[op.node, 1] = Kept((dense.node, 1), kept.mask)
-    return Proof({0: (dense.node, 0)}, [*ids, dense], stays=True)
+    ops: list[Op] = []
+    dense = facts.new("_UniquePadded", op, [facts.chosen(op, kept, -1, ops)], dict(op.attrs))
+    facts.point(op, Positions(kept.mask, kept.mask, (dense.node, 1)), port=1)
+    if isinstance(kept, Positions):
+        return facts.point(op, replace(kept, dense=(dense.node, 0), absent=-1), *ops, dense)
+    return facts.keep(op, (dense.node, 0), kept.mask, *ops, dense, absent=-1)
 
 
 def _sparse_segment_grad(facts: KnownValues, op: Op) -> Proof | None:
     """Rows that are not there belong to no segment."""
-    places, segments = (facts.kept.get(key) for key in op.inputs[1:3])
-    if places is None or segments is None or places.mask is not segments.mask or facts.array(op.inputs[3]) is None:
+    positions, segments = facts.positions.get(op.inputs[1]), facts.kept.get(op.inputs[2])
+    places = positions or facts.kept.get(op.inputs[1])
+    if places is None or segments is None or places.mask is not segments.mask:
         return None
-    ids = facts.chosen(op, segments, -1)
-    inputs = [op.inputs[0], places.dense, (ids[-1].node, 0), op.inputs[3]]
-    dense = facts.new(op.op, op, inputs, dict(op.attrs))
-    return Proof({0: (dense.node, 0)}, [*ids, dense])
+    ops: list[Op] = []
+    inputs = [op.inputs[0], facts.all_of(places), facts.chosen(op, segments, -1, ops), op.inputs[3]]
+    if positions is not None and _counts(facts, op.inputs[3], positions.into):
+        inputs[3] = facts.constant(np.array(facts.length(positions.into), np.int32))
+        ops.append(facts.new(op.op, op, inputs, dict(op.attrs)))
+        return facts.keep(op, (ops[-1].node, 0), positions.into, *ops, absent=0)
+    if positions is not None or facts.array(op.inputs[3]) is None:
+        return None
+    ops.append(facts.new(op.op, op, inputs, dict(op.attrs), closes=True))
+    return Proof({0: (ops[-1].node, 0)}, ops)
 
 
 RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
@@ -113,6 +141,6 @@ RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     "L2Loss": _total,
     "ScatterNd": _scatter_nd,
     **dict.fromkeys((f"{op}Grad" for op in SPARSE_SEGMENTS), _sparse_segment_grad),
-    **dict.fromkeys(ops_with("adds rows"), _add_rows),
+    **dict.fromkeys(ROW_OPTIMIZERS.keys() | ops_with("changes rows"), _update),
     "_UniquePadded": _unique_padded,
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Mask, Proof, Sizes
+from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Mask, Positions, Proof, Sizes
 
 
 def _shape(facts: KnownValues, op: Op) -> Proof | None:
@@ -21,8 +21,8 @@ def _shape(facts: KnownValues, op: Op) -> Proof | None:
     shape = None if kept is None else facts.shape(kept.dense)
     if kept is not None and shape and (op.op == "Shape" or len(shape) == 1):
         facts.sizes[op.node, 0] = Sizes(kept.mask, shape[1:])
-    if op.op == "Size" and op.inputs[0] in facts.places:
-        facts.sizes[op.node, 0] = Sizes(facts.places[op.inputs[0]][1])
+    if op.inputs[0] in facts.positions:
+        facts.sizes[op.node, 0] = Sizes(facts.positions[op.inputs[0]].mask)
     return None
 
 
@@ -38,7 +38,8 @@ def part(facts: KnownValues, op: Op) -> Proof | None:
     told = begin.tolist(), {name: mask for name, mask in masks.items() if mask}
     if told == ([1], {"end": 1}):
         return Proof({0: np.array(sizes.inner, str(op.attrs.get("T", "int32")))})
-    if told == ([0], {"shrink_axis": 1}):
+    first = {name: mask for name, mask in told[1].items() if name != "begin"}
+    if told[0] == [0] and (first == {"shrink_axis": 1} or (end.tolist() == [1] and not first)):
         facts.sizes[op.node, 0] = Sizes(sizes.mask)
     return None
 
@@ -47,19 +48,27 @@ def reshape(facts: KnownValues, op: Op) -> Proof | None:
     """A number of rows as a vector of one, or rows in a shape that begins with their number."""
     if op.inputs[0] in facts.sizes:
         sizes = facts.sizes[op.inputs[0]]
-        if op.op == "ExpandDims" and not sizes.inner:
+        if op.op in ("ExpandDims", "Squeeze") and not sizes.inner:
             facts.sizes[op.node, 0] = sizes
         return None
     sizes = facts.sizes[op.inputs[1]]
-    places = facts.places.get(op.inputs[0])
-    if places is not None and places[1] is sizes.mask and not sizes.inner:
-        facts.places[op.node, 0] = places
-        return None
+    positions = facts.positions.get(op.inputs[0])
+    if positions is not None and positions.mask is sizes.mask and not sizes.inner:
+        return facts.point(op, positions)
     kept = facts.kept.get(op.inputs[0]) or facts.elements.get(op.inputs[0])
     shape = None if kept is None else facts.shape(kept.dense)
     if kept is None or shape is None or kept.mask is not sizes.mask or math.prod(shape[1:]) != math.prod(sizes.inner):
         return None
-    return facts.keep(op, facts.reshape(op, kept.dense, (shape[0], *sizes.inner)), kept.mask)
+    view = facts.reshape(op, kept.dense, (shape[0], *sizes.inner))
+    return facts.keep(op, (view.node, 0), kept.mask, view, absent=kept.absent)
+
+
+def _range(facts: KnownValues, op: Op) -> Proof | None:
+    """The place of each row that is there."""
+    start, sizes, step = facts.array(op.inputs[0]), facts.sizes.get(op.inputs[1]), facts.array(op.inputs[2])
+    if start is None or step is None or sizes is None or sizes.inner or (int(start), int(step)) != (0, 1):
+        return None
+    return facts.point(op, Positions(sizes.mask, sizes.mask))
 
 
 def _join(facts: KnownValues, op: Op) -> Proof | None:
@@ -85,8 +94,8 @@ def _below(facts: KnownValues, op: Op, kept: list[Kept]) -> Proof | None:
         ops.append(facts.new("ConcatV2", op, [*(mask.key for mask in masks), op.inputs[-1]]))
         facts.joined[masks] = Mask((ops[0].node, 0))
     ops.append(facts.new("ConcatV2", op, [*(one.dense for one in kept), op.inputs[-1]], dict(op.attrs)))
-    facts.kept[op.node, 0] = Kept((ops[-1].node, 0), facts.joined[masks])
-    return Proof(ops=ops)
+    (absent, *others) = {one.absent for one in kept}
+    return facts.keep(op, (ops[-1].node, 0), facts.joined[masks], *ops, absent=None if others else absent)
 
 
 def _fill(facts: KnownValues, op: Op) -> Proof | None:
@@ -95,7 +104,8 @@ def _fill(facts: KnownValues, op: Op) -> Proof | None:
     if sizes is None or shape is None:
         return None
     whole = facts.constant(np.array((*shape, *sizes.inner), np.int32))
-    return facts.keep(op, facts.new("Fill", op, [whole, op.inputs[1]], dict(op.attrs)), sizes.mask)
+    fill = facts.new("Fill", op, [whole, op.inputs[1]], dict(op.attrs))
+    return facts.keep(op, (fill.node, 0), sizes.mask, fill)
 
 
 def _broadcast_axes(facts: KnownValues, op: Op) -> Proof | None:
@@ -109,9 +119,15 @@ def _broadcast_axes(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _sum(facts: KnownValues, op: Op) -> Proof | None:
-    """Each row's own, along axes that a gradient is summed up over."""
+    """Each row's own, along axes that a gradient is summed up over, or along given ones; or that of all rows that are there."""
     kept, axes = facts.kept.get(op.inputs[0]), facts.axes.get(op.inputs[1])
-    shape = None if kept is None else facts.shape(kept.dense)
+    shape, given = None if kept is None else facts.shape(kept.dense), facts.array(op.inputs[1])
+    if kept is not None and given is not None and given.size and given.min() >= 0:
+        ops: list[Op] = []
+        rows = kept.dense if given.min() else facts.chosen(op, kept, 0, ops)
+        ops.append(facts.new("Sum", op, [rows, op.inputs[1]], dict(op.attrs), closes=not given.min()))
+        total = ops[-1].node, 0
+        return facts.keep(op, total, kept.mask, *ops) if given.min() else Proof({0: total}, ops)
     if kept is None or axes is None or shape is None or any(axis >= len(shape) for axis in axes):
         return None
     told = facts.constant(np.array(axes, np.int32))
@@ -124,6 +140,7 @@ RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     "Shape": _shape,
     "Size": _shape,
     "ConcatV2": _join,
+    "Range": _range,
     "Fill": _fill,
     "BroadcastGradientArgs": _broadcast_axes,
     "Sum": _sum,

@@ -335,12 +335,7 @@ class Walk:
 
     def _update(self, op: Op, given: Mapping[int, _Padded]) -> None:
         """Rows of variables, changed at ids."""
-        if op.op in _ROWS_OF_VARIABLES:
-            grad, indices = 2, 1
-        else:
-            info = schema.lookup(op.op) or schema.lookup(f"Resource{op.op}")
-            slots = {arg.name: slot for slot, arg in enumerate(info.inputs)} if info else {}
-            grad, indices = slots.get("grad", -1), slots.get("indices", -1)
+        grad, indices = rows_and_ids(op)
         ids, rows = given.get(indices), given.get(grad)
         one_number = rows is None and np.ndim(self.graph.constants.get(op.inputs[grad], [])) == 0
         if ids is None or ids.kind is not _Kind.IDS or not set(given) <= {grad, indices}:
@@ -362,6 +357,15 @@ class Walk:
         if not given[0].zero:
             raise _Stuck
         return None
+
+
+def rows_and_ids(op: Op) -> tuple[int, int]:
+    """Input slots of what an op changes rows of variables by, and of the ids of these rows; -1 where it has no such input."""
+    if op.op in _ROWS_OF_VARIABLES:
+        return 2, 1
+    info = schema.lookup(op.op) or schema.lookup(f"Resource{op.op}")
+    slots = {arg.name: slot for slot, arg in enumerate(info.inputs)} if info else {}
+    return slots.get("grad", -1), slots.get("indices", -1)
 
 
 def _all_of(given: Mapping[int, _Padded], kind: _Kind, *slots: int) -> Group | None:

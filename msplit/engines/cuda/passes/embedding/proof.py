@@ -24,11 +24,17 @@ class Proof:
         outputs: Per output port the value that takes its place, or the array that it is in every run.
         ops: New ops in topological order. They read inputs of the op, values of earlier proofs, and one another.
         stays: Whether the op stays, because not every output is proved. It does if none is.
+        later: Values that later proofs may read, whatever else reads them.
     """
 
     outputs: dict[int, Key | NDArray[Any]] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     stays: bool = False
+    later: tuple[Key, ...] = ()
+
+
+class Mixed(Exception):
+    """An op would read all rows of one value, and of another those that are there."""
 
 
 def is_grid(indices: NDArray[Any], sizes: tuple[int, ...]) -> bool:
@@ -70,10 +76,34 @@ class Mask:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """The rows of a dense value that a mask keeps."""
+    """The rows of a dense value that a mask keeps. The elements mean what they mean in the value that TensorFlow has.
+
+    Attributes:
+        dense: All rows.
+        mask: Which of them are there.
+        absent: The number that stands in all others; None where anything may.
+    """
 
     dense: Key
     mask: Mask
+    absent: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Positions in a list of kept rows: TensorFlow counts those that are there, and the dense value counts all, so that elements differ.
+
+    Attributes:
+        mask: Which positions are there.
+        into: The mask of the list that they are positions in: only rows that this very mask keeps may be read by them.
+        dense: All positions, -1 for none; None for each place's own.
+        absent: See `Kept`.
+    """
+
+    mask: Mask
+    into: Mask
+    dense: Key | None = None
+    absent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +161,7 @@ class KnownValues:
     Attributes:
         made: The ops that ran, by number.
         kept: Values whose shapes depend on values: the rows that a mask keeps.
-        places: Positions in kept rows -> the mask before, and after.
+        positions: Positions in kept rows.
         masks: A mask before, and a condition -> the mask after.
         joined: Masks of rows one below the other -> that of all.
         sizes: Shapes of kept rows.
@@ -150,7 +180,9 @@ class KnownValues:
         self.graph, self._static, self._shapes = graph, static, shapes
         self.made: dict[int, Op] = {}
         self.kept: dict[Key, Kept] = {}
-        self.places: dict[Key, tuple[Mask, Mask]] = {}
+        self.positions: dict[Key, Positions] = {}
+        self._gaps: set[Key] = set()
+        self._made_of_gaps: set[int] = set()
         self.masks: dict[tuple[Mask | None, Key], Mask] = {}
         self.joined: dict[tuple[Mask, ...], Mask] = {}
         self.sizes: dict[Key, Sizes] = {}
@@ -206,17 +238,43 @@ class KnownValues:
 
     def is_followed(self, key: Key) -> bool:
         """Whether something is known of a value whose shape depends on values, or of what it was made of."""
-        return any(key in found for found in (self.kept, self.places, self.sizes, self.axes, self.elements, self.flags))
+        return any(
+            key in found for found in (self.kept, self.positions, self.sizes, self.axes, self.elements, self.flags)
+        )
 
-    def keep(self, op: Op, dense: Op, mask: Mask) -> Proof:
-        """What an op gives is the rows of a new dense op that a mask keeps."""
-        self.kept[op.node, 0] = Kept((dense.node, 0), mask)
-        return Proof(ops=[dense])
+    def keep(self, op: Op, dense: Key, mask: Mask, *ops: Op, port: int = 0, absent: int | None = None) -> Proof:
+        """What an op gives is the rows of a dense value that a mask keeps; new ops make that value."""
+        self.kept[op.node, port] = Kept(dense, mask, absent)
+        self._gaps.add(dense)
+        return Proof(ops=list(ops))
 
-    def new(self, op: str, like: Op, inputs: list[Key], attrs: dict[str, Any] | None = None) -> Op:
-        """A new op for a proof, that does the work of another."""
+    def point(self, op: Op, found: Positions, *ops: Op, port: int = 0) -> Proof:
+        """What an op gives is positions in kept rows; new ops make them."""
+        self.positions[op.node, port] = found
+        return Proof(ops=list(ops))
+
+    def new(
+        self, op: str, like: Op, inputs: list[Key], attrs: dict[str, Any] | None = None, *, closes: bool = False
+    ) -> Op:
+        """A new op for a proof, that does the work of another.
+
+        What it makes of rows that may not be there has gaps, too, unless it `closes` them: whatever stands in them, TensorFlow's own
+        value comes out.
+
+        Raises:
+            Mixed: It would read such rows beside what has TensorFlow's number of rows only.
+        """
         number = self.graph.fresh()
+        if any(map(self.has_gaps, inputs)):
+            if any(key[0] in self.made and self.shape(key) is None for key in inputs):
+                raise Mixed
+            if not closes:
+                self._made_of_gaps.add(number)
         return Op(number, like.name, op, attrs or {}, inputs, list(like.source_nodes))
+
+    def has_gaps(self, key: Key) -> bool:
+        """Whether some rows of a value may not be there, or of what it is made of: it lies beside TensorFlow's, never in its place."""
+        return key in self._gaps or key[0] in self._made_of_gaps
 
     def constant(self, value: NDArray[Any]) -> Key:
         """A new constant."""
@@ -224,21 +282,34 @@ class KnownValues:
         self._static[key] = value
         return key
 
-    def chosen(self, like: Op, kept: Kept, other: Key | int) -> list[Op]:
-        """Ops, the last of which gives the rows that are there, and a number in the place of all others."""
-        shape, dtype = self.shape(kept.dense) or (), str(self.dtype(kept.dense))
+    def length(self, mask: Mask) -> int:
+        """How many rows it tells of."""
+        return (self.shape(mask.key) or (0,))[0]
+
+    def all_of(self, kept: Kept | Positions) -> Key:
+        """The dense value."""
+        if kept.dense is None:
+            return self.constant(np.arange(self.length(kept.mask), dtype=np.int32))
+        return kept.dense
+
+    def chosen(self, like: Op, kept: Kept | Positions, other: Key | int, ops: list[Op]) -> Key:
+        """The rows that are there, and a number in the place of all others. Adds the ops that make it."""
+        dense, mask = self.all_of(kept), kept.mask.key
+        if kept.absent is not None and kept.absent == other:
+            return dense
+        shape, dtype = self.shape(dense) or (), str(self.dtype(dense))
         number = other if isinstance(other, tuple) else self.constant(np.array(other, numpy_dtype(dtype)))
-        ops, mask = [], kept.mask.key
         if len(shape) > 1:
             ops.append(self.reshape(like, mask, (shape[0], *(1 for _ in shape[1:]))))
-            mask = (ops[0].node, 0)
-        return [*ops, self.new("SelectV2", like, [mask, kept.dense, number], {"T": dtype})]
+            mask = (ops[-1].node, 0)
+        ops.append(self.new("SelectV2", like, [mask, dense, number], {"T": dtype}))
+        return ops[-1].node, 0
 
     def gather(self, like: Op, params: Key, indices: NDArray[np.int64] | Key) -> Op:
         """Rows of a value."""
         rows = indices if isinstance(indices, tuple) else self.constant(indices)
         return self.new("GatherV2", like, [params, rows, self.constant(np.array(0, np.int32))], {"batch_dims": 0})
 
-    def reshape(self, like: Op, key: Key, sizes: tuple[int, ...]) -> Op:
+    def reshape(self, like: Op, key: Key, sizes: tuple[int, ...], *, closes: bool = False) -> Op:
         """A value in another shape."""
-        return self.new("Reshape", like, [key, self.constant(np.asarray(sizes, np.int64))])
+        return self.new("Reshape", like, [key, self.constant(np.asarray(sizes, np.int64))], closes=closes)

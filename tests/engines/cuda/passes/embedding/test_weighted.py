@@ -1,11 +1,15 @@
 """Lookups with weights: dense and captured, equal to TensorFlow whatever ids and weights are fed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.passes.embedding import masked, masked_segments
+from msplit.engines.cuda.passes.embedding.proof import Mixed
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.measure.verification import compare
@@ -156,3 +160,86 @@ def test_rows_that_may_be_empty_at_the_end_are_refused():
     feeds = {"x": np.maximum(IDS[2:], 0), "w": WEIGHTED[2:]}
     with pytest.raises(EngineError, match=r"can not be captured: .*SegmentSum"):
         ENGINE.build(job(graph_of(build, outputs=["out"]), feeds))
+
+
+def at_constant_places(ids, *, parts=2, strategy="div", combiner="sum", end="values"):
+    """The flat graph of a safe weighted lookup, one id in each row, at constant places; or of the gradient of its table."""
+
+    def build(tf, v1):
+        fed_ids, weights = v1.placeholder(tf.int64, [len(ids)], "ids"), v1.placeholder(tf.float32, [len(ids)], "w")
+        table, at = tf.constant(TABLE), np.stack([np.arange(len(ids)), np.zeros(len(ids), np.int64)], 1)
+        given = [tf.SparseTensor(at, one, [len(ids), 1]) for one in (fed_ids, weights)]
+        divided = np.array_split(TABLE, parts) if end == "values" else [table]
+        found = v1.nn.safe_embedding_lookup_sparse(divided, *given, combiner, partition_strategy=strategy)
+        if end != "values":
+            found = tf.convert_to_tensor(tf.gradients(tf.sin(found), table)[0])
+        tf.identity(found, name="out")
+
+    return graph_of(build, outputs=["out"])
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize("end", ["values", "gradient"])
+@pytest.mark.parametrize("strategy", ["mod", "div"])
+def test_rows_come_in_the_order_of_their_ids(fuse, group, end, strategy):
+    """Distinct ids are a longer list where all places are kept than where some are: rows of the one are not read at places of the other."""
+    feeds = {"ids": np.array([1, 5, 0, 5]), "w": np.array([1, 0.5, 3, 1], np.float32)}
+    check(at_constant_places(feeds["ids"], end=end, strategy=strategy), [feeds], capture=False, fuse=fuse, group=group)
+
+
+def test_a_value_with_gaps_never_takes_the_place_of_tensorflows(monkeypatch):
+    """A rule that says so is wrong, and is not followed: what was there is read."""
+    right = masked_segments.RULES["_UniquePadded"]
+
+    def wrong(facts, op):
+        proof = right(facts, op)
+        return proof and replace(proof, outputs={0: (proof.ops[-1].node, 0)}, stays=True)
+
+    tried = []
+    monkeypatch.setitem(masked._RULES, "_UniquePadded", lambda *given: tried.append(wrong(*given)) or tried[-1])
+    feeds = {"ids": np.array([1, 5, 0, 5]), "w": np.ones(4, np.float32)}
+    check(at_constant_places(feeds["ids"]), [feeds], capture=False)
+    assert any(proof and proof.outputs for proof in tried)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_a_table_that_is_fed_is_looked_up_in(combiner):
+    """It is read again once the lookup turns out to leave no row empty."""
+
+    def build(tf, v1):
+        (ids,) = sparse(tf, v1.placeholder(tf.int64, IDS.shape, name="x"))
+        table = v1.placeholder(tf.float32, TABLE.shape, name="table")
+        tf.identity(v1.nn.safe_embedding_lookup_sparse(table, ids, combiner=combiner), name="out")
+
+    check(graph_of(build, outputs=["out"]), [{"x": IDS, "table": TABLE}, {"x": IDS[::-1].copy(), "table": -TABLE}])
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_no_ids_at_all_have_a_gradient(combiner):
+    def build(tf, v1):
+        (ids,) = sparse(tf, v1.placeholder(tf.int64, IDS.shape, name="x"))
+        table = v1.placeholder(tf.float32, TABLE.shape, name="table")
+        found = v1.nn.embedding_lookup_sparse(table, ids, None, combiner=combiner)
+        tf.identity(tf.convert_to_tensor(tf.gradients(tf.sin(found), table)[0]), name="out")
+
+    feeds = [{"x": np.full_like(IDS, -1), "table": TABLE}, {"x": np.maximum(IDS, -1), "table": TABLE}]
+    check(graph_of(build, outputs=["out"]), feeds, capture=False)
+
+
+def test_no_op_reads_rows_with_gaps_beside_rows_without(monkeypatch):
+    """Nor can a rule make such an op: it is not followed."""
+    refused = []
+
+    def wrong(facts, op):
+        kept = facts.kept.get(op.inputs[1])
+        try:
+            return kept and facts.keep(op, (0, 0), kept.mask, facts.new(op.op, op, [op.inputs[0], kept.dense]))
+        except Mixed:
+            refused.append(op.op)
+            raise
+
+    monkeypatch.setitem(masked._RULES, "SegmentSum", wrong)
+    feeds = {"ids": np.array([1, 5, 0, 5]), "w": np.ones(4, np.float32)}
+    check(at_constant_places(feeds["ids"]), [feeds], capture=False)
+    assert refused == ["SegmentSum"]
