@@ -125,8 +125,8 @@ def replace(graph: OpGraph, part: list[Op], op: str, inputs: list[Key], attrs: d
 
 _FLOATS = ("float32", "float64")
 _OF_SOFTMAX = ops_with("softmax part")
-_TOLERANCE = 1e-6
-_NEAR = 1e-3
+_TOLERANCE = 1e-9
+_NEAR = 1e-4
 _WIDEST = 1 << 16
 """Columns: wider rows are no layer norm worth the search."""
 
@@ -201,7 +201,7 @@ def _constant_near(graph: OpGraph, part: list[Op], wanted: float) -> float | Non
     return best if best is not None and best > 0 and abs(best - wanted) <= _NEAR * best else None
 
 
-_SOFTMAX_TOLERANCE = 1e-9
+_SOFTMAX_TOLERANCE = 1e-13
 
 
 def fuse_softmax(graph: OpGraph) -> bool:
@@ -231,8 +231,9 @@ _GELU_ELEMENTWISE = ops_with("gelu part")
 _GELU_LARGEST = 16
 """Ops that a GELU is made of at most."""
 
-_GELU_TOLERANCE = {"float64": 1e-7, "float32": 1e-6, "float16": 2e-4, "bfloat16": 2e-4}
-"""Largest difference from GELU, by dtype: constants are rounded. The two GELUs differ by 4.7e-4."""
+_GELU_TOLERANCE = {"float64": 1e-13, "float32": 1e-7, "float16": 2e-4, "bfloat16": 2e-4}
+"""Largest difference from GELU, by dtype: that of constants rounded to it, since exact ones take their place. What has others stays
+as it is. The two GELUs differ by 4.7e-4."""
 
 
 def match_gelu(graph: OpGraph, readers: Readers, key: Key) -> tuple[str, list[Op]] | None:

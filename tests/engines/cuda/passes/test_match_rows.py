@@ -219,6 +219,57 @@ def test_what_is_only_near_gelu_stays(form):
     assert [op for op in kernels(program_of(flat, feeds)) if op == "Mul"]
 
 
+ROUNDED = [
+    lambda tf, x: 0.5 * x * (1.0 + tf.math.erf(0.70710678 * x)),
+    lambda tf, x: 0.5 * x * (1.0 + tf.math.erf(x / float(np.float32(np.sqrt(2))))),
+    lambda tf, x: 0.5 * x * (1.0 + tf.math.erf(x / 1.41421356)),
+    lambda tf, x: 0.5 * x * (1.0 + tf.tanh(0.79788456 * (x + 0.044715 * x * x * x))),
+    lambda tf, x: 0.5 * x * (1.0 + tf.tanh(np.sqrt(2 / np.pi) * (x + float(np.float32(0.044715)) * x * x * x))),
+    lambda tf, x: x * tf.sigmoid(1.00000001 * x),
+]
+IN_FULL = [
+    lambda tf, x: 0.5 * x * (1.0 + tf.math.erf(x * np.sqrt(0.5))),
+    lambda tf, x: x * (0.5 + 0.5 * tf.math.erf(x / np.sqrt(2))),
+    lambda tf, x: 0.5 * x * (1.0 + tf.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * tf.pow(x, 3.0)))),
+    lambda tf, x: x * tf.sigmoid(x),
+]
+
+
+@pytest.mark.parametrize(("form", "fuses"), [(form, False) for form in ROUNDED] + [(form, True) for form in IN_FULL])
+def test_an_activation_of_float64_keeps_the_constants_of_the_model(form, fuses):
+    feeds = {"x": normal(50, 6).astype(np.float64)}
+
+    def build(tf, v1):
+        y = tf.matmul(placeholder(tf, v1, feeds["x"]), normal(6, 4).astype(np.float64)) + normal(4).astype(np.float64)
+        tf.identity(form(tf, y), name="out")
+
+    flat = graph_of(build, outputs=["out"])
+    assert_equals_tensorflow(flat, feeds, tolerance=1e-12)
+    assert ("Mul" not in kernels(program_of(flat, feeds))) == fuses
+
+
+def test_a_softmax_and_a_norm_of_float64_keep_the_constants_of_the_model():
+    def soft(tf, v1, x):
+        raised = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
+        return raised / (tf.reduce_sum(raised, -1, keepdims=True) + 5e-10)
+
+    def norm(tf, v1, x):
+        mean = tf.reduce_mean(x, -1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(x - mean), -1, keepdims=True) * (1 - 1e-6)
+        return (x - mean) * tf.math.rsqrt(variance + 1e-5)
+
+    for spelled, alone in ((soft, "Softmax"), (norm, "_LayerNorm")):
+        feeds = {"x": normal(5, 8).astype(np.float64) * np.logspace(-4, 0, 5)[:, None]}
+        flat = graph_of(
+            lambda tf, v1, spelled=spelled, x=feeds["x"]: tf.identity(
+                spelled(tf, v1, placeholder(tf, v1, x)), name="out"
+            ),
+            outputs=["out"],
+        )
+        assert_equals_tensorflow(flat, feeds, tolerance=1e-12)
+        assert alone not in kernels(program_of(flat, feeds))
+
+
 def test_gelu_whose_parts_are_wanted_elsewhere_stays():
     feeds = {"x": normal(5, 6)}
 

@@ -4,6 +4,10 @@ A model replaces scores that do not count by a very small number, where a kernel
 another score of the row counts. Where none does, the model's weights are all the same; so they are with `NOTHING` added, which is so
 small that it leaves no bit of the score. Where it was minus infinity they are not a number, and where the model sets such weights to
 zero, so is the result: both are put in afterwards.
+
+One mask can be added so. Several may leave no key of a row: one that replaces scores by -1e9 and one that adds as much give weights by what
+that leaves of some scores and not of others, and the sum of two that are added leaves other bits than one after the other. So of several
+it must be known that in each row a key counts (`_Masks.counts`); what is not known stays as the model has it.
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ from msplit.engines.cuda.ir.dtypes import numpy_dtype, torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.passes.attention.axes import Axes, Axis
 from msplit.engines.cuda.passes.attention.match import Added, Match, Replaced
-from msplit.engines.cuda.passes.pattern import value_key
-from msplit.opset.traits import RESHAPES, VIEWS
+from msplit.engines.cuda.passes.pattern import FLOATS, value_key
+from msplit.opset.traits import ADD, RESHAPES, SELECT, VIEWS
 
 NOTHING = -(2.0**100)
 """Added to a score: nothing is left of it. (float16 has no such number.)"""
@@ -31,8 +35,11 @@ NOTHING = -(2.0**100)
 SMALL = -1e4
 """Scores from here downwards do not count beside others. BERT and GPT-2 add that much or put it there."""
 
-LARGE = -1e9
-"""From here downwards a number leaves nothing of a usual score that it is added to."""
+PLAIN = 1024.0
+"""What is added up to here may be added in any order: the last bits alone differ."""
+
+SWALLOWED = 16.0
+"""Numbers up to here leave no bit in one that hides scores."""
 
 Term = Key | NDArray[Any]
 """A value of the graph, or one that is known."""
@@ -228,32 +235,48 @@ class _Masks:
                 yield term == kept
 
     def replaced(self, one: Replaced, bias: Term, conditions: list[Term]) -> Term:
-        """What is added once scores have been replaced by a number.
+        """What is added once scores have been replaced by a number."""
+        last = one.before == len(self.match.added) and one.number > -math.inf
+        return self.chosen(self.both(conditions), bias, self._scalar(NOTHING if last else one.number))
+
+    def counts(self, conditions: Mapping[Replaced, list[Term]], terms: Sequence[Term]) -> None:
+        """Makes sure that in every row a key counts that no mask hides, unless there is one mask only.
+
+        Args:
+            conditions: By what replaces scores: what must hold for them to count.
+            terms: What is added.
 
         Raises:
-            Illegal: It says what can not be said by adding.
+            Illegal: There may be a row without.
         """
-        number = one.number
-        if number > (LARGE if self.match.added else SMALL):
-            self._made_small(one, conditions)
-        elif not self.match.added and number > -math.inf:
-            number = NOTHING
-        return self.chosen(self.both(conditions), bias, self._scalar(number))
-
-    def _made_small(self, one: Replaced, conditions: list[Term]) -> None:
-        """Whether what is added afterwards makes scores small that were replaced by a number that is not.
-
-        Raises:
-            Illegal: It does not, or is not known.
-        """
-        kept, terms = self.both(conditions), [self.added(term) for term in self.match.added]
-        if one.before or isinstance(kept, tuple) or any(isinstance(term, tuple) for term in terms):
+        replaces = any(one.number > -math.inf for one in conditions)  # minus infinity stays that, whatever is added
+        known = not any(isinstance(term, tuple) for found in conditions.values() for term in found)
+        if (not known or not terms) and any(one.number > SMALL for one in conditions):
             raise Illegal
-        after = functools.reduce(np.add, terms, self._scalar(0.0))
-        kept, after = np.broadcast_arrays(kept, after)
-        counted = np.where(kept, after, -np.inf).max(-1)
-        others = np.where(kept, -np.inf, after + one.number).max(-1)
-        if not (others <= counted + SMALL).all():
+        if len(terms) + replaces < 2:
+            return
+        unknown = [place for place, term in enumerate(terms) if isinstance(term, tuple)]
+        if known and not unknown:
+            self._known_counts(conditions, terms)
+            return
+        most = PLAIN if not known else SWALLOWED
+        small = all(isinstance(term, tuple) or (np.abs(term) <= most).all() for term in terms)
+        last = all(one.before == len(terms) or one.number == -math.inf for one in conditions)
+        if not small or (unknown and (unknown != [0] or replaces or not known)) or not last:
+            raise Illegal
+
+    def _known_counts(self, conditions: Mapping[Replaced, list[Term]], terms: Sequence[Term]) -> None:
+        value, plain = self._scalar(0.0), np.full((1,) * len(self.match.order), True)
+        for before in range(len(terms) + 1):
+            for one, found in conditions.items():
+                if one.before == before and found:
+                    kept = np.asarray(self.both(found))
+                    value, plain = np.where(kept, value, one.number), plain & kept
+            if before < len(terms):
+                term = np.asarray(terms[before])
+                value, plain = value + term, plain & (np.abs(term) <= PLAIN)
+        best = np.where(plain, value, -np.inf).max(-1, keepdims=True)
+        if not (plain | (value <= best + SMALL / 2)).all():
             raise Illegal
 
     def both(self, conditions: Sequence[Term]) -> Term:
@@ -269,16 +292,24 @@ class _Masks:
         # Where something else makes all scores as small that count, weights of others are not zero before they are set to it.
         if len({one.number for one in match.replaced}) > 1 or (match.zeros and match.added):
             raise Illegal
-        for before in range(len(match.added) + 1):
-            for one in match.replaced:
-                if one.before == before and (conditions := list(self.conditions(one))):
-                    if one.number == -math.inf and lost is None:
-                        lost = math.nan
-                    bias = self.replaced(one, bias, conditions)
-                    kept += conditions
-            if before < len(match.added):
-                term = self.added(match.added[before])
-                bias = self.binary("AddV2", bias, term, self.dtype) if _says(bias) else term
+        conditions = {one: found for one in match.replaced if (found := list(self.conditions(one)))}
+        terms = [self.added(one) for one in match.added]
+        self.counts(conditions, terms)
+        if lost is None and any(one.number == -math.inf for one in conditions):
+            lost = math.nan
+        for before in range(len(terms) + 1):
+            for one, found in conditions.items():
+                if one.before == before:
+                    bias = self.replaced(one, bias, found)
+                    kept += found
+            if before < len(terms):
+                bias = self.binary("AddV2", bias, terms[before], self.dtype) if _says(bias) else terms[before]
+        if any(isinstance(term, tuple) for term in terms):
+            self._fit_float16()
+            if any(map(self._may_hide, match.added)):
+                # Of a row of minus infinity the model's weights are not a number, where kernels give zeros.
+                kept.append(self._is_above(bias))
+                lost = math.nan
         counts = self.both(kept) if kept else None
         if isinstance(counts, tuple):
             if lost is None and "float16" in (match.dtype, self.dtype):
@@ -286,19 +317,43 @@ class _Masks:
             return Mask(self.finished(bias), kept=None if lost is None else counts, lost=lost or 0.0)
         if counts is not None and not counts.any(-1).all():
             raise Illegal
-        if isinstance(bias, tuple):
-            if match.dtype == "float16" and (
-                self.dtype == "float32" or any(self._was_cut(one.key) for one in match.added)
-            ):
-                raise Illegal
-            return Mask(self.finished(bias))
-        if match.dtype == "float16" and (bias <= _least("float16")).all(-1).any():
+        return Mask(self.finished(bias)) if isinstance(bias, tuple) else self._known(bias)
+
+    def _known(self, bias: NDArray[Any]) -> Mask:
+        if self.match.dtype == "float16" and (bias <= _least("float16")).all(-1).any():
             raise Illegal
         if np.isnan(bias).any() or np.isneginf(bias).all(-1).any():
             raise Illegal
         if not bias.any():
             return Mask()
         return Mask(causal=True) if self._is_causal(bias) else Mask(self.finished(bias))
+
+    def _fit_float16(self) -> None:
+        """Makes sure that what is added, and not known, is as large in the type of queries."""
+        match = self.match
+        cut = self.dtype == "float32" or any(self._was_cut(one.key) for one in match.added)
+        if match.dtype == "float16" and cut:
+            raise Illegal
+
+    def _is_above(self, bias: Term) -> Key:
+        """Whether what is added is more than minus infinity."""
+        shape, least = self.maker.shape(bias), self.typed(self._scalar(-math.inf))
+        return self.maker.op(self.like, "Greater", {"T": self.dtype}, [bias, least], shape, "bool")
+
+    def _may_hide(self, one: Added) -> bool:
+        """Whether minus infinity may be added: it is chosen, moved or summed of what is fed, of logarithms, or of known numbers."""
+        graph, waiting, seen = self.maker.graph, [one.key] if one.where is None else [], {one.key}
+        fed = set(graph.feeds.values())
+        while waiting:
+            key = waiting.pop()
+            op, known = graph.ops.get(key[0]), graph.constants.get(key)
+            if key in fed or (known is not None and (known == -np.inf).any()) or (op is not None and op.op == "Log"):
+                return True
+            if op is not None and (op.op == "Cast" or op.op in VIEWS | RESHAPES | SELECT | ADD):
+                fresh = [name for name in op.inputs if name not in seen and graph.dtypes.get(name, "float32") in FLOATS]
+                waiting += fresh
+                seen.update(fresh)
+        return False
 
     def _was_cut(self, key: Key) -> bool:
         """Whether a value had numbers beyond float16. What is left of them does not swallow scores, which the kernel adds in float32: of

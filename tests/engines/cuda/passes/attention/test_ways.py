@@ -220,6 +220,61 @@ def test_where_nothing_counts():
     check(around(zeros), feeds(mask=padding(lost=True)), others)
 
 
+POSITIONS = np.linspace(-2, 2, L * L, dtype=np.float32).reshape(L, L)
+BEHIND = (1 - np.tril(np.ones((L, L), np.float32))) * np.float32(-1e9)
+EVERYWHERE = np.full((L, L), -1e9, np.float32)
+
+
+def lowered(tf, kept, least=-1e9):
+    return (1 - tf.cast(kept, tf.float32)) * least
+
+
+SEVERAL = {
+    # What replaces, and what adds: neither may hide a whole row alone.
+    "chosen, known added before": (False, lambda tf, x, kept, fed: tf.where(kept, x + BEHIND, -1e9)),
+    "chosen, known added behind": (False, lambda tf, x, kept, fed: tf.where(kept, x, -1e9) + BEHIND),
+    "chosen, added behind": (False, lambda tf, x, kept, fed: tf.where(BEHIND == 0, x, -1e9) + lowered(tf, kept)),
+    "chosen, added before": (False, lambda tf, x, kept, fed: tf.where(BEHIND == 0, x + lowered(tf, kept), -1e9)),
+    "chosen, all hidden": (False, lambda tf, x, kept, fed: tf.where(kept, x + EVERYWHERE, -1e9)),
+    "chosen, positions behind": (False, lambda tf, x, kept, fed: tf.where(kept, x, -1e9) + 60 * POSITIONS),
+    "added twice": (False, lambda tf, x, kept, fed: x + lowered(tf, kept) + lowered(tf, kept[:, :, :, ::-1])),
+    "added, known added": (False, lambda tf, x, kept, fed: x + lowered(tf, kept) + BEHIND),
+    "known added twice": (False, lambda tf, x, kept, fed: x + EVERYWHERE + BEHIND),
+    "positions, added": (False, lambda tf, x, kept, fed: x + 15 * POSITIONS + lowered(tf, kept)),
+    "ones and zeros, added": (False, lambda tf, x, kept, fed: x * (BEHIND == 0) + BEHIND + lowered(tf, kept)),
+    # One mask, or several of which the same is left.
+    "chosen twice": (True, lambda tf, x, kept, fed: tf.where(BEHIND == 0, tf.where(kept, x, -1e9), -1e9)),
+    "positions, chosen": (True, lambda tf, x, kept, fed: tf.where(kept, x + POSITIONS, -1e9)),
+    "added, positions": (True, lambda tf, x, kept, fed: x + lowered(tf, kept) + POSITIONS),
+    "known added, positions": (True, lambda tf, x, kept, fed: x + BEHIND + POSITIONS),
+    "known chosen, positions": (True, lambda tf, x, kept, fed: tf.where(BEHIND == 0, x, -1e9) + POSITIONS),
+    "infinite, added": (True, lambda tf, x, kept, fed: tf.where(BEHIND == 0, x, -np.inf) + lowered(tf, kept)),
+    "fed": (True, lambda tf, x, kept, fed: x + fed),
+    "fed, chosen": (
+        True,
+        lambda tf, x, kept, fed: x + tf.where(kept, tf.zeros([B, 1, 1, L]), tf.fill([B, 1, 1, L], -1e9)),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SEVERAL)
+def test_of_several_masks_a_key_must_be_known_to_count(how):
+    fuses, masked = SEVERAL[how]
+
+    def scores(tf, v1, x):
+        fed = v1.placeholder(tf.float32, [None, 1, 1, L], name="fed")
+        tf.identity(fed, name="same")
+        return tf.nn.softmax(masked(tf, x, (mask_input(tf, v1) > 0)[:, None, None], fed))
+
+    hidden = np.where(padding(lost=True) > 0, 0, -np.inf).astype(np.float32)[:, None, None]
+    given = feeds(mask=padding(lost=True), fed=hidden)
+    given["q"] *= 30  # scores of which -1e9 leaves something
+    given["mask"][0, 0] = 0  # the first query of a causal mask has no other key
+    flat = graph_of(around(scores), outputs=["out", "same"])
+    assert_equals_tensorflow(flat, given)
+    assert ("_Attention" in kernels(program_of(flat, given))) == fuses
+
+
 def test_a_causal_mask():
     below = np.tril(np.ones((L, L), np.float32))
 
@@ -355,8 +410,7 @@ def test_layers_of_keras(tmp_path):
 
 
 def test_on_several_gpus_each_has_its_own_masks():
-    windows = np.where(np.random.default_rng(1).random((L, L)) < 0.3, -1e9, 0.0).astype(np.float32)
-    windows[:, 0] = 0
+    windows = np.where(np.random.default_rng(1).random((L, L)) < 0.3, -100.0, 0.0).astype(np.float32)
 
     def build(tf, v1):
         x = heads(tf, v1.placeholder(tf.float32, [None, L, H * D], name="q"))
