@@ -288,6 +288,7 @@ def test_all_that_is_imported_is_declared_and_the_other_way_round(counts: Module
     distributions = {
         "yaml": "pyyaml",
         "re2": "google-re2",
+        "google_crc32c": "google-crc32c",
         "google.protobuf": "protobuf",
         "keras": "tensorflow",
         "triton": "torch",

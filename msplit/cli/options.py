@@ -180,7 +180,7 @@ class Choice:
 
         return api.load(
             model,
-            tags=self.tags or None,
+            tags=self.tags,
             signature=self.signature,
             inputs=self.inputs or None,
             outputs=self.outputs or None,
@@ -190,7 +190,8 @@ class Choice:
 
     def further(self) -> dict[str, Any]:
         """For `command_line`."""
-        return {"--tag": self.tags, "--signature": self.signature, "--inputs": self.inputs, "--outputs": self.outputs}
+        tags = ("",) if self.tags == () else self.tags  # of none is a choice, too
+        return {"--tag": tags, "--signature": self.signature, "--inputs": self.inputs, "--outputs": self.outputs}
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,12 @@ class Search:
 
 
 _source_options = together(
-    click.option("--tag", "tags", type=Names(), help="Tags of the SavedModel's graph, where it has several."),
+    click.option(
+        "--tag",
+        "tags",
+        type=Names(),
+        help='Tags of the SavedModel\'s graph, where it has several; "" for the one without.',
+    ),
     click.option("--signature", help="Signature of the SavedModel (default: serving_default, or the only one)."),
     click.option("--inputs", type=Names(), help="Tensors to feed instead of the model's inputs."),
 )

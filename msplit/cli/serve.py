@@ -210,7 +210,7 @@ def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching
     with run.held(where) as ports, ExitStack() as stack:
         with telling() as tell:
             ready = making.ready(
-                configs, request, settings, tags=served.tags or None, signatures=served.signatures, progress=tell
+                configs, request, settings, tags=served.tags, signatures=served.signatures, progress=tell
             )
             models = stack.enter_context(ready)
         run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)

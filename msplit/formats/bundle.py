@@ -3,6 +3,9 @@
 A bundle is ``PREFIX.index``, a LevelDB table from tensor name to BundleEntryProto, and shards ``PREFIX.data-00000-of-00001`` with the
 bytes. Formats: leveldb's table_format.md, and tensor_bundle.proto. TensorFlow writes the table uncompressed. What this
 reader does not know (compressed tables, tensors saved in slices, checkpoints of version 1) it leaves to TensorFlow's own.
+
+Every block of the table and every tensor has a checksum (CRC-32C), which is verified before anything of it is used: a file that a disk or
+a copy has damaged is refused, as TensorFlow refuses it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,7 +29,12 @@ from msplit.opset import proto
 _MOST_INDEX = 1 << 30
 _FOOTER = 48
 _TRAILER = 5  # one byte of compression type, four of checksum
+_AT_ONCE = 1 << 22
+_OPAQUE = ("resource", "variant")
 _MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
+
+
+_FIX = "copy or export it again; of a training, an earlier checkpoint will do"
 
 
 class NotSupported(Exception):
@@ -43,9 +52,11 @@ class Checkpoint:
         self.prefix = prefix
         self._entries: dict[str, Any] | None = None
         self._shards: dict[int, NDArray[np.uint8]] = {}
+        self._slices: list[tuple[str, Any]] = []
+        self._verified: set[tuple[int, int]] = set()  # parts of a variable are read off the whole, one after the other
         self._tensorflow: Any = None
         try:
-            self._entries, self._shard_count = _entries(read_bytes(f"{prefix}.index", _MOST_INDEX))
+            self._entries, self._slices, self._shard_count = _entries(read_bytes(f"{prefix}.index", _MOST_INDEX))
         except NotSupported:
             self._open_with_tensorflow()
         except EOFError:
@@ -60,7 +71,7 @@ class Checkpoint:
             raise LoadError(
                 f"the index of the checkpoint is damaged: {error}",
                 where=f"{prefix}.index",
-                fix="copy or export it again",
+                fix=_FIX,
             ) from None
 
     def __contains__(self, key: str) -> bool:
@@ -71,34 +82,63 @@ class Checkpoint:
 
         Raises:
             KeyError: The checkpoint does not have it.
-            LoadError: Its bytes are not there.
+            LoadError: Its bytes are not there, or are not those that were written.
         """
         if self._entries is None:
             return self._with_tensorflow(key)
         entry = self._entries[key]
         name = dtype_name(entry.dtype)
-        if entry.slices or name in ("resource", "variant"):
+        if entry.slices or name in _OPAQUE:
             return self._with_tensorflow(key)
         shape = tuple(dim.size for dim in entry.shape.dim)
-        data = self._shard(entry.shard_id)[entry.offset : entry.offset + entry.size]
-        if len(data) != entry.size:
-            raise LoadError(
-                f"the checkpoint is cut off: {key!r} is not all there",
-                where=str(self.prefix),
-                fix="copy or export it again",
-            )
+        data, lengths = self._content(key, entry)
         if name == "string":
-            return _strings(data.tobytes(), math.prod(shape)).reshape(shape)
+            packed = data.tobytes()
+            return string_array(packed[:lengths] + packed[lengths + 4 :], math.prod(shape)).reshape(shape)
         dtype = numpy_dtype(name)
         if math.prod(shape) * dtype.itemsize != entry.size:
-            raise LoadError(f"the size of {key!r} does not fit its shape", where=str(self.prefix))
+            raise self._damaged(f"the size of {key!r} does not fit its shape", entry)
         values = np.frombuffer(data, dtype)
         return (values if values.flags.aligned else values.copy()).reshape(shape)
+
+    def verify(self) -> None:
+        """Refuses a checkpoint any of whose tensors is damaged, as far as it is not left to TensorFlow.
+
+        Raises:
+            LoadError: One is; the message names it.
+        """
+        for key, entry in [*(self._entries or {}).items(), *self._slices]:
+            if not entry.slices and dtype_name(entry.dtype) not in _OPAQUE:
+                self._content(key, entry)
+
+    def _content(self, key: str, entry: Any) -> tuple[NDArray[np.uint8], int]:
+        """The stored bytes of an entry, which fit their checksum, and the position in them where lengths of strings end."""
+        data = self._shard(entry.shard_id)[entry.offset : entry.offset + entry.size]
+        if len(data) != entry.size:
+            raise self._damaged(f"the checkpoint is cut off: {key!r} is not all there", entry)
+        summed: Any = data
+        lengths = 0
+        if dtype_name(entry.dtype) == "string":
+            try:
+                summed, lengths = _summed(data.tobytes(), math.prod(dim.size for dim in entry.shape.dim))
+            except (IndexError, ValueError, OverflowError):
+                raise self._damaged(f"the checkpoint is damaged: {key!r} is no list of strings", entry) from None
+        place = (entry.shard_id, entry.offset)
+        if place not in self._verified and masked_crc(summed) != entry.crc32c:
+            raise self._damaged(f"the checkpoint is damaged: {key!r} does not fit its checksum", entry)
+        self._verified.add(place)
+        return data, lengths
+
+    def _damaged(self, what: str, entry: Any) -> LoadError:
+        return LoadError(what, where=str(self._path(entry.shard_id)), fix=_FIX)
+
+    def _path(self, shard: int) -> Path:
+        return Path(f"{self.prefix}.data-{shard:05d}-of-{self._shard_count:05d}")
 
     def _shard(self, number: int) -> NDArray[np.uint8]:
         shard = self._shards.get(number)
         if shard is None:
-            path = Path(f"{self.prefix}.data-{number:05d}-of-{self._shard_count:05d}")
+            path = self._path(number)
             try:
                 with open_regular(path) as file:
                     size = os.fstat(file.fileno()).st_size
@@ -122,17 +162,31 @@ class Checkpoint:
         try:
             self._tensorflow = tf.train.load_checkpoint(str(self.prefix))
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
-            raise LoadError(f"the checkpoint can not be read: {error}", where=str(self.prefix)) from None
+            raise LoadError(f"the checkpoint can not be read: {error}", where=str(self.prefix), fix=_FIX) from None
 
     def _with_tensorflow(self, key: str) -> NDArray[Any]:
         if self._tensorflow is None:
             self._open_with_tensorflow()
-        value: NDArray[Any] = self._tensorflow.get_tensor(key)
+        import tensorflow as tf
+
+        try:
+            value: NDArray[Any] = self._tensorflow.get_tensor(key)
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
+            said = f"{key!r} of the checkpoint can not be read: {error}"
+            raise LoadError(said, where=str(self.prefix), fix=_FIX) from None
         return value
 
 
-def _entries(data: bytes) -> tuple[dict[str, Any], int]:
-    """BundleEntryProtos by tensor name, and the number of shards."""
+def masked_crc(data: Any) -> int:
+    """The checksum of bytes as TensorFlow stores it beside them: their CRC-32C, rotated, with a constant added."""
+    crc = 0
+    for at in range(0, len(data), _AT_ONCE):  # other threads go on in between: what a server answers while it loads
+        crc = google_crc32c.extend(crc, data[at : at + _AT_ONCE])
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _entries(data: bytes) -> tuple[dict[str, Any], list[tuple[str, Any]], int]:
+    """BundleEntryProtos by tensor name, those of slices beside the names of their tensors, and the number of shards."""
     if len(data) < _FOOTER or data[-8:] != _MAGIC:
         raise NotSupported("not a table")
     footer = data[-_FOOTER:]
@@ -140,19 +194,24 @@ def _entries(data: bytes) -> tuple[dict[str, Any], int]:
     _, position = wire.varint(footer, position, _FOOTER)
     index = _block(data, footer, position)
     entries: dict[str, Any] = {}
+    slices: list[tuple[str, Any]] = []
     shards = 1
     for _, handle in _pairs(index):
         for key, value in _pairs(_block(data, handle, 0)):
             if key:
-                # Slices of one tensor have keys that are no text; the tensor's own entry tells of them.
-                if not key.startswith(b"\0"):
-                    entries[key.decode()] = _message(proto.tensor_bundle_pb2.BundleEntryProto(), value)
+                entry = _message(proto.tensor_bundle_pb2.BundleEntryProto(), value)
+                if key.startswith(
+                    b"\0"
+                ):  # a slice: the name of its tensor, then numbers; the tensor's own entry tells of it
+                    slices.append((key[1:].partition(b"\0\1")[0].decode(), entry))
+                else:
+                    entries[key.decode()] = entry
             else:
                 header = _message(proto.tensor_bundle_pb2.BundleHeaderProto(), value)
                 shards = header.num_shards
                 if header.endianness != 0:
                     raise NotSupported("big-endian")
-    return entries, shards
+    return entries, slices, shards
 
 
 def _message(message: Any, data: bytes) -> Any:
@@ -169,8 +228,10 @@ def _block(data: bytes, handle: bytes, position: int) -> bytes:
     """The block that a handle (offset and size as varints) points to."""
     offset, position = wire.varint(handle, position, len(handle))
     size, _ = wire.varint(handle, position, len(handle))
-    if offset + size + _TRAILER > len(data):
+    if (end := offset + size + _TRAILER) > len(data):
         raise ValueError("a block lies outside the file")
+    if masked_crc(data[offset : end - 4]) != int.from_bytes(data[end - 4 : end], "little"):
+        raise ValueError("a block does not fit its checksum")
     if data[offset + size] != 0:
         raise NotSupported("compressed block")
     return data[offset : offset + size]
@@ -195,12 +256,13 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         position += length
 
 
-def _strings(data: bytes, count: int) -> NDArray[Any]:
-    """Strings of a bundle: the varint lengths, their checksum, then the bytes of all."""
-    position = 0
+def _summed(data: bytes, count: int) -> tuple[bytes, int]:
+    """The bytes that the checksum of a tensor of strings is of, and the position where their lengths end.
+
+    Stored are the lengths as varints, a checksum of them, and the bytes of all strings; the lengths are summed as fixed numbers.
+    """
+    lengths, position = bytearray(), 0
     for _ in range(count):
-        try:
-            _, position = wire.varint(data, position, len(data))
-        except (IndexError, ValueError):
-            raise LoadError("a string tensor of the checkpoint is damaged", fix="copy or export it again") from None
-    return string_array(data[:position] + data[position + 4 :], count)
+        length, position = wire.varint(data, position, len(data))
+        lengths += length.to_bytes(4 if length < 1 << 32 else 8, "little")
+    return bytes(lengths) + data[position:], position

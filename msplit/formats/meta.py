@@ -21,25 +21,31 @@ def choose_meta_graph(saved_model: Any, tags: Sequence[str] | None, where: str) 
     Raises:
         LoadError: There is none, or more than one; lists them.
     """
-    metas = saved_model.meta_graphs
+    metas = [tuple(meta.meta_info_def.tags) for meta in saved_model.meta_graphs]
     if not metas:
         raise LoadError("the SavedModel holds no graph", where=where, fix="export the model again")
-    listed = "; ".join(",".join(meta.meta_info_def.tags) or "(no tags)" for meta in metas)
+    listed = "; ".join(",".join(one) or "(no tags)" for one in metas)
+    untagged = '; --tag "" takes the one without tags' if () in metas else ""
+    found = fitting(metas, tags)
+    if len(found) == 1:
+        return found[0]
     if tags is None:
-        if len(metas) == 1:
-            return 0
-        raise LoadError(f"the SavedModel holds {len(metas)} graphs: {listed}", where=where, fix="choose one with --tag")
-    asked = set(tags)
-    exact = [i for i, meta in enumerate(metas) if set(meta.meta_info_def.tags) == asked]
-    found = exact or [i for i, meta in enumerate(metas) if asked <= set(meta.meta_info_def.tags)]
-    if len(found) != 1:
-        how_many = "no graph" if not found else f"{len(found)} graphs"
-        raise LoadError(
-            f"the SavedModel holds {how_many} with the tags {','.join(tags)}",
-            where=where,
-            fix=f"choose with --tag one of: {listed}",
-        )
-    return found[0]
+        fix = f"choose one with --tag{untagged}"
+        raise LoadError(f"the SavedModel holds {len(metas)} graphs: {listed}", where=where, fix=fix)
+    how_many = "no graph" if not found else f"{len(found)} graphs"
+    raise LoadError(
+        f"the SavedModel holds {how_many} with the tags {','.join(tags) or '(none)'}",
+        where=where,
+        fix=f"choose with --tag one of: {listed}{untagged}",
+    )
+
+
+def fitting(graphs: Sequence[Sequence[str]], tags: Sequence[str] | None) -> list[int]:
+    """Which graphs, each given by its tags, somebody means who asks for some: those with just these, else with others, too."""
+    if tags is None:
+        return [*range(len(graphs))]
+    exact = [i for i, one in enumerate(graphs) if set(one) == set(tags)]
+    return exact or [i for i, one in enumerate(graphs) if set(tags) <= set(one)]
 
 
 def signature_names(meta: Any) -> tuple[str, ...]:

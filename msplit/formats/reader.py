@@ -76,7 +76,7 @@ def _model(path: Path, kind: Format, file: Path, message: Any, asked: Choice) ->
     if kind.binary is Format.SAVED_MODEL:
         path = file.parent
         chosen = meta.choose_meta_graph(message, tags, where)
-    elif tags is not None:
+    elif tags:
         raise LoadError("only a SavedModel has tags", where=where, fix="leave --tag out")
     around = meta_graphs(kind, message)[chosen]
     graph_def = message if around is None else around.graph_def

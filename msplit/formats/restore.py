@@ -66,7 +66,7 @@ def variables(
         Arrays, which may be read-only views of the mapped files.
 
     Raises:
-        LoadError: There is no checkpoint, it is damaged, or it does not hold a variable that was asked for.
+        LoadError: There is no checkpoint, any tensor of it is damaged, or it does not hold a variable that was asked for.
     """
     graph = model.graph
     if nodes is None:
@@ -74,6 +74,7 @@ def variables(
     elif not (wanted := list(nodes)):
         return {}
     saved = Checkpoint(_prefix(model, checkpoint))
+    saved.verify()
     places = saved_as(model, wanted)
     values = {}
     for name in wanted:
@@ -87,6 +88,15 @@ def variables(
                 fix="export the model again with all its variables tracked",
             )
     return values
+
+
+def verify(model: Model) -> None:
+    """Refuses a model any tensor of whose own checkpoint is damaged.
+
+    Raises:
+        LoadError: One is, or there is no checkpoint; the message names the tensor and the file.
+    """
+    Checkpoint(_prefix(model, None)).verify()
 
 
 def differs(model: Model, name: str, value: NDArray[Any]) -> str:

@@ -15,7 +15,6 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.errors import LoadError
+from msplit.formats.bundle import masked_crc
 from msplit.formats.special import open_regular
 from msplit.inputs.json_values import FIX, UNNAMED, json_array, values_by_input
 from msplit.inputs.reference import DAMAGED, PACKED, unpacked
@@ -114,7 +114,7 @@ def _kind(head: bytes) -> str:
         return "npy"
     if head.startswith(_ZIP):
         return "npz"
-    if head.startswith(_GZIP) or (len(head) == 12 and masked_crc(head[:8]) == head[8:]):
+    if head.startswith(_GZIP) or (len(head) == 12 and _fits(head[:8], head[8:])):
         return "tfrecord"
     return "json" if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[") else ""
 
@@ -226,13 +226,13 @@ def records(file: IO[bytes], where: str, most: int | None) -> list[bytes]:
             head = stream.read(12)
             if not head:
                 break
-            if len(head) < 12 or masked_crc(head[:8]) != head[8:]:
+            if len(head) < 12 or not _fits(head[:8], head[8:]):
                 raise LoadError(f"record {len(records)} has a damaged length", where=where, fix=damaged)
             (length,) = struct.unpack("<Q", head[:8])
             data = stream.read(length + 4) if length < size else b""
             if len(data) < length + 4:
                 raise LoadError(f"record {len(records)} of {length:,} bytes is not all there", where=where, fix=damaged)
-            if masked_crc(data[:length]) != data[length:]:
+            if not _fits(data[:length], data[length:]):
                 raise LoadError(f"record {len(records)} does not fit its checksum", where=where, fix=damaged)
             records.append(data[:length])
     except (OSError, EOFError, zlib.error) as error:
@@ -242,20 +242,5 @@ def records(file: IO[bytes], where: str, most: int | None) -> list[bytes]:
     return records
 
 
-@cache
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return tuple(table)
-
-
-def masked_crc(data: bytes) -> bytes:
-    """The masked CRC-32C of TFRecords: the checksum, rotated, with a constant added."""
-    table, crc = _crc_table(), 0xFFFFFFFF
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+def _fits(data: bytes, checksum: bytes) -> bool:
+    return masked_crc(data) == int.from_bytes(checksum, "little")

@@ -85,7 +85,8 @@ def _hints(found: Contents) -> list[str]:
     """What has to be chosen before other commands can read it."""
     said = []
     if len(found.graphs) > 1:
-        said.append(f"Other commands need --tag, such as --tag {','.join(found.graphs[0].tags) or 'TAG'}.")
+        tags = ",".join(found.graphs[0].tags) or '""'
+        said.append(f"Other commands need --tag, such as --tag {tags}.")
     if any(len(graph.signatures) > 1 for graph in found.graphs):
         said.append("Other commands take the signature serving_default unless --signature names another.")
     return said

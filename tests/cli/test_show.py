@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,25 @@ def test_tag_sets_and_signatures_are_listed_where_other_commands_ask_for_a_choic
     (embed, _) = graph["signatures"]
     assert embed["inputs"] == [{"name": "item", "tensor": "embed_item:0", "dtype": "float32", "shape": [None, 10]}]
     assert {one["name"]: one["shape"] for one in embed["outputs"]} == {"norm": [None], "vector": [None, 16]}
+
+
+def test_the_graph_without_tags_can_be_chosen(tmp_path: Path) -> None:
+    """As modules of TensorFlow Hub hold two, of which the one with dropout is tagged."""
+    model = shutil.copytree(SAMPLES / "two_tags", tmp_path / "hub")
+    saved = proto.saved_model_pb2.SavedModel.FromString((model / "saved_model.pb").read_bytes())
+    for graph, tags in zip(saved.meta_graphs, ([], ["train"]), strict=True):
+        graph.meta_info_def.tags[:] = tags
+    (model / "saved_model.pb").write_bytes(saved.SerializeToString())
+    assert 'such as --tag "".' in fine("show", model).out
+    refused = msplit("analyze", model)
+    assert refused.code == 2
+    assert '--tag ""' in refused.err
+    found = fine("analyze", model, "--tag", "", "--format", "json").json
+    assert found["model"]["tags"] == []
+    assert "--tag ''" in str(found["next"])
+    fine("assign", model, "--tag", "", "--rules", "default", "-o", tmp_path / "out")
+    fine("check", tmp_path / "out", "--tag", "")
+    fine("check", tmp_path / "out")  # as its record says
 
 
 def test_functions_are_listed_with_what_they_take() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.errors import LoadError, MsplitError
-from msplit.formats.bundle import Checkpoint
+from msplit.formats.bundle import Checkpoint, masked_crc
 from msplit.opset import proto
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
@@ -38,19 +38,25 @@ def block(pairs: list[tuple[bytes, bytes]]) -> bytes:
     return out + b"\0\0\0\0" + b"\1\0\0\0"
 
 
+def summed(data: bytes) -> bytes:
+    return data + masked_crc(data).to_bytes(4, "little")
+
+
 def table(blocks: list[bytes], *, compression: int = 0) -> bytes:
     out, handles = b"", []
     for part in blocks:
-        handles.append((b"key", varint(len(out)) + varint(len(part))))
-        out += part + bytes([compression]) + b"\0\0\0\0"
+        handles.append((b"\xff" * (len(handles) + 1), varint(len(out)) + varint(len(part))))
+        out += summed(part + bytes([compression]))
     index = block(handles)
     footer = b"\0\0" + varint(len(out)) + varint(len(index))
-    out += index + b"\0" + b"\0\0\0\0"
+    out += summed(index + b"\0")
     return out + footer.ljust(40, b"\0") + MAGIC
 
 
-def entry(dtype: int, shape: list[int], offset: int, size: int, **fields: Any) -> bytes:
-    message = proto.tensor_bundle_pb2.BundleEntryProto(dtype=dtype, offset=offset, size=size, **fields)
+def entry(dtype: int, shape: list[int], offset: int, data: bytes, **fields: Any) -> bytes:
+    """The entry of a tensor; `data` is what its checksum is of, unless a size says that it is stored otherwise."""
+    fields = {"size": len(data), "crc32c": masked_crc(data), **fields}
+    message = proto.tensor_bundle_pb2.BundleEntryProto(dtype=dtype, offset=offset, **fields)
     for dim in shape:
         message.shape.dim.add(size=dim)
     return message.SerializeToString()
@@ -58,6 +64,12 @@ def entry(dtype: int, shape: list[int], offset: int, size: int, **fields: Any) -
 
 def header(**fields: Any) -> tuple[bytes, bytes]:
     return b"", proto.tensor_bundle_pb2.BundleHeaderProto(**{"num_shards": 1, **fields}).SerializeToString()
+
+
+LENGTHS = summed(b"\1\0\0\0\2\0\0\0")[-4:]
+WORDS = b"\1\2" + LENGTHS + b"abc"
+"""The strings a and bc as they are stored, and below what their checksum is of."""
+WORDS_SUMMED = b"\1\0\0\0\2\0\0\0" + LENGTHS + b"abc"
 
 
 def write(folder: Path, index: bytes, *shards: bytes) -> Path:
@@ -72,12 +84,21 @@ def test_tensors_of_several_blocks_and_shards(tmp_path: Path) -> None:
     index = table(
         [
             block(
-                [header(num_shards=2), (b"dense/bias", entry(1, [2, 3], 1, 24)), (b"dense/kernel", entry(10, [], 0, 1))]
+                [
+                    header(num_shards=2),
+                    (b"dense/bias", entry(1, [2, 3], 1, first.tobytes())),
+                    (b"dense/kernel", entry(10, [], 0, b"\1")),
+                ]
             ),
-            block([(b"word", entry(7, [2], 0, 2 + 4 + 3, shard_id=1)), (b"\0slice of something", b"\xff")]),
+            block(
+                [
+                    (b"word", entry(7, [2], 0, WORDS_SUMMED, size=len(WORDS), shard_id=1)),
+                    (b"\0some\0\1slice", entry(1, [], 1, b"\1\2" + LENGTHS[:2])),
+                ]
+            ),
         ]
     )
-    checkpoint = Checkpoint(write(tmp_path, index, b"\1" + first.tobytes(), b"\1\2" + b"crc!" + b"abc"))
+    checkpoint = Checkpoint(write(tmp_path, index, b"\1" + first.tobytes(), WORDS))
     assert "dense/bias" in checkpoint
     assert "dense" not in checkpoint
     bias = checkpoint.tensor("dense/bias")
@@ -90,29 +111,41 @@ def test_tensors_of_several_blocks_and_shards(tmp_path: Path) -> None:
 
 
 def test_empty_tensor_of_an_empty_shard(tmp_path: Path) -> None:
-    index = table([block([header(), (b"none", entry(1, [0, 4], 0, 0))])])
+    index = table([block([header(), (b"none", entry(1, [0, 4], 0, b""))])])
     assert Checkpoint(write(tmp_path, index, b"")).tensor("none").shape == (0, 4)
 
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "size", "data", "what"),
     [
-        (1, [2], 8, b"\0" * 7, "cut off"),
-        (1, [3], 8, b"\0" * 8, "does not fit"),
-        (7, [2], 3, b"\xff\xff\xff", "damaged"),
-        (7, [2], 7, b"\1\2crc!a", "strings"),
+        (1, [2], 8, b"\0" * 7, "cut off: 'x' is not all there"),
+        (1, [3], 8, b"\0" * 8, "size of 'x' does not fit"),
+        (1, [2], 8, b"\0" * 7 + b"\1", "'x' does not fit its checksum"),
+        (7, [2], 3, b"\xff\xff\xff", "'x' is no list of strings"),
+        (7, [1], 14, b"\xff" * 9 + b"\x7f" + LENGTHS, "'x' is no list of strings"),
+        (7, [2], 9, WORDS[:-1] + b"d", "'x' does not fit its checksum"),
+        (7, [2], 9, b"\2\1" + WORDS[2:], "'x' does not fit its checksum"),
+        (7, [2], 9, WORDS.replace(LENGTHS, b"crc!"), "'x' does not fit its checksum"),
     ],
 )
 def test_damaged_shards(tmp_path: Path, dtype: int, shape: list[int], size: int, data: bytes, what: str) -> None:
-    index = table([block([header(), (b"x", entry(dtype, shape, 0, size))])])
-    with pytest.raises(LoadError, match=what):
+    as_written = WORDS_SUMMED if dtype == 7 else b"\0" * 8
+    index = table([block([header(), (b"x", entry(dtype, shape, 0, as_written, size=size))])])
+    with pytest.raises(LoadError, match=f"v.data-00000-of-00001: .*{what}") as error:
         Checkpoint(write(tmp_path, index, data)).tensor("x")
+    assert error.value.fix
+
+
+def test_strings_that_their_lengths_do_not_fit(tmp_path: Path) -> None:
+    index = table([block([header(), (b"x", entry(7, [2], 0, WORDS_SUMMED[:-1], size=8))])])
+    with pytest.raises(LoadError, match="strings"):
+        Checkpoint(write(tmp_path, index, WORDS[:-1])).tensor("x")
 
 
 def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="there is no checkpoint"):
         Checkpoint(tmp_path / "v")
-    index = table([block([header(), (b"x", entry(1, [], 0, 4))])])
+    index = table([block([header(), (b"x", entry(1, [], 0, b"\0" * 4))])])
     with pytest.raises(LoadError, match=r"data-00000-of-00001: can not be read: No such file"):
         Checkpoint(write(tmp_path, index)).tensor("x")
     (tmp_path / "w.index").mkdir()
@@ -125,6 +158,7 @@ def test_missing_files(tmp_path: Path) -> None:
     [
         table([block([header(), (b"x", b"\xff")])]),
         table([b"\0"]),
+        table([block([header()])]).replace(b"\x08\x01", b"\x08\x02", 1),  # the number of shards, with a wrong checksum
         table([b"\x05\x01\x01ab" + b"\0\0\0\0" + b"\1\0\0\0"]),
         table([b"\0\x01\x7fab" + b"\0\0\0\0" + b"\1\0\0\0"]),
         b"\0\0\xff\x7f\xff\x7f".ljust(40, b"\0") + MAGIC,
@@ -153,16 +187,26 @@ def test_no_index_raises_anything_but_our_own_errors(tmp_path_factory: pytest.Te
 
 
 @pytest.mark.tf
-@pytest.mark.parametrize("how", ["compressed", "big-endian", "not a table"])
+@pytest.mark.parametrize("how", ["compressed", "not a table"])
 def test_what_it_does_not_know_is_left_to_tensorflow(tmp_path: Path, how: str) -> None:
     index = {
-        "compressed": table([block([header(), (b"x", entry(1, [], 0, 4))])], compression=1),
-        "big-endian": table([block([header(endianness=1), (b"x", entry(1, [], 0, 4))])]),
+        "compressed": table([block([header(), (b"x", entry(1, [], 0, b"\0" * 4))])], compression=1),
         "not a table": b"nothing like it",
     }[how]
     # TensorFlow can not read these either; that it was asked shows in its words.
     with pytest.raises(LoadError, match="the checkpoint can not be read"):
         Checkpoint(write(tmp_path, index, b"\0" * 4))
+
+
+@pytest.mark.tf
+def test_what_tensorflow_reads_and_finds_damaged_is_told_as_our_own(tmp_path: Path) -> None:
+    one = b"\x3f\x80\0\0"
+    index = table([block([header(endianness=1), (b"x", entry(1, [], 0, one)), (b"y", entry(1, [], 4, one))])])
+    checkpoint = Checkpoint(write(tmp_path, index, one + one[:-1] + b"\1"))
+    assert checkpoint.tensor("x") == 1
+    with pytest.raises(LoadError, match=r"'y' of the checkpoint can not be read: (.|\n)*[Cc]hecksum") as error:
+        checkpoint.tensor("y")
+    assert error.value.fix
 
 
 def test_whole_models_need_no_tensorflow() -> None:

@@ -127,6 +127,19 @@ def test_tags_choose_among_several_graphs(tmp_path: Path) -> None:
         formats.read(tmp_path, tags=["x"])
 
 
+def test_no_tags_are_a_choice(tmp_path: Path) -> None:
+    save(tmp_path, signatures("a", tags=()), signatures("b", tags=("train",)))
+    with pytest.raises(LoadError, match=r"2 graphs: \(no tags\); train(.|\n)*--tag \"\" takes the one without tags"):
+        formats.read(tmp_path)
+    with pytest.raises(LoadError, match=r"no graph with the tags tpu(.|\n)*--tag \"\" takes the one without tags"):
+        formats.read(tmp_path, tags=["tpu"])
+    assert formats.read(tmp_path, tags=[]).signature == "a"
+    assert formats.read(tmp_path, tags=["train"]).signature == "b"
+    save(tmp_path, signatures("a"), signatures("b", tags=("train",)))
+    with pytest.raises(LoadError, match=r"2 graphs with the tags \(none\)(.|\n)*one of: serve; train$"):
+        formats.read(tmp_path, tags=[])
+
+
 def test_saved_model_without_graphs_or_nodes_or_signatures(tmp_path: Path) -> None:
     save(tmp_path)
     with pytest.raises(LoadError, match="holds no graph"):

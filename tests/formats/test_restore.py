@@ -38,6 +38,39 @@ def test_checkpoint_gives_what_tensorflow_reads(path: Path) -> None:
 
 
 @pytest.mark.tf
+@pytest.mark.parametrize("name", ["tf1_saved_model", "keras_lookup"])
+def test_every_flipped_bit_that_tensorflow_refuses_is_refused(tmp_path: Path, name: str) -> None:
+    """In the tensors, numbers and strings, whole and in slices, and in the index: each byte of a sample of them."""
+    import tensorflow as tf
+
+    def all_of(read: Any) -> list[Any]:
+        return [read(key) for key in keys]
+
+    source = SAMPLES / name / "variables" / "variables"
+    keys = sorted(tf.train.load_checkpoint(str(source)).get_variable_to_dtype_map())
+    rng, refused = np.random.default_rng(0), 0
+    for ending in (".data-00000-of-00001", ".index"):
+        for other in (".data-00000-of-00001", ".index"):
+            shutil.copy(f"{source}{other}", f"{tmp_path / 'v'}{other}")
+        place = Path(f"{tmp_path / 'v'}{ending}")
+        data = place.read_bytes()
+        for at in rng.choice(len(data), 60, replace=False):
+            changed = bytearray(data)
+            changed[at] ^= 1 << rng.integers(8)
+            place.write_bytes(changed)
+            try:
+                all_of(tf.train.load_checkpoint(str(tmp_path / "v")).get_tensor)
+                continue  # such as unused bytes of the index's footer
+            except (tf.errors.OpError, RuntimeError):
+                refused += 1
+            with pytest.raises(LoadError) as error:
+                all_of(Checkpoint(tmp_path / "v").tensor)
+            assert str(tmp_path / "v") in str(error.value)
+            assert error.value.fix
+    assert refused >= 100
+
+
+@pytest.mark.tf
 @pytest.mark.parametrize("name", ["gru_while", "keras_lookup", "keras_inception", "two_signatures"])
 def test_variables_are_those_that_the_signature_of_a_loaded_model_captures(name: str) -> None:
     """Independent of the saver: TensorFlow loads the model, and its function says which variable comes in where."""

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from msplit.errors import LoadError
+from msplit.formats.bundle import masked_crc
 from msplit.inputs.examples import decode, encode
-from msplit.inputs.files import masked_crc, names_in, read_value
+from msplit.inputs.files import names_in, read_value
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 
@@ -33,7 +34,7 @@ def model(*specs):
 
 def record(data):
     head = struct.pack("<Q", len(data))
-    return head + masked_crc(head) + data + masked_crc(data)
+    return b"".join(part + masked_crc(part).to_bytes(4, "little") for part in (head, data))
 
 
 @pytest.mark.tf

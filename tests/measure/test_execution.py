@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +23,7 @@ from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.search import measurement
 from msplit.engines.tensorflow.engine import reference
-from msplit.errors import EngineError, MsplitError
+from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.measure import variants
@@ -334,3 +335,23 @@ def test_only_what_runs_is_kept(mmoe):
 def test_tuning_is_for_bench(mmoe):
     with pytest.raises(MsplitError, match="tuning is for bench"):
         msplit.prepare(mmoe, api.BenchRequest(tune=api.TuneSettings(seconds=1)))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [SIMULATED, replace(SIMULATED, effort="fast"), api.BenchRequest(engine="tensorflow", streams=(1,))],
+    ids=["full", "fast", "tensorflow"],
+)
+def test_a_model_whose_variables_are_damaged_is_refused(tmp_path: Path, request_: api.BenchRequest) -> None:
+    model = shutil.copytree(SAMPLES / "gru_while", tmp_path / "model")
+    place = model / "variables" / "variables.data-00000-of-00001"
+    data = bytearray(place.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    place.write_bytes(data)
+    said = r"data-00000-of-00001: the checkpoint is damaged: '.*' does not fit its checksum"
+    with pytest.raises(LoadError, match=said):
+        msplit.prepare(model, request_)
+    if request_.engine == "cuda":
+        with pytest.raises(LoadError, match=said):
+            msplit.build(model, tmp_path / "built", request_)
+        assert not (tmp_path / "built").exists()

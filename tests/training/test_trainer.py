@@ -261,6 +261,29 @@ def test_a_checkpoint_of_another_model_is_refused(trainer: Trainer, tmp_path: Pa
     assert same(trainer.variables, state)
 
 
+def test_a_flipped_bit_is_refused_by_the_names_of_its_file_and_tensor(trainer: Trainer, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    path = trainer.save(tmp_path / "model")
+    state = trainer.variables
+    place = Path(f"{path}.data-00000-of-00001")
+    data, rng = place.read_bytes(), np.random.default_rng(0)
+    keys = sorted(tf.train.load_checkpoint(str(path)).get_variable_to_dtype_map())
+    for at in rng.choice(len(data), 60, replace=False):
+        changed = bytearray(data)
+        changed[at] ^= 1 << rng.integers(8)
+        place.write_bytes(changed)
+        with pytest.raises(tf.errors.OpError, match="Checksum does not match"):
+            [*map(tf.train.load_checkpoint(str(path)).get_tensor, keys)]
+        with pytest.raises(LoadError, match="does not fit its checksum") as refused:
+            trainer.restore(path)
+        assert refused.value.where == str(place)
+        assert any(repr(key) in refused.value.what for key in keys)
+    assert same(trainer.variables, state)
+    place.write_bytes(data)
+    trainer.restore(path)
+
+
 def test_values_that_do_not_fit_are_refused(trainer: Trainer) -> None:
     for values, said in (
         ({"nothing": np.ones(())}, "there is no variable 'nothing'"),

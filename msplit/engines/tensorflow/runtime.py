@@ -303,6 +303,8 @@ def errors_of(model: str) -> Iterator[None]:
             )
         elif any(part in str(error) for part in _NOT_FETCHED):
             fix = OTHER_OUTPUTS
+        elif isinstance(error, tf.errors.DataLossError):
+            fix = "a file that the model reads is cut off or damaged: copy or write it again"
         elif isinstance(error, tf.errors.FailedPreconditionError):
             fix = "the model's variables or tables have no values here: export it as a SavedModel, or freeze it"
         elif "Cannot assign a device" in str(error):

@@ -21,6 +21,7 @@ from msplit.engines.tensorflow.runtime import errors_of, set_precision, tensorfl
 from msplit.engines.tensorflow.timeline import from_metadata
 from msplit.errors import EngineError
 from msplit.formats.model import Format, Model
+from msplit.formats.restore import verify
 
 _TRACED_RUNS = 3
 """Steps of a traced callable; the last one is told, when everything is warm."""
@@ -237,6 +238,14 @@ def _callable(
 
 
 def _load(session: Any, model: Model, placed: Placed) -> None:
+    try:
+        _restore(session, model, placed)
+    except tensorflow().errors.DataLossError:
+        verify(model)  # TensorFlow names neither the tensor nor what to do
+        raise
+
+
+def _restore(session: Any, model: Model, placed: Placed) -> None:
     if model.is_saved_model:
         _load_saved_model(session, model, placed)
         return

@@ -16,6 +16,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats import wire
 from msplit.formats.build import is_build
 from msplit.formats.contents import contents
+from msplit.formats.meta import fitting
 from msplit.formats.special import open_regular
 from msplit.inputs.files import records
 from msplit.measure.request import BenchRequest
@@ -101,8 +102,8 @@ def _version(
 
 def _all_signatures(path: Path, tags: Sequence[str] | None) -> tuple[str, ...]:
     graphs = contents(path).graphs
-    fitting = [graph for graph in graphs if tags is None or set(tags) <= set(graph.tags)]
-    return tuple(signature.name for graph in fitting[:1] for signature in graph.signatures)
+    which = fitting([graph.tags for graph in graphs], tags)
+    return tuple(signature.name for i in which[:1] for signature in graphs[i].signatures)
 
 
 def _warm_up(version: Version, path: Path) -> None:
