@@ -25,7 +25,7 @@ class Infinite(float):
     """`Infinity` as it is written; a number that is too large for its type is another thing."""
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str | bytes | bytearray) -> Any:
     """What JSON says.
 
     Raises:

@@ -124,11 +124,11 @@ def apart(
                 rest.append(data[begin:position])
             left -= 1
             if left < 0:
-                raise invalid(f"what came has a {kind} of more than {most:,} fields")
+                raise invalid(f"what came has more than {most:,} fields in its {kind}")
     except (IndexError, KeyError, wire.NotWireFormat):
         raise damaged from None
     if sum(map(len, rest)) > _MOST_REST:
-        raise invalid(f"what came has a {kind} with more than {_MOST_REST:,} bytes beside values")
+        raise invalid(f"what came has more than {_MOST_REST:,} bytes beside values in its {kind}")
     return b"".join(rest), found
 
 

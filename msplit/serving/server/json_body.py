@@ -38,7 +38,7 @@ class Body:
     values: Any
 
 
-def read(data: bytes) -> Body:
+def read(data: bytes | bytearray) -> Body:
     """A request of TensorFlow Serving's.
 
     Raises:
@@ -60,7 +60,7 @@ def read(data: bytes) -> Body:
     return Body(signature, rows, values)
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _object(data: bytes | bytearray) -> dict[str, Any]:
     found = json_pieces.read(data)
     if not isinstance(found, dict):
         raise invalid("the request is no JSON object")
@@ -98,6 +98,7 @@ def _gathered(rows: Long, ports: Ports) -> Mapping[str, Gathered]:
             for name in columns:
                 names[name] = place = _place(name, ports, found)
                 found[place] = Gathered(place, ports[place], rows.end - rows.start)
+            refuse_missing(found, ports)
         if columns.keys() != names.keys():
             raise invalid("instances have other inputs than the first")
         for name, column in columns.items():
@@ -195,7 +196,7 @@ def _text(data: bytes, as_is: bool) -> Any:
 # --- Open Inference Protocol
 
 
-def read_open(data: bytes) -> tuple[Any, Callable[[Ports], Arrays]]:
+def read_open(data: bytes | bytearray) -> tuple[Any, Callable[[Ports], Arrays]]:
     """A request of the Open Inference Protocol: as a ModelInferRequest without inputs, and what makes its inputs.
 
     Raises:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ _DEEPEST = 64
 """Lists and objects within each other, in a text that is longer than a piece."""
 _KEY = re.compile(rb'\s*("(?:[^"\\]|\\.){0,4096}")\s*:')
 _BLANK = b" \t\r\n"
-_OPEN, _CLOSE, _QUOTE, _COMMA = (
-    np.isin(np.arange(256), np.frombuffer(signs, np.uint8)) for signs in (b"[{", b"]}", b'"', b",")
-)
+_NET = np.zeros(256, np.int8)
+_NET[[*b"[{"]], _NET[[*b"]}"]] = 1, -1
+"""How a sign changes the depth."""
 
 
 def malformed(said: object = "") -> Refusal:
@@ -40,7 +41,7 @@ def malformed(said: object = "") -> Refusal:
 class Long:
     """A list that is too long to be read at once: its text between the brackets."""
 
-    data: bytes
+    data: bytes | bytearray
     start: int
     end: int
 
@@ -68,7 +69,7 @@ class Long:
         )
 
 
-def read(data: bytes, start: int = 0, end: int | None = None) -> Any:
+def read(data: bytes | bytearray, start: int = 0, end: int | None = None) -> Any:
     """What a text says, with `Long` in place of lists that are.
 
     Raises:
@@ -98,9 +99,9 @@ def read(data: bytes, start: int = 0, end: int | None = None) -> Any:
         raise malformed(problem) from None
 
 
-def _members(data: bytes, start: int, end: int) -> dict[str, Any]:
+def _members(data: bytes | bytearray, start: int, end: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for last in (*(int(comma) for commas in _commas(data, start, end) for comma in commas), end):
+    for last in chain((int(comma) for commas in _commas(data, start, end) for comma in commas), (end,)):
         key = _KEY.match(data, start, last)
         if key is None:
             raise malformed("an object has no key, or none that is short")
@@ -112,21 +113,21 @@ def _members(data: bytes, start: int, end: int) -> dict[str, Any]:
     return found
 
 
-def _elements(text: bytes) -> list[Any]:
+def _elements(text: bytes | bytearray) -> list[Any]:
     if not text.strip(_BLANK):
         raise malformed("a list has an element too few")
     found: list[Any] = _loaded(b"[%b]" % text)
     return found
 
 
-def _loaded(text: bytes) -> Any:
+def _loaded(text: bytes | bytearray) -> Any:
     try:
         return loads(text)
     except (ValueError, RecursionError) as problem:
         raise malformed(problem or "nested too deeply") from None
 
 
-def _commas(data: bytes, start: int, end: int) -> Iterator[NDArray[np.int64]]:
+def _commas(data: bytes | bytearray, start: int, end: int) -> Iterator[NDArray[np.int64]]:
     """Where the elements of a list, or of an object, end, but for the last one: for each piece of its text those that are in it."""
     depth = quoted = escaped = 0
     for begin in range(start, end, PIECE):
@@ -135,12 +136,17 @@ def _commas(data: bytes, start: int, end: int) -> Iterator[NDArray[np.int64]]:
             text = b"_" * escaped + text[escaped:].replace(rb"\\", b"__").replace(rb"\"", b"__")
             escaped = int(text.endswith(b"\\"))
         signs = np.frombuffer(text, np.uint8)
-        within = (np.cumsum(_QUOTE[signs]) + quoted) & 1
-        depths = np.cumsum((_OPEN[signs].astype(np.int8) - _CLOSE[signs]) * (1 - within)) + depth
+        commas, net = signs == ord(","), _NET[signs]
+        if quoted or b'"' in text:
+            within = (np.cumsum(signs == ord('"'), dtype=np.int32) + quoted) & 1
+            quoted = int(within[-1])
+            commas &= within == 0
+            net *= within == 0
+        depths = np.cumsum(net, dtype=np.int32) + depth
         if depths.min() < 0 or depths.max() > _DEEPEST:
             raise malformed("brackets do not match, or are nested too deeply")
-        yield np.flatnonzero(_COMMA[signs] & (within == 0) & (depths == 0)) + begin
-        depth, quoted = int(depths[-1]), int(within[-1])
+        depth = int(depths[-1])
+        yield np.flatnonzero(commas & (depths == 0)) + begin
     if depth or quoted:
         raise malformed("brackets do not match")
 

@@ -47,7 +47,7 @@ class Call:
         self.asked.version = self.service.find(path["model"], number, path.get("label", ""))
         return self.asked.version
 
-    async def body(self) -> bytes:
+    async def body(self) -> bytearray:
         """What was sent.
 
         Raises:
@@ -63,7 +63,7 @@ class Call:
                     limit.reschedule(loop.time() + SILENCE)
         except TimeoutError:
             raise Refusal(Code.DEADLINE_EXCEEDED, f"no more of the request came for {SILENCE:g} s") from None
-        return bytes(found)
+        return found
 
 
 Handler = Callable[[Call], Awaitable[Any]]
