@@ -7,6 +7,7 @@
     ├── AssignError             valid rules that contradict each other on this graph
     ├── WriteError              the output can not be written; what was there before is still there
     └── EngineError             the model can not run on the chosen engine
+        ├── InvalidInput        a value that a step was fed can not be: an id outside of its table, bytes that are no image
         ├── Busy                a pool has as many requests waiting as it may have
         ├── TimedOut            a request waited, or a step took, longer than it was to
         ├── EndOfData           what a graph reads itself came to an end: no failure, but there is no step any more
@@ -108,6 +109,10 @@ class EngineError(MsplitError):
 
 class OutOfMemory(EngineError):
     """The device has not enough memory left for it."""
+
+
+class InvalidInput(EngineError):
+    """A step was fed a value that the model can not take, such as an id outside of its table. Steps with other values go on."""
 
 
 class Busy(EngineError):

@@ -196,7 +196,7 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
 @options.gpus_option
 @engine_options
 @options.together(served=Served, batching=Batching, doors=Doors)
-def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching, doors: Doors) -> None:
+def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching, doors: Doors) -> int:
     """Answer requests for MODELS (models, builds, or folders of versions) until SIGTERM: over gRPC as TensorFlow Serving and as Triton do
     (KServe V2), over HTTP, with health checks and metrics for Prometheus.
 
@@ -213,7 +213,7 @@ def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching
                 configs, request, settings, tags=served.tags, signatures=served.signatures, progress=tell
             )
             models = stack.enter_context(ready)
-        run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
+        return run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
 
 
 def _require() -> None:

@@ -133,9 +133,7 @@ def _decode(proto: Any, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
             f"a constant declares {count:,} elements and carries {len(values):,}",
             fix="the file is damaged: export the model again",
         )
-    if len(values) == count:
-        return values.reshape(shape)
-    return _fill(values, count, shape, dtype)
+    return filled(values, shape)
 
 
 def _listed_values(proto: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -158,8 +156,11 @@ def _listed_values(proto: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.array(listed, dtype=dtype)
 
 
-def _fill(values: NDArray[Any], count: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Repeats the last value up to `count` elements; no values at all are zeros (empty strings)."""
+def filled(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Values in a shape that has as many or more: the last one is repeated; no values at all are zeros (empty strings)."""
+    count, dtype = math.prod(shape), values.dtype
+    if len(values) == count:
+        return values.reshape(shape)
     if len(values) <= 1:
         last = values[0] if len(values) else (b"" if dtype.hasobject else dtype.type(0))
         single = np.empty((), dtype=dtype)

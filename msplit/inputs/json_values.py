@@ -21,10 +21,32 @@ _EXAMPLES = "examples"
 FIX = 'give NumPy\'s .npy or .npz, a TFRecord file, or JSON such as {"instances": [{"x": [1, 2]}]}'
 
 
+class Infinite(float):
+    """`Infinity` as it is written; a number that is too large for its type is another thing."""
+
+
+def loads(text: str | bytes | bytearray) -> Any:
+    """What JSON says.
+
+    Raises:
+        ValueError: It is none, or an object has a key twice, of which only one would be seen.
+        RecursionError: It is nested too deeply.
+    """
+    return json.loads(text, object_pairs_hook=_object, parse_constant=Infinite)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
 def values_by_input(data: bytes, where: str) -> Mapping[str, Any]:
     """Values by input, "" for one that has no name, from rows, columns or examples."""
     try:
-        message = json.loads(data.decode("utf-8-sig"))
+        message = loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise LoadError(f"is no JSON: {error or 'nested too deeply'}", where=where, fix=FIX) from None
     if isinstance(message, dict):
@@ -81,7 +103,7 @@ def json_array(value: Any, dtype: str, name: str, where: str | None = None, sour
     except ValueError:
         raise uneven from None
     flat = items.ravel().tolist()
-    kinds = set(map(type, flat))
+    kinds = {float if kind is Infinite else kind for kind in set(map(type, flat))}
     if list in kinds:
         raise uneven
     if dtype == "string":
@@ -97,16 +119,22 @@ def json_array(value: Any, dtype: str, name: str, where: str | None = None, sour
             where=where,
             fix=f"write {'true or false' if kind.kind == 'b' else 'numbers'}",
         )
+    larger = LoadError(f"input {name!r} is {dtype}, {source} has larger numbers", where=where, fix="mend them")
     limits = np.iinfo(kind) if kind.kind in "iu" and flat else None
     if limits is not None and (min(flat) < limits.min or max(flat) > limits.max):
-        raise LoadError(f"input {name!r} is {dtype}, {source} has larger numbers", where=where, fix="mend them")
+        raise larger
     try:
         with np.errstate(over="ignore"):
-            return items.astype(kind)
+            found = items.astype(kind)
     except OverflowError:
-        raise LoadError(
-            f"input {name!r} is {dtype}, {source} has larger numbers", where=where, fix="mend them"
-        ) from None
+        raise larger from None
+    if limits is None and any(type(flat[place]) is not Infinite for place in np.flatnonzero(_is_infinite(found))):
+        raise larger
+    return found
+
+
+def _is_infinite(values: NDArray[Any]) -> NDArray[Any]:
+    return np.isinf(values.astype(np.float32) if values.dtype.kind == "V" else values)
 
 
 def _bytes_of(item: Any, name: str, where: str | None, source: str) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from threading import get_ident
 
 from msplit.engines.base import Feeds
+from msplit.engines.cuda.engine import device_lost
 from msplit.errors import Closed
 from msplit.serving.flights import Answer, Arena, Flight, Flights, settle
 from msplit.serving.pending import Pending, wake
@@ -76,6 +77,8 @@ class Attendance:
         except BaseException as problem:
             failed = problem
             settle(flight)
+            if (lost := device_lost(problem)) is not None:
+                raise lost from problem
             raise
         finally:
             flights.land(flight, failed)

@@ -14,6 +14,7 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from msplit.engines.base import Feeds
+from msplit.engines.cuda.engine import device_lost
 from msplit.errors import Closed, DeviceLost, EngineError, TimedOut
 from msplit.serving.ports import Ports
 from msplit.serving.queue import NEVER, Queue, Request
@@ -334,8 +335,8 @@ class Flights:
         """Gives the arena of a step that is over to the next one, and has its requests told."""
         requests, rest = flight.requests or (), flight.rest
         failed = isinstance(outputs, Exception)
-        if isinstance(outputs, DeviceLost):
-            self.lost = outputs
+        if isinstance(outputs, Exception) and (lost := device_lost(outputs)) is not None:
+            self.lost = outputs = lost
             requests, rest = [*requests, *rest], ()
         elif failed and len(requests) > 1:
             requests, rest = (), requests
@@ -365,8 +366,7 @@ class Flights:
 
     def land(self, flight: Flight, problem: BaseException | None) -> None:
         """Gives back what `take` gave, when its step is over, or failed."""
-        if isinstance(problem, DeviceLost):
-            self.lost = problem
+        self.lost = device_lost(problem) or self.lost
         with self._lock:
             self.alone -= 1
             following, late = self._landed(flight, 1, (), failed=problem is not None)

@@ -19,7 +19,8 @@ from typing import Any
 from msplit.core.arguments import number, whole
 from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import Executable, Feeds
-from msplit.errors import EngineError
+from msplit.engines.cuda.engine import device_lost
+from msplit.errors import DeviceLost, EngineError
 from msplit.measure.results import Check
 from msplit.serving.attendance import NAP, Attendance
 from msplit.serving.flights import Answer, Arena, Flights, Stats
@@ -166,7 +167,12 @@ class Pool(Shown):
     @property
     def lost(self) -> str | None:
         """What the GPU said when it failed. The pool answers nothing any more then, and neither does another one of this process."""
-        return None if self._flights.lost is None else self._flights.lost.what
+        return None if self.failure is None else self.failure.what
+
+    @property
+    def failure(self) -> DeviceLost | None:
+        """The same as an error."""
+        return self._flights.lost
 
     def close(self, finish: bool = True) -> None:
         """Takes no more requests, and gives streams and memory back. Steps in flight are waited for.
@@ -176,7 +182,11 @@ class Pool(Shown):
         """
         self.stop(finish)
         while self._owned:
-            self._owned.pop(0).close()
+            try:
+                self._owned.pop(0).close()
+            except Exception as problem:
+                if device_lost(problem) is None:  # a device that failed takes nothing back
+                    raise
         _OPEN.discard(self)
 
     def stop(self, finish: bool = True) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,12 @@ class Port:
     Attributes:
         dtype: NumPy's name of its type; ``object`` for strings.
         shape: A first dimension of None has the rows.
+        most: How many values an input may have.
     """
 
     dtype: str
     shape: tuple[int | None, ...]
+    most: int = field(default=1 << 62, compare=False)
 
 
 class Ports:
@@ -69,7 +72,11 @@ class Ports:
         changing = [name for name in largest if len({shape[name][:1] for shape in shapes.values()}) > 1]
         leading = set(changing) | {name for name, count in self._entries.items() if count}
         self.inputs = {
-            name: Port(dtypes[name].name, (None, *shape[1:]) if name in leading else shape)
+            name: Port(
+                dtypes[name].name,
+                (None, *shape[1:]) if name in leading else shape,
+                max(math.prod(one[name]) for one in shapes.values()),
+            )
             for name, shape in largest.items()
         }
         self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]

@@ -14,7 +14,7 @@ import numpy as np
 from msplit.engines.base import Arrays, Executable, Feeds, HasState, Job
 from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
 from msplit.engines.cuda.options import MOST_GPUS
-from msplit.errors import INSTALL_PYTORCH, EngineError
+from msplit.errors import INSTALL_PYTORCH, DeviceLost, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, importing
 
@@ -52,6 +52,7 @@ __all__ = [
     "are_alike",
     "c_compiler",
     "compile_variants",
+    "device_lost",
     "in_half",
     "kernel_folder",
     "made_for",
@@ -109,6 +110,20 @@ if not TYPE_CHECKING:  # to mypy, a module with `__getattr__` has every name
         with importing("torch", "PyTorch"):
             module = import_module(f"msplit.engines.cuda.{_LATER[name]}")
         return getattr(module, name)
+
+
+def device_lost(problem: BaseException | None) -> DeviceLost | None:
+    """What to say of a fault of the GPU's, which every call after it tells of, too; None where an error is, and comes from, none."""
+    torch = sys.modules.get("torch")
+    while problem is not None:
+        if isinstance(problem, DeviceLost):
+            return problem
+        if torch is not None and isinstance(problem, (torch.AcceleratorError, torch.cuda.CudaError)):
+            said = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+            fix = "restart the process; a device that fails again is not healthy"
+            return DeviceLost(f"the GPU failed: {said}", fix=fix)
+        problem = problem.__cause__
+    return None
 
 
 class CudaEngine:

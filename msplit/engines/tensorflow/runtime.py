@@ -16,7 +16,7 @@ from typing import Any
 
 from msplit.engines.base import TensorFlowOptions
 from msplit.engines.nvidia import nvidia_smi, visible
-from msplit.errors import INSTALL_TENSORFLOW, EndOfData, EngineError, LoadError, TimedOut
+from msplit.errors import INSTALL_TENSORFLOW, EndOfData, EngineError, InvalidInput, LoadError, TimedOut
 from msplit.formats.text import read_file
 from msplit.progress import importing
 
@@ -315,7 +315,8 @@ def errors_of(model: str) -> Iterator[None]:
             fix = "check the inputs: --shape, --batch and --input must fit the model"
         else:
             fix = "see whether plain TensorFlow runs this model; if it does, report this"
-        raise EngineError(f"TensorFlow can not run this model: {text}", where=model, fix=fix) from error
+        kind = InvalidInput if isinstance(error, tf.errors.InvalidArgumentError) else EngineError
+        raise kind(f"TensorFlow can not run this model: {text}", where=model, fix=fix) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -196,7 +196,7 @@ class _Reply:
 
 def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[bytes], Arrays], str]:
     """How a request becomes bytes, how bytes become an answer, and the method."""
-    from msplit.serving.server import messages, tensors
+    from msplit.serving.server import decode, messages, tensors
 
     def predict(feeds: Arrays) -> bytes:
         request = messages.PredictRequest()
@@ -208,7 +208,7 @@ def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[byte
 
     def predicted(data: bytes) -> Arrays:
         response = messages.PredictResponse.FromString(data)
-        return {name: tensors.of_tensor_proto(proto, name) for name, proto in response.outputs.items()}
+        return {name: decode.array_of(proto, name) for name, proto in response.outputs.items()}
 
     def infer(feeds: Arrays) -> bytes:
         request = messages.ModelInferRequest(model_name=server.model)
@@ -222,7 +222,7 @@ def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[byte
     def inferred(data: bytes) -> Arrays:
         response = messages.ModelInferResponse.FromString(data)
         raw = [*response.raw_output_contents] or [None] * len(response.outputs)
-        return {one.name: tensors.of_infer(one, content) for one, content in zip(response.outputs, raw, strict=True)}
+        return {one.name: decode.array_of_infer(one, data) for one, data in zip(response.outputs, raw, strict=True)}
 
     if server.protocol == TENSORFLOW:
         return predict, predicted, "/tensorflow.serving.PredictionService/Predict"

@@ -54,17 +54,16 @@ async def run(listening: str, port: int, most: int, descriptor: int) -> None:
             if waiting.pop(number, None) is not None:
                 other.say(number, link.CANCEL)
 
-    server = rpc.server(ask, stopping, most, shared=True)
-    if rpc.listen(server, listening, port):
-        await server.start()
+    server = rpc.Server(ask, stopping, most, shared=True)
+    if await server.start(listening, port):
         other.say(0, link.READY)
         await ended.wait()
-        await server.stop(grace)
+        await server.end(grace)
 
 
 def main() -> None:
     """The process. Signals from the terminal are for the other one."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     host, *numbers = sys.argv[1:]
     with asyncio.Runner(loop_factory=rpc.loop_factory()) as runner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.errors import LoadError
-from msplit.inputs.json_values import COLUMNS, ROWS, UNNAMED, is_named, json_array, rows_as_columns
+from msplit.inputs.json_values import COLUMNS, ROWS, UNNAMED, is_named, rows_as_columns
 from msplit.serving.ports import Port
-from msplit.serving.server import messages, tensors
-from msplit.serving.server.models import known_as
+from msplit.serving.server import json_pieces, messages, tensors
+from msplit.serving.server.json_pieces import Gathered, Long
+from msplit.serving.server.models import place_for, refuse_missing
 from msplit.serving.server.predict import Arrays
 from msplit.serving.server.refusal import invalid
 
-_SOURCE = "the request"
+Ports = Mapping[str, Port]
 
 
 @dataclass(frozen=True)
@@ -29,31 +30,21 @@ class Body:
     Attributes:
         signature: Name of the signature, "" for the default.
         rows: Whether it brings rows, and is to be answered in rows.
-        values: What it brings by input, "" for the only one.
+        values: Rows, or values by input, or those of the only one.
     """
 
     signature: str
     rows: bool
-    values: Mapping[str, Any]
+    values: Any
 
 
-def _loaded(data: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as problem:
-        raise invalid(f"JSON Parse error: {problem or 'nested too deeply'}") from None
-    if not isinstance(found, dict):
-        raise invalid("the request is no JSON object")
-    return found
-
-
-def read(data: bytes) -> Body:
+def read(data: bytes | bytearray) -> Body:
     """A request of TensorFlow Serving's.
 
     Raises:
         Refusal: It is none.
     """
-    found = _loaded(data)
+    found = _object(data)
     signature = found.get("signature_name", "")
     if not isinstance(signature, str):
         raise invalid("'signature_name' key must be a string value.")
@@ -62,45 +53,81 @@ def read(data: bytes) -> Body:
             "Request has both 'instances' and 'inputs' keys" if ROWS in found else "Missing 'inputs' or 'instances' key"
         )
         raise invalid(both)
-    if COLUMNS in found:
-        columns = found[COLUMNS]
-        return Body(signature, False, columns if is_named(columns) else {UNNAMED: columns})
-    rows = found[ROWS]
-    if not isinstance(rows, list) or not rows:
+    rows = ROWS in found
+    values = found[ROWS if rows else COLUMNS]
+    if rows and not (isinstance(values, Long) or (isinstance(values, list) and values)):
         raise invalid("'instances' must be a list of at least one")
+    return Body(signature, rows, values)
+
+
+def _object(data: bytes | bytearray) -> dict[str, Any]:
+    found = json_pieces.read(data)
+    if not isinstance(found, dict):
+        raise invalid("the request is no JSON object")
+    return found
+
+
+def feeds(body: Body, ports: Ports) -> Arrays:
+    """A request's values as arrays of the types that the inputs have.
+
+    Raises:
+        Refusal: The model takes no such values.
+    """
+    found: dict[str, Any] = {}
+    if not body.rows:
+        for name, value in (body.values if is_named(body.values) else {UNNAMED: body.values}).items():
+            place = _place(name, ports, found)
+            found[place] = json_pieces.array(value, place, ports[place])
+    elif isinstance(body.values, Long):
+        found = {place: one.array() for place, one in _gathered(body.values, ports).items()}
+    else:
+        for name, value in _columns(body.values).items():
+            place = _place(name, ports, found)
+            found[place] = json_pieces.array(value, place, ports[place])
+    refuse_missing(found, ports)
+    return found
+
+
+def _gathered(rows: Long, ports: Ports) -> Mapping[str, Gathered]:
+    """The inputs of many rows, which are read some at a time."""
+    names: dict[str, str] = {}
+    found: dict[str, Gathered] = {}
+    for piece in rows.pieces():
+        columns = _columns(piece)
+        if not names:
+            for name in columns:
+                names[name] = place = _place(name, ports, found)
+                found[place] = Gathered(place, ports[place], rows.end - rows.start)
+            refuse_missing(found, ports)
+        if columns.keys() != names.keys():
+            raise invalid("instances have other inputs than the first")
+        for name, column in columns.items():
+            found[names[name]].add(column)
+    return found
+
+
+def _columns(rows: list[Any]) -> Mapping[str, Any]:
     try:
-        return Body(signature, True, rows_as_columns(rows))
+        return rows_as_columns(rows)
     except LoadError as problem:
         raise invalid(problem.what) from None
 
 
-def feeds(body: Body, ports: Mapping[str, Port]) -> Arrays:
-    """A request's values as arrays of the types that the inputs have."""
-    if UNNAMED in body.values and len(ports) != 1:
+def _place(name: str, ports: Ports, found: Mapping[str, Any]) -> str:
+    if name == UNNAMED and len(ports) != 1:
         raise invalid(f"the model has {len(ports)} inputs ({', '.join(ports)}): name them")
-    found = {}
-    for name, value in body.values.items():
-        key = next(iter(ports)) if name == UNNAMED else known_as(name, ports)
-        if key is None:
-            raise invalid(f"the model has no input {name!r}; the inputs are: {', '.join(ports)}")
-        dtype = ports[key].dtype
-        try:
-            found[key] = json_array(value, "string" if dtype == "object" else dtype, key, source=_SOURCE)
-        except LoadError as problem:
-            raise invalid(problem.what) from None
-    return found
+    return place_for(next(iter(ports)) if name == UNNAMED else name, ports, found)
 
 
-def answer(outputs: Arrays, *, rows: bool) -> dict[str, Any]:
-    """Outputs as TensorFlow Serving writes them; what a single one is called is not said.
+def answer(outputs: Arrays, *, rows: bool) -> bytes:
+    """Outputs in JSON, as TensorFlow Serving writes them; what a single one is called is not said.
 
     Raises:
         Refusal: Rows were asked for, and outputs have different numbers of them.
     """
-    values = {name: _plain(name, value) for name, value in outputs.items()}
-    only = next(iter(values.values())) if len(values) == 1 else None
+    only = next(iter(outputs)) if len(outputs) == 1 else None
     if not rows:
-        return {"outputs": values if only is None else only}
+        return b'{"outputs": %b}' % (_text_of(only, outputs[only]) if only is not None else _texts(outputs))
     sizes = {name: np.shape(value)[:1] for name, value in outputs.items()}
     if len(set(sizes.values())) != 1 or () in sizes.values():
         said = ", ".join(f"{name} {size[0] if size else 'none'}" for name, size in sizes.items())
@@ -108,8 +135,34 @@ def answer(outputs: Arrays, *, rows: bool) -> dict[str, Any]:
             f"outputs have no rows, or different numbers of them ({said}); ask with 'inputs' in place of 'instances'"
         )
     if only is not None:
-        return {"predictions": only}
-    return {"predictions": [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]}
+        return b'{"predictions": %b}' % _text_of(only, outputs[only])
+    ((count,),) = set(sizes.values())
+    entries = [_texts({name: value[row] for name, value in outputs.items()}) for row in range(count)]
+    return b'{"predictions": [%b]}' % b", ".join(entries)
+
+
+def _texts(outputs: Arrays) -> bytes:
+    return b"{%b}" % b", ".join(b"%b: %b" % (_dumped(name), _text_of(name, value)) for name, value in outputs.items())
+
+
+def _dumped(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+_WRITTEN = 1 << 14
+"""Values that are written at once: a list of all of them, and its text, would be twenty times as large."""
+
+
+def _text_of(name: str, array: NDArray[Any]) -> bytes:
+    """An output in JSON."""
+    array = np.asarray(array)
+    if array.size <= _WRITTEN or not len(array):
+        return _dumped(_plain(name, array))
+    rows = _WRITTEN * len(array) // array.size
+    if not rows:
+        return b"[%b]" % b", ".join(_text_of(name, row) for row in array)
+    parts = (_dumped(_plain(name, array[first : first + rows]))[1:-1] for first in range(0, len(array), rows))
+    return b"[%b]" % b", ".join(parts)
 
 
 def _plain(name: str, array: NDArray[Any]) -> Any:
@@ -143,22 +196,23 @@ def _text(data: bytes, as_is: bool) -> Any:
 # --- Open Inference Protocol
 
 
-def read_open(data: bytes) -> tuple[Any, Arrays]:
-    """A request of the Open Inference Protocol: as a ModelInferRequest without inputs, and its inputs.
+def read_open(data: bytes | bytearray) -> tuple[Any, Callable[[Ports], Arrays]]:
+    """A request of the Open Inference Protocol: as a ModelInferRequest without inputs, and what makes its inputs.
 
     Raises:
         Refusal: It is none.
     """
-    found = _loaded(data)
+    found = _object(data)
     request = messages.ModelInferRequest()
-    identifier, inputs = found.get("id", ""), found.get("inputs")
-    if not isinstance(identifier, str) or not isinstance(inputs, list):
+    identifier, inputs, parameters = found.get("id", ""), found.get("inputs"), found.get("parameters", {})
+    if not isinstance(identifier, str) or not isinstance(inputs, list | Long):
         raise invalid("'inputs' must be a list, and 'id' a string")
     request.id = _encodable(identifier)
     for output in _objects(found.get("outputs", []), "outputs"):
         request.outputs.add(name=_encodable(_string(output, "name")))
-    parameters = found.get("parameters", {})
-    for name, value in parameters.items() if isinstance(parameters, dict) else ():
+    if not isinstance(parameters, dict):
+        raise invalid("'parameters' must be an object")
+    for name, value in parameters.items():
         parameter = request.parameters[_encodable(name)]
         if isinstance(value, bool):
             parameter.bool_param = value
@@ -166,19 +220,29 @@ def read_open(data: bytes) -> tuple[Any, Arrays]:
             parameter.int64_param = value
         elif isinstance(value, str):
             parameter.string_param = _encodable(value)
-    return request, {_string(one, "name"): _open_array(one) for one in _objects(inputs, "inputs")}
+
+    def made(ports: Ports) -> Arrays:
+        arrays: dict[str, NDArray[Any]] = {}
+        for piece in inputs.pieces() if isinstance(inputs, Long) else [inputs]:
+            for tensor in _objects(piece, "inputs"):
+                place = place_for(_string(tensor, "name"), ports, arrays)
+                arrays[place] = _open_array(tensor, ports[place])
+        refuse_missing(arrays, ports)
+        return arrays
+
+    return request, made
 
 
-def _open_array(tensor: dict[str, Any]) -> NDArray[Any]:
+def _open_array(tensor: dict[str, Any], port: Port) -> NDArray[Any]:
     name, shape = _string(tensor, "name"), tensor.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):
         raise invalid(f"input {name} has no shape")
-    dtype = tensors.open_dtype(_string(tensor, "datatype"), name).name
-    try:
-        array = json_array(tensor.get("data"), "string" if dtype == "object" else dtype, name, source=_SOURCE)
-    except LoadError as problem:
-        raise invalid(problem.what) from None
-    return tensors.reshaped(array, shape, name)
+    dtype = tensors.open_dtype(_string(tensor, "datatype"), name)
+    if dtype.name != port.dtype:
+        raise invalid(
+            f"input {name} is said to be {dtype.name} {shape[: tensors.MOST_DIMS]}; the model takes {port.dtype}"
+        )
+    return tensors.reshaped(json_pieces.array(tensor.get("data"), name, port), shape, name)
 
 
 def _objects(value: Any, name: str) -> list[dict[str, Any]]:
@@ -199,14 +263,15 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def open_outputs(outputs: Arrays) -> list[dict[str, Any]]:
-    """Outputs as the Open Inference Protocol writes them."""
-    return [
-        {
-            "name": name,
-            "shape": list(value.shape),
-            "datatype": tensors.open_name("object" if value.dtype.kind in "OSU" else value.dtype.name),
-            "data": _plain(name, value.reshape(-1)),
-        }
+def open_outputs(outputs: Arrays) -> bytes:
+    """Outputs as the Open Inference Protocol writes them: a list in JSON."""
+    return b"[%b]" % b", ".join(
+        b'{"name": %b, "shape": %b, "datatype": %b, "data": %b}'
+        % (
+            _dumped(name),
+            _dumped(list(value.shape)),
+            _dumped(tensors.open_name("object" if value.dtype.kind in "OSU" else value.dtype.name)),
+            _text_of(name, value.reshape(-1)),
+        )
         for name, value in outputs.items()
-    ]
+    )

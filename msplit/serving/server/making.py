@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from msplit.decide.model import load
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -22,9 +20,9 @@ from msplit.inputs.files import records
 from msplit.measure.request import BenchRequest
 from msplit.progress import Progress, phase, silent
 from msplit.serving.making import pool
-from msplit.serving.server import messages, tensors
+from msplit.serving.server import decode
 from msplit.serving.server.config import ModelConfig, distinct
-from msplit.serving.server.models import Models, Signature, Version, known_as, signature_of
+from msplit.serving.server.models import Models, Signature, Version, signature_of
 from msplit.serving.server.refusal import Refusal
 from msplit.serving.settings import PoolSettings
 
@@ -117,15 +115,10 @@ def _warm_up(version: Version, path: Path) -> None:
     for count, log in enumerate(logs):
         try:
             for data in _predictions(log):
-                request = messages.PredictRequest.FromString(data)
-                signature = version.signature(request.model_spec.signature_name)
-                ports = signature.pool.inputs
-                feeds = {
-                    known_as(key, ports) or key: tensors.of_tensor_proto(proto, key)
-                    for key, proto in request.inputs.items()
-                }
-                signature.pool.step(feeds)
-        except (DecodeError, IndexError, wire.NotWireFormat, Refusal, MsplitError) as problem:
+                parts = decode.predict_request(data)
+                signature = version.signature(parts.request.model_spec.signature_name)
+                signature.pool.step(parts.feeds(signature.pool.inputs))
+        except (IndexError, wire.NotWireFormat, Refusal, MsplitError) as problem:
             said = getattr(problem, "what", None) or str(problem) or type(problem).__name__
             raise LoadError(
                 f"warm-up request {count} fails: {said}", where=str(path), fix="take the file out, or write it again"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -122,3 +122,33 @@ def known_as(name: str, ports: Mapping[str, Port]) -> str | None:
         return name
     other = name.removesuffix(":0") if name.endswith(":0") else f"{name}:0"
     return other if other in ports else None
+
+
+def place_for(name: str, ports: Mapping[str, Port], found: Collection[str]) -> str:
+    """The input that a client brings a value for.
+
+    Args:
+        name: What the client calls it.
+        ports: The model's inputs.
+        found: Those that it has brought values for already.
+
+    Raises:
+        Refusal: There is none, or it has a value already.
+    """
+    place = known_as(name, ports)
+    if place is None:
+        raise invalid(f"the model has no input {name!r}; the inputs are: {', '.join(ports)}")
+    if place in found:
+        raise invalid(f"input {place} is there twice" + ("" if name == place else f", once as {name}"))
+    return place
+
+
+def refuse_missing(found: Collection[str], ports: Mapping[str, Port]) -> None:
+    """Refuses a request that leaves an input out.
+
+    Raises:
+        Refusal: It does.
+    """
+    for name in ports:
+        if name not in found:
+            raise invalid(f"no value for input {name}; the inputs are: {', '.join(ports)}")

@@ -21,6 +21,11 @@ from msplit.serving.server.refusal import invalid, refusal
 Arrays = Mapping[str, NDArray[Any]]
 
 
+def size_of(outputs: Arrays) -> int:
+    """Bytes of an answer's values; those of strings are not looked at."""
+    return sum([value.nbytes for value in outputs.values()])
+
+
 async def predict(
     signature: Signature, feeds: Arrays, wanted: Sequence[str] = (), *, timeout: float | None = None, priority: int = 0
 ) -> dict[str, NDArray[Any]]:
@@ -28,7 +33,7 @@ async def predict(
 
     Args:
         signature: Who is asked.
-        feeds: Arrays by the signature's keys.
+        feeds: Arrays by the names of the pool's inputs.
         wanted: Keys of outputs; none: all of them.
         timeout: Seconds that it may wait to be started.
         priority: Its level; 0 is the most urgent.
@@ -42,7 +47,7 @@ async def predict(
     pool = signature.pool
     keys = _keys(signature, wanted)
     try:
-        answer = pool.submit(_named(feeds, pool), timeout=timeout, priority=min(priority, pool.settings.priorities - 1))
+        answer = pool.submit(feeds, timeout=timeout, priority=min(priority, pool.settings.priorities - 1))
     except Exception as problem:
         raise refusal(problem) from problem
     loop = asyncio.get_running_loop()
@@ -76,14 +81,6 @@ def _keys(signature: Signature, wanted: Sequence[str]) -> dict[str, str]:
             raise invalid(f"duplicate output tensor alias: {name}")
         found[name] = key
     return found
-
-
-def _named(feeds: Arrays, pool: Pool) -> Arrays:
-    """What a request brings, by the pool's names."""
-    ports = pool.inputs
-    if feeds.keys() == ports.keys():
-        return feeds
-    return {known_as(name, ports) or name: value for name, value in feeds.items()}
 
 
 def _when_done(answer: Future[Any], land: Callable[[Future[Any]], None], pool: Pool) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from enum import Enum
 
 from msplit import escape
-from msplit.errors import Busy, Closed, DeviceLost, EngineError, MsplitError, TimedOut
+from msplit.errors import Busy, Closed, DeviceLost, EngineError, InvalidInput, MsplitError, TimedOut
 
 
 class Code(Enum):
@@ -46,7 +46,7 @@ class Refusal(Exception):
     """
 
     def __init__(self, code: Code, said: str) -> None:
-        said = escape.line(said)
+        said = escape.line(said[: LONGEST + 1])
         self.code, self.said = code, said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
         super().__init__(self.said)
 
@@ -66,11 +66,11 @@ def refusal(problem: BaseException, *, ran: bool = False) -> Refusal:
     if isinstance(problem, Refusal):
         return problem
     if isinstance(problem, MsplitError):
-        said = f"{problem.what} ({problem.fix})" if problem.fix else problem.what
+        # Not the fix: it is for whoever runs the server, and names what only they can change.
         for kind, code in _CODES:
             if isinstance(problem, kind):
-                return Refusal(code, said)
-        return Refusal(Code.INTERNAL if ran else Code.INVALID_ARGUMENT, said)
+                return Refusal(code, problem.what)
+        return Refusal(Code.INTERNAL if ran else Code.INVALID_ARGUMENT, problem.what)
     if isinstance(problem, asyncio.CancelledError):
         return Refusal(Code.CANCELLED, "the request was cancelled")
     if isinstance(problem, MemoryError):
@@ -83,6 +83,7 @@ _CODES: tuple[tuple[type[EngineError], Code], ...] = (
     (TimedOut, Code.DEADLINE_EXCEEDED),
     (Closed, Code.UNAVAILABLE),
     (DeviceLost, Code.UNAVAILABLE),
+    (InvalidInput, Code.INVALID_ARGUMENT),
 )
 
 

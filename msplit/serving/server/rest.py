@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from starlette.routing import Route
 
 from msplit.serving.server import json_body, messages, service
 from msplit.serving.server.metrics import CONTENT_TYPE
-from msplit.serving.server.models import Version
-from msplit.serving.server.predict import predict
+from msplit.serving.server.models import Signature, Version
+from msplit.serving.server.predict import Arrays, predict, size_of
 from msplit.serving.server.refusal import Code, Refusal, invalid
 from msplit.serving.server.service import Asked, Service, told
 
+SILENCE = 15.0
+"""Seconds that a connection may bring no request, or no more of one that it has begun."""
 _BINARY = "inference-header-content-length"
 
 
@@ -44,18 +47,23 @@ class Call:
         self.asked.version = self.service.find(path["model"], number, path.get("label", ""))
         return self.asked.version
 
-    async def body(self) -> bytes:
+    async def body(self) -> bytearray:
         """What was sent.
 
         Raises:
-            Refusal: It is too large.
+            Refusal: It is too large, or does not come.
         """
-        found = bytearray()
-        async for part in self.request.stream():
-            found += part
-            if len(found) > self.most:
-                raise Refusal(Code.RESOURCE_EXHAUSTED, f"the request has more than {self.most:,} bytes")
-        return bytes(found)
+        found, loop = bytearray(), asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(SILENCE) as limit:
+                async for part in self.request.stream():
+                    found += part
+                    if len(found) > self.most:
+                        raise Refusal(Code.RESOURCE_EXHAUSTED, f"the request has more than {self.most:,} bytes")
+                    limit.reschedule(loop.time() + SILENCE)
+        except TimeoutError:
+            raise Refusal(Code.DEADLINE_EXCEEDED, f"no more of the request came for {SILENCE:g} s") from None
+        return found
 
 
 Handler = Callable[[Call], Awaitable[Any]]
@@ -99,14 +107,16 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
     asked = Asked(service.timeout)
     try:
         document = await handler(Call(service, request, most, asked))
-        content, status, name = json.dumps(document).encode(), 200, "OK"
+        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        status, name = 200, "OK"
     except ClientDisconnect:
         content, status, name = b"", Code.CANCELLED.http, Code.CANCELLED.name
     except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
         why = told(service, problem)
         content, status, name = json.dumps({"error": why.said}).encode(), why.code.http, why.code.name
     service.metrics.count(asked.version, "http", name, perf_counter() - start)
-    return Response(content, status, media_type="application/json")
+    headers = {"connection": "close"} if service.stopping.is_set() else None  # its next request would find nobody
+    return Response(content, status, headers, media_type="application/json")
 
 
 async def _metrics(service: Service, request: Request) -> Response:
@@ -123,10 +133,16 @@ async def _malformed(call: Call) -> Any:
 
 async def _predict(call: Call) -> Any:
     version = call.version()
-    asked = json_body.read(await call.body())
-    signature = version.signature(asked.signature)
-    outputs = await predict(signature, json_body.feeds(asked, signature.pool.inputs), timeout=call.asked.timeout)
-    return json_body.answer(outputs, rows=asked.rows)
+    data = await call.body()
+
+    def read() -> tuple[json_body.Body, Signature, Arrays]:
+        body = json_body.read(data)
+        signature = version.signature(body.signature)
+        return body, signature, json_body.feeds(body, signature.pool.inputs)
+
+    body, signature, feeds = await call.service.apart(len(data), read)
+    outputs = await predict(signature, feeds, timeout=call.asked.timeout)
+    return await call.service.apart(size_of(outputs), lambda: json_body.answer(outputs, rows=body.rows))
 
 
 async def _status(call: Call) -> Any:
@@ -186,11 +202,22 @@ async def _infer(call: Call) -> Any:
     if _BINARY in call.request.headers:
         raise Refusal(Code.UNIMPLEMENTED, "binary tensors are taken over gRPC; here they are JSON")
     version = call.version()
-    request, feeds = json_body.read_open(await call.body())
-    outputs = await service.open_predict(version, request, feeds, call.asked)
-    return {
+    data = await call.body()
+
+    def read() -> tuple[Any, service.Wanted, Arrays]:
+        request, feeds = json_body.read_open(data)
+        wanted = service.wanted_by(request, version, call.asked)
+        return request, wanted, feeds(wanted.signature.pool.inputs)
+
+    request, wanted, feeds = await call.service.apart(len(data), read)
+    outputs = await wanted.predict(feeds)
+    head = {
         "model_name": version.model,
         "model_version": str(version.number),
         **({"id": request.id} if request.id else {}),
-        "outputs": json_body.open_outputs(outputs),
     }
+
+    def written() -> bytes:
+        return b'%b, "outputs": %b}' % (json.dumps(head).encode()[:-1], json_body.open_outputs(outputs))
+
+    return await call.service.apart(size_of(outputs), written)

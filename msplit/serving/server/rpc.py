@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -33,7 +34,20 @@ _NOT_SERVING, _UNKNOWN = b"\x08\x02", b"\x08\x03"
 """HealthCheckResponses."""
 
 
-def server(ask: Ask, stopping: Any, most: int, *, shared: bool = False) -> Any:
+_LIMITS = (
+    ("grpc.server_handshake_timeout_ms", 10_000),  # who connects says what it speaks by then
+    ("grpc.max_connection_idle_ms", 300_000),  # a client that asks again connects again, and loses nothing
+    ("grpc.keepalive_time_ms", 60_000),  # a peer that is gone without a word is found out
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+"""How long connections may be of no use."""
+_LOOK = 0.01
+_FLUSH = 0.05
+"""Seconds that the last answers have to leave the process."""
+
+
+class Server:
     """A server that listens nowhere yet.
 
     Args:
@@ -42,14 +56,38 @@ def server(ask: Ask, stopping: Any, most: int, *, shared: bool = False) -> Any:
         most: Bytes of the largest request.
         shared: Whether others of ours may listen on its port.
     """
-    options = [
-        ("grpc.max_receive_message_length", most),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", int(shared)),  # anybody else's on the same port would take a part of the requests
-    ]
-    made = grpc.aio.server(options=options)
-    made.add_generic_rpc_handlers((_Handlers(ask, stopping),))
-    return made
+
+    def __init__(self, ask: Ask, stopping: Any, most: int, *, shared: bool = False) -> None:
+        options = [
+            ("grpc.max_receive_message_length", most),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", int(shared)),  # anybody else's on the same port would take a part of the requests
+            *_LIMITS,
+        ]
+        self._handlers = _Handlers(ask, stopping)
+        self._server = grpc.aio.server(options=options)
+        self._server.add_generic_rpc_handlers((self._handlers,))
+
+    async def start(self, host: str, port: int) -> bool:
+        """Begins to listen. Whether it does."""
+        try:
+            listens = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError:
+            return False
+        if listens:
+            await self._server.start()
+        return bool(listens)
+
+    async def end(self, grace: float = 0.0) -> None:
+        """Closes all connections once what was taken is answered, or so many seconds are over. Requests are refused up to then: gRPC itself
+        would cancel those that come while it stops, and nobody could tell that from a cancelled call."""
+        loop = asyncio.get_running_loop()
+        over = loop.time() + grace
+        while self._handlers.taken and loop.time() < over:
+            await asyncio.sleep(_LOOK)
+        if grace:
+            await asyncio.sleep(_FLUSH)
+        await self._server.stop(None)
 
 
 def loop_factory() -> Callable[[], Any] | None:
@@ -62,34 +100,35 @@ def loop_factory() -> Callable[[], Any] | None:
     return found
 
 
-def listen(server: Any, host: str, port: int) -> bool:
-    """Has a server listen. Whether it does."""
-    try:
-        return bool(server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
-    except RuntimeError:
-        return False
-
-
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """All methods, by path."""
+    """All methods, by path.
+
+    Attributes:
+        taken: How many requests are being answered that came before the server was to stop.
+    """
 
     def __init__(self, ask: Ask, stopping: Any) -> None:
-        self._by_path = {path: grpc.unary_unary_rpc_method_handler(_answering(path, ask)) for path in PATHS}
+        self._ask, self._stopping, self.taken = ask, stopping, 0
+        self._by_path = {path: grpc.unary_unary_rpc_method_handler(self._answering(path)) for path in PATHS}
         self._by_path[f"{_HEALTH}Watch"] = grpc.unary_stream_rpc_method_handler(_watching(ask, stopping))
 
     def service(self, handler_call_details: Any) -> Any:
         """The handler of a method, None where there is none."""
         return self._by_path.get(handler_call_details.method)
 
+    def _answering(self, path: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def handle(data: bytes, context: Any) -> bytes:
+            counts = int(not self._stopping.is_set())
+            self.taken += counts
+            try:
+                status, answer = await self._ask(path, data, context.time_remaining())
+                if status:
+                    await context.abort(_STATUS[status], answer.decode())
+                return answer
+            finally:
+                self.taken -= counts
 
-def _answering(path: str, ask: Ask) -> Callable[[bytes, Any], Awaitable[bytes]]:
-    async def handle(data: bytes, context: Any) -> bytes:
-        status, answer = await ask(path, data, context.time_remaining())
-        if status:
-            await context.abort(_STATUS[status], answer.decode())
-        return answer
-
-    return handle
+        return handle
 
 
 def _watching(ask: Ask, stopping: Any) -> Callable[[bytes, Any], AsyncIterator[bytes]]:

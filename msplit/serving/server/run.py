@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,13 @@ from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models
 from msplit.serving.server.service import Service, answer
 
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_HUNG_UP = 128 + signal.SIGHUP
+_LOOK = 0.5
+"""Seconds between two looks whether a GPU has failed: nobody may ask just then."""
 _BACKLOG = 2048
+_MOST_CONNECTIONS = 4096
+"""Connections over HTTP, beyond which requests are refused: a process may have some thousand files."""
 _NOTICE = 0.3
 """Seconds for which a server that is to stop refuses requests before it closes its doors."""
 
@@ -90,8 +96,11 @@ def run(
     *,
     ready: Callable[[], None],
     log: Callable[[str], None],
-) -> None:
-    """Answers requests until SIGTERM or SIGINT comes and what is in flight is answered; a second one ends it at once.
+) -> int:
+    """Answers requests until SIGTERM, SIGINT or SIGHUP comes and what is in flight is answered; a second one ends it at once.
+
+    Returns:
+        The exit code: 0, and 129 where the terminal went away, so that whoever watches the server knows that nobody wanted it to end.
 
     Raises:
         DeviceLost: The GPU has failed.
@@ -105,20 +114,27 @@ def run(
     """
     service = Service(models, Metrics(models), where.as_content, where.timeout, log)
     with asyncio.Runner(loop_factory=rpc.loop_factory()) as runner:
-        runner.run(_run(service, where, ports, ready))
+        came = runner.run(_run(service, where, ports, ready))
     if service.lost:
         raise service.lost[0]
+    return _HUNG_UP if signal.SIGHUP in came else 0
 
 
-async def _run(service: Service, where: Listening, ports: dict[int, socket.socket], ready: Callable[[], None]) -> None:
+async def _run(
+    service: Service, where: Listening, ports: dict[int, socket.socket], ready: Callable[[], None]
+) -> Sequence[int]:
+    """Runs it, and gives the signals that came."""
     loop = asyncio.get_running_loop()
     at_once = asyncio.Event()
+    came: list[int] = []
 
-    def stop() -> None:
+    def stop(number: int) -> None:
+        came.append(number)
         (at_once if service.stopping.is_set() else service.stopping).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    heard = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN]  # `nohup` ignores one
+    for number in heard:
+        loop.add_signal_handler(number, stop, number)
     doors: list[_Grpc | _Fronts | _Http] = []
     try:
         if where.port:
@@ -128,7 +144,10 @@ async def _run(service: Service, where: Listening, ports: dict[int, socket.socke
         for door in doors:
             await door.start(ports)
         ready()
-        await service.stopping.wait()
+        stops = asyncio.create_task(service.stopping.wait())
+        while not service.stopping.is_set():
+            await asyncio.wait([stops], timeout=_LOOK)
+            service.look()
         # Health checks say so from here on, and requests are refused: clients go elsewhere while there is still somebody to tell them.
         for door in doors:
             door.refuse()
@@ -138,10 +157,11 @@ async def _run(service: Service, where: Listening, ports: dict[int, socket.socke
         await asyncio.wait([hurry, ends], return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in heard:
             loop.remove_signal_handler(number)
         for door in doors:
             await door.close()
+    return came
 
 
 async def _all(ends: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -153,29 +173,28 @@ class _Grpc:
 
     def __init__(self, service: Service, where: Listening) -> None:
         self._where = where
-        self._server = rpc.server(partial(answer, service), service.stopping, where.most)
+        self._server = rpc.Server(partial(answer, service), service.stopping, where.most)
 
     async def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen."""
         where = self._where
         ports[where.port].close()
-        if not rpc.listen(self._server, where.host, where.port):
+        if not await self._server.start(where.host, where.port):
             raise MsplitError(
                 f"can not listen on port {where.port} of {where.host}: somebody took it meanwhile",
                 fix="choose another with --port",
             )
-        await self._server.start()
 
     def refuse(self) -> None:
         """Nothing is to be told to anybody."""
 
     async def stop(self) -> None:
         """Ends it, and waits for what is in flight."""
-        await self._server.stop(self._where.grace)
+        await self._server.end(self._where.grace)
 
     async def close(self) -> None:
         """Ends it at once."""
-        await self._server.stop(None)
+        await self._server.end()
 
 
 class _Fronts:
@@ -226,8 +245,10 @@ class _Http(uvicorn.Server):
                 server_header=False,
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=max(1, round(where.grace)),
+                limit_concurrency=_MOST_CONNECTIONS,
             )
         )
+        self._since: dict[Any, tuple[Any, float]] = {}
         self._port = where.rest_port
         self._task: asyncio.Task[None] | None = None
 
@@ -235,6 +256,27 @@ class _Http(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals stay with who has them."""
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: ends connections that have brought no request for too long. Uvicorn ends those between two requests only."""
+        now, before = asyncio.get_running_loop().time(), self._since
+        self._since = {}
+        for one in self.server_state.connections:
+            if (cycle := one.cycle) is None or cycle.response_complete:
+                same, since = before.get(one, (cycle, now))
+                self._since[one] = (cycle, since if same is cycle else now)
+                if now - self._since[one][1] > rest.SILENCE:
+                    one.transport.close()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes no more connections, and has those that are there bring their requests, which are refused, before it ends them."""
+        for server in self.servers:
+            server.close()
+        over = asyncio.get_running_loop().time() + _NOTICE
+        while self.server_state.connections and asyncio.get_running_loop().time() < over:
+            await asyncio.sleep(0.01)
+        await super().shutdown(sockets)
 
     async def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen."""

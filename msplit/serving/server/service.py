@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
 from time import perf_counter
-from typing import Any
-
-from google.protobuf.message import DecodeError
+from typing import Any, TypeVar
 
 from msplit._version import __version__
-from msplit.errors import DeviceLost
+from msplit.errors import DeviceLost, MsplitError
 from msplit.serving.ports import Port
-from msplit.serving.server import messages, tensors
+from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version
-from msplit.serving.server.predict import Arrays, predict
+from msplit.serving.server.predict import Arrays, predict, size_of
 from msplit.serving.server.refusal import Code, Refusal, invalid, is_internal, refusal
 from msplit.serving.server.rpc import PATHS, SERVICES
 
+Result = TypeVar("Result")
+
+LARGE = 1 << 18
+"""Bytes from which on a request is read, and an answer written, beside the event loop: to do so takes 10 ms and more."""
 _AVAILABLE = 30
 _SIGNATURES = "signature_def"
 
@@ -45,6 +47,22 @@ class Service:
     log: Callable[[str], None] = lambda text: None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     lost: list[DeviceLost] = field(default_factory=list)
+    _aside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="msplit-large"))
+
+    def look(self) -> None:
+        """Stops the server when a GPU has failed, whether anybody was told or not."""
+        for version in self.models:
+            for signature in version.signatures.values():
+                if (lost := signature.pool.failure) is not None and not self.lost:
+                    self.lost.append(lost)
+                    self.stopping.set()
+
+    async def apart(self, size: int, work: Callable[[], Result]) -> Result:
+        """Reads a request or writes an answer of so many bytes: a large one in a thread, where one at a time is worked on, so that it holds
+        up nobody and its memory is taken once."""
+        if size <= LARGE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._aside, work)
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """See `Models.find`.
@@ -78,18 +96,28 @@ def _version(service: Service, spec: Any, asked: Asked) -> Version:
     return asked.version
 
 
-async def serving_predict(service: Service, request: Any, asked: Asked) -> Any:
+async def serving_predict(service: Service, data: bytes, asked: Asked) -> Any:
     """`Predict`."""
-    spec = request.model_spec
-    version = _version(service, spec, asked)
-    signature = version.signature(spec.signature_name)
-    feeds = {key: tensors.of_tensor_proto(proto, key) for key, proto in request.inputs.items()}
+
+    def read() -> tuple[Any, Version, Signature, Arrays]:
+        parts = decode.predict_request(data)
+        spec = parts.request.model_spec
+        version = _version(service, spec, asked)
+        signature = version.signature(spec.signature_name)
+        return parts.request, version, signature, parts.feeds(signature.pool.inputs)
+
+    request, version, signature, feeds = await service.apart(len(data), read)
     outputs = await predict(signature, feeds, request.output_filter, timeout=asked.timeout)
-    response = messages.PredictResponse()
-    _say_spec(response.model_spec, version, signature.name)
-    for key, value in outputs.items():
-        tensors.to_tensor_proto(value, response.outputs[key], as_content=service.as_content)
-    return response
+
+    def written() -> bytes:
+        response = messages.PredictResponse()
+        _say_spec(response.model_spec, version, signature.name)
+        for key, value in outputs.items():
+            tensors.to_tensor_proto(value, response.outputs[key], as_content=service.as_content)
+        found: bytes = response.SerializeToString()
+        return found
+
+    return await service.apart(size_of(outputs), written)
 
 
 def _say_spec(spec: Any, version: Version, signature: str) -> None:
@@ -198,46 +226,75 @@ async def open_model(service: Service, request: Any, asked: Asked) -> Any:
     return found
 
 
-async def open_infer(service: Service, request: Any, asked: Asked) -> Any:
+async def open_infer(service: Service, data: bytes, asked: Asked) -> Any:
     """`ModelInfer`."""
-    version = _open_version(service, request.model_name, request.model_version, asked)
-    outputs = await open_predict(version, request, _open_feeds(request), asked)
-    response = messages.ModelInferResponse(model_name=version.model, model_version=str(version.number), id=request.id)
-    for key, value in outputs.items():
-        datatype = tensors.open_name(value.dtype.name if value.dtype.kind not in "OSU" else "object")
-        response.outputs.add(name=key, datatype=datatype, shape=value.shape)
-        response.raw_output_contents.append(tensors.raw_content(value))
-    return response
+
+    def read() -> tuple[Any, Version, Wanted, Arrays]:
+        parts = decode.infer_request(data)
+        request = parts.request
+        version = _open_version(service, request.model_name, request.model_version, asked)
+        wanted = wanted_by(request, version, asked)
+        return request, version, wanted, parts.feeds(wanted.signature.pool.inputs)
+
+    request, version, wanted, feeds = await service.apart(len(data), read)
+    outputs = await wanted.predict(feeds)
+
+    def written() -> bytes:
+        response = messages.ModelInferResponse(
+            model_name=version.model, model_version=str(version.number), id=request.id
+        )
+        for key, value in outputs.items():
+            datatype = tensors.open_name(value.dtype.name if value.dtype.kind not in "OSU" else "object")
+            response.outputs.add(name=key, datatype=datatype, shape=value.shape)
+            response.raw_output_contents.append(tensors.raw_content(value))
+        found: bytes = response.SerializeToString()
+        return found
+
+    return await service.apart(size_of(outputs), written)
 
 
-async def open_predict(version: Version, request: Any, feeds: Arrays, asked: Asked) -> Arrays:
-    """Has a model answer a ModelInferRequest whose inputs are read.
+@dataclass(frozen=True)
+class Wanted:
+    """What a ModelInferRequest asks for beside its inputs.
 
-    Its parameters are Triton's `priority` (1 is the most urgent) and `timeout` (µs), and `signature_name`, which Triton does not know.
+    Attributes:
+        outputs: Their names; none: all of them.
+        timeout: Seconds that it may wait to be started; None: any time.
+        priority: Its level; 0 is the most urgent.
     """
-    given = request.parameters
+
+    signature: Signature
+    outputs: Sequence[str]
+    timeout: float | None
+    priority: int
+
+    async def predict(self, feeds: Arrays) -> Arrays:
+        """The answer to these inputs."""
+        return await predict(self.signature, feeds, self.outputs, timeout=self.timeout, priority=self.priority)
+
+
+_PARAMETERS = {"signature_name": "string_param", "priority": "int64_param", "timeout": "int64_param"}
+"""Those that are looked at, and their types. Clients may send others."""
+
+
+def wanted_by(request: Any, version: Version, asked: Asked) -> Wanted:
+    """What a request asks for: its parameters are Triton's `priority` (1 is the most urgent) and `timeout` (µs), and `signature_name`,
+    which Triton does not know.
+
+    Raises:
+        Refusal: One of them is of another type, or there is no such signature.
+    """
+    given = {name: request.parameters[name] for name in _PARAMETERS if name in request.parameters}
+    for name, parameter in given.items():
+        if parameter.WhichOneof("parameter_choice") != _PARAMETERS[name]:
+            raise invalid(f"parameter {name} is no {'text' if name == 'signature_name' else 'whole number'}")
     name = given["signature_name"].string_param if "signature_name" in given else ""
     priority = max(given["priority"].int64_param - 1, 0) if "priority" in given else 0
     timeout = asked.timeout
     if "timeout" in given and given["timeout"].int64_param > 0:
         limit = given["timeout"].int64_param / 1e6
         timeout = limit if timeout is None else min(limit, timeout)
-    wanted = [output.name for output in request.outputs]
-    return await predict(version.signature(name), feeds, wanted, timeout=timeout, priority=priority)
-
-
-def _open_feeds(request: Any) -> Arrays:
-    raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
-        raise invalid(f"there are {len(request.inputs)} inputs, and {len(raw)} in raw_input_contents")
-    found: dict[str, Any] = {}
-    for number, tensor in enumerate(request.inputs):
-        if tensor.name in found:
-            raise invalid(f"input {tensor.name} is there twice")
-        if raw and tensor.HasField("contents"):
-            raise invalid(f"input {tensor.name} has contents beside raw_input_contents")
-        found[tensor.name] = tensors.of_infer(tensor, raw[number] if raw else None)
-    return found
+    return Wanted(version.signature(name), [output.name for output in request.outputs], timeout, priority)
 
 
 # --- All methods, by path
@@ -266,25 +323,23 @@ _METHODS: tuple[tuple[str, Callable[[Service, Any, Asked], Awaitable[Any]]], ...
 """Of each of `PATHS`, the request, and what is done with it."""
 
 
-@cache
-def _methods() -> dict[str, tuple[str, Any, Callable[[Service, Any, Asked], Awaitable[Any]]]]:
-    return {
-        path: (path.split("/")[1], getattr(messages, kind), method)
-        for path, (kind, method) in zip(PATHS, _METHODS, strict=True)
-    }
+_BY_PATH = {path: (path.split("/")[1], *found) for path, found in zip(PATHS, _METHODS, strict=True)}
+_WITH_TENSORS = ("PredictRequest", "ModelInferRequest")
+"""Requests that are read, and answers that are written, by the methods themselves."""
 
 
 async def answer(service: Service, path: str, data: bytes, left: float | None) -> tuple[int, bytes]:
     """Answers what came over gRPC; an `Ask`."""
     start = perf_counter()
     asked = Asked(service.timeout if left is None else left)
-    protocol, kind, method = _methods()[path]
+    protocol, kind, method = _BY_PATH[path]
     try:
-        try:
-            request = kind.FromString(data)
-        except (DecodeError, RecursionError, UnicodeDecodeError):
-            raise invalid(f"what came is no {kind.DESCRIPTOR.name}") from None
-        found: bytes = (await method(service, request, asked)).SerializeToString()
+        found: bytes
+        if kind in _WITH_TENSORS:
+            found = await method(service, data, asked)
+        else:
+            request = decode.parsed(getattr(messages, kind), decode.apart(data, None, (), kind)[0])
+            found = (await method(service, request, asked)).SerializeToString()
     except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
         why = told(service, problem)
         service.metrics.count(asked.version, protocol, why.code.name, perf_counter() - start)
@@ -296,9 +351,10 @@ async def answer(service: Service, path: str, data: bytes, left: float | None) -
 def told(service: Service, problem: BaseException) -> Refusal:
     """What to say to a client; the log gets what is no business of its."""
     cause = problem.__cause__ if isinstance(problem, Refusal) and problem.__cause__ is not None else problem
-    if isinstance(cause, DeviceLost):
-        service.lost.append(cause)
-        service.stopping.set()
+    service.look()
     if is_internal(cause):
         service.log("".join(traceback.format_exception(cause)))
-    return refusal(problem)
+    found = refusal(problem)
+    if found.code is Code.INTERNAL and isinstance(cause, MsplitError):
+        service.log(f"a request failed: {cause}")
+    return found

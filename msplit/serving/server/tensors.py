@@ -1,7 +1,4 @@
-"""Arrays as the protocols carry them: TensorFlow's TensorProto, the tensors of the Open Inference Protocol, and JSON.
-
-What a client says of sizes is not trusted: nothing is allocated for a shape before it is known to fit the bytes that came.
-"""
+"""Types of the protocols, and arrays as answers carry them: TensorFlow's TensorProto, and the tensors of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ MOST_DIMS = 32
 """NumPy knows no more than 64, and no model has as many as this."""
 
 _BY_NUMBER: dict[int, np.dtype[Any]] = {}
-"""TensorFlow's number of a numeric type -> NumPy's type."""
+"""TensorFlow's number of a type whose values can be read -> NumPy's type."""
 _NUMBERS: dict[str, int] = {"object": 7}
 """NumPy's name of a type -> TensorFlow's number."""
 for _number in range(1, 34):
@@ -30,10 +27,9 @@ for _number in range(1, 34):
         _dtype = protos.numpy_dtype(protos.dtype_name(_number))
     except (LoadError, AttributeError):  # no type for values, or none that this ml_dtypes knows
         continue
-    if not _dtype.hasobject:
-        _BY_NUMBER[_number] = _dtype
-        if protos.dtype_name(_number) == _dtype.name:  # not a quantized type, which is kept as this one is
-            _NUMBERS[_dtype.name] = _number
+    _BY_NUMBER[_number] = _dtype
+    if protos.dtype_name(_number) == _dtype.name:  # not a quantized type, which is kept as this one is
+        _NUMBERS[_dtype.name] = _number
 
 _PACKED = {"float32": 0x2A, "float64": 0x32, "bool": 0x5A, "complex64": 0x4A, "complex128": 0x62}
 """Tags of the fields of a TensorProto whose packed values are the array's own bytes."""
@@ -53,38 +49,9 @@ def dtype_number(name: str) -> int:
     return _NUMBERS.get(name, 0)
 
 
-def of_tensor_proto(proto: Any, name: str) -> NDArray[Any]:
-    """The array in a TensorProto. It may share the message's bytes, and is then not to be written.
-
-    Raises:
-        Refusal: Sizes, type and content do not fit each other.
-    """
-    dims = proto.tensor_shape.dim
-    if len(dims) > MOST_DIMS:
-        raise invalid(f"input {name} has {len(dims):,} dimensions; {MOST_DIMS} is the most")
-    content = proto.tensor_content
-    dtype = _BY_NUMBER.get(proto.dtype)
-    if content and dtype is not None:
-        shape = [dim.size for dim in dims]
-        return _shaped(content, dtype, shape, name)
-    if proto.tensor_shape.unknown_rank or any(dim.size < 0 for dim in dims):
-        raise invalid(f"input {name} does not say its shape")
-    try:
-        return protos.tensor_value(proto).load()
-    except (LoadError, ValueError, OverflowError) as problem:
-        said = getattr(problem, "what", None) or str(problem)
-        raise invalid(f"input {name}: {said.replace('a constant', 'the tensor')}") from None
-
-
-def _shaped(data: bytes, dtype: np.dtype[Any], shape: Sequence[int], name: str) -> NDArray[Any]:
-    """Bytes as an array of a shape that they must have."""
-    if shape and min(shape) < 0:
-        raise invalid(f"input {name} has a negative size in its shape {list(shape)}")
-    if math.prod(shape) * dtype.itemsize != len(data):
-        raise invalid(f"input {name} is said to be {dtype.name} {list(shape)}, and {len(data):,} bytes came")
-    array = np.frombuffer(data, dtype).reshape(shape)
-    # A byte that is neither 0 nor 1 is no bool: what counts them would write past what it has made room for.
-    return array.view(np.uint8) != 0 if dtype.kind == "b" else array
+def dtype_of(number: int) -> np.dtype[Any] | None:
+    """NumPy's type for one of TensorFlow's numbers, None where there is none."""
+    return _BY_NUMBER.get(number)
 
 
 def to_tensor_proto(array: NDArray[Any], proto: Any, *, as_content: bool) -> None:
@@ -141,11 +108,6 @@ _OPEN = {
     "INT32": "int32", "INT64": "int64", "FP16": "float16", "BF16": "bfloat16", "FP32": "float32", "FP64": "float64", "BYTES": "object",
 }  # fmt: skip
 _OPEN_NAMES = {dtype: name for name, dtype in _OPEN.items()}
-_CONTENTS = {
-    "BOOL": "bool_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
-    "UINT64": "uint64_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents", "INT64": "int64_contents",
-    "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
-}  # fmt: skip
 
 
 def open_name(dtype: str) -> str:
@@ -171,41 +133,6 @@ def open_dtype(datatype: str, name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
 
 
-def of_infer(tensor: Any, raw: bytes | None) -> NDArray[Any]:
-    """The array of an input of a ModelInferRequest.
-
-    Args:
-        tensor: The InferInputTensor.
-        raw: Its raw content, where the request has that.
-
-    Raises:
-        Refusal: Sizes, type and content do not fit each other.
-    """
-    name, shape = tensor.name, list(tensor.shape)
-    dtype = open_dtype(tensor.datatype, name)
-    if len(shape) > MOST_DIMS:
-        raise invalid(f"input {name} has {len(shape):,} dimensions; {MOST_DIMS} is the most")
-    if raw is not None:
-        if not dtype.hasobject:
-            return _shaped(raw, dtype, shape, name)
-        return reshaped(_strings(_raw_strings(raw, name)), shape, name)
-    field = _CONTENTS.get(tensor.datatype)
-    if field is None:
-        raise invalid(f"input {name} is {tensor.datatype}, which goes into raw_input_contents only")
-    values = list(getattr(tensor.contents, field))
-    try:
-        array = _strings(values) if dtype.hasobject else np.array(values, dtype)
-    except OverflowError:
-        raise invalid(f"input {name} has values that are no {tensor.datatype}") from None
-    return reshaped(array, shape, name)
-
-
-def _strings(values: list[bytes]) -> NDArray[Any]:
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
-
-
 def reshaped(array: NDArray[Any], shape: Sequence[int], name: str) -> NDArray[Any]:
     """An array in the shape that it is said to have.
 
@@ -215,18 +142,6 @@ def reshaped(array: NDArray[Any], shape: Sequence[int], name: str) -> NDArray[An
     if len(shape) > MOST_DIMS or any(size < 0 for size in shape) or math.prod(shape) != array.size:
         raise invalid(f"input {name} is said to be {list(shape)[:MOST_DIMS]}, and {array.size:,} values came")
     return array.reshape(shape)
-
-
-def _raw_strings(data: bytes, name: str) -> list[bytes]:
-    """Strings, each behind its length in four bytes."""
-    found, position = [], 0
-    while position < len(data):
-        end = position + 4 + int.from_bytes(data[position : position + 4], "little")
-        if end > len(data) or position + 4 > len(data):
-            raise invalid(f"input {name} has strings whose lengths do not fit the {len(data):,} bytes that came")
-        found.append(data[position + 4 : end])
-        position = end
-    return found
 
 
 def raw_content(array: NDArray[Any]) -> bytes:

@@ -18,7 +18,7 @@ from msplit.errors import EngineError, MsplitError  # noqa: E402
 from msplit.serving.load.bridge import Part, Watch, drive  # noqa: E402
 from msplit.serving.load.clients import PROTOCOLS, TENSORFLOW, Channel, Server  # noqa: E402
 from msplit.serving.load.table import ANSWERED, DONE, LINE, OVER, SENT  # noqa: E402
-from msplit.serving.server import messages, tensors  # noqa: E402
+from msplit.serving.server import decode, messages, tensors  # noqa: E402
 from tests.cli.runner import fine, msplit  # noqa: E402
 from tests.serving.load.fakes import ANSWERS, DISTINCT, FEEDS, FakeModel, FakePool, instead, table  # noqa: E402
 from tests.serving.load.test_load import MMOE, QUICK  # noqa: E402
@@ -47,7 +47,7 @@ class Methods(grpc.GenericRpcHandler):
         request = messages.PredictRequest.FromString(data)
         assert request.model_spec.name == "mmoe_small"
         response = messages.PredictResponse()
-        number = int(tensors.of_tensor_proto(request.inputs["x"], "x")[0, 0])
+        number = int(decode.array_of(request.inputs["x"], "x")[0, 0])
         for name, value in self._found(number, context).items():
             tensors.to_tensor_proto(value, response.outputs[name], as_content=False)
         return response.SerializeToString()
@@ -57,7 +57,7 @@ class Methods(grpc.GenericRpcHandler):
         assert request.model_name == "mmoe_small"
         response = messages.ModelInferResponse()
         (asked,) = request.inputs
-        number = int(tensors.of_infer(asked, request.raw_input_contents[0])[0, 0])
+        number = int(decode.array_of_infer(asked, request.raw_input_contents[0])[0, 0])
         for name, value in self._found(number, context).items():
             response.outputs.add(name=name, datatype=tensors.open_name(value.dtype.name), shape=value.shape)
             response.raw_output_contents.append(tensors.raw_content(value))

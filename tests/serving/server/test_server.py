@@ -222,7 +222,7 @@ HOSTILE = {
     "sizes whose product wraps": (raw(x=tensor(1, (1 << 62, 1 << 62, 1 << 62), BYTES)), "INVALID_ARGUMENT", "came"),
     "a huge size and one value": (raw(x=tensor(1, (1 << 40, 64), float_val=[1.0])), "INVALID_ARGUMENT", "batch"),
     "a million dimensions": (raw(x=tensor(1, (1 << 62,) * 60_000, float_val=[1.0])), "INVALID_ARGUMENT", "dimensions"),
-    "more values than fit": (raw(x=tensor(1, (1,), float_val=[1.0] * 9)), "INVALID_ARGUMENT", "declares 1"),
+    "more values than fit": (raw(x=tensor(1, (1,), float_val=[1.0] * 9)), "INVALID_ARGUMENT", "9 values came"),
     "another type": (raw(x=tensor(2, (1, 64), rows(1).astype(np.float64).tobytes())), "INVALID_ARGUMENT", "float64"),
     "a type that there is not": (raw(x=tensor(999, (2, 64), BYTES)), "INVALID_ARGUMENT", "dtype_999"),
     "a resource": (raw(x=tensor(20, (2, 64), BYTES)), "INVALID_ARGUMENT", "resource"),

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from msplit.serving.server import messages, tensors
+from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.refusal import LONGEST, Code, Refusal, refusal
 from tests.campaign import examples
 
@@ -55,7 +55,7 @@ def same(found: np.ndarray, wanted: np.ndarray) -> None:
 def test_tensor_protos_are_read_as_they_are_written(array: np.ndarray, as_content: bool) -> None:
     proto = messages.TensorProto()
     tensors.to_tensor_proto(array, proto, as_content=as_content)
-    same(tensors.of_tensor_proto(messages.TensorProto.FromString(proto.SerializeToString()), "x"), array)
+    same(decode.array_of(messages.TensorProto.FromString(proto.SerializeToString()), "x"), array)
 
 
 @pytest.mark.tf
@@ -70,7 +70,7 @@ def test_tensorflow_reads_ours_and_we_read_its(array: np.ndarray, as_content: bo
     if array.size:  # TensorFlow's own reader takes an empty typed field for zeros, which needs no values either way
         same(tf.make_ndarray(theirs), array)
     made = tf.make_tensor_proto(array, shape=array.shape)
-    same(tensors.of_tensor_proto(messages.TensorProto.FromString(made.SerializeToString()), "x"), array)
+    same(decode.array_of(messages.TensorProto.FromString(made.SerializeToString()), "x"), array)
 
 
 @pytest.mark.tf
@@ -89,17 +89,17 @@ OPEN = [name for name in NUMBERS if not name.startswith("complex")]
 def test_open_tensors_are_read_as_they_are_written(array: np.ndarray) -> None:
     name = tensors.open_name(array.dtype.name)
     tensor = messages.ModelInferRequest.InferInputTensor(name="x", datatype=name, shape=array.shape)
-    same(tensors.of_infer(tensor, tensors.raw_content(array)), array)
+    same(decode.array_of_infer(tensor, tensors.raw_content(array)), array)
     fields = {"uint8": "uint", "uint16": "uint", "int8": "int", "int16": "int", "int32": "int", "uint32": "uint"}
     fields |= {"float32": "fp32", "float64": "fp64", "object": "bytes"}
     if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
         with pytest.raises(Refusal, match="raw_input_contents only"):
-            tensors.of_infer(tensor, None)
+            decode.array_of_infer(tensor, None)
         return
     getattr(tensor.contents, f"{fields.get(array.dtype.name, array.dtype.name)}_contents").extend(
         array.ravel().tolist()
     )
-    same(tensors.of_infer(tensor, None), array)
+    same(decode.array_of_infer(tensor, None), array)
 
 
 @given(data=st.binary(max_size=64))
@@ -113,14 +113,14 @@ def test_no_bytes_do_harm(data: bytes) -> None:
     except DecodeError:
         return
     with contextlib.suppress(Refusal):
-        assert tensors.of_tensor_proto(proto, "x").ndim <= tensors.MOST_DIMS
+        assert decode.array_of(proto, "x").ndim <= tensors.MOST_DIMS
 
 
 def test_a_bool_is_a_bool() -> None:
     proto = messages.TensorProto(dtype=10, tensor_content=b"\x00\x01\x02\xff")
     proto.tensor_shape.dim.add().size = 4
-    found = tensors.of_tensor_proto(proto, "x")
-    assert found.view(np.uint8).tolist() == [0, 1, 1, 1]
+    with pytest.raises(Refusal, match="input x is bool, and has bytes that are neither 0 nor 1"):
+        decode.array_of(proto, "x")
 
 
 def test_a_refusal_is_one_line_and_not_long() -> None:

@@ -18,7 +18,7 @@ from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.program import KernelCall, Program
 from msplit.engines.cuda.ir.state import StateMemory
-from msplit.errors import EngineError
+from msplit.errors import EngineError, InvalidInput
 
 LARGEST_FOLDED = 1 << 28
 """Bytes: a constant expression that would grow beyond this (a Fill, a Tile) is computed in the run instead."""
@@ -58,7 +58,8 @@ def call(
     except torch.OutOfMemoryError as problem:
         raise out_of_memory(problem, op.op, where=where) from problem
     except (RuntimeError, ValueError, IndexError, TypeError) as problem:
-        raise EngineError(
+        of_values = isinstance(problem, IndexError) or "out of bounds" in str(problem)
+        raise (InvalidInput if of_values else EngineError)(
             f"{op.op} failed: {next(iter(str(problem).splitlines()), type(problem).__name__)}",
             where=where,
             fix="check the shapes of the inputs (--shape, --batch); if TensorFlow runs it with the same inputs, report a bug in msplit",

@@ -13,15 +13,6 @@ from numpy.typing import NDArray
 from msplit.engines.base import STEPS, Feeds
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.runtime.executable import CudaExecutable
-from msplit.errors import DeviceLost
-
-_FAULTS = (torch.AcceleratorError, torch.cuda.CudaError)
-
-
-def _lost(problem: Exception) -> DeviceLost:
-    """What to say of a fault of the device, which is told at whatever call comes next, and at every one after that."""
-    said = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-    return DeviceLost(f"the GPU failed: {said}", fix="restart the process; a device that fails again is not healthy")
 
 
 class CudaArena:
@@ -52,28 +43,15 @@ class CudaArena:
         if self._counts:
             feeds = [{**feeds[0], STEPS: np.asarray(next(self._numbers), np.int64)}, *feeds[1:]]
         self._current = self._executables[rung]
-        try:
-            self._current.start(feeds, self._entries)
-        except _FAULTS as problem:
-            raise _lost(problem) from problem
+        self._current.start(feeds, self._entries)
 
     def over(self) -> bool:
-        """Whether it is over.
-
-        Raises:
-            DeviceLost: The device failed.
-        """
-        try:
-            return self._current.over()
-        except _FAULTS as problem:
-            raise _lost(problem) from problem
+        """Whether it is over. A fault of the device is raised as PyTorch has it."""
+        return self._current.over()
 
     def wait(self) -> None:
         """Returns when it is over, without the interpreter's lock. See `over`."""
-        try:
-            self._current.wait()
-        except _FAULTS as problem:
-            raise _lost(problem) from problem
+        self._current.wait()
 
     def outputs(self) -> dict[str, NDArray[Any]]:
         """Outputs of the step that is over, of the caller's own."""
@@ -81,10 +59,7 @@ class CudaArena:
 
     def outputs_on_device(self) -> dict[str, Any]:
         """The same as tensors on the device."""
-        try:
-            return self._current.outputs_on_device()
-        except _FAULTS as problem:
-            raise _lost(problem) from problem
+        return self._current.outputs_on_device()
 
     def facts(self) -> Mapping[str, Any]:
         """Those of the largest batch, and the bytes of all."""
@@ -93,7 +68,9 @@ class CudaArena:
 
     def close(self) -> None:
         """Frees graphs and memory, all at once: one that is destroyed may take with it what another one on its streams still uses."""
-        with contextlib.suppress(*_FAULTS):  # of a device that failed nothing can be given back
+        with contextlib.suppress(
+            torch.AcceleratorError, torch.cuda.CudaError
+        ):  # of a device that failed nothing can be given back
             for one in self._executables.values():
                 one.close()
         self._device.streams.give_back(self._streams)

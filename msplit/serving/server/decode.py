@@ -1,0 +1,435 @@
+"""Requests in protobuf, taken apart before anything is converted: a Python object per value would be fifty times what came.
+
+A message is walked field by field. What holds values (packed numbers, strings, raw content) is left where it is, in the bytes that came;
+the rest, which is small, is parsed by protobuf. Type, shape and number of values of an input are then known, and are compared with each
+other and with the model; only what fits becomes an array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from msplit.errors import LoadError
+from msplit.formats import tensors as protos
+from msplit.formats import wire
+from msplit.serving.ports import Port
+from msplit.serving.server import messages, tensors
+from msplit.serving.server.models import place_for, refuse_missing
+from msplit.serving.server.refusal import invalid
+
+MOST_FIELDS = 1 << 16
+"""Fields of a message, values left out. No model has as many inputs and outputs."""
+_MOST_REST = 1 << 20
+"""Bytes of names, shapes and parameters."""
+_AT_ONCE = 1 << 18
+"""Bytes of numbers of changing length that are decoded at once, which takes up to thirty times as many."""
+
+Span = tuple[int, int, int, int]
+"""Number of a field, its wire type, and where its value begins and ends."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input as a client describes it.
+
+    Attributes:
+        count: How many values came.
+        load: Makes an array of them.
+        fills: Whether the last value stands for all that are left out, as in a TensorProto.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    count: int
+    load: Callable[[], NDArray[Any]]
+    fills: bool = False
+
+    def array(self, port: Port | None = None) -> NDArray[Any]:
+        """Its values.
+
+        Args:
+            port: The model's input, where it is known.
+
+        Raises:
+            Refusal: They are none of its type, or another number than its shape has; or the model takes no such input.
+        """
+        said, wanted = f"input {self.name} is said to be {self.dtype.name} {list(self.shape)}", math.prod(self.shape)
+        if self.count > wanted or (self.count < wanted and not self.fills):
+            raise invalid(f"{said}, and {self.count:,} values came")
+        if port is not None and self.dtype.name != port.dtype:
+            raise invalid(f"{said}; the model takes {port.dtype}")
+        if port is not None and wanted > port.most:
+            if self.shape[1:] == port.shape[1:]:
+                raise invalid(f"{said}: a batch of {self.shape[0]} is larger than any that is ready")
+            raise invalid(f"{said}; the model takes {[-1 if size is None else size for size in port.shape]}")
+        try:
+            return protos.filled(self.load(), self.shape)
+        except LoadError as problem:
+            raise invalid(f"input {self.name}: {problem.what.replace('a constant', 'the tensor')}") from None
+
+
+def apart(
+    data: bytes, span: Span | None, values: Collection[int], kind: str, most: int = MOST_FIELDS
+) -> tuple[bytes, list[Span]]:
+    """Takes a message apart without going into its fields.
+
+    Args:
+        data: The request.
+        span: Where the message is in it; None: it is the whole.
+        values: Numbers of the fields that are to stay where they are.
+        kind: What it is called in messages.
+        most: How many fields it may have.
+
+    Returns:
+        All other fields, as a message; and where those that stay are.
+
+    Raises:
+        Refusal: It is damaged, or has more fields, or more bytes beside values, than any request needs.
+    """
+    position, end = (0, len(data)) if span is None else span[2:]
+    rest, found, left = list[bytes](), list[Span](), most
+    damaged = invalid(f"what came is no {kind}")
+    if span is not None and span[1] != wire.LENGTH:
+        raise damaged
+    try:
+        while position < end:
+            begin, tag, position = position, data[position], position + 1
+            if tag > 0x7F:
+                tag, position = wire.varint(data, begin, end)
+            number, kept_as = tag >> 3, tag & 7
+            start = position
+            if kept_as == wire.LENGTH:
+                length, start = data[position], position + 1
+                if length > 0x7F:
+                    length, start = wire.varint(data, position, end)
+                position = start + length
+            elif kept_as == wire.VARINT:
+                _, position = wire.varint(data, position, end)
+            else:
+                position += _FIXED[kept_as]
+            if position > end or not number:
+                raise damaged
+            if number in values:
+                found.append((number, kept_as, start, position))
+            else:
+                rest.append(data[begin:position])
+            left -= 1
+            if left < 0:
+                raise invalid(f"what came has more than {most:,} fields in its {kind}")
+    except (IndexError, KeyError, wire.NotWireFormat):
+        raise damaged from None
+    if sum(map(len, rest)) > _MOST_REST:
+        raise invalid(f"what came has more than {_MOST_REST:,} bytes beside values in its {kind}")
+    return b"".join(rest), found
+
+
+_FIXED = {wire.FIXED64: 8, wire.FIXED32: 4}
+
+
+def parsed(kind: Any, data: bytes) -> Any:
+    """A message of one kind.
+
+    Raises:
+        Refusal: It is none.
+    """
+    try:
+        return kind.FromString(data)
+    except (DecodeError, RecursionError, UnicodeDecodeError):
+        raise invalid(f"what came is no {kind.DESCRIPTOR.name}") from None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A request with its inputs apart.
+
+    Attributes:
+        request: The message without them.
+        feeds: Makes arrays of them, by the names of a model's inputs.
+    """
+
+    request: Any
+    feeds: Callable[[Mapping[str, Port]], Mapping[str, NDArray[Any]]]
+
+
+def predict_request(data: bytes) -> Parts:
+    """A PredictRequest of TensorFlow Serving's.
+
+    Raises:
+        Refusal: It is none.
+    """
+    rest, entries = apart(data, None, (2,), "PredictRequest")
+
+    def feeds(ports: Mapping[str, Port]) -> Mapping[str, NDArray[Any]]:
+        found: dict[str, Input] = {}
+        for entry in entries:
+            key, values = apart(data, entry, (2,), "InputsEntry")
+            name = parsed(messages.PredictRequest.InputsEntry, key).key
+            place = place_for(name, ports, found)
+            if len(values) > 1:
+                raise invalid(f"input {name} has two values")
+            found[place] = of_tensor_proto(data, values[0] if values else _all(b""), name, ports[place].most)
+        return _arrays(found, ports)
+
+    return Parts(parsed(messages.PredictRequest, rest), feeds)
+
+
+def infer_request(data: bytes) -> Parts:
+    """A ModelInferRequest of the Open Inference Protocol's.
+
+    Raises:
+        Refusal: It is none.
+    """
+    rest, spans = apart(data, None, (5, 7), "ModelInferRequest")
+    inputs, raw = ([span for span in spans if span[0] == number] for number in (5, 7))
+
+    def feeds(ports: Mapping[str, Port]) -> Mapping[str, NDArray[Any]]:
+        if raw and len(raw) != len(inputs):
+            raise invalid(f"there are {len(inputs)} inputs, and {len(raw)} in raw_input_contents")
+        found: dict[str, Input] = {}
+        for number, span in enumerate(inputs):
+            head, contents = apart(data, span, (5,), "InferInputTensor")
+            tensor = parsed(messages.ModelInferRequest.InferInputTensor, head)
+            place = place_for(tensor.name, ports, found)
+            found[place] = of_infer(data, tensor, contents, raw[number] if raw else None, ports[place].most)
+        return _arrays(found, ports)
+
+    return Parts(parsed(messages.ModelInferRequest, rest), feeds)
+
+
+def _arrays(inputs: Mapping[str, Input], ports: Mapping[str, Port]) -> Mapping[str, NDArray[Any]]:
+    refuse_missing(inputs, ports)
+    return {name: one.array(ports[name]) for name, one in inputs.items()}
+
+
+# --- TensorProto
+
+_CONTENT = 4
+_VALUES = {
+    "float32": 5, "float64": 6, "int32": 7, "uint8": 7, "int16": 7, "int8": 7, "uint16": 7, "int4": 7, "uint4": 7, "int2": 7, "uint2": 7,
+    "object": 8, "complex64": 9, "int64": 10, "bool": 11, "complex128": 12, "float16": 13, "bfloat16": 13, "uint32": 16, "uint64": 17,
+}  # fmt: skip
+"""Fields of a TensorProto that list values, by type; 8-bit and 4-bit floats are in `_FLOAT8`."""
+_FLOAT8 = 18
+_ALL_VALUES = frozenset({_CONTENT, *range(5, 19)})
+
+
+def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS) -> Input:
+    """An input as a TensorProto describes it, of so many values at most.
+
+    Raises:
+        Refusal: It has no type that arrays have, or does not say its shape, or its values are where none of its type belong.
+    """
+    rest, found = apart(data, span, _ALL_VALUES, f"TensorProto of input {name}", most + _SPARE)
+    proto = parsed(messages.TensorProto, rest)
+    dtype = tensors.dtype_of(proto.dtype)
+    if dtype is None:
+        raise invalid(f"input {name} is of type {protos.dtype_name(proto.dtype)}, which has no values that can be read")
+    if proto.tensor_shape.unknown_rank:
+        raise invalid(f"input {name} does not say its shape")
+    shape = _shape([dim.size for dim in proto.tensor_shape.dim], name)
+    used = sorted({span[0] for span in found if span[3] > span[2] or span[0] == _VALUES["object"]})
+    own = _VALUES.get(dtype.name, _FLOAT8)
+    if len(used) > 1 or not {own, _CONTENT}.issuperset(used):
+        fields = ", ".join([messages.TensorProto.DESCRIPTOR.fields_by_number[number].name for number in used])
+        raise invalid(f"input {name} is {dtype.name}, and its values are in {fields}")
+    if used == [_CONTENT]:
+        return _content(data, [span for span in found if span[0] == _CONTENT][-1], name, dtype, shape)
+    return _listed(data, [span for span in found if span[0] == own], name, dtype, shape, fills=True)
+
+
+def array_of(proto: Any, name: str) -> NDArray[Any]:
+    """The array in a TensorProto of an answer.
+
+    Raises:
+        Refusal: Sizes, type and content do not fit each other.
+    """
+    data = proto.SerializeToString()
+    return of_tensor_proto(data, _all(data), name, len(data)).array()
+
+
+def array_of_infer(tensor: Any, raw: bytes | None) -> NDArray[Any]:
+    """The array in an InferOutputTensor, or its like, with its raw content, where the message has that.
+
+    Raises:
+        Refusal: Sizes, type and content do not fit each other.
+    """
+    data = tensor.contents.SerializeToString() if raw is None else raw
+    contents, content = ((_all(data),), None) if raw is None else ((), _all(data))
+    return of_infer(data, tensor, contents, content, len(data)).array()
+
+
+def _all(data: bytes) -> Span:
+    return 0, wire.LENGTH, 0, len(data)
+
+
+_SPARE = 64
+"""Fields of a tensor that may come beside its values."""
+
+
+def _shape(sizes: Sequence[int], name: str) -> tuple[int, ...]:
+    if len(sizes) > tensors.MOST_DIMS:
+        raise invalid(f"input {name} has {len(sizes):,} dimensions; {tensors.MOST_DIMS} is the most")
+    if min(sizes, default=0) < 0:
+        raise invalid(f"input {name} has a negative size in its shape {list(sizes)}")
+    return tuple(sizes)
+
+
+# --- InferInputTensor
+
+_CONTENTS = {
+    "BOOL": 1, "INT8": 2, "INT16": 2, "INT32": 2, "INT64": 3, "UINT8": 4, "UINT16": 4, "UINT32": 4, "UINT64": 5, "FP32": 6, "FP64": 7,
+    "BYTES": 8,
+}  # fmt: skip
+"""Fields of InferTensorContents, by the protocol's names of types."""
+
+
+def of_infer(data: bytes, tensor: Any, contents: Sequence[Span], raw: Span | None, most: int = MOST_FIELDS) -> Input:
+    """An input as an InferInputTensor describes it.
+
+    Args:
+        data: The request.
+        tensor: The message without its contents.
+        contents: Where these are.
+        raw: Where its raw content is, if the request has that.
+        most: How many values it may have.
+
+    Raises:
+        Refusal: Type, shape and content do not fit each other.
+    """
+    name = tensor.name
+    dtype, shape = tensors.open_dtype(tensor.datatype, name), _shape(tensor.shape, name)
+    if raw is not None:
+        if contents:
+            raise invalid(f"input {name} has contents beside raw_input_contents")
+        return _raw_strings(data, raw, name, shape) if dtype.hasobject else _content(data, raw, name, dtype, shape)
+    own = _CONTENTS.get(tensor.datatype)
+    if own is None:
+        raise invalid(f"input {name} is {tensor.datatype}, which goes into raw_input_contents only")
+    kind = f"InferTensorContents of input {name}"
+    found = [span for part in contents for span in apart(data, part, range(1, 9), kind, most + _SPARE)[1]]
+    if any(span[0] != own for span in found):
+        raise invalid(f"input {name} is {tensor.datatype}, and has contents of another type")
+    return _listed(data, found, name, dtype, shape)
+
+
+def _raw_strings(data: bytes, raw: Span, name: str, shape: tuple[int, ...]) -> Input:
+    """Strings, each behind its length in four bytes."""
+    wanted, spans = math.prod(shape), list[Span]()
+    _, _, position, end = raw
+    while position < end:
+        start = position + 4
+        position = start + int.from_bytes(data[position:start], "little")
+        if max(start, position) > end:
+            raise invalid(f"input {name} has strings whose lengths do not fit the {end - raw[2]:,} bytes that came")
+        spans.append((0, wire.LENGTH, start, position))
+        if len(spans) > wanted:
+            raise invalid(f"input {name} is said to be BYTES {list(shape)}, and more strings came")
+    return _listed(data, spans, name, np.dtype(object), shape)
+
+
+# --- Values
+
+
+def _content(data: bytes, span: Span, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Input:
+    """Bytes that are an array's own; of strings, their lengths and then all of them."""
+    _, kind, start, end = span
+    count = math.prod(shape)
+    if kind != wire.LENGTH or (count * dtype.itemsize != end - start and not dtype.hasobject):
+        raise invalid(f"input {name} is said to be {dtype.name} {list(shape)}, and {end - start:,} bytes came")
+    if dtype.hasobject:
+        return Input(name, dtype, shape, count, lambda: protos.string_array(data[start:end], count))
+    return Input(name, dtype, shape, count, lambda: _of_bytes(data[start:end], dtype, name))
+
+
+def _of_bytes(data: bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    found = np.frombuffer(data, dtype)
+    # What counts them would write past what it has made room for.
+    if dtype.kind == "b" and found.view(np.uint8).max(initial=0) > 1:
+        raise invalid(f"input {name} is bool, and has bytes that are neither 0 nor 1")
+    return found
+
+
+def _listed(
+    data: bytes, spans: Sequence[Span], name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, fills: bool = False
+) -> Input:
+    """Values that are listed one by one, packed or not."""
+    own = wire.LENGTH if dtype.hasobject else _WIRE_TYPES.get(dtype.name, wire.VARINT)
+    if not {own, wire.LENGTH}.issuperset(span[1] for span in spans):
+        raise invalid(f"input {name} has values that are no {dtype.name}")
+    if dtype.hasobject:
+        return Input(name, dtype, shape, len(spans), lambda: _strings(data, spans), fills)
+
+    def joined() -> bytes:
+        parts = [data[start:end] for _, _, start, end in spans]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    if own != wire.VARINT:
+        count, over = divmod(sum([span[3] - span[2] for span in spans]), dtype.itemsize)
+        if over:
+            raise invalid(f"input {name} has a part of a {dtype.name} among its values")
+        return Input(name, dtype, shape, count, lambda: np.frombuffer(joined(), dtype), fills)
+    numbers = joined()
+    pieces = range(0, len(numbers), _AT_ONCE)
+    ends = [np.count_nonzero(_part(numbers, start) < 0x80) for start in pieces]
+    return Input(name, dtype, shape, sum(ends), lambda: _varints(numbers, sum(ends), name, dtype), fills)
+
+
+_WIRE_TYPES = {
+    "float32": wire.FIXED32, "complex64": wire.FIXED32, "float64": wire.FIXED64, "complex128": wire.FIXED64,
+    "float8_e5m2": wire.LENGTH, "float8_e4m3fn": wire.LENGTH, "float8_e4m3fnuz": wire.LENGTH, "float8_e4m3b11fnuz": wire.LENGTH,
+    "float8_e5m2fnuz": wire.LENGTH, "float4_e2m1fn": wire.LENGTH,
+}  # fmt: skip
+"""How values are listed that are no numbers of changing length."""
+
+
+def _strings(data: bytes, spans: Sequence[Span]) -> NDArray[Any]:
+    array = np.empty(len(spans), object)
+    for place, (_, _, start, end) in enumerate(spans):
+        array[place] = data[start:end]
+    return array
+
+
+def _part(numbers: bytes, start: int) -> NDArray[np.uint8]:
+    return np.frombuffer(numbers, np.uint8, min(_AT_ONCE, len(numbers) - start), start)
+
+
+def _varints(numbers: bytes, count: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Numbers of changing length, decoded many at once: a byte of each is added at a time.
+
+    Raises:
+        Refusal: One is out of range of the type, or longer than any.
+    """
+    halves = dtype.name in ("float16", "bfloat16")  # their bits, as an integer
+    kept = np.dtype(np.uint16) if halves else dtype
+    low, high = (0, 1) if kept.kind == "b" else (int(ml_dtypes.iinfo(kept).min), int(ml_dtypes.iinfo(kept).max))
+    found = np.empty(count, kept)
+    start = done = 0
+    while start < len(numbers):
+        part = _part(numbers, start)
+        ends = np.flatnonzero(part < 0x80)
+        lengths = np.diff(ends, prepend=-1)
+        if not len(ends) or (longest := int(lengths.max())) > 10:
+            raise invalid(f"input {name} has a number of more than 64 bits")
+        values = np.zeros(len(ends), np.uint64)
+        for place in range(longest):
+            long = lengths > place
+            bits = (part[(ends - lengths + 1)[long] + place] & 0x7F).astype(np.uint64)
+            if place == 9 and (bits > 1).any():
+                raise invalid(f"input {name} has a number of more than 64 bits")
+            values[long] |= bits << np.uint64(7 * place)
+        whole: NDArray[Any] = values.view(np.int64) if low < 0 else values
+        if int(whole.min()) < low or int(whole.max()) > high:
+            raise invalid(f"input {name} has numbers that are no {dtype.name}, which are {low:,} to {high:,}")
+        found[done : done + len(ends)] = whole.astype(kept)
+        done += len(ends)
+        start += int(ends[-1]) + 1
+    return found.view(dtype) if halves else found

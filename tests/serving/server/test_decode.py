@@ -1,0 +1,119 @@
+"""Requests in protobuf: what would be dropped or changed without a word is refused, and what is right is read as protobuf reads it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("prometheus_client")
+
+from msplit.serving.ports import Port
+from msplit.serving.server import decode, messages
+from msplit.serving.server.refusal import LONGEST, Refusal
+from tests.campaign import examples
+from tests.serving.server.test_large import field, infer, predict, proto, varint
+
+PORTS = {"x": Port("float32", (None, 2), 16)}
+INTS = {"u": Port("uint8", (None,), 8)}
+TWO = proto(1, [1, 2], field(5, np.array([1, 2], "<f4").tobytes()))
+
+
+def packed(number: int, *values: int) -> bytes:
+    return field(number, b"".join(varint(value) for value in values))
+
+
+@pytest.mark.parametrize(
+    ("data", "ports", "said"),
+    [
+        (predict(x=TWO) + predict(x=TWO)[8:], PORTS, "input x is there twice"),
+        (predict(**{"x": TWO, "x:0": TWO}), PORTS, "input x is there twice, once as x:0"),
+        (predict(**{"x:0": TWO, "x": TWO}), PORTS, "input x is there twice"),
+        (predict(y=TWO), PORTS, "the model has no input 'y'; the inputs are: x"),
+        (predict(), PORTS, "no value for input x; the inputs are: x"),
+        (field(2, field(1, b"x") + field(2, TWO) + field(2, TWO)), PORTS, "input x has two values"),
+        (predict(x=proto(1, [1, 2], field(6, bytes(16)))), PORTS, "its values are in double_val"),
+        (predict(x=TWO + field(4, bytes(8))), PORTS, "its values are in tensor_content, float_val"),
+        (predict(x=proto(1, [1, 2], field(5, bytes(7)))), PORTS, "input x has a part of a float32"),
+        (predict(x=proto(1, [-1, 2], field(5, bytes(8)))), PORTS, "negative size"),
+        (predict(x=proto(1, [9, 2], field(5, bytes(72)))), PORTS, "a batch of 9 is larger"),
+        (predict(x=proto(1, [2, 9], field(5, bytes(72)))), PORTS, r"the model takes \[-1, 2\]"),
+        (predict(x=proto(2, [1, 2], field(6, bytes(16)))), PORTS, "is said to be float64 .*; the model takes float32"),
+        (predict(u=proto(4, [1], packed(7, 300))), INTS, "input u has numbers that are no uint8, which are 0 to 255"),
+        (predict(u=proto(4, [1], packed(7, -1))), INTS, "input u has numbers that are no uint8"),
+        (predict(u=proto(4, [1], field(7, b"\xff" * 10 + b"\1"))), INTS, "more than 64 bits"),
+        (predict(u=proto(4, [1], field(7, b"\xff" * 9 + b"\2"))), INTS, "more than 64 bits"),
+        (predict(u=proto(4, [1], field(7, b"\x80"))), INTS, "0 values|64 bits"),
+        (predict(u=proto(6, [1], packed(7, 128))), {"u": Port("int8", (None,))}, "no int8, which are -128 to 127"),
+        (predict(u=proto(3, [1], packed(7, 1 << 31))), {"u": Port("int32", (None,))}, "no int32"),
+        (predict(u=proto(22, [1], packed(16, 1 << 32))), {"u": Port("uint32", (None,))}, "no uint32"),
+        (predict(u=proto(10, [1], packed(11, 2))), {"u": Port("bool", (None,))}, "no bool, which are 0 to 1"),
+        (predict(u=proto(10, [1], field(4, b"\2"))), {"u": Port("bool", (None,))}, "neither 0 nor 1"),
+        (predict(u=proto(19, [1], packed(13, 1 << 16))), {"u": Port("float16", (None,))}, "no float16"),
+    ],
+)
+def test_what_would_be_dropped_or_changed_is_refused(data: bytes, ports: Any, said: str) -> None:
+    with pytest.raises(Refusal, match=said):
+        decode.predict_request(data).feeds(ports)
+
+
+FLOATS = field(5, field(6, np.array([1, 2], "<f4").tobytes()))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (infer(b"x", b"FP32", [1, 2], FLOATS) + infer(b"x", b"FP32", [1, 2], FLOATS)[6:], "input x is there twice"),
+        (infer(b"x", b"FP32", [1, 2], FLOATS) + infer(b"x:0", b"FP32", [1, 2], FLOATS)[6:], "once as x:0"),
+        (infer(b"x", b"FP32", [1, 2], FLOATS, bytes(8)), "contents beside raw_input_contents"),
+        (infer(b"x", b"FP32", [1, 2], field(5, field(7, bytes(16)))), "contents of another type"),
+        (infer(b"x", b"FP32", [1, 2], FLOATS + field(5, packed(2, 1))), "contents of another type"),
+        (infer(b"x", b"FP32", [1, 3], FLOATS), "2 values came"),
+        (infer(b"x", b"FP32", [(1 << 64) - 1, 2], FLOATS), "negative size"),
+        (infer(b"x", b"FP32", [1 << 62, 1 << 62], raw=bytes(8)), "8 bytes came"),
+        (infer(b"x", b"FP16", [1, 2], FLOATS), "raw_input_contents only"),
+        (infer(b"x", b"FP32", [1, 2], raw=bytes(8)) + field(7, b""), "there are 1 inputs, and 2 in"),
+        (b"\x2b" + infer(b"x", b"FP32", [1, 2], FLOATS), "no ModelInferRequest"),
+        (infer(b"x", b"FP32", [1, 2], FLOATS)[:-1], "no ModelInferRequest"),
+    ],
+)
+def test_open_inputs_that_would_be_dropped_or_changed_are_refused(data: bytes, said: str) -> None:
+    with pytest.raises(Refusal, match=said):
+        decode.infer_request(data).feeds(PORTS)
+
+
+def test_parts_of_contents_are_one_and_need_not_be_packed() -> None:
+    one, two = np.array([1], "<f4").tobytes(), np.array([2], "<f4").tobytes()
+    for contents in (field(5, field(6, one)) + field(5, field(6, two)), field(5, b"\x35" + one + b"\x35" + two)):
+        found = decode.infer_request(infer(b"x", b"FP32", [1, 2], contents)).feeds(PORTS)
+        assert found["x"].tolist() == [[1, 2]]
+    unpacked = b"".join(varint(7 << 3) + varint(value) for value in (1, 200))
+    assert decode.predict_request(predict(u=proto(4, [2], unpacked))).feeds(INTS)["u"].tolist() == [1, 200]
+
+
+def test_a_long_name_is_cut_before_it_is_looked_at() -> None:
+    with pytest.raises(Refusal) as caught:
+        decode.predict_request(predict(**{"\n" * 100_000: TWO})).feeds(PORTS)
+    assert len(caught.value.said) == LONGEST
+
+
+@given(values=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=40), at_once=st.sampled_from([16, 1 << 18]))
+@settings(max_examples=examples(40, 2000))
+def test_numbers_of_changing_length_are_read_as_protobuf_reads_them(values: list[int], at_once: int) -> None:
+    tensor = messages.TensorProto(dtype=9, int64_val=values)
+    tensor.tensor_shape.dim.add().size = len(values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "_AT_ONCE", at_once)
+        assert decode.array_of(tensor, "x").tolist() == values
+
+
+@given(data=st.binary(max_size=60), read=st.sampled_from([decode.predict_request, decode.infer_request]))
+@settings(max_examples=examples(100, 5000))
+def test_no_bytes_do_harm(data: bytes, read: Callable[[bytes], decode.Parts]) -> None:
+    with contextlib.suppress(Refusal):
+        read(data).feeds(PORTS)
