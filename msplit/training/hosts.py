@@ -19,6 +19,9 @@ _TRAINS = ("chief", "master", "worker")
 CHILD = "MSPLIT_TRAINS_WITH_OTHERS"
 """Environment variable of processes that `msplit train --gpus` has started."""
 
+LISTENER = "MSPLIT_LISTENS_AT"
+"""Environment variable: the file descriptor at which the first of them finds its port, which is listened at already."""
+
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
 _FORM = '{"chief": ["host0:2222"], "worker": ["host1:2222", "host2:2222"]}'
 
@@ -35,6 +38,7 @@ class Rank:
         port: And at which port.
         is_served: Whether something else listens there, as torchrun does.
         is_child: Whether `msplit train --gpus` has started it, and ends with it.
+        listener: File descriptor of a socket that listens at the port, which who started it handed on; None: the chief opens the port.
     """
 
     number: int
@@ -44,6 +48,7 @@ class Rank:
     port: int
     is_served: bool = False
     is_child: bool = False
+    listener: int | None = None
 
     def environment(self) -> dict[str, str]:
         """The variables that say so to a process that is started as this one: torchrun's, and `CHILD`."""
@@ -54,6 +59,7 @@ class Rank:
             "MASTER_ADDR": self.host,
             "MASTER_PORT": str(self.port),
             CHILD: "1",
+            **({} if self.listener is None else {LISTENER: str(self.listener)}),
         }
 
 
@@ -107,7 +113,14 @@ def rank_of(environment: Mapping[str, str]) -> Rank | None:
     if not host:
         raise MsplitError("is not set", where="environment variable MASTER_ADDR", fix="set it to the host of rank 0")
     return Rank(
-        rank, size, local, host, port, environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True", CHILD in environment
+        rank,
+        size,
+        local,
+        host,
+        port,
+        environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        CHILD in environment,
+        number(LISTENER, 0, 1 << 31) if LISTENER in environment else None,
     )
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import IO
 
@@ -36,15 +37,19 @@ def launch(command: Sequence[str], hosts: Hosts, gpus: Sequence[str]) -> int:
     Raises:
         RankLost: One was killed, or failed where nobody else could tell.
     """
-    host, port = address(hosts.master) if hosts.master else (_LOCAL, _free_port())
+    # A free port is taken at once, and handed on: another process may have it by the time that the first rank has loaded its libraries.
+    listener = None if hosts.master else socket.create_server((_LOCAL, 0))
+    host, port = address(hosts.master) if listener is None else listener.getsockname()
     ranks = [
         Rank(hosts.index * len(gpus) + local, hosts.count * len(gpus), local, host, port) for local in range(len(gpus))
     ]
+    if listener is not None:
+        ranks[0] = replace(ranks[0], listener=listener.fileno())
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(gpus))))
     if hosts.count == 1:  # not by a name of this host that may lead elsewhere
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with contextlib.ExitStack() as stack:
+    with listener or contextlib.nullcontext(), contextlib.ExitStack() as stack:
         words = [stack.enter_context(tempfile.TemporaryFile()) for _ in ranks]
         started: list[subprocess.Popen[bytes]] = []
         stack.callback(_kill, started)
@@ -58,9 +63,12 @@ def launch(command: Sequence[str], hosts: Hosts, gpus: Sequence[str]) -> int:
                         env=variables,
                         stdin=subprocess.DEVNULL,
                         start_new_session=True,
+                        pass_fds=[] if rank.listener is None else [rank.listener],
                         **quiet,  # type: ignore[call-overload]
                     )
                 )
+                if listener is not None:
+                    listener.close()  # it is the first rank's now: nobody answers there once that is gone
                 hand_on()
             return _watched(started, ranks, words)
 
@@ -128,12 +136,6 @@ def _passed_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[Callable[
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((_LOCAL, 0))
-        return int(one.getsockname()[1])
 
 
 def own_command() -> list[str]:

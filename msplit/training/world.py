@@ -170,7 +170,12 @@ def _meet(rank: Rank, on_gpu: bool, tell: Callable[[str], object]) -> tuple[Worl
 
     def store(serves: bool) -> Any:
         return distributed.TCPStore(
-            rank.host, rank.port, is_master=serves, wait_for_workers=False, timeout=timedelta(seconds=MEET)
+            rank.host,
+            rank.port,
+            is_master=serves,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=MEET),
+            master_listen_fd=rank.listener if serves else None,
         )
 
     try:

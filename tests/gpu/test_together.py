@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from msplit.core.precision import Precision
 from msplit.engines.base import Job
@@ -25,11 +24,11 @@ WITHIN = 1e-4
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "size", [1, *(pytest.param(count, marks=pytest.mark.needs_gpus(count)) for count in (2, 4, 8))]
+)
 @pytest.mark.parametrize(("name", "optimizer"), [("mmoe", "Adam"), ("deepfm", "Adagrad")])
 def test_gpus_train_as_threads_on_the_cpu(size: int, name: str, optimizer: str, tmp_path: Path) -> None:
-    if torch.cuda.device_count() < size:
-        pytest.skip(f"needs {size} GPUs")
     command = [sys.executable, "-m", "tests.gpu.together_worker", name, optimizer, str(tmp_path), str(STEPS)]
     assert launch(command, Hosts(), [str(one) for one in range(size)]) == 0
     flat, training = stored(name, optimizer, "resource")

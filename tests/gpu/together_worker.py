@@ -27,9 +27,7 @@ def main(name: str, optimizer: str, folder: str, steps: str) -> None:
     assert rank is not None
     with joined(rank, on_gpu=True, tell=print) as world:
         if world.size == 1:  # NCCL with itself: what is captured is the same
-            torch.distributed.init_process_group(
-                "nccl", init_method=f"tcp://127.0.0.1:{rank.port}", rank=0, world_size=1
-            )
+            torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
         batches = [training.feeds(BATCH * world.size, step) for step in range(int(steps))]
         shards = Shards(world.size, tuple(batches[0]), is_open=False)
         own = [part(feeds, shards, world.rank) for feeds in batches]

@@ -25,6 +25,7 @@ from msplit.training.data import Data
 from msplit.training.hosts import Hosts, Rank
 from msplit.training.shards import part, shards_of, whole
 from tests.cli.runner import msplit
+from tests.engines.tensorflow.clusters import free_ports
 
 ADDRESSES = st.lists(
     st.builds(
@@ -165,6 +166,18 @@ def test_all_that_are_launched_know_who_they_are(capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().out == "0 3 0 127.0.0.1 0,1,2\n"  # the others say nothing
 
 
+def test_nobody_else_gets_the_port_before_the_first_rank_has_it() -> None:
+    """It takes seconds to load its libraries, in which any process of the host could be given a port that is merely free."""
+    script = (
+        "import socket; address = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
+        "if rank: socket.create_connection(address); sys.exit()\n"
+        "own = socket.socket(fileno=int(os.environ['MSPLIT_LISTENS_AT']))\n"
+        "for _ in range(2): own.accept()\n"
+        "sys.exit(own.getsockname() != address)"
+    )
+    assert run(script) == 0
+
+
 def test_one_that_is_killed_ends_all() -> None:
     began = time.monotonic()
     with pytest.raises(RankLost, match=r"rank 1 was ended by SIGKILL\n  fix: the last checkpoint is whole"):
@@ -219,7 +232,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> int:
     """A port at which nobody listens."""
     pytest.importorskip("torch")
     monkeypatch.setattr(world, "MEET", 1.0)
-    return launch._free_port()
+    return free_ports(1)[0]
 
 
 def test_a_wrong_address_and_a_port_in_use(nobody: int) -> None:

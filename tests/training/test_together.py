@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from msplit.training import checkpoint
-from msplit.training.launch import _free_port
 from tests.campaign import CAMPAIGN, campaign
+from tests.engines.tensorflow.clusters import free_ports
 from tests.report.test_schemas import validate
 from tests.training.models import arrays, regression
 from tests.training.zygote import Zygote
@@ -48,7 +48,7 @@ class Together:
 
     def __init__(self, zygote: Zygote, says: Path, size: int = 2) -> None:
         self.zygote, self.says, self.size = zygote, says, size
-        self.shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        self.shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
         self.children: list[int] = []
 
     def start(self, arguments: tuple[object, ...], environment: Mapping[str, str] | None = None) -> None:
