@@ -213,7 +213,8 @@ class Tracer:
         slots = (slot for slot in range(len(op.inputs)) if slot not in bound)
         mixed = len({one.device for slot, one in zip(slots, arguments, strict=True) if slot not in unknown}) > 1
         op = self.rounding.of_data(op)
-        if self.measures and not unknown:
+        # Behind an input that the op is built with, such as sizes, the second of its arguments is not its second input.
+        if self.measures and not unknown and not {0, 1} & bound.keys():
             if self.rounding.lists and (other := self.rounding.otherwise(op)) is not None:
                 self._choose(other, list(arguments), lowered, fresh=fresh, varying=varying)
             op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)

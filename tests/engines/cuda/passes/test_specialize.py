@@ -9,6 +9,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir import state as module
 from msplit.engines.cuda.ir.state import Placed
 from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.passes import specialize as module_of_traces
 from msplit.engines.cuda.passes.specialize import specialize, trace
 from msplit.errors import EngineError
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, program_of, run
@@ -203,3 +204,40 @@ def test_constants_lie_on_a_device_once_and_only_as_long_as_they_are_held(monkey
     assert held.tolist() == [0, 1, 2]
     del array
     assert not placed._made
+
+
+@pytest.fixture
+def measures(monkeypatch):
+    """Kernels are chosen as on a GPU, where they are measured. Of these here there is one each."""
+    begin = module_of_traces.Tracer.__init__
+
+    def on_a_gpu(self, *arguments, **options):
+        begin(self, *arguments, **options)
+        self.measures = True
+
+    monkeypatch.setattr(module_of_traces.Tracer, "__init__", on_a_gpu)
+
+
+@pytest.mark.parametrize("op", ["transposed", "gradient", "depthwise"])
+def test_a_filter_stays_what_it_is_behind_an_op_whose_sizes_are_known(measures, op):
+    """The sizes that such a convolution gives, input 0, are no argument: what lies in the place of the filter is the data. It was kept as
+    the filter, and whatever read that next multiplied by the data, without a word where the shapes agree."""
+
+    def build(tf, v1):
+        x = v1.placeholder(tf.float32, (4, 4, 4, 4), "x")
+        filter = tf.constant(np.random.default_rng(0).standard_normal((4, 4, 4, 4), np.float32))
+        if op == "depthwise":
+            sizes, filter = (4, 4, 4, 4), filter[:, :, :, :1]
+            first = v1.nn.depthwise_conv2d_native_backprop_input(sizes, filter, x, [1] * 4, "SAME")
+            second = v1.nn.depthwise_conv2d_native(first, filter, [1] * 4, "SAME")
+        elif op == "transposed":
+            first = tf.nn.conv2d_transpose(x, filter, (4, 4, 4, 4), 1, "SAME")
+            second = tf.nn.conv2d(first, filter, 1, "SAME")
+        else:
+            (first,) = v1.gradients(tf.nn.conv2d(x, filter, 1, "SAME"), x, grad_ys=x)
+            second = tf.nn.conv2d(first, filter, 1, "SAME")
+        tf.identity(first, name="first")
+        tf.identity(second, name="second")
+
+    flat = graph_of(build, outputs=["first", "second"])
+    assert_equals_tensorflow(flat, {"x": np.random.default_rng(1).standard_normal((4, 4, 4, 4), np.float32)})
