@@ -22,14 +22,15 @@ def _made(_: Device) -> weakref.WeakKeyDictionary[Columns, dict[tuple[object, ..
     return weakref.WeakKeyDictionary()
 
 
-def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
-    """Fills the outputs.
+def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> bool:
+    """Fills the outputs. Returns False, with nothing done, where it can not.
 
     The tables that describe the columns are made at the first call with inputs that lie as they do. In a capture there is no making
-    them: then inputs that lie as none did before are first laid side by side, as they were when the graph was traced.
+    them: then inputs that lie as none did before are first laid side by side, as they were when the graph was traced. Rows that are
+    looked up in what the step itself computes (a table that was joined from parts) lie elsewhere in a capture: that can not be done.
     """
     if not spec.segments or not any(output.numel() for output in outputs):
-        return
+        return True
     first = min(outputs, key=lambda output: output.storage_offset())
     slots = sorted({term.source for segment in spec.segments for term in segment.terms})
     sources = {slot: inputs[slot].contiguous() for slot in slots}
@@ -43,7 +44,8 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
         for known in ({}, places):
             layout = _layout(sources, known)
             tables = cache[_key(spec, inputs, layout)] = describe(spec, inputs, outputs, layout)
-    assert tables is not None, "the columns were never run before they were captured"
+    if tables is None:
+        return False
     extra = _lay(sources, places)
     somewhere = shared if shared is not None else extra
     assert somewhere is not None
@@ -78,6 +80,7 @@ def fill(spec: Columns, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...])
         SUM=torch.float64 if element == torch.float64 else torch.float32,
         **tables.flags,
     )
+    return True
 
 
 def _lie(sources: dict[int, Tensor]) -> tuple[Tensor | None, dict[int, Place]]:

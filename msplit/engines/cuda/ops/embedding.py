@@ -27,8 +27,8 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     if all(inputs[slot].is_contiguous() for slot in tables) and can_launch(inputs[0].device):
         from msplit.engines.cuda.kernels.embedding_launch import fill
 
-        fill(spec, inputs, outputs)
-        return outputs
+        if fill(spec, inputs, outputs):
+            return outputs
     for segment in spec.segments:
         place = torch.as_strided(
             outputs[segment.output],
