@@ -17,6 +17,7 @@ from msplit.engines.cuda.ir.graph import Key, Op
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding import masked_fill, masked_segments, masked_sizes
 from msplit.engines.cuda.passes.embedding.proof import (
+    Absent,
     Kept,
     KnownValues,
     Mask,
@@ -115,7 +116,8 @@ def _elementwise(facts: KnownValues, op: Op) -> Proof | None:
         return None
     inputs = [facts.kept[key].dense if key in facts.kept else key for key in op.inputs]
     dense = facts.new(op.op, op, inputs, dict(op.attrs))
-    return facts.keep(op, (dense.node, 0), kept[0].mask, dense, absent=_absent(facts, op, kept[0].absent))
+    absent = "any" if any(one.absent == "any" for one in kept) else _absent(facts, op, kept[0].absent)
+    return facts.keep(op, (dense.node, 0), kept[0].mask, dense, absent=absent)
 
 
 def _of_positions(facts: KnownValues, op: Op) -> Proof | None:
@@ -129,10 +131,10 @@ def _of_positions(facts: KnownValues, op: Op) -> Proof | None:
     return facts.point(op, replace(found, dense=(dense.node, 0), absent=_absent(facts, op, found.absent)), dense)
 
 
-def _absent(facts: KnownValues, op: Op, number: int | None) -> int | None:
+def _absent(facts: KnownValues, op: Op, number: Absent) -> Absent:
     """What becomes of the number of what is not there, where that can be told."""
     bound = facts.array(op.inputs[1]) if op.op == "Maximum" else None
-    if number is not None and bound is not None and bound.dtype.kind in "iu" and not bound.ndim:
+    if isinstance(number, int) and bound is not None and bound.dtype.kind in "iu" and not bound.ndim:
         return max(number, int(bound))
     return number if op.op == "Cast" and op.attrs.get("DstT") in ("int32", "int64") else None
 
@@ -199,7 +201,8 @@ def _gather(facts: KnownValues, op: Op) -> Proof | None:
         if positions.dense is None:
             return facts.keep(op, kept.dense, positions.mask)
         moved = facts.new(op.op, op, [kept.dense, positions.dense, *op.inputs[2:]], dict(op.attrs))
-        return facts.keep(op, (moved.node, 0), positions.mask, moved)
+        # Where there was no position, some row of the list is taken.
+        return facts.keep(op, (moved.node, 0), positions.mask, moved, absent="any" if positions.absent == 0 else None)
     ids, table = facts.kept.get(op.inputs[1]), facts.shape(op.inputs[0])
     if ids is None or not table or not table[0]:
         return None

@@ -49,12 +49,13 @@ def _sum_at(facts: KnownValues, op: Op, rows: Kept, places: Positions) -> Proof 
     if rows.mask is not places.mask or not _counts(facts, op.inputs[2], places.into):
         return None
     ops: list[Op] = []
-    total = facts.chosen(op, rows, 0, ops)
+    anything = rows.absent == "any" and places.dense is not None  # it is added to rows without an id
+    total = rows.dense if anything else facts.chosen(op, rows, 0, ops)
     if places.dense is not None:
         count = facts.constant(np.array(facts.length(places.into), np.int32))
         ops.append(facts.new(op.op, op, [total, places.dense, count], dict(op.attrs)))
         total = ops[-1].node, 0
-    return facts.keep(op, total, places.into, *ops, absent=0)
+    return facts.keep(op, total, places.into, *ops, absent=None if anything else 0)
 
 
 def _counts(facts: KnownValues, key: Key, mask: Mask) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,10 @@ class Mask:
     occupied: int = 0
 
 
+Absent = int | Literal["any"] | None
+"""See `Kept`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Kept:
     """The rows of a dense value that a mask keeps. The elements mean what they mean in the value that TensorFlow has.
@@ -81,12 +85,13 @@ class Kept:
     Attributes:
         dense: All rows.
         mask: Which of them are there.
-        absent: The number that stands in all others; None where anything may.
+        absent: The number that stands in all others; None where anything may; "any" where, of padded values (see `padding`), there
+            are rows without an id among those that are there, too, so that nothing looks at what stands in them.
     """
 
     dense: Key
     mask: Mask
-    absent: int | None = None
+    absent: Absent = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +108,7 @@ class Positions:
     mask: Mask
     into: Mask
     dense: Key | None = None
-    absent: int | None = None
+    absent: Absent = None
 
 
 @dataclass(frozen=True)
@@ -242,7 +247,7 @@ class KnownValues:
             key in found for found in (self.kept, self.positions, self.sizes, self.axes, self.elements, self.flags)
         )
 
-    def keep(self, op: Op, dense: Key, mask: Mask, *ops: Op, port: int = 0, absent: int | None = None) -> Proof:
+    def keep(self, op: Op, dense: Key, mask: Mask, *ops: Op, port: int = 0, absent: Absent = None) -> Proof:
         """What an op gives is the rows of a dense value that a mask keeps; new ops make that value."""
         self.kept[op.node, port] = Kept(dense, mask, absent)
         self._gaps.add(dense)
