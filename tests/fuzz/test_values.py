@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir import lowering
 from msplit.engines.cuda.ir.lowering import table
+from tests.engines.cuda.ops.harness import check
 from tests.fuzz import values
 
 pytestmark = pytest.mark.tf
@@ -41,6 +44,33 @@ def test_special_values(dtype: str) -> None:
 def test_cases_of_every_type() -> None:
     for seed in range(len(values.DTYPES)):
         assert values.run(values.make(seed), Path()).problem == "", f"python -m tests.fuzz --case values:{seed}"
+
+
+def special_rows(dtype: str) -> np.ndarray:
+    """Rows with NaN, infinities and largest numbers, one, some or all of them."""
+    chance = np.random.default_rng(0)
+    most = float(ml_dtypes.finfo(np.dtype(dtype)).max) / 16
+    rows = chance.standard_normal((48, 7))
+    some = chance.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, most, -most], rows.shape)
+    rows[20:] = np.where(chance.random(rows[20:].shape) < 0.5, some[20:], rows[20:])
+    for number, value in enumerate((np.nan, np.inf, -np.inf, most, -most)):
+        rows[number], rows[5 + number, 3], rows[10 + number, 0] = value, value, value
+    rows[15, :] = rows[16, :] = rows[17, 1:] = -np.inf
+    rows[16, -1] = rows[17, 0] = np.nan
+    return rows.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", values.FLOATS)
+def test_special_values_in_rows(dtype: str) -> None:
+    rows = special_rows(dtype)
+    for op in ("Max", "Min", "ArgMax", "ArgMin"):
+        check(op, [rows, np.int32(1)])
+    check("LogSoftmax", [rows])
+    labels = np.eye(7)[np.arange(48) % 7].astype(dtype)
+    check("SoftmaxCrossEntropyWithLogits", [rows, labels])
+    check("SparseSoftmaxCrossEntropyWithLogits", [rows, np.arange(48) % 7])
+    hidden = np.where(np.isfinite(rows.astype(np.float64)), rows, -np.inf).astype(dtype)  # oneDNN has zeros beside NaN
+    check("Softmax", [hidden])
 
 
 def at_zero(node: object, gradients: Tensor, outputs: Tensor) -> Tensor:

@@ -214,8 +214,9 @@ for _op, _pairwise in _BINARY.items():
 def modulo(node: Node, x: Tensor, y: Tensor) -> Tensor:
     """Remainder of a division that is rounded down (FloorMod) or towards zero."""
     function, dtype = torch.remainder if node.op == "FloorMod" else torch.fmod, x.dtype
-    if x.is_floating_point() and x.device.type == "cpu":
-        # PyTorch's kernel for the CPU gives NaN for quotients near the end of the range. In three steps, each exact, there are none.
+    if x.dtype == torch.float64 or (x.is_floating_point() and x.device.type == "cpu"):
+        # PyTorch's kernels give NaN for quotients near the end of the range, on a GPU of float64 alone. In three steps, each exact, there
+        # are none.
         x, y = x.double(), y.double()
         near = y * 2.0**900
         x = torch.fmod(torch.fmod(x, near * 2.0**900), near)
