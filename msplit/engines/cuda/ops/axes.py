@@ -1,8 +1,11 @@
-"""Axes and sizes that arrive as NumPy arrays, in the form PyTorch wants. No lowerings here."""
+"""What several lowerings share: axes and sizes that arrive as NumPy arrays, and values of a maximum. No lowerings here."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.node import Node, Unsupported
@@ -44,3 +47,11 @@ def reduced_axes(node: Node, axes: np.ndarray, rank: int) -> tuple[int, ...]:
 def lies_nchw(tensor: Tensor) -> bool:
     """Whether a tensor of logical shape NHWC lies in memory as NCHW, and not as NHWC too."""
     return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.permute(0, 3, 1, 2).is_contiguous()
+
+
+def without_nan(values: Tensor, how: str) -> Tensor:
+    """The values of a scattered maximum (`how` is ``"amax"``) or minimum, without NaN, which TensorFlow's kernels pass over."""
+    if not values.is_floating_point():
+        return values
+    loses = -math.inf if how == "amax" else math.inf
+    return torch.nan_to_num(values, nan=loses, posinf=math.inf, neginf=-math.inf)

@@ -132,7 +132,11 @@ def with_tensors(node: Node, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     zero = first - divided(low, scale)
     zero = torch.where(zero < first, first, torch.where(zero > last, last, torch.floor(zero + 0.5)))
     bottom, top = (first - zero) * scale, (last - zero) * scale
-    steps = torch.floor((torch.clamp(x, bottom, top) - bottom) / scale + 0.5)
+    above = torch.clamp(x, bottom, top) - bottom
+    # Where a value is halfway between two steps, the last bit decides. TensorFlow divides in one kernel, and multiplies in the others.
+    inverse = (last - first) / (high - low).double()
+    above = above / scale if node.op == "FakeQuantWithMinMaxVars" else above * inverse.float()
+    steps = torch.floor(above + 0.5)
     return torch.where((low == 0) & (high == 0), 0, steps * scale + bottom)
 
 

@@ -31,12 +31,6 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "BesselI1e": torch.special.i1e,
     "BesselJ0": torch.special.bessel_j0,
     "BesselJ1": torch.special.bessel_j1,
-    "BesselK0": torch.special.modified_bessel_k0,
-    "BesselK0e": torch.special.scaled_modified_bessel_k0,
-    "BesselK1": torch.special.modified_bessel_k1,
-    "BesselK1e": torch.special.scaled_modified_bessel_k1,
-    "BesselY0": torch.special.bessel_y0,
-    "BesselY1": torch.special.bessel_y1,
     "Ceil": torch.ceil,
     "ComplexAbs": torch.abs,
     "Conj": torch.conj_physical,
@@ -84,6 +78,26 @@ def sign(node: Node, x: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), x, result) if x.is_floating_point() else result
 
 
+_SINGULAR: dict[str, Callable[[Tensor], Tensor]] = {
+    "BesselK0": torch.special.modified_bessel_k0,
+    "BesselK0e": torch.special.scaled_modified_bessel_k0,
+    "BesselK1": torch.special.modified_bessel_k1,
+    "BesselK1e": torch.special.scaled_modified_bessel_k1,
+    "BesselY0": torch.special.bessel_y0,
+    "BesselY1": torch.special.bessel_y1,
+}
+
+
+@lowering(*_SINGULAR)
+def singular_bessel(node: Node, x: Tensor) -> Tensor:
+    """Bessel functions with a pole at zero, whose value TensorFlow gives for negative numbers, too; PyTorch gives NaN there."""
+    pole = -torch.inf if node.op.startswith("BesselY") else torch.inf
+    result = torch.where(x < 0, pole, _SINGULAR[node.op](x))
+    if node.op == "BesselY1" and x.dtype == torch.float32:
+        return torch.where(x == 0, torch.nan, result)  # of TensorFlow's float32 alone: it has 0 × log(0) in it
+    return result
+
+
 @lowering("Digamma")
 def digamma(node: Node, x: Tensor) -> Tensor:
     """Derivative of the logarithm of gamma; NaN at its poles, zero and minus infinity among them."""
@@ -129,17 +143,30 @@ def population_count(node: Node, x: Tensor) -> Tensor:
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "InvGrad": lambda y, dy: -dy * (y * y),
     "ReciprocalGrad": lambda y, dy: -dy * (y * y),
-    "RsqrtGrad": lambda y, dy: dy * -0.5 * (y * y * y),
-    "SigmoidGrad": lambda y, dy: dy * y * (1 - y),
+    "RsqrtGrad": lambda y, dy: dy * y * -0.5 * (y * y),  # three factors y at once leave the range of float16 too early
     "SqrtGrad": lambda y, dy: dy * 0.5 / y,
-    "TanhGrad": lambda y, dy: dy * (1 - y * y),
 }
 
 
 @lowering(*_GRADIENTS)
-def gradient(node: Node, y: Tensor, dy: Tensor) -> Tensor:
-    """Gradient of 1 / x, of the square root of x or 1 / x, of Sigmoid or Tanh, given the function's result y and that one's gradient."""
-    return _GRADIENTS[node.op](y, dy)
+def gradient_of_root(node: Node, y: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of 1 / x, or of the square root of x or 1 / x, given the function's result y and that one's gradient.
+
+    Where that is zero, so is this, even if y is infinite (at an x of zero) or NaN: sums of masked roots stay finite.
+    """
+    return torch.where(dy == 0, 0, _GRADIENTS[node.op](y.conj(), dy))
+
+
+@lowering("SigmoidGrad")
+def sigmoid_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of Sigmoid, given its result and that one's gradient."""
+    return dy * y * (1 - y)
+
+
+@lowering("TanhGrad")
+def tanh_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
+    """Gradient of Tanh, given its result and that one's gradient."""
+    return dy * (1 - y * y)
 
 
 _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -149,11 +176,8 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "BitwiseAnd": torch.bitwise_and,
     "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor,
-    "FloorMod": torch.remainder,
     "Greater": torch.gt,
     "GreaterEqual": torch.ge,
-    "Igamma": torch.special.gammainc,
-    "Igammac": torch.special.gammaincc,
     "Less": torch.lt,
     "LessEqual": torch.le,
     "LogicalAnd": torch.logical_and,
@@ -161,14 +185,11 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     # These two give NaN when either side is NaN, as TensorFlow's kernels do.
     "Maximum": torch.maximum,
     "Minimum": torch.minimum,
-    "Mod": torch.fmod,
     "Mul": torch.mul,
     "NextAfter": torch.nextafter,
     "Pow": torch.pow,
     "RealDiv": torch.div,
     "Sub": torch.sub,
-    "TruncateMod": torch.fmod,
-    "Zeta": torch.special.zeta,
 }
 
 # From this many addends on, one stack and one reduction take fewer kernels than a chain of additions.
@@ -189,14 +210,48 @@ for _op, _pairwise in _BINARY.items():
     _register(_op, _pairwise, "pair of elements")
 
 
+@lowering("FloorMod", "Mod", "TruncateMod")
+def modulo(node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Remainder of a division that is rounded down (FloorMod) or towards zero."""
+    function, dtype = torch.remainder if node.op == "FloorMod" else torch.fmod, x.dtype
+    if x.dtype == torch.float64 or (x.is_floating_point() and x.device.type == "cpu"):
+        # PyTorch's kernels give NaN for quotients near the end of the range, on a GPU of float64 alone. In three steps, each exact, there
+        # are none.
+        x, y = x.double(), y.double()
+        near = y * 2.0**900
+        x = torch.fmod(torch.fmod(x, near * 2.0**900), near)
+    return function(x, y).to(dtype)
+
+
+@lowering("Igamma", "Igammac")
+def incomplete_gamma(node: Node, a: Tensor, x: Tensor) -> Tensor:
+    """Lower (upper) incomplete gamma function, regularized; NaN where a is not positive, but for the lower one at an x of zero."""
+    lower = node.op == "Igamma"
+    result = torch.special.gammainc(a, x) if lower else torch.special.gammaincc(a, x)
+    far = (x > a if lower else x < a).to(a.dtype)  # what it comes to where PyTorch's series overflows
+    result = torch.where(torch.isnan(result) & (x >= 0), far, result)
+    result = torch.where((a > 0) & (x == x), result, torch.nan)
+    return torch.where(x == 0, 0, result) if lower else result
+
+
+@lowering("Zeta")
+def zeta(node: Node, x: Tensor, q: Tensor) -> Tensor:
+    """Hurwitz's zeta function; at its poles, where q is no positive integer, infinite for an even x, NaN for others."""
+    result = torch.special.zeta(x, q)
+    result = torch.where(
+        torch.isnan(result) & (x > 1) & (q > 1), 0, result
+    )  # PyTorch's series ends in infinity times zero
+    pole = (q <= 0) & (q == torch.floor(q)) & (x != 1)
+    return torch.where(pole & (x / 2 != torch.floor(x / 2)), torch.nan, result)
+
+
 @lowering("Polygamma")
 def polygamma(node: Node, order: Tensor, x: Tensor) -> Tensor:
     """Derivative of digamma of an order for every pair of elements; NaN where the order is no natural number."""
     following = order + 1
-    sign = 1 - 2 * torch.remainder(following, 2)
-    higher = sign * torch.exp(torch.lgamma(following)) * torch.special.zeta(following, x)
+    higher = torch.pow(-1, following) * torch.exp(torch.lgamma(following)) * zeta(node, following, x)
     natural = (order >= 0) & (order == torch.floor(order))
-    return torch.where(order == 0, torch.digamma(x), torch.where(natural, higher, torch.nan))
+    return torch.where(order == 0, digamma(node, x), torch.where(natural, higher, torch.nan))
 
 
 @lowering("Div", "TruncateDiv")

@@ -20,7 +20,7 @@ from msplit.engines.cuda.ir.dtypes import in_signed
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.ops.axes import axis_within, integer, integers
+from msplit.engines.cuda.ops.axes import axis_within, integer, integers, without_nan
 
 
 @lowering("GatherV2", static=(2,))
@@ -163,8 +163,8 @@ def tensor_scatter_add(node: Node, x: Tensor, indices: Tensor, updates: Tensor) 
 def tensor_scatter_extreme(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """A copy of x with the larger (smaller) of element and updates at the indices."""
     buffer, places = _buffer(x, indices)
-    values = updates.reshape(-1, buffer.shape[1])
     how = "amax" if node.op == "TensorScatterMax" else "amin"
+    values = without_nan(updates.reshape(-1, buffer.shape[1]), how)
     return buffer.scatter_reduce_(0, places[:, None].expand(values.shape), values, how)[:-1].reshape(x.shape)
 
 

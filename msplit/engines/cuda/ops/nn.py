@@ -80,7 +80,17 @@ def softmax(node: Node, logits: Tensor) -> Tensor:
 @lowering("ReluGrad")
 def relu_grad(node: Node, gradients: Tensor, features: Tensor) -> Tensor:
     """The gradients where the features (or Relu's result) are positive, else zero."""
-    return torch.ops.aten.threshold_backward(gradients, features, 0)
+    if not features.is_floating_point():
+        return torch.ops.aten.threshold_backward(gradients, features, 0)
+    return _where_positive(gradients, features)
+
+
+def _where_positive(gradients: Tensor, features: Tensor) -> Tensor:
+    """Gradients times one where features are positive, elsewhere (where they are NaN, too) times zero: the gradient of a leaky ReLU.
+
+    PyTorch's own gradient of ReLU passes gradients on where features are NaN, and makes zeros of infinite ones.
+    """
+    return torch.ops.aten.leaky_relu_backward(gradients, features, 0, False)
 
 
 @lowering("Relu6Grad")
@@ -88,7 +98,7 @@ def relu6_grad(node: Node, gradients: Tensor, features: Tensor) -> Tensor:
     """The gradients where the features are between zero and six, else zero."""
     if not features.is_floating_point():
         return torch.where((features > 0) & (features < 6), gradients, 0)
-    return torch.ops.aten.hardtanh_backward(gradients, features, 0, 6)
+    return _where_positive(gradients, torch.ops.aten.hardtanh_backward(features, features, 0, 6))
 
 
 @lowering("LeakyReluGrad")
@@ -99,15 +109,15 @@ def leaky_relu_grad(node: Node, gradients: Tensor, features: Tensor) -> Tensor:
 
 @lowering("EluGrad", "SeluGrad")
 def elu_grad(node: Node, gradients: Tensor, outputs: Tensor) -> Tensor:
-    """The gradient of Elu (Selu), given its result."""
-    alpha, scale = (1, 1) if node.op == "EluGrad" else (_SELU_ALPHA, _SELU_SCALE)
-    return torch.ops.aten.elu_backward(gradients, alpha, scale, 1, True, outputs)
+    """The gradient of Elu (Selu), given its result: that of positive numbers where it is zero or NaN."""
+    scale, at_zero = (1, 1) if node.op == "EluGrad" else (_SELU_SCALE, _SELU_SCALE * _SELU_ALPHA)
+    return gradients * torch.where(outputs < 0, outputs + at_zero, scale)
 
 
 @lowering("SoftplusGrad")
 def softplus_grad(node: Node, gradients: Tensor, features: Tensor) -> Tensor:
     """The gradient of Softplus, given its input."""
-    return torch.ops.aten.softplus_backward(gradients, features, 1, _SOFTPLUS_IS_LINEAR)
+    return gradients * torch.sigmoid(features)
 
 
 @lowering("SoftsignGrad")

@@ -129,10 +129,17 @@ def _result_shape(node: Node, x: Tensor, axes: tuple[int, ...]) -> list[int]:
     return [size for dim, size in enumerate(x.shape) if dim not in axes]
 
 
+def _running_logsumexp(x: Tensor, dim: int) -> Tensor:
+    """Log of the sum of exp up to each element. A NaN counts as another copy of the sum so far, as in TensorFlow's kernel."""
+    unknown = x.isnan()
+    doubled = unknown.cumsum(dim, dtype=x.dtype) * math.log(2)
+    return torch.logcumsumexp(torch.where(unknown, -math.inf, x - doubled), dim) + doubled
+
+
 _SCANS: dict[str, tuple[Callable[[Tensor, int], Tensor], float]] = {
     "Cumsum": (lambda y, dim: y.cumsum(dim, dtype=y.dtype), 0),
     "Cumprod": (lambda y, dim: y.cumprod(dim, dtype=y.dtype), 1),
-    "CumulativeLogsumexp": (torch.logcumsumexp, -math.inf),
+    "CumulativeLogsumexp": (_running_logsumexp, -math.inf),
 }
 """Each running result with its neutral element, which stands before the first one where it is exclusive."""
 

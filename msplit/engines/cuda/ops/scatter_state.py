@@ -25,7 +25,7 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.sparse_optimizers import fits, update_rows
 from msplit.engines.cuda.ops.array import replace_slice
-from msplit.engines.cuda.ops.axes import integer
+from msplit.engines.cuda.ops.axes import integer, without_nan
 from msplit.engines.cuda.ops.gather import linear_index
 from msplit.engines.cuda.ops.sort import unique_padded
 from msplit.engines.cuda.ops.variables import apart
@@ -245,6 +245,8 @@ def _reduce(node: Node, variable: Tensor, table: Tensor, indices: Tensor, update
     how = _MULTIPLY if node.op.endswith("Mul") else _LEAST if node.op.endswith("Min") else _LARGEST
     if how == _MULTIPLY:
         table, updates = in_signed(table), in_signed(updates)
+    else:
+        updates = without_nan(updates, how)
     places, values = _harmless(table, indices, updates, _neutral(how, table.dtype))
     if places is not None:
         index = places.reshape(-1, *(1 for _ in values.shape[1:])).expand(values.shape)

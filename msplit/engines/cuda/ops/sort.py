@@ -113,6 +113,8 @@ def bound(node: Node, sorted_inputs: Tensor, values: Tensor) -> Tensor:
     found = torch.searchsorted(
         sorted_inputs.contiguous(), values.contiguous(), right=right, out_int32=out_type == torch.int32
     )
+    if not right and values.is_floating_point():
+        found = torch.where(values.isnan(), 0, found)  # nothing is below NaN, which PyTorch has behind all numbers
     return found.to(out_type)
 
 

@@ -166,3 +166,13 @@ def test_to_steps_by_axis(axis):
     check("QuantizeAndDequantizeV3", [x, *ends, np.int32(8)], {"axis": axis, "range_given": True}, atol=1e-6)
     for op in ("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV4"):
         check(op, [x, *ends], {"axis": axis, "range_given": False}, atol=1e-6)
+
+
+@pytest.mark.parametrize("span", [(-6, 6), (0, 2), (0, 6), (-1.3, 2.7), (1, 3)])
+def test_halfway_between_two_steps(span):
+    low, high = np.array(span, np.float32)
+    halves = low + (np.arange(255) + 0.5) * (float(high) - float(low)) / 255
+    array = np.concatenate([halves, np.linspace(low - 1, high + 1, 2001), [1.0, 2.0]]).astype(np.float32)
+    check("FakeQuantWithMinMaxVars", [array, low, high], atol=1e-6)
+    check("FakeQuantWithMinMaxArgs", [array], {"min": float(low), "max": float(high)}, atol=1e-6)
+    check("FakeQuantWithMinMaxVarsPerChannel", [array[:, None], low[None], high[None]], atol=1e-6)

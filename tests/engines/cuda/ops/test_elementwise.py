@@ -389,3 +389,13 @@ def test_the_lower_bound_wins_when_clipping():
     array = np.array([np.nan, 0, 1.5, 5, np.inf, -np.inf], np.float32)
     (result,) = check("ClipByValue", [array, np.float32(2), np.float32(1)])
     assert result[1:].tolist() == [2.0] * 5
+
+
+@pytest.mark.parametrize("op", ["InvGrad", "ReciprocalGrad", "RsqrtGrad", "SqrtGrad"])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_gradients_of_roots_of_complex_numbers(op, dtype):
+    result = values((3, 40), dtype, seed=1)
+    result[0, :3] = 0, 1j, -1
+    gradients = values((3, 40), dtype, seed=2)
+    gradients[0, 0] = 0
+    check(op, [result, gradients], rtol=1e-4)

@@ -265,3 +265,12 @@ def test_indices_outside_are_passed_over():
     indices = _i([[0, 1], [1, 9], [-1, 0]])
     (result,) = run_lowering("SparseToDense", [indices, _i([2, 3]), values((3,)), np.float32(0)])
     assert result.count_nonzero() == 1
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"], ids=str)
+@pytest.mark.parametrize("op", ["TensorScatterMax", "TensorScatterMin"])
+def test_a_scattered_extreme_passes_over_nan(op, dtype):
+    tensor = np.array([[1.0], [np.nan], [3.0], [-np.inf], [np.inf]], dtype).repeat(9, 1)
+    updates = np.array([[np.nan], [2.0], [5.0], [np.nan], [np.nan], [np.inf], [-np.inf]], dtype).repeat(9, 1)
+    (result,) = check(op, [tensor, np.array([[0], [1], [2], [2], [3], [4], [4]], np.int32), updates])
+    assert result[:, 0].isnan().tolist() == [False, True, False, False, False]

@@ -254,3 +254,27 @@ for op, on, dtype in [*CASES, ("ApplyFtrl", None, torch.float32), ("ApplyAdam", 
 @pytest.mark.needs_triton
 def test_the_kernel_computes_the_same():
     run_interpreted(SCRIPT)
+
+
+EDGES = np.array([0, -0.0, 1, -1, 0.5, 1e-30, np.inf, -np.inf, np.nan, 3e38, 1e20, 2.5], np.float32)
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize(("op", "attrs", "given"), VARIANTS, ids=str)
+def test_special_values_of_slots_and_gradients(op, attrs, given):
+    import tensorflow as tf
+
+    slots, gradients = (
+        np.append(grid.reshape(-1), [EDGES[2]] * 48) for grid in np.meshgrid(EDGES, EDGES, indexing="ij")
+    )
+    steps = Steps(op, given=given)
+    state = [np.full_like(slots, 0.5), *(slots for _ in steps.state[1:])] if steps.state[1:] else [slots]
+    inputs = steps.inputs(state, gradients)
+    theirs, ours = [tf.Variable(value) for value in state], [to_torch(value.copy(), DEVICE) for value in state]
+    handles = [variable.handle for variable in theirs]
+    getattr(tf.raw_ops, f"Resource{op}")(
+        **dict(zip(arguments(op), [*handles, *inputs[len(state) :]], strict=True)), **attrs
+    )
+    lowered(op, attrs, ours, [*ours, *inputs[len(state) :]])
+    for number, (found, wanted) in enumerate(zip(ours, theirs, strict=True)):
+        np.testing.assert_allclose(to_numpy(found), wanted.numpy(), 1e-4, 1e-4, err_msg=f"{op}, variable {number}")

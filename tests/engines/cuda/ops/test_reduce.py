@@ -163,3 +163,12 @@ def test_an_exclusive_sum_survives_infinity(op):
 def test_a_scalar_has_no_axis(op):
     with pytest.raises(Unsupported, match="rank 0"):
         run_lowering(op, [np.float32(3), np.int32(0)])
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"], ids=str)
+@pytest.mark.parametrize("attrs", [{}, {"exclusive": True}, {"reverse": True}], ids=str)
+def test_nan_in_a_running_logarithm_counts_as_the_sum_so_far(dtype, attrs):
+    array = values((4, 9), dtype)
+    array[0, [0, 3, 4, 8]], array[1], array[2, 5:] = np.nan, np.nan, -np.inf
+    array[3, 2] = np.inf
+    check("CumulativeLogsumexp", [array, np.int32(1)], attrs)

@@ -213,3 +213,13 @@ def test_nothing_as_large_as_the_variable_is_made(op):
     with Watch():
         table()[op].function(Node("node", op), variable, rows, torch.ones(4, 4))
     assert 0 < largest < 1000
+
+
+@pytest.mark.parametrize(
+    "op", ["ResourceScatterMax", "ResourceScatterMin", "ResourceScatterNdMax", "ResourceScatterNdMin"]
+)
+def test_an_extreme_passes_over_nan(op):
+    variable = np.array([[1], [np.nan], [3], [-np.inf]], np.float32).repeat(9, 1)
+    updates = np.array([[np.nan], [2], [5], [np.nan], [9], [np.nan]], np.float32).repeat(9, 1)
+    rows = np.array([0, 1, 2, 2, 3, 3])
+    check_steps(op, [variable], [[rows[:, None] if "Nd" in op else rows, updates]])

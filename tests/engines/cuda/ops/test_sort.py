@@ -239,3 +239,8 @@ def test_rows_of_boundaries_are_each_for_their_own_values(rows, count, boundarie
     found = search_boundaries(None, torch.from_numpy(x), torch.from_numpy(edges)).numpy()
     expected = [np.searchsorted(row, one, side="right") for row, one in zip(edges, x, strict=True)]
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("op", ["LowerBound", "UpperBound"])
+def test_nothing_is_below_nan(op):
+    check(op, [np.arange(6, dtype=np.float32)[None], np.array([[np.nan, 2, np.inf, -np.inf]], np.float32)])
