@@ -280,9 +280,10 @@ def save(
     Raises:
         WriteError: It can not be written. What was there before is unharmed.
     """
-    if isinstance(ids, Assigned):
-        costs, record, ids = costs or ids.costs, assignment.record_of(ids), ids.ids
-    return model.save(flat, ids, out, costs=costs, force=force, record=record)
+    if not isinstance(ids, Assigned):
+        return model.save(flat, ids, out, costs=costs, force=force, record=record)
+    report, _ = model.save(flat, ids.ids, out, costs=costs or ids.costs, force=force, record=assignment.record_of(ids))
+    return report, ids.outcome.conflicts
 
 
 def compare(

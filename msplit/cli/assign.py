@@ -70,14 +70,15 @@ class Places:
         from msplit.report import assignment, trace
         from msplit.schedule.predict import predict
 
+        conflicts = assignment.conflict_warnings(assigned.outcome.conflicts)
         if self.dry_run:
-            return assignment.Outputs(unwritten="--dry-run")
+            return assignment.Outputs(unwritten="--dry-run", warnings=conflicts)
         flat, costs = assigned.flat, assigned.costs
-        found = assignment.Outputs()
+        found = assignment.Outputs(warnings=conflicts)
         if self.output is not None:
-            report, conflicts = api.save(flat, assigned, self.output, force=self.force)
+            report, _ = api.save(flat, assigned, self.output, force=self.force)
             found.written.append(f"Written: {report.path}, {assignment.counted(report, len(assigned.changed))}.")
-            found.warnings.extend([*report.warnings, *assignment.conflict_warnings(conflicts)])
+            found.warnings.extend(report.warnings)
             found.notes.extend(report.notes)
         for kind, path in self.emits:
             api.emit(assigned, kind, path, force=self.force)

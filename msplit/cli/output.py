@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _written: list[Path] = []
 """Files that the present command has written."""
 
+_MOST_WRITTEN = 8
+"""Files of one folder that are named one by one: no more are asked for at once."""
+
 
 def begin() -> None:
     """Prepares the streams for a command."""
@@ -72,9 +75,16 @@ def wrote(path: Path) -> None:
 
 
 def tell_written() -> None:
-    """Says which files are there although the command did not end well."""
+    """Says which files are there although the command did not end well: those of one folder, such as kept kernels, in a line where they
+    are many."""
+    folders: dict[Path, list[Path]] = {}
     for path in dict.fromkeys(_written):
-        tell(f"Written before that: {escape.line(str(path))}")
+        if os.path.lexists(path):
+            folders.setdefault(path.parent, []).append(path)
+    for folder, paths in folders.items():
+        many = [f"{len(paths):,} files in {folder}"] if len(paths) > _MOST_WRITTEN else map(str, paths)
+        for what in many:
+            tell(f"Written before that: {escape.line(what)}")
 
 
 def console(file: IO[str] | None = None) -> Console:

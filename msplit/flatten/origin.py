@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def to_ids(
     """Maps stream ids of flat nodes to the nodes of the file that they come from.
 
     Calls that were inlined get no id, nor do parameters. Where the places that call a function want different ids for one node,
-    it gets the id that most cost asks for, or the first one asked for where costs are equal.
+    it gets the id that most cost asks for, or the lowest of those where costs are equal: the order of the nodes decides nothing.
 
     Args:
         flat: The flat graph.
@@ -80,8 +81,8 @@ def to_ids(
             continue
         ranked = list(by_stream)
         if len(ranked) > 1:
-            weight = {s: sum(cost[n] if cost is not None else 1 for n in nodes) for s, nodes in by_stream.items()}
-            ranked.sort(key=lambda stream: -weight[stream])  # stable: the first of equals stays first
+            weight = {s: fsum(cost[n] if cost is not None else 1 for n in nodes) for s, nodes in by_stream.items()}
+            ranked.sort(key=lambda stream: (-weight[stream], stream))
             shown = {stream: tuple(flat.graph.names[node] for node in by_stream[stream]) for stream in ranked}
             conflicts.append(Conflict(name, node_name, shown))
         result[name, node_name] = ranked[0]

@@ -1,7 +1,8 @@
 """Puts files and folders in place all at once: whoever looks sees the old one or the new one, never a part.
 
 What is new is written beside its place under a temporary name (a dot, the name, and a random part), forced to disk, and renamed.
-Killed at any moment, the process may leave that temporary file behind, and nothing else.
+Killed at any moment, the process may leave that temporary file behind, and nothing else. Temporary folders are locked while their writer
+lives: the next one that writes a folder beside them removes those that are not.
 
 A folder can be renamed over another only with Linux's `renameat2(RENAME_EXCHANGE)`. Where the system or the file system does not have
 it, the old folder is renamed away just before the new one is renamed into place: killed between these two calls, the process
@@ -20,11 +21,12 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from msplit import progress
 from msplit.errors import WriteError
+from msplit.formats.lock import lock
 from msplit.formats.special import refuse_target
 
 _AT_FDCWD = -100
@@ -78,8 +80,10 @@ def write_folder_atomic(path: str | Path, fill: Callable[[Path], None], *, force
     Raises:
         WriteError: Something is there already, or the folder can not be written. What was there before is unharmed.
     """
-    with _replacing(Path(path), force=force) as (target, temporary):
-        temporary.mkdir()
+    with ExitStack() as until_it_is_in_place, _replacing(Path(path), force=force) as (target, temporary):
+        _sweep(target.parent)
+        if (descriptor := _made(temporary)) is not None:
+            until_it_is_in_place.callback(os.close, descriptor)
         fill(temporary)
         _sync_tree(temporary)
         if target.is_dir():
@@ -122,6 +126,30 @@ def leftovers(folder: Path, beginnings: Sequence[str]) -> list[Path]:
     names = "|".join(map(re.escape, beginnings))
     ours = re.compile(rf"\.(?:{names}).*\.[0-9a-f]{{12}}\.tmp.*", re.DOTALL)
     return sorted(path for path in folder.iterdir() if ours.fullmatch(path.name))
+
+
+def _made(folder: Path) -> int | None:
+    """Makes a folder, and locks it: a descriptor; None where the file system has no locks."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        try:
+            descriptor = lock(folder)
+        except OSError:
+            return None
+        if descriptor is not None:
+            return descriptor  # otherwise another took it for one that was left, before it was locked
+
+
+def _sweep(folder: Path) -> None:
+    """Removes temporary folders of this user that killed processes have left in a folder. What can not be removed stays."""
+    for left in leftovers(folder, ("",)):
+        with contextlib.suppress(OSError):
+            found = left.lstat()
+            ours = left.name.endswith(".tmp") and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if not ours or (descriptor := lock(left)) is None:
+                continue
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(descriptor)
 
 
 @contextmanager

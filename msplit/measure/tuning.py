@@ -243,7 +243,7 @@ def write(
         if conflicts:
             said.append(
                 f"{len(conflicts)} nodes of functions have one id for several call sites, which want different ones: "
-                "only the plan keeps them apart."
+                "only the plan keeps them apart, and `msplit check --plan` names them."
             )
     if plan is not None:
         save_plan(flat, tuned, plan, force=force)

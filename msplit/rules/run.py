@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
+from msplit.flatten.origin import Conflict, to_ids
 from msplit.progress import phase
 from msplit.rules.base import ChoosesKernels, Context, Remark, Rule, in_range
 from msplit.rules.ruleset import RuleSet
@@ -26,12 +27,15 @@ class Outcome:
         remarks: What the user should know, in the order of the rules.
         streams: Ids are 0..streams-1.
         ids: Per node its stream id: the assignment's, and the default where no rule decided; 0 for host nodes without an id of their own.
+            A node of a function's body has the same at all places that call the function, since the file has room for one.
+        conflicts: Such nodes for which the rules wanted different ids.
     """
 
     assignment: Assignment
     remarks: tuple[Remark, ...]
     streams: int
     ids: Ints
+    conflicts: tuple[Conflict, ...] = ()
 
 
 def assign(
@@ -84,7 +88,14 @@ def assign(
         remarks.extend(remark for remark in said if remark not in remarks)
     ids = assignment.filled(default)
     ids[flat.host & (assignment.ids == UNASSIGNED)] = 0
-    return Outcome(assignment, tuple(remarks), context.streams, ids)
+    _, conflicts = to_ids(flat, np.where(flat.host, -1, ids).tolist(), costs.time_us.tolist())
+    new_ids, new_reason = assignment.ids.copy(), assignment.reason.copy()
+    for conflict in conflicts:
+        (first, *_), *others = ([flat.graph.index[name] for name in names] for names in conflict.wanted.values())
+        for per_node in (ids, new_ids, new_reason):
+            per_node[[node for nodes in others for node in nodes]] = per_node[first]
+    assignment = replace(assignment, ids=new_ids, reason=new_reason)
+    return Outcome(assignment, tuple(remarks), context.streams, ids, conflicts)
 
 
 def verify(before: Assignment, after: Assignment, rule: Rule, context: Context) -> None:

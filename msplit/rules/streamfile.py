@@ -20,6 +20,8 @@ from msplit.rules import patterns
 _SYNTAX = frozenset("^$\\.*+?()[]{}|")
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_/>-")
 _MAX_SHOWN = 20
+_DEEPEST = 50_000
+"""Characters of a name that C++'s `std::regex` matched with 8 MiB of stack: it calls itself for each, and 70,000 ended the process."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,10 @@ def traps(text: str) -> tuple[Trap, ...]:
             found.append(Trap(number, "a ':' inside a pattern: its reader cuts the line there"))
         if len(_split(rest)) != len(rest.split(",")):
             found.append(Trap(number, "a ',' inside a pattern: its reader cuts the pattern there"))
+        if any(len(part) > _DEEPEST for part in _split(rest)):
+            found.append(
+                Trap(number, f"a pattern of more than {_DEEPEST:,} characters: its reader may run out of stack")
+            )
         key = head.strip()
         if key in last:
             found.append(Trap(number, f"id {key} has a line already (line {last[key]}): its reader forgets that one"))

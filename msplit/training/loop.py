@@ -133,6 +133,7 @@ def _begin(trainer: Trainer, data: Data, settings: TrainSettings) -> tuple[int, 
         os.makedirs(folder, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, os.strerror(13), str(folder))
+    trainer.hold(folder)
     last = last_of(folder.absolute())
     if last is None:
         return 0, None

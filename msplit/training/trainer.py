@@ -31,6 +31,8 @@ from msplit.engines.base import (
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.atomic import reported
+from msplit.formats.lock import Held, hold
 from msplit.inputs.make import input_specs
 from msplit.measure.execution import prepare
 from msplit.measure.initial import initial_state, variables_of
@@ -171,6 +173,7 @@ class Trainer(Shown):
         self._state: dict[str, NDArray[Any]] | None = None  # by variable, as far as the engine does not hold it
         self._given = False  # whether somebody has said what variables are to begin with
         self._closed = False
+        self._folders: dict[Path, Held | None] = {}  # that checkpoints were written to, with their locks
         if state is not None:
             self.load(state)
 
@@ -336,9 +339,11 @@ class Trainer(Shown):
             The beginning of its files' names, as `tf.train.latest_checkpoint` gives it.
 
         Raises:
-            WriteError: It can not be written, or is there already. The checkpoints that were there are unharmed.
+            WriteError: It can not be written, is there already, or another process writes checkpoints into this folder. The checkpoints
+                that were there are unharmed.
         """
         target = Path(os.fspath(path)).absolute()
+        self.hold(target.parent)
         target = target.with_name(f"{target.name}-{self.steps}")
         held = self._host_state() if self.runner is None else self._executable().save_state()
         scale = {name: held[name] for name in checkpoint.SCALE if name in held}
@@ -346,6 +351,15 @@ class Trainer(Shown):
         checkpoint.write(self.flat.model, saved, target, force=force)
         checkpoint.add(target, keep)
         return target
+
+    def hold(self, folder: Path) -> None:
+        """Keeps other processes from writing checkpoints into a folder until this trainer is closed.
+
+        Raises:
+            WriteError: Another one does, or there is no such folder.
+        """
+        with reported(folder):
+            self._folders[folder] = hold(folder)
 
     def restore(self, path: str | os.PathLike[str]) -> str:
         """Goes on from a checkpoint that `save` or TensorFlow's saver of this graph wrote.
@@ -370,6 +384,7 @@ class Trainer(Shown):
     def close(self) -> None:
         """Gives streams and memory back. No step can be run afterwards; checkpoints that were written stay."""
         self._closed = True
+        self._folders.clear()
         if self.runner is not None:
             self.runner.close()
             self.runner = None

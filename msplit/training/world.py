@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from msplit.engines.cuda.engine import starting_pytorch
 from msplit.errors import EngineError, MsplitError, RankLost
-from msplit.progress import importing
 from msplit.training.hosts import Rank
 
 MEET = 120.0
@@ -130,7 +130,7 @@ def joined(rank: Rank | None, *, on_gpu: bool, tell: Callable[[str], object]) ->
         return
     if on_gpu:
         _choose_gpu(rank)
-    with importing("torch", "PyTorch"):
+    with starting_pytorch():
         import torch
         import torch.distributed
     if on_gpu and not torch.cuda.is_available():

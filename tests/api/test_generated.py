@@ -24,8 +24,8 @@ def assigned(source: Path, out: Path) -> bytes:
     """
     flat = msplit.load(source)
     found = api.assign(flat, wrap=True)
-    _, conflicts = api.save(flat, found.ids, out, costs=found.costs, force=True)
-    assume(not conflicts)
+    api.save(flat, found.ids, out, costs=found.costs, force=True)
+    assume(not found.outcome.conflicts)
     return out.read_bytes()
 
 

@@ -11,13 +11,14 @@ import pytest
 
 import msplit
 from msplit import api, formats
-from msplit.decide.assignment import present_ids
+from msplit.decide.assignment import plan_of, present_ids
 from msplit.errors import EngineError, LoadError, MsplitError, RulesError, WriteError
 from msplit.measure.stream_ids import assignments_for
 from msplit.measure.variants import choose_engine
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
 from msplit.rules import RuleSet
+from tests.fuzz import plans
 from tests.graphs import parse
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
@@ -150,6 +151,21 @@ def test_call_sites_that_disagree_are_told_and_the_costlier_wins(tmp_path: Path)
     _, conflicts = msplit.save(flat, ids, tmp_path / "out")
     assert [set(conflict.wanted) for conflict in conflicts] == [{0, 1}]
     assert "gets stream 0 at every place it is called from" in str(conflicts[0])
+
+
+def test_streams_waits_and_the_plan_are_of_the_ids_as_they_are_written(tmp_path: Path) -> None:
+    """Rules want other streams for a function's node at each place that calls it, and the file has room for one."""
+    (tmp_path / "model.pb").write_bytes(plans.make(1).model)
+    assigned = msplit.assign(msplit.load(tmp_path / "model.pb"), "default", streams=4)
+    _, conflicts = msplit.save(assigned.flat, assigned, tmp_path / "out.pb")
+    assert conflicts == assigned.outcome.conflicts != ()
+    again = msplit.load(tmp_path / "out.pb")
+    ids = present_ids(again)
+    assert np.array_equal(ids[~again.host], assigned.ids[~again.host])
+    assert (plan_of(again, assigned.costs, ids).waits, assigned.prediction.plan.waits) == (assigned.plan.waits,) * 2
+    for node in np.flatnonzero(~again.host).tolist():  # what decided it is what decided the place that has its way
+        rule, why = assigned.outcome.assignment.why(node) or ("default", "")
+        assert rule != "branch" or assigned.outcome.assignment.ids[node] == ids[node], why
 
 
 @pytest.mark.parametrize("kind", api.EMITS)

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from msplit.cli import main
+from msplit.cli import main, output
 from msplit.opset import proto
 from tests.cli.runner import ROOT, SAMPLES, msplit
 from tests.fuzz import names
@@ -256,3 +256,15 @@ def test_what_is_emitted_is_read_again_as_it_was(tmp_path: Path) -> None:
     assert again.code == 0, again.err
     assert (tmp_path / "again").read_bytes() == (tmp_path / "o").read_bytes()
     assert msplit("check", tmp_path / "o", "--plan", tmp_path / "plan").code == 0
+
+
+def test_kept_kernels_are_one_line_among_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked, gone = tmp_path / "reference.npz", tmp_path / "temporary"
+    kernels = [tmp_path / "kernels" / f"{number:064x}" for number in range(1234)]
+    kernels[0].parent.mkdir()
+    for path in (asked, *kernels):
+        path.touch()
+    with mock.patch.object(output, "_written", [kernels[0], asked, gone, *kernels]):
+        output.tell_written()
+    said = capsys.readouterr().err
+    assert said == f"Written before that: 1,234 files in {tmp_path}/kernels\nWritten before that: {asked}\n"

@@ -1,5 +1,6 @@
 import ctypes
 import errno
+import fcntl
 import os
 import random
 import resource
@@ -255,6 +256,38 @@ def test_folder_comes_whole_and_replaces_only_by_force(tmp_path: Path) -> None:
     assert entries(tmp_path) == ["link", "out"]
 
 
+def test_what_a_killed_writer_has_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    left = tmp_path / ".other.0123456789ab.tmp"
+    alike = [tmp_path / ".other.tmp", tmp_path / "other.0123456789ab.tmp", tmp_path / ".file.0123456789ab.tmp"]
+    for folder in (left, *alike[:2]):
+        folder.mkdir()
+        fill_with("half")(folder)
+    alike[2].write_text("a file")
+    seen = []
+
+    def fill(folder: Path) -> None:
+        fill_with("first")(folder)
+        write_folder_atomic(tmp_path / "second", fill_with("second"))  # as another process would, meanwhile
+        seen.append(texts(folder))
+
+    write_folder_atomic(tmp_path / "first", fill)
+    assert (seen, texts(tmp_path / "first"), texts(tmp_path / "second")) == ([{"first"}], {"first"}, {"second"})
+    assert entries(tmp_path) == sorted(["first", "second", *(path.name for path in alike)])
+
+
+def test_a_file_system_without_locks_is_written_to_and_nothing_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".out.0123456789ab.tmp").mkdir()
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    write_folder_atomic(tmp_path / "out", fill_with("new"))
+    assert entries(tmp_path) == [".out.0123456789ab.tmp", "out"]
+
+
 @pytest.mark.usefixtures("rename")
 def test_folder_that_comes_up_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     def fill(folder: Path) -> None:
@@ -381,6 +414,8 @@ def test_killed_at_any_moment_there_is_the_old_or_the_new(tmp_path: Path, kind: 
             assert len(list(out.iterdir())) == 20
             assert set(contents) in ({"a" * 2000}, {"b" * 2000})
     assert out.exists()
+    if kind == "folder":  # each write has removed what the kill before it has left: the old, or half of the new
+        assert len(entries(tmp_path)) <= 2
     # What a kill leaves behind is known by its name.
     assert all(name == "out" or (name.startswith(".out.") and name.endswith(".tmp")) for name in entries(tmp_path))
 

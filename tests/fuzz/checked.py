@@ -1,4 +1,5 @@
-"""Hostile and damaged models that are assigned and then checked, with nothing said: check has no error to tell of what assign has done.
+"""Hostile and damaged models that are assigned and then checked, with nothing said: check has no error to tell of what assign has done,
+neither of the model nor of its plan.
 
 The second check builds what the cuda engine would run, where PyTorch is installed. So memory is not limited, unlike in the other kinds.
 """
@@ -27,7 +28,7 @@ def run(case: Case, folder: Path) -> Result:
     """Assigns and checks. Ids that the file came with go: whoever set them answers for them."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    model, out = folder / "model", folder / "out"
+    model, out, plan = folder / "model", folder / "out", str(folder / "plan.json")
     if case.saved:
         model.mkdir()
     (model / "saved_model.pb" if case.saved else model).write_bytes(case.model)
@@ -35,8 +36,8 @@ def run(case: Case, folder: Path) -> Result:
     start = time.process_time()
     try:
         for arguments in (
-            ["assign", str(model), "-o", str(out), "--no-keep-ids"],
-            ["check", str(out)],
+            ["assign", str(model), "-o", str(out), "--emit", "plan", plan, "--no-keep-ids"],
+            ["check", str(out), "--plan", plan],
             ["check", str(out), "--select", "MS017"],
         ):
             code, said = _command(arguments)

@@ -1,7 +1,8 @@
 """Plans that are changed: `check --plan` must refuse each that does not order what the graph asks for, and no other.
 
 What is right is asked of an oracle that shares nothing with msplit: small graphs, every path in them, and what ends before what by the
-order of the streams and the waits, all in sets.
+order of the streams and the waits, all in sets. Every other graph calls functions, the same one at several places, which by the rules
+would be on several streams: the plan has to be of the ids in the file that was written.
 """
 
 from __future__ import annotations
@@ -49,20 +50,28 @@ HOSTILE: list[Any] = [
 Plan = dict[str, Any]
 
 
+Body = tuple[tuple[int, ...], ...]
+"""Per node of a function the nodes of it that it reads; one that reads none reads the argument, and the last one is what it gives."""
+
+
 @dataclass(frozen=True)
 class Planned:
-    """A graph that has ids.
+    """A graph that has ids, or gets them by rules.
 
     Attributes:
         name: Says how to make it again.
-        reads: Per node the nodes that it reads; a kernel each.
-        ids: Their streams.
+        reads: Per node the nodes that it reads; a kernel each, or a call.
+        ids: Their streams, where there is no function.
+        bodies: The functions.
+        calls: Per node the function that it calls; -1 for a kernel.
         changes: What becomes of its plan, by the names of `CHANGES`.
     """
 
     name: str
     reads: tuple[tuple[int, ...], ...]
     ids: tuple[int, ...]
+    bodies: tuple[Body, ...]
+    calls: tuple[int, ...]
     changes: tuple[str, ...]
 
     @property
@@ -73,18 +82,60 @@ class Planned:
         given.attr["dtype"].type = 1
         for _ in range(2):
             given.attr["shape"].shape.dim.add(size=64)
-        for number, (reads, stream) in enumerate(zip(self.reads, self.ids, strict=True)):
-            inputs = [f"n{other}" for other in reads] or ["x"]
-            node = graph.node.add(name=f"n{number}", op="AddN" if len(inputs) > 1 else "Relu", input=inputs)
-            node.attr["T"].type = 1
-            node.attr["_stream_id"].i = stream
-            if len(inputs) > 1:
-                node.attr["N"].i = len(inputs)
+        for number, reads in enumerate(self.reads):
+            if self.calls[number] >= 0:
+                graph.node.add(name=f"n{number}", op=f"f{self.calls[number]}", input=[f"n{n}" for n in reads] or ["x"])
+                continue
+            node = _kernel(graph.node.add(), f"n{number}", [f"n{other}" for other in reads] or ["x"])
+            if not self.bodies:
+                node.attr["_stream_id"].i = self.ids[number]
+        for number, body in enumerate(self.bodies):
+            function = graph.library.function.add()
+            function.signature.name = f"f{number}"
+            function.signature.input_arg.add(name="a", type=1)
+            function.signature.output_arg.add(name="y", type=1)
+            function.ret["y"] = _output(body, len(body) - 1)
+            for place, reads in enumerate(body):
+                _kernel(function.node_def.add(), f"b{place}", [_output(body, other) for other in reads] or ["a"])
         return bytes(graph.SerializeToString())
+
+    def kernels(self, written: bytes) -> dict[str, tuple[list[str], int]]:
+        """By the names that msplit gives kernels what each reads, and its id in the model that was written."""
+        graph = proto.graph_pb2.GraphDef.FromString(written)
+        ids = {node.name: node.attr["_stream_id"].i for node in graph.node}
+        inside = {
+            f.signature.name: {n.name: n.attr["_stream_id"].i for n in f.node_def} for f in graph.library.function
+        }
+        gives = [
+            f"n{number}" if call < 0 else f"n{number}/b{len(self.bodies[call]) - 1}"
+            for number, call in enumerate(self.calls)
+        ]
+        found: dict[str, tuple[list[str], int]] = {}
+        for number, (reads, call) in enumerate(zip(self.reads, self.calls, strict=True)):
+            given = [gives[other] for other in reads]
+            if call < 0:
+                found[gives[number]] = given, ids[f"n{number}"]
+            for place, own in enumerate(self.bodies[call] if call >= 0 else ()):
+                sources = [f"n{number}/b{other}" for other in own] or given
+                found[f"n{number}/b{place}"] = sources, inside[f"f{call}"][f"b{place}"]
+        return found
+
+
+def _kernel(node: Any, name: str, inputs: list[str]) -> Any:
+    node.name, node.op = name, "AddN" if len(inputs) > 1 else "Relu"
+    node.input.extend(inputs)
+    node.attr["T"].type = 1
+    if len(inputs) > 1:
+        node.attr["N"].i = len(inputs)
+    return node
+
+
+def _output(body: Body, place: int) -> str:
+    return f"b{place}:{'sum' if len(body[place]) > 1 else 'activations'}:0"
 
 
 def make(seed: int) -> Planned:
-    """A graph of up to sixteen kernels on up to four streams."""
+    """A graph of up to sixteen kernels and calls on up to four streams."""
     random = Random(f"plans:{seed}")
     count, streams = random.randint(2, 16), random.randint(1, 4)
     reads = [
@@ -93,7 +144,17 @@ def make(seed: int) -> Planned:
     ids = [random.randrange(streams) for _ in range(count)]
     ids[0] = 0
     changes = ["as it was", *random.choices(list(CHANGES), k=MUTANTS)]
-    return Planned(f"plans:{seed}", tuple(reads), tuple(ids), tuple(changes))
+    calls, bodies = [-1] * count, []
+    for number in range(random.randint(1, 2) if seed % 2 else 0):
+        body = [tuple(range(place)[: random.choice([0, 1])]) for place in range(random.randint(0, 3))]
+        unread = set(range(len(body))).difference(
+            *body
+        )  # is no part of what the function gives, unless the last one reads it
+        bodies.append((*body, tuple(sorted(unread))))
+        for node in range(count):
+            if random.random() < 0.4 and len(reads[node]) < 2:
+                calls[node] = number
+    return Planned(f"plans:{seed}", tuple(reads), tuple(ids), tuple(bodies), tuple(calls), tuple(changes))
 
 
 def run(case: Planned, folder: Path) -> Result:
@@ -104,22 +165,25 @@ def run(case: Planned, folder: Path) -> Result:
     model.write_bytes(case.model)
     rules.write_text(RULES)
     result = Result()
-    code, said = _command(["assign", str(model), "--rules", str(rules), "-o", str(out), "--emit", "plan", str(plan)])
+    by = ["--rules", "default", "--streams", "4"] if case.bodies else ["--rules", str(rules)]
+    code, said = _command(["assign", str(model), *by, "-o", str(out), "--emit", "plan", str(plan)])
     result.codes = (code,)
     if code:
         result.problem = f"assign ended with {code}: {said}"
         return result
-    written = plan.read_bytes()
+    written, kernels = plan.read_bytes(), case.kernels(out.read_bytes())
     for number, change in enumerate(case.changes):
         random = Random(f"{case.name}:{number}")
         content = _changed(change, written, random)
         plan.write_bytes(content)
         code, said = _command(["check", str(out), "--plan", str(plan), "--select", "MS011"])
         result.codes += (code,)
-        wrong = oracle(case, content)
+        wrong = oracle(kernels, content)
         problem = ""
         if code not in (0, 1, 2) or "internal error" in said or "Traceback" in said:
             problem = f"check ended with {code}"
+        elif number == 0 and wrong:
+            problem = f"assign has written a plan in which {wrong}"
         elif code == 0 and wrong:
             problem = f"check takes a plan in which {wrong}"
         elif code != 0 and not wrong and change in ORDERLY:
@@ -136,20 +200,20 @@ def _command(arguments: list[str]) -> tuple[int, str]:
     return code, out.getvalue() + err.getvalue()
 
 
-def oracle(case: Planned, content: bytes) -> str:
-    """What is wrong with a plan of a graph, "" where nothing is."""
+def oracle(kernels: dict[str, tuple[list[str], int]], content: bytes) -> str:
+    """What is wrong with a plan of kernels, of which each is given with what it reads and its id; "" where nothing is."""
     try:
-        return _wrong(case, json.loads(content))
+        return _wrong(kernels, json.loads(content))
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as problem:
         return f"something can not be read ({type(problem).__name__})"
 
 
-def _wrong(case: Planned, plan: Plan) -> str:
-    names = [f"n{number}" for number in range(len(case.reads))]
+def _wrong(kernels: dict[str, tuple[list[str], int]], plan: Plan) -> str:
+    names = list(kernels)
     order, stream = [name for name, _ in plan["order"]], dict(plan["order"])
     if sorted(order) != sorted(names):
         return "the nodes are not those of the graph, each once"
-    if [stream[name] for name in names] != list(case.ids):
+    if stream != {name: lane for name, (_, lane) in kernels.items()}:
         return "the streams are not the ids of the model"
     named = {*plan["fork"], *plan["join"], *(name for pair in plan["waits"] for name in pair)}
     if not named <= set(names):
@@ -167,10 +231,10 @@ def _wrong(case: Planned, plan: Plan) -> str:
         for one in (*before, *events):
             ended[name] |= ended[one] | {one}
         latest[stream[name]] = name
-    for number, name in enumerate(names):
-        for other in case.reads[number]:  # and so, one by one, for every path
-            if f"n{other}" not in ended[name]:
-                return f"{name} does not wait for n{other}"
+    for name, (reads, _) in kernels.items():
+        for other in reads:  # and so, one by one, for every path
+            if other not in ended[name]:
+                return f"{name} does not wait for {other}"
     last = [*plan["join"], *([latest[0]] if 0 in latest else [])]
     if not set(latest.values()) <= {one for name in last for one in (name, *ended[name])}:
         return "the step ends before a stream"

@@ -102,7 +102,7 @@ def test_a_broken_plan_that_check_takes_is_noticed(
 
 def test_streams_that_are_not_the_ids_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Subject, "stated", property(lambda subject: np.full(len(subject.flat), ABSENT)))
-    problems = (plans.run(plans.make(seed), tmp_path / "case").problem for seed in range(12))
+    problems = (plans.run(plans.make(seed), tmp_path / "case").problem for seed in range(24))
     assert any("the streams are not the ids of the model" in problem for problem in problems)
 
 

@@ -254,7 +254,7 @@ def test_large_inputs_are_kept_as_a_few_rows(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_build_that_others_may_write_to_is_refused(copy: Path) -> None:
-    for place in (copy, copy / "kernels", copy / "1.json", copy / "weights.bin"):
+    for place in (copy, *(copy / name for name in ("kernels", "manifest.json", "1.json", "weights.bin"))):
         before = place.stat().st_mode
         os.chmod(place, before | 0o002)
         with pytest.raises(msplit.MsplitError, match=r"it is a program|part of a program"):

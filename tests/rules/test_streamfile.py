@@ -121,6 +121,23 @@ def test_even_names_that_no_tensorflow_allows_survive(pairs):
     assert ids_of(text, names) == ids
 
 
+def test_all_special_characters_and_many_ids_survive():
+    """What the fork's own function, compiled with GCC, gave for 400 files of such names: the ids that were written."""
+    special = [chr(code) for code in (*range(1, 128), 0xE9, 0x65E5, 0x1F600)]
+    names = [f"{before}{char}{after}" for char in special for before, after in (("", ""), ("a", "b"), ("scope/", "_1"))]
+    names += ["n" * 4000, "n" * 4000 + "."]
+    ids = [number % 64 for number in range(len(names))]
+    text = streamfile.emit(names, ids)
+    assert text.replace("\n", "").isprintable()
+    lines = text.splitlines()
+    assert [int(line.partition(":")[0]) for line in lines] == sorted(set(ids))  # a line per id, none of them empty
+    assert all(line.count(":") == 1 and all(line.partition(":")[2].split(",")) for line in lines)
+    rules = nvidia_reader.read(text)
+    assert [nvidia_reader.stream_of(name, rules, groups=64) for name in names] == ids
+    assert ids_of(text, names) == ids
+    assert streamfile.emit([], []) == streamfile.emit(["a"], [-1]) == ""
+
+
 def test_emitted_names_match_nothing_else():
     text = streamfile.emit(["a.b", "a+"], [1, 2])
     assert ids_of(text, ["a.b", "axb", "aa", "a+"]) == [1, -1, -1, 2]
@@ -142,6 +159,7 @@ def test_emit_writes_one_line_per_id_and_leaves_out_nodes_without_one():
         ("1:a ,b\n", 1, "space"),
         ("1:(?:a)b\n", 1, "':'"),
         ("1:a{1,2}\n", 1, "','"),
+        pytest.param(f"1:b\n2:a,{'n' * 70_000}\n", 2, "stack", id="long"),
     ],
 )
 def test_what_nvidias_reader_takes_differently_is_named(text, line, why):

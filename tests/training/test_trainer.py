@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +18,11 @@ import pytest
 import msplit
 from msplit.engines.base import GOOD_STEPS, LOSS_SCALE, HasState
 from msplit.errors import EngineError, LoadError, MsplitError, WriteError
-from msplit.formats import atomic
+from msplit.formats import atomic, lock
 from msplit.formats.bundle import Checkpoint
 from msplit.training import checkpoint
 from msplit.training.trainer import Trainer, to_train
-from tests.cli.runner import SAMPLES
+from tests.cli.runner import ROOT, SAMPLES
 from tests.training.models import ON_TENSORFLOW, batches, guarded, regression
 from tests.training_graphs import stored
 
@@ -116,6 +119,7 @@ def test_keep_removes_the_oldest_and_a_killed_process_leaves_nothing_for_long(tr
     assert sorted(os.listdir(tmp_path)) == sorted(
         [
             other.name,
+            lock.NAME,
             "checkpoint",
             *(f"model-{at}{end}" for at in (steps - 1, steps) for end in (".data-00000-of-00001", ".index")),
         ]
@@ -124,6 +128,35 @@ def test_keep_removes_the_oldest_and_a_killed_process_leaves_nothing_for_long(tr
         trainer.save(tmp_path / "model")
     trainer.save(tmp_path / "model", force=True)
     assert checkpoint.listed(tmp_path).all == (tmp_path / f"model-{steps - 1}", tmp_path / f"model-{steps}")
+
+
+OTHER = """
+import sys, time
+from pathlib import Path
+from msplit.formats.lock import hold
+
+held = hold(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_that_another_process_writes_to_is_refused_by_its_name_and_free_when_it_is_killed(
+    fresh: Trainer, tmp_path: Path
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", OTHER, tmp_path], stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(WriteError, match="another training writes its checkpoints here") as refused:
+            fresh.save(tmp_path / "model")
+        assert f"process {other.pid} on {socket.gethostname()}" in refused.value.what
+        assert "a folder of its own" in str(refused.value)
+        assert os.listdir(tmp_path) == [lock.NAME]
+        other.kill()
+    fresh.save(tmp_path / "model")
+    assert lock.NAME in os.listdir(tmp_path)
+    fresh.close()
+    assert lock.NAME not in os.listdir(tmp_path)
 
 
 def test_what_is_written_in_a_cond_alone_trains_in_tensorflow_and_is_refused_by_name_elsewhere(tmp_path: Path) -> None:
@@ -202,7 +235,7 @@ def test_a_kill_between_any_two_operations_leaves_a_whole_checkpoint(
             break
         trainer.step(batches(1)[0])
         trainer.save(tmp_path / "model", keep=2, force=True)
-        assert len(os.listdir(tmp_path)) == 5  # what was left behind is gone
+        assert len(os.listdir(tmp_path)) == 6  # with the lock; what was left behind is gone
     assert 6 < fatal < 100
     assert trainer.steps == max(whole)
 
@@ -239,7 +272,7 @@ def test_what_tensorflow_says_of_a_full_disk_is_understood(trainer: Trainer, tmp
             trainer.save(tmp_path / "model")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == [lock.NAME]
 
 
 def test_a_checkpoint_of_another_model_is_refused(trainer: Trainer, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ if not TYPE_CHECKING:  # to mypy, a module with `__getattr__` has every name
     def __getattr__(name: str) -> Any:
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with importing("torch", "PyTorch"):
+        with starting_pytorch():
             module = import_module(f"msplit.engines.cuda.{_LATER[name]}")
         return getattr(module, name)
 
@@ -126,6 +126,22 @@ def device_lost(problem: BaseException | None) -> DeviceLost | None:
     return None
 
 
+@contextmanager
+def starting_pytorch() -> Iterator[None]:
+    """A phase for the import of what needs PyTorch.
+
+    Raises:
+        EngineError: PyTorch is not installed.
+    """
+    try:
+        with importing("torch", "PyTorch"):
+            yield
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").partition(".")[0] != "torch":
+            raise
+        raise EngineError("PyTorch is not installed, and this needs it", fix=INSTALL_PYTORCH) from None
+
+
 class CudaEngine:
     """See `engines.base.Engine`. It keeps nothing: what is compiled is the device's."""
 
@@ -135,7 +151,7 @@ class CudaEngine:
         """Why the engine can not run here, or None."""
         if importlib.util.find_spec("torch") is None:
             return f"PyTorch, its kernel library, is not installed: {INSTALL_PYTORCH}"
-        with importing("torch", "PyTorch"):
+        with starting_pytorch():
             import torch
 
         if torch.version.cuda is None:
@@ -163,7 +179,7 @@ class CudaEngine:
         """
         if job.options.on_gpu and (why := self.unavailable()):
             raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
-        with importing("torch", "PyTorch"):
+        with starting_pytorch():
             from msplit.engines.cuda import data_parallel
             from msplit.engines.cuda.runtime.executables import executable_of
 
@@ -177,7 +193,7 @@ class CudaEngine:
 
     def compile(self, job: Job) -> Compiled:
         """The job's graph as a program; see `compile.compile_job`."""
-        with importing("torch", "PyTorch"):
+        with starting_pytorch():
             import torch
 
             from msplit.engines.cuda.compile import compile_job
@@ -195,7 +211,7 @@ class CudaEngine:
 
         A job in IEEE precision that is to `emulate` reads what products read rounded to TF32.
         """
-        with importing("torch", "PyTorch"):
+        with starting_pytorch():
             from msplit.engines.cuda.compile import compile_apart
             from msplit.engines.cuda.runtime.executables import executable_of
             from msplit.engines.cuda.runtime.rounding import RoundedProducts
