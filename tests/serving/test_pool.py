@@ -541,6 +541,11 @@ def test_the_less_urgent_leave_an_arena_to_the_urgent() -> None:
         ({"priority": 1}, "the priority is 1"),
         ({"priority": -1}, "the priority is -1"),
         ({"priority": 1.0}, "no integer"),
+        ({"priority": 0.0}, "no integer"),
+        ({"priority": None}, "no integer"),
+        ({"priority": False}, "no integer"),
+        ({"priority": [0]}, "no integer"),
+        ({"priority": np.array([0, 1])}, "no integer"),
         ({"priority": "0"}, "no integer"),
         ({"timeout": -1}, "the timeout is -1"),
         ({"timeout": float("nan")}, "the timeout is nan"),
@@ -560,7 +565,16 @@ def test_what_is_wrong_with_a_request_is_said_at_once() -> None:
         for ask in (pool.submit, pool.step):
             with pytest.raises(EngineError, match="no value for input k"):
                 ask({"x": feeds(0)["x"]})
+            for value in (5, None, [1], "x", np.ma.array(feeds(0)["x"], mask=True)):
+                with pytest.raises(EngineError, match="input x (is given|has masked values)"):
+                    ask({**feeds(0), "x": value})
+            for given in (5, None, [feeds(0)]):
+                with pytest.raises(EngineError, match="a mapping from names"):
+                    ask(given)
         assert script.steps == []
+        with pytest.raises(MsplitError, match="the seconds is None"):
+            pool.drive(None)  # type: ignore[arg-type]
+        assert ask({**feeds(0), "x": np.ma.array(feeds(0)["x"])})  # nothing is masked
 
 
 def test_steps_of_fixed_shapes() -> None:

@@ -65,12 +65,18 @@ class Input:
         said, wanted = f"input {self.name} is said to be {self.dtype.name} {list(self.shape)}", math.prod(self.shape)
         if self.count > wanted or (self.count < wanted and not self.fills):
             raise invalid(f"{said}, and {self.count:,} values came")
-        if port is not None and self.dtype.name != port.dtype:
-            raise invalid(f"{said}; the model takes {port.dtype}")
-        if port is not None and wanted > port.most:
-            if self.shape[1:] == port.shape[1:]:
-                raise invalid(f"{said}: a batch of {self.shape[0]} is larger than any that is ready")
-            raise invalid(f"{said}; the model takes {[-1 if size is None else size for size in port.shape]}")
+        if port is not None:
+            takes = f"{port.dtype} {[-1 if size is None else size for size in port.shape]}"
+            if self.dtype.name != port.dtype or len(self.shape) != len(port.shape):
+                raise invalid(f"{said}; the model takes {takes}")
+            if wanted > port.most:
+                same = self.shape[1:] == port.shape[1:]
+                why = (
+                    f"a batch of {self.shape[0]} is larger than any that is ready"
+                    if same
+                    else f"the model takes {takes}"
+                )
+                raise invalid(f"{said}; {why}")
         try:
             return protos.filled(self.load(), self.shape)
         except LoadError as problem:
