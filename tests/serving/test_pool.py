@@ -566,7 +566,7 @@ def test_what_is_wrong_with_a_request_is_said_at_once() -> None:
             with pytest.raises(EngineError, match="no value for input k"):
                 ask({"x": feeds(0)["x"]})
             for value in (5, None, [1], "x", np.ma.array(feeds(0)["x"], mask=True)):
-                with pytest.raises(EngineError, match="input x (is given|has masked values)"):
+                with pytest.raises(EngineError, match=r"input x (is given|has masked values)"):
                     ask({**feeds(0), "x": value})
             for given in (5, None, [feeds(0)]):
                 with pytest.raises(EngineError, match="a mapping from names"):
