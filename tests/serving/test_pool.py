@@ -178,15 +178,15 @@ def test_requests_that_wait_share_a_step(threads: int) -> None:
 
 @BOTH
 def test_a_step_that_is_not_full_waits_for_more_and_a_full_one_does_not(threads: int) -> None:
-    with opened(threads=threads, groups=1, max_delay_us=50_000.0) as (pool, script):
+    with opened(threads=threads, groups=1, max_delay_us=500_000.0) as (pool, script):
         start = time.perf_counter()
         whole = [pool.submit(feeds(number)) for number in range(4)]
         for future in whole:
             future.result(SOON)
-        assert time.perf_counter() - start < 0.04
+        assert time.perf_counter() - start < 0.4
         start = time.perf_counter()
         assert is_right(pool.step(feeds(7, 3)), feeds(7, 3))
-        assert time.perf_counter() - start >= 0.05
+        assert time.perf_counter() - start >= 0.5
         assert script.steps == [4, 4]
         assert pool.stats().filled == 1
 
