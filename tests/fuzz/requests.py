@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from msplit.formats.tensors import tensor_value
+from msplit.inputs.examples import encode
 from tests.fuzz.case import Result
 
 PREDICT, INFER = "/tensorflow.serving.PredictionService/Predict", "/inference.GRPCInferenceService/ModelInfer"
@@ -328,8 +329,11 @@ def _ask(path: str, data: bytes) -> tuple[int, bytes]:
 
 
 def _string(value: Any) -> bytes:
-    text: str = value["b64"] if isinstance(value, dict) else value
-    return base64.b64decode(text) if isinstance(value, dict) else text.encode("utf-8", "surrogatepass")
+    if not isinstance(value, dict):
+        return str(value).encode("utf-8", "surrogatepass")
+    return (
+        base64.b64decode(value["b64"]) if value.keys() == {"b64"} else encode(value)
+    )  # a tf.Example of these features
 
 
 def _meant(path: str, data: bytes) -> dict[str, Any]:

@@ -272,6 +272,7 @@ class _Http(uvicorn.Server):
         """Ten times a second: ends connections that have brought no request for too long. Uvicorn ends those between two requests only."""
         now, before = asyncio.get_running_loop().time(), self._since
         self._since = {}
+        one: Any
         for one in self.server_state.connections:
             if (cycle := one.cycle) is None or cycle.response_complete:
                 same, since = before.get(one, (cycle, now))
