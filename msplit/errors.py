@@ -11,7 +11,7 @@
         ├── Busy                a pool has as many requests waiting as it may have
         ├── TimedOut            a request waited, or a step took, longer than it was to
         ├── EndOfData           what a graph reads itself came to an end: no failure, but there is no step any more
-        ├── Closed              a pool was closed before a request was answered
+        ├── Closed              a pool was closed before a request was answered, or a model is closed
         ├── RankLost            another of the processes that train together is gone
         └── DeviceLost          the GPU failed, and does nothing more for this process
 
@@ -128,7 +128,7 @@ class EndOfData(EngineError):
 
 
 class Closed(EngineError):
-    """The pool was closed before the request was run."""
+    """A pool was closed before the request was run, or a model is closed."""
 
 
 class RankLost(EngineError):

@@ -214,7 +214,9 @@ def _run(arguments: list[str], debug: bool) -> int:
     try:
         result = cli.main(arguments, prog_name="msplit", standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except click.exceptions.Abort:
+    except click.exceptions.Abort as problem:
+        if isinstance(problem.__cause__, EOFError):  # Click takes it for Ctrl-D; msplit asks nobody
+            return _internal(problem.__cause__, debug)
         raise
     except click.ClickException as problem:
         shown = io.StringIO()

@@ -28,8 +28,13 @@ _MOST_WRITTEN = 8
 def begin() -> None:
     """Prepares the streams for a command."""
     _written.clear()
-    if sys.stdout is None or sys.stderr is None:  # closed by the caller (`>&-`)
-        sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:  # closed by the caller (`>&-`): the next pipe or socket would be taken for it, by processes that are started, too
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=escape.HANDLER)

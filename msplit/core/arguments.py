@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import operator
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from msplit.errors import MsplitError
@@ -18,9 +21,12 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
         MsplitError: It is no integer, or out of range.
     """
     limits = f"{least} or more" if most is None else f"{least} to {most}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
         raise MsplitError(f"{name} is {value!r}, which is no integer", fix=f"give {limits}")
-    number = operator.index(value)
     if number < least or (most is not None and number > most):
         raise MsplitError(f"{name} is {number}", fix=f"give {limits}")
     return number
@@ -40,3 +46,27 @@ def number(name: str, value: Any, least: float = 0.0, *, above: bool = False) ->
     if isinstance(value, bool | str) or not (least < found or (found == least and not above)) or found == float("inf"):
         raise MsplitError(f"{name} is {value!r}", fix=f"give a number, {limits}")
     return found
+
+
+def listed(name: str, value: Any) -> tuple[Any, ...]:
+    """The elements of a list, or of whatever else can be gone through and is no text; `name` is what the caller calls it.
+
+    Raises:
+        MsplitError: It is none.
+    """
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+        raise MsplitError(f"{name}: {value!r} is no list", fix="give a list, of one element where there is one")
+    return tuple(value)
+
+
+def path(value: Any) -> Path:
+    """A path as it may be given.
+
+    Raises:
+        MsplitError: It is none.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise MsplitError(
+            f"{type(value).__name__} is no path of a model or a build", fix="give a str or a pathlib.Path"
+        )
+    return Path(value)

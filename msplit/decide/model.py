@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from msplit import cost, formats
+from msplit.core import arguments
 from msplit.core.graph import Ints
 from msplit.core.memory import no_collection
 from msplit.cost import profile as profiles
@@ -51,7 +52,9 @@ def load(
         GraphError: It is not a valid graph; every defect is listed.
     """
     with phase("reading"), no_collection():
-        model = formats.read(Path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs, record=record)
+        model = formats.read(
+            arguments.path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs, record=record
+        )
     if function is None:
         with phase("flattening"), no_collection():
             return flatten(model)

@@ -155,6 +155,8 @@ def refuse(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
             are one type, however NumPy keeps them.
     """
     known = f"the inputs are: {', '.join(inputs) or 'none'}"
+    if not isinstance(feeds, Mapping):
+        raise EngineError(f"inputs are given by name, not as a {type(feeds).__name__}", fix=known)
     for name in inputs:
         if name not in feeds:
             raise EngineError(f"no value for input {name}", fix=known)
@@ -170,6 +172,8 @@ def refuse(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
             found = type_name(value)
             like = found == dtype
         else:
+            if isinstance(value, _MASKED):
+                raise EngineError(f"input {name} has masked values", fix="fill them: array.filled(0), or what you mean")
             said = f"input {name} is given a {type(value).__name__}, not an array"
             raise EngineError(said, fix="give a NumPy array, or a tensor that speaks DLPack")
         if tuple(value.shape) != tuple(shape) or not like:
@@ -186,13 +190,16 @@ _TEXT = "OSU"
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is NumPy's, in the host's memory."""
-    return isinstance(value, np.ndarray | np.generic)
+    """Whether a value is NumPy's, in the host's memory, and all of it counts: what is masked has no value that a model could be given."""
+    return isinstance(value, np.ndarray | np.generic) and not (isinstance(value, _MASKED) and np.ma.is_masked(value))
+
+
+_MASKED = np.ma.MaskedArray
 
 
 def is_tensor(value: Any) -> bool:
     """Whether a value that is not NumPy's speaks DLPack, so that it can be taken where it lies."""
-    return hasattr(value, "__dlpack__") and not is_array(value)
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
 
 
 def type_name(value: Any) -> str:

@@ -125,15 +125,15 @@ def json_array(value: Any, dtype: str, name: str, where: str | None = None, sour
         raise larger
     try:
         with np.errstate(over="ignore"):
-            found = items.astype(kind)
+            array: NDArray[Any] = items.astype(kind)
     except OverflowError:
         raise larger from None
-    if limits is None and any(type(flat[place]) is not Infinite for place in np.flatnonzero(_is_infinite(found))):
+    if limits is None and any(type(flat[place]) is not Infinite for place in np.flatnonzero(_is_infinite(array))):
         raise larger
-    return found
+    return array
 
 
-def _is_infinite(values: NDArray[Any]) -> NDArray[Any]:
+def _is_infinite(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.isinf(values.astype(np.float32) if values.dtype.kind == "V" else values)
 
 

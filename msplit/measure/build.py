@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.analysis.rows import independent_rows
+from msplit.core.arguments import listed, whole
 from msplit.decide.model import opened
 from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import Arrays, HasState
@@ -192,8 +194,8 @@ def _check_batches(flat: FlatGraph, request: BenchRequest | None, batches: Seque
             "builds and pools are for one GPU, and the request splits each step over several",
             fix="prepare it (`msplit.prepare`, `msplit bench --split`), or leave split out",
         )
-    for each in batches:
-        if each < 1:
+    for each in listed("batches", batches):
+        if whole("a batch", each, -sys.maxsize) < 1:
             raise MsplitError(f"a batch of {each} has no rows", fix="give batches of one or more")
     if len(set(batches)) > 1:
         if not any(shape is None or shape[:1] == (None,) for shape in stated_shapes(flat).values()):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core import arguments
 from msplit.core.precision import Precision
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda import engine as cuda
@@ -107,7 +108,7 @@ def load(path: str | os.PathLike[str], *, strict: bool = False) -> Loaded:
 
 def load_on(path: str | os.PathLike[str], gpus: Sequence[int], *, strict: bool = False) -> tuple[Loaded, ...]:
     """The same for each of several GPUs; none: the current one."""
-    folder = Path(path)
+    folder = arguments.path(path)
     with phase("reading the build"):
         manifest = files.read(folder)
         files.verify(folder, manifest)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from msplit.core.arguments import MAX_STREAMS, whole
+from msplit.core.arguments import MAX_STREAMS, listed, whole
 from msplit.core.precision import Precision
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.profile import Profile
@@ -111,6 +111,8 @@ class BenchRequest:
     command: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        for name in ("streams", "devices", "split"):
+            object.__setattr__(self, name, listed(name, getattr(self, name)))
         for streams in self.streams:
             whole("the number of streams", streams, 1, MAX_STREAMS)
         if self.batch is not None:
@@ -119,6 +121,7 @@ class BenchRequest:
         Precision.read(self.precision)
         for number in self.devices:
             whole("the number of a GPU", number, 0)
+        given = [whole("the number of a GPU", number, -1) for number in self.split]
         if len(set(self.devices)) < len(self.devices):
             raise MsplitError(f"GPUs are {list(self.devices)}", fix="name each once")
         if self.effort not in EFFORTS:
@@ -127,11 +130,13 @@ class BenchRequest:
             raise MsplitError(
                 f"a cluster runs TensorFlow, not the {self.engine} engine", fix="leave one of the two out"
             )
-        if len(set(self.split)) != len(self.split) or any(gpu < 0 for gpu in self.split) or len(self.split) == 1:
+        if len(set(given)) != len(given) or -1 in given or len(given) == 1:
             raise MsplitError(
                 f"a step can not be split over the GPUs {', '.join(map(str, self.split))}",
                 fix="name two GPUs or more, each once, such as 0,1",
             )
+        if self.tune is not None and not hasattr(self.tune, "max_error"):
+            raise MsplitError(f"tune is a {type(self.tune).__name__}", fix="give TuneSettings")
         if self.tune is not None and self.tune.max_error is not None and not Precision(self.precision).half:
             raise MsplitError(
                 f"a largest error is given, and nothing is in half precision: it is {self.precision}",

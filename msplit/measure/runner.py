@@ -15,7 +15,7 @@ from msplit import escape
 from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import Arrays, Executable, Feeds, Following, Prefetches, StaysOnDevice, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.errors import EngineError
+from msplit.errors import Closed, EngineError
 from msplit.measure.results import Check
 from msplit.measure.tensors import as_array
 from msplit.progress import Sums
@@ -106,6 +106,7 @@ class Runner(Shown):
     _turn: FairLock = field(default_factory=FairLock, init=False)
     _thread: Thread | None = field(default=None, init=False)
     _told: bool = field(default=False, init=False)
+    _closed: bool = field(default=False, init=False)
 
     def _facts(self) -> Facts:
         inputs = [(f"input {name}", f"{dtype} {list(shape)}") for name, (dtype, shape) in self.inputs.items()]
@@ -130,14 +131,16 @@ class Runner(Shown):
         Raises:
             EngineError: An input is missing, or has another type or shape than the one that was prepared; or the engine has no device to
                 leave outputs on.
+            Closed: It was closed.
         """
         if self.improved is not None and not self._told and self.improved.done():
             self._tell(self.improved)
         if self.engine == TENSORFLOW.name:
             return self._by_tensorflow(feeds, on_device=on_device)
-        if len(feeds) != len(self.inputs):  # the engine looks for what it needs only
+        if not isinstance(feeds, Mapping) or len(feeds) != len(self.inputs):  # the engine looks for what it needs only
             refuse(feeds, self.inputs)
         with self._turn:
+            self._refuse_closed()
             executable = self.executable
             if then is not None and isinstance(executable, Prefetches):
                 following: Following = then if callable(then) else lambda: then
@@ -157,8 +160,13 @@ class Runner(Shown):
         refuse(feeds, self.inputs)
         arrays = {name: as_array(name, value) for name, value in feeds.items()}
         with self._turn:
+            self._refuse_closed()
             outputs = self.executable.step(arrays)
         return {name: value.copy() for name, value in outputs.items()}
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise Closed("the model is closed", fix="prepare or open it again")
 
     def _tell(self, improved: Future[Improvement]) -> None:
         """Warns of what went wrong."""
@@ -174,6 +182,7 @@ class Runner(Shown):
         if self._thread is not None and self._thread is not current_thread():
             self._thread.join()
         with self._turn:
+            self._closed = True
             self.executable.close()
 
     def __enter__(self) -> Runner:

@@ -97,8 +97,8 @@ class Pool(Shown):
         if not self.polls or timeout is not None or self.settings.max_delay_us or on_device:
             answer: Answer = self.submit(feeds, priority=priority, timeout=timeout, on_device=on_device).result()
             return answer
-        if priority:
-            whole("the priority", priority, 0, self.settings.priorities - 1)
+        if type(priority) is not int or priority:
+            priority = whole("the priority", priority, 0, self.settings.priorities - 1)
         arrays, rows, key = self._ports.check(feeds)
         flight = self._flights.take(priority, rows)
         if flight is not None:
@@ -128,8 +128,8 @@ class Pool(Shown):
             Closed: The pool is closed.
             DeviceLost: The GPU failed.
         """
-        if priority:
-            whole("the priority", priority, 0, self.settings.priorities - 1)
+        if type(priority) is not int or priority:
+            priority = whole("the priority", priority, 0, self.settings.priorities - 1)
         arrays, rows, key = self._ports.check(feeds)
         if on_device:
             if not self.polls:
@@ -158,7 +158,7 @@ class Pool(Shown):
         Returns:
             Whether there is.
         """
-        return self._attendance.drive(seconds)
+        return self._attendance.drive(seconds if type(seconds) is float else number("the seconds", seconds))
 
     def stats(self) -> Stats:
         """What it has done so far."""

@@ -34,6 +34,11 @@ class Port:
     shape: tuple[int | None, ...]
     most: int = field(default=1 << 62, compare=False)
 
+    @property
+    def said(self) -> str:
+        """Type and shape for messages, as in ``float32 [-1, 4]``."""
+        return f"{self.dtype} {[-1 if size is None else size for size in self.shape]}"
+
 
 class Ports:
     """Inputs and outputs of one model.

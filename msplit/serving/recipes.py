@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from msplit.core.arguments import path
 from msplit.core.precision import Precision
 from msplit.decide.model import opened
 from msplit.engines.base import Arrays, Executable, Feeds
@@ -85,7 +86,7 @@ def recipe_of(
         EngineError: The engine can not run the model, or its outputs are not those of the reference.
         MsplitError: Requests are to share steps, and can not.
     """
-    if not isinstance(model, FlatGraph) and is_build(model):
+    if not isinstance(model, FlatGraph) and is_build(path(model)):
         return _of_build(load_on(model, request.devices), f"{os.fspath(model)} is a build for it", settings)
     flat = opened(model)
     engine, why = choose_engine(request, flat)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from msplit.core.arguments import number, whole
+from msplit.core.arguments import listed, number, whole
 from msplit.errors import MsplitError
 
 AUTO = "auto"
@@ -45,14 +44,11 @@ class PoolSettings:
     latency_us: float | None = None
 
     def __post_init__(self) -> None:
-        if self.groups != AUTO:
+        if not (isinstance(self.groups, str) and self.groups == AUTO):
             if isinstance(self.groups, str):
                 raise MsplitError(f"there are no {self.groups!r} groups", fix="give a number of arenas, or auto")
             whole("the number of groups", self.groups, 1, MAX_GROUPS)
-        given: Any = self.batches
-        if isinstance(given, str) or not (given is None or hasattr(given, "__iter__")):
-            raise MsplitError(f"batches are {given!r}", fix="give numbers of rows in a list")
-        batches = () if given is None else tuple(given)
+        batches = () if self.batches is None else listed("batches", self.batches)
         object.__setattr__(self, "batches", batches or None)
         for name, value, low in (
             ("max_batch", self.max_batch, 1),

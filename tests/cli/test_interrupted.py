@@ -191,3 +191,33 @@ def test_a_stream_that_is_closed_is_no_bug(closed: str, code: int) -> None:
     command = f"'{sys.executable}' -m msplit analyze sample_graphs/{model} {redirect}"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+CLOSED = """
+import os, subprocess, sys
+from msplit.cli import output
+output.begin()
+print(sorted(os.pipe()) > [2, 2], os.fstat(0).st_rdev == os.stat(os.devnull).st_rdev, sys.stdin.read() == "", file=sys.stderr)
+print(subprocess.run([sys.executable, "-c", "import os; print(os.fstat(0).st_rdev)"], capture_output=True).returncode, file=sys.stderr)
+"""
+
+
+def test_a_closed_input_is_an_empty_one() -> None:
+    # Otherwise the first pipe or socket of a command is standard input, which the processes that it starts do not have, or have twice.
+    command = f"exec {sys.executable} -c '{CLOSED}' <&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "True True True\n0\n")
+
+
+def test_a_file_that_ends_too_soon_is_no_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from msplit import api
+    from msplit.cli.main import run
+
+    def ended(*_: object, **__: object) -> None:
+        raise EOFError("more than 16 bytes")
+
+    monkeypatch.setattr(api, "load", ended)
+    assert run(["analyze", str(SAMPLES / "cond_v1.pb")]) == 2
+    assert "internal error in msplit: EOFError: more than 16 bytes" in capsys.readouterr().err

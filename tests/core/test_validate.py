@@ -181,9 +181,9 @@ def test_many_small_cycles_take_linear_time() -> None:
     lines = []
     for i in range(pairs):
         lines += [f"a{i} Acme b{i} {f'b{i - 1}' if i else ''}", f"b{i} Acme a{i}"]
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(verify(graph("\n".join(lines)))) == pairs
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 @settings(max_examples=examples(80, 300), deadline=None)
@@ -324,9 +324,9 @@ def test_functions_are_looked_at_together(count: int, monkeypatch: pytest.Monkey
 
 def timed(make: Callable[[int], str], count: int) -> float:
     g = graph(make(count))
-    start = time.perf_counter()
+    start = time.process_time()
     assert verify(g) == []
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def test_chain_of_a_hundred_thousand_nodes_is_no_problem() -> None:

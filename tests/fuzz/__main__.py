@@ -3,7 +3,9 @@
 Every case goes through analyze, assign, check of what was written and analyze of that again, by the command line in a process of its own.
 Only msplit's own errors may come out; limits are in `case.py`. Cases of hostile names go through every command and format, and what is
 printed and written may do no harm (`names.py`). Changed plans are held against an oracle (`plans.py`), and what assign writes must pass
-check (`checked.py`). Lookups (`lookups.py`) and ops on special values (`values.py`)
+check (`checked.py`). Changed requests to a server are answered right or refused
+(`requests.py`). 
+Lookups (`lookups.py`) and ops on special values (`values.py`)
 are held against TensorFlow.
 `--kind names` runs cases of one kind only,
 `--case structure:17` runs one case again and prints what it does.
@@ -35,10 +37,11 @@ KINDS = {
     "special": ("special", 1),
     "plans": ("plans", 1),
     "checked": ("checked", 1),
+    "requests": ("requests", 6),
     "lookups": ("lookups", 1),
     "values": ("values", 1),
 }
-"""Kind -> its module, and how many of 16 cases are of it."""
+"""Kind -> its module, and how many of 22 cases are of it."""
 
 WITH_TENSORFLOW = frozenset({"lookups", "values"})
 """Kinds whose cases are held against TensorFlow, the import of which takes seconds."""

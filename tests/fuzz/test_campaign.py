@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from msplit.checks.subject import ABSENT, Subject
 from msplit.errors import LoadError
 from tests.campaign import CAMPAIGN
 from tests.fuzz import __main__ as fuzz
-from tests.fuzz import checked, plans
+from tests.fuzz import checked, plans, requests
 from tests.fuzz.case import Case, import_all, run
 from tests.fuzz.limits import TooSlow, limited
 from tests.fuzz.special import MODEL
@@ -116,6 +117,39 @@ def test_changed_plans(tmp_path: Path) -> None:
         assert plans.run(plans.make(seed), tmp_path / "case").problem == "", f"python -m tests.fuzz --case plans:{seed}"
     used = {change for seed in range(10) for change in plans.make(seed).changes}
     assert used == set(plans.CHANGES)
+
+
+def test_changed_requests(tmp_path: Path) -> None:
+    cases = [requests.make(seed) for seed in range(200)]
+    for case in cases:
+        assert requests.run(case, tmp_path).problem == "", f"python -m tests.fuzz --case {case.name}"
+    assert {case.path for case in cases if case.valid} == {requests.PREDICT, requests.INFER, requests.V1, requests.V2}
+
+
+@pytest.mark.parametrize(
+    ("fault", "broken", "told"),
+    [
+        ("msplit.serving.server.models.known_as", lambda name, ports: next(iter(ports)), "refused|is .*, and not"),
+        ("msplit.escape.line", str, "a client is told"),
+        ("msplit.serving.server.decode.of_tensor_proto", lambda *_: 1 / 0, "status 13|refused"),
+    ],
+)
+def test_a_server_that_does_wrong_is_noticed(
+    fault: str, broken: object, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault, broken)
+    problems = (requests.run(requests.make(seed), tmp_path).problem for seed in range(300))
+    assert any(re.search(told, problem) for problem in problems)
+
+
+def test_a_number_that_becomes_infinite_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(one for one in map(requests.make, range(100)) if one.valid and one.path == requests.V1)
+    data, count = re.subn(rb'("x": \[+)[-0-9.e]+', rb"\g<1>1e39", case.data, count=1)
+    assert count
+    case = replace(case, data=data, valid=False)
+    assert requests.run(case, tmp_path).problem == ""
+    monkeypatch.setattr("msplit.inputs.json_values._is_infinite", lambda values: np.zeros(values.shape, bool))
+    assert "became infinite" in requests.run(case, tmp_path).problem
 
 
 def test_an_error_of_check_after_assign_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

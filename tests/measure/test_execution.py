@@ -283,6 +283,26 @@ def test_inputs_that_do_not_fit_are_refused_and_the_next_step_is_right(mmoe):
 
 
 @pytest.mark.tf
+@pytest.mark.parametrize("engine", ["cuda", "tensorflow"])
+def test_masked_values_are_refused_and_so_is_a_step_after_the_end(mmoe, engine):
+    runner = msplit.prepare(mmoe, replace(SIMULATED, streams=(1,), engine=engine, effort="fast"))
+    feeds = feeds_of(mmoe, 1)
+    wanted = runner.step(feeds)
+    for on_device in (False, True)[: 1 + (engine == "cuda")]:
+        with pytest.raises(EngineError, match="input x has masked values"):
+            runner.step({"x": np.ma.array(feeds["x"], mask=feeds["x"] > 1)}, on_device=on_device)
+    for given in (5, None, [feeds]):
+        with pytest.raises(EngineError, match="inputs are given by name"):
+            runner.step(given)
+    found = runner.step({"x": np.ma.array(feeds["x"])})
+    assert all(np.array_equal(found[name], value) for name, value in wanted.items())
+    runner.close()
+    for on_device in (False, True)[: 1 + (engine == "cuda")]:
+        with pytest.raises(msplit.errors.Closed, match="the model is closed"):
+            runner.step(feeds, on_device=on_device)
+    runner.close()
+
+
 def test_tensorflow_in_its_place_refuses_what_the_cuda_engine_refuses(mmoe):
     for request in (SIMULATED, replace(SIMULATED, engine="tensorflow")):
         with msplit.prepare(mmoe, request) as runner:

@@ -65,9 +65,9 @@ def test_a_pattern_that_needs_too_large_an_automaton_is_refused():
 @pytest.mark.parametrize("pattern", ["(x+x+)+y", "(a*)*b", "(a|a)*b", "(.*)*x" * 3])
 def test_patterns_that_explode_elsewhere_take_no_time(pattern):
     assert patterns.problem(pattern) is None
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert pairs([pattern], ["x" * 5_000 + "a" * 5_000 + "!"]) == []
-    assert time.perf_counter() - begin < 1.0
+    assert time.process_time() - begin < 1.0
 
 
 def test_large_patterns_run_beside_small_ones():

@@ -172,6 +172,9 @@ def _parsed(path: Path, message: Any, example: str) -> Any:
         raise LoadError(
             f"can not be read: {problem.strerror or problem}", where=str(path), fix="check the path"
         ) from problem
+    except EOFError:
+        what = f"has more than {_LARGEST >> 20} MiB"
+        raise LoadError(what, where=str(path), fix=f"write {example}") from None
     except UnicodeDecodeError:
         raise LoadError("is no text", where=str(path), fix=f"write {example}") from None
     try:

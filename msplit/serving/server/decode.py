@@ -23,7 +23,7 @@ from msplit.formats import wire
 from msplit.serving.ports import Port
 from msplit.serving.server import messages, tensors
 from msplit.serving.server.models import place_for, refuse_missing
-from msplit.serving.server.refusal import invalid
+from msplit.serving.server.refusal import Refusal, invalid
 
 MOST_FIELDS = 1 << 16
 """Fields of a message, values left out. No model has as many inputs and outputs."""
@@ -53,6 +53,9 @@ class Input:
     load: Callable[[], NDArray[Any]]
     fills: bool = False
 
+    def _misfit(self, why: str) -> Refusal:
+        return invalid(f"input {self.name} is said to be {self.dtype.name} {list(self.shape)}{why}")
+
     def array(self, port: Port | None = None) -> NDArray[Any]:
         """Its values.
 
@@ -62,15 +65,17 @@ class Input:
         Raises:
             Refusal: They are none of its type, or another number than its shape has; or the model takes no such input.
         """
-        said, wanted = f"input {self.name} is said to be {self.dtype.name} {list(self.shape)}", math.prod(self.shape)
+        wanted = math.prod(self.shape)
         if self.count > wanted or (self.count < wanted and not self.fills):
-            raise invalid(f"{said}, and {self.count:,} values came")
-        if port is not None and self.dtype.name != port.dtype:
-            raise invalid(f"{said}; the model takes {port.dtype}")
-        if port is not None and wanted > port.most:
-            if self.shape[1:] == port.shape[1:]:
-                raise invalid(f"{said}: a batch of {self.shape[0]} is larger than any that is ready")
-            raise invalid(f"{said}; the model takes {[-1 if size is None else size for size in port.shape]}")
+            raise self._misfit(f", and {self.count:,} values came")
+        if port is not None:
+            if tensors.name_of(self.dtype) != port.dtype or len(self.shape) != len(port.shape):
+                raise self._misfit(f"; the model takes {port.said}")
+            if wanted > port.most:
+                larger = f"a batch of {self.shape[0]} is larger than any that is ready"
+                raise self._misfit(
+                    f"; {larger if self.shape[1:] == port.shape[1:] else f'the model takes {port.said}'}"
+                )
         try:
             return protos.filled(self.load(), self.shape)
         except LoadError as problem:
@@ -97,10 +102,9 @@ def apart(
     """
     position, end = (0, len(data)) if span is None else span[2:]
     rest, found, left = list[bytes](), list[Span](), most
-    damaged = invalid(f"what came is no {kind}")
-    if span is not None and span[1] != wire.LENGTH:
-        raise damaged
     try:
+        if span is not None and span[1] != wire.LENGTH:
+            raise wire.NotWireFormat
         while position < end:
             begin, tag, position = position, data[position], position + 1
             if tag > 0x7F:
@@ -117,7 +121,7 @@ def apart(
             else:
                 position += _FIXED[kept_as]
             if position > end or not number:
-                raise damaged
+                raise wire.NotWireFormat
             if number in values:
                 found.append((number, kept_as, start, position))
             else:
@@ -126,7 +130,7 @@ def apart(
             if left < 0:
                 raise invalid(f"what came has more than {most:,} fields in its {kind}")
     except (IndexError, KeyError, wire.NotWireFormat):
-        raise damaged from None
+        raise invalid(f"what came is no {kind}") from None
     if sum(map(len, rest)) > _MOST_REST:
         raise invalid(f"what came has more than {_MOST_REST:,} bytes beside values in its {kind}")
     return b"".join(rest), found
@@ -237,7 +241,7 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
         raise invalid(f"input {name} does not say its shape")
     shape = _shape([dim.size for dim in proto.tensor_shape.dim], name)
     used = sorted({span[0] for span in found if span[3] > span[2] or span[0] == _VALUES["object"]})
-    own = _VALUES.get(dtype.name, _FLOAT8)
+    own = _VALUES.get(tensors.name_of(dtype), _FLOAT8)
     if len(used) > 1 or not {own, _CONTENT}.issuperset(used):
         fields = ", ".join([messages.TensorProto.DESCRIPTOR.fields_by_number[number].name for number in used])
         raise invalid(f"input {name} is {dtype.name}, and its values are in {fields}")
@@ -362,7 +366,7 @@ def _listed(
     data: bytes, spans: Sequence[Span], name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, fills: bool = False
 ) -> Input:
     """Values that are listed one by one, packed or not."""
-    own = wire.LENGTH if dtype.hasobject else _WIRE_TYPES.get(dtype.name, wire.VARINT)
+    own = wire.LENGTH if dtype.hasobject else _WIRE_TYPES.get(tensors.name_of(dtype), wire.VARINT)
     if not {own, wire.LENGTH}.issuperset(span[1] for span in spans):
         raise invalid(f"input {name} has values that are no {dtype.name}")
     if dtype.hasobject:
@@ -379,8 +383,8 @@ def _listed(
         return Input(name, dtype, shape, count, lambda: np.frombuffer(joined(), dtype), fills)
     numbers = joined()
     pieces = range(0, len(numbers), _AT_ONCE)
-    ends = [np.count_nonzero(_part(numbers, start) < 0x80) for start in pieces]
-    return Input(name, dtype, shape, sum(ends), lambda: _varints(numbers, sum(ends), name, dtype), fills)
+    count = sum(int(np.count_nonzero(_part(numbers, start) < 0x80)) for start in pieces)
+    return Input(name, dtype, shape, count, lambda: _varints(numbers, count, name, dtype), fills)
 
 
 _WIRE_TYPES = {

@@ -116,7 +116,7 @@ def _members(data: bytes | bytearray, start: int, end: int) -> dict[str, Any]:
 def _elements(text: bytes | bytearray) -> list[Any]:
     if not text.strip(_BLANK):
         raise malformed("a list has an element too few")
-    found: list[Any] = _loaded(b"[%b]" % text)
+    found: list[Any] = _loaded(b"[" + text + b"]")
     return found
 
 
@@ -195,8 +195,7 @@ class Gathered:
             raise invalid(f"input {self._name!r} has rows of different lengths")
         whole = (added[0] + (0 if shape is None else shape[0]), *added[1:])
         if max(whole[0], math.prod(whole)) > self._most:
-            wanted = [-1 if size is None else size for size in self._port.shape]
-            raise invalid(f"input {self._name!r} has more values than the largest batch has; its shape is {wanted}")
+            raise invalid(f"input {self._name!r} has more values than the largest batch of {self._port.said} has")
         return whole
 
     def _put(self, array: NDArray[Any]) -> tuple[int, ...]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -64,7 +67,7 @@ class Server:
             ("grpc.so_reuseport", int(shared)),  # anybody else's on the same port would take a part of the requests
             *_LIMITS,
         ]
-        self._handlers = _Handlers(ask, stopping)
+        self._handlers, self._port = _Handlers(ask, stopping), 0
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((self._handlers,))
 
@@ -75,18 +78,23 @@ class Server:
         except RuntimeError:
             return False
         if listens:
+            self._port = listens
             await self._server.start()
         return bool(listens)
 
     async def end(self, grace: float = 0.0) -> None:
-        """Closes all connections once what was taken is answered, or so many seconds are over. Requests are refused up to then: gRPC itself
-        would cancel those that come while it stops, and nobody could tell that from a cancelled call."""
+        """Closes all connections once what was taken is answered, or so many seconds are over. Requests are refused up to then.
+
+        Connections are closed from below: gRPC would cancel the calls that come while it stops, which clients would take for their own
+        doing. A connection that is gone is `UNAVAILABLE`.
+        """
         loop = asyncio.get_running_loop()
         over = loop.time() + grace
         while self._handlers.taken and loop.time() < over:
             await asyncio.sleep(_LOOK)
         if grace:
             await asyncio.sleep(_FLUSH)
+        _hang_up(self._port)
         await self._server.stop(None)
 
 
@@ -98,6 +106,14 @@ def loop_factory() -> Callable[[], Any] | None:
 
     found: Callable[[], Any] = uvloop.new_event_loop
     return found
+
+
+def _hang_up(port: int) -> None:
+    """Ends all connections of this process to a port of its own."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:  # not each is a connection
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port and one.getpeername():
+                one.shutdown(socket.SHUT_RDWR)
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -27,6 +27,8 @@ _LOOK = 0.5
 _BACKLOG = 2048
 _MOST_CONNECTIONS = 4096
 """Connections over HTTP, beyond which requests are refused: a process may have some thousand files."""
+_STOPPING = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 35\r\nconnection: close\r\n\r\n"
+_STOPPING += b'{"error": "the server is stopping"}'
 _NOTICE = 0.3
 """Seconds for which a server that is to stop refuses requests before it closes its doors."""
 
@@ -232,6 +234,15 @@ class _Fronts:
             front.kill()
 
 
+async def _refuse(connection: socket.socket) -> None:
+    """Refuses what a connection asks for that nobody else will read."""
+    loop = asyncio.get_running_loop()
+    with connection, contextlib.suppress(OSError, TimeoutError):
+        connection.setblocking(False)
+        await asyncio.wait_for(loop.sock_recv(connection, 1 << 16), _NOTICE)
+        await loop.sock_sendall(connection, _STOPPING)
+
+
 class _Http(uvicorn.Server):
     """Uvicorn on a loop that it does not own: signals are not its business."""
 
@@ -261,6 +272,7 @@ class _Http(uvicorn.Server):
         """Ten times a second: ends connections that have brought no request for too long. Uvicorn ends those between two requests only."""
         now, before = asyncio.get_running_loop().time(), self._since
         self._since = {}
+        one: Any
         for one in self.server_state.connections:
             if (cycle := one.cycle) is None or cycle.response_complete:
                 same, since = before.get(one, (cycle, now))
@@ -271,11 +283,21 @@ class _Http(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Takes no more connections, and has those that are there bring their requests, which are refused, before it ends them."""
+        doors = [one.dup() for one in sockets or ()]
         for server in self.servers:
             server.close()
+        await asyncio.sleep(0.01)
+        queued = []
+        for door in doors:  # who still stands in its queue would be cut off with it
+            door.setblocking(False)
+            with door, contextlib.suppress(BlockingIOError):
+                while True:
+                    queued.append(door.accept()[0])
+        refusals = asyncio.gather(*map(_refuse, queued))
         over = asyncio.get_running_loop().time() + _NOTICE
         while self.server_state.connections and asyncio.get_running_loop().time() < over:
             await asyncio.sleep(0.01)
+        await refusals
         await super().shutdown(sockets)
 
     async def start(self, ports: dict[int, socket.socket]) -> None:

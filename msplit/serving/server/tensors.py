@@ -63,7 +63,7 @@ def to_tensor_proto(array: NDArray[Any], proto: Any, *, as_content: bool) -> Non
         as_content: Put values into `tensor_content`; otherwise, as TensorFlow Serving does unless it is told to, into the field of their
             type, where its clients look for them.
     """
-    name = _name_of(array.dtype)
+    name = name_of(array.dtype)
     proto.dtype = _NUMBERS.get(name, 0)
     dims = proto.tensor_shape.dim
     for size in array.shape:
@@ -82,7 +82,7 @@ def to_tensor_proto(array: NDArray[Any], proto: Any, *, as_content: bool) -> Non
 
 
 @cache
-def _name_of(dtype: np.dtype[Any]) -> str:
+def name_of(dtype: np.dtype[Any]) -> str:
     """NumPy's name of a type, ``object`` for all that holds strings. NumPy puts it together anew each time, which takes 5 µs."""
     return dtype.name if dtype.kind not in "OSU" else "object"
 

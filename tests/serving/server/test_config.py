@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from msplit.errors import LoadError
 from msplit.serving.server.config import ModelConfig, distinct, read_batching, read_models
 from msplit.serving.settings import PoolSettings
 from tests.cli.runner import SAMPLES, msplit
+from tests.serving.server.running import free_port
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_a_folder_of_nothing(tmp_path: Path) -> None:
 def test_a_pipe_is_no_model(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     os.mkfifo(tmp_path / "pipe")
-    done = msplit("serve", tmp_path / "pipe", "--port", "0", "--rest-api-port", "18501")
+    done = msplit("serve", tmp_path / "pipe", "--port", "0", "--rest-api-port", free_port())
     assert (done.code, done.out) == (2, "")
     assert "is not a regular file" in done.err
 
@@ -113,6 +115,15 @@ def test_lists_of_models_that_are_none(tmp_path: Path, text: str, said: str) -> 
         read_models(file)
 
 
+@pytest.mark.parametrize("read", [read_models, lambda path: read_batching(path, PoolSettings())])
+def test_files_that_are_too_large_are_told(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    file = tmp_path / "large"
+    with file.open("wb") as out:
+        out.truncate((16 << 20) + 1)
+    with pytest.raises(LoadError, match="has more than 16 MiB"):
+        read(file)
+
+
 def test_tensorflow_servings_batching(tmp_path: Path) -> None:
     file = tmp_path / "batching"
     file.write_text("""
@@ -145,6 +156,9 @@ def test_batching_that_can_not_be(tmp_path: Path, text: str, said: str) -> None:
         read_batching(file, PoolSettings())
 
 
+PORT = free_port()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -154,7 +168,7 @@ def test_batching_that_can_not_be(tmp_path: Path, text: str, said: str) -> None:
         (["a.pb", "b.pb", "--model_name", "m"], "--model-name is for one model"),
         (["--model_config_file", "missing.config"], "missing.config: can not be read: No such file"),
         ([SAMPLES / "mmoe_small.pb", "--port", "0", "--rest_api_port", "0"], "Both ports are 0"),
-        ([SAMPLES / "mmoe_small.pb", "--port", "9", "--rest_api_port", "9"], "both to be on port 9"),
+        ([SAMPLES / "mmoe_small.pb", "--port", PORT, "--rest_api_port", PORT], f"both to be on port {PORT}"),
         ([SAMPLES / "mmoe_small.pb", "--enable_batching=false"], "Requests share steps"),
         ([SAMPLES / "mmoe_small.pb", "--groups", "few"], "'few' is neither a number of one or more nor auto"),
         ([SAMPLES / "mmoe_small.pb", "--host", "nowhere.invalid"], "can not listen on port 8500 of nowhere.invalid"),
@@ -170,7 +184,7 @@ def test_a_mistake_is_one_message(arguments: list, said: str) -> None:
     ports = (
         []
         if any("port" in str(one) or "host" in str(one) for one in arguments)
-        else ["--port", "0", "--rest-api-port", "18501"]
+        else ["--port", "0", "--rest-api-port", free_port()]
     )
     done = msplit("serve", *arguments, *ports)
     assert (done.code, done.out) == (2, "")

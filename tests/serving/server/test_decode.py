@@ -42,7 +42,7 @@ def packed(number: int, *values: int) -> bytes:
         (predict(x=proto(1, [1, 2], field(5, bytes(7)))), PORTS, "input x has a part of a float32"),
         (predict(x=proto(1, [-1, 2], field(5, bytes(8)))), PORTS, "negative size"),
         (predict(x=proto(1, [9, 2], field(5, bytes(72)))), PORTS, "a batch of 9 is larger"),
-        (predict(x=proto(1, [2, 9], field(5, bytes(72)))), PORTS, r"the model takes \[-1, 2\]"),
+        (predict(x=proto(1, [2, 9], field(5, bytes(72)))), PORTS, r"the model takes float32 \[-1, 2\]"),
         (predict(x=proto(2, [1, 2], field(6, bytes(16)))), PORTS, "is said to be float64 .*; the model takes float32"),
         (predict(u=proto(4, [1], packed(7, 300))), INTS, "input u has numbers that are no uint8, which are 0 to 255"),
         (predict(u=proto(4, [1], packed(7, -1))), INTS, "input u has numbers that are no uint8"),

@@ -104,12 +104,12 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "string_val": (PREDICT, lambda: predict(s=proto(7, [1], b"\x42\0" * (SIZE // 2))), "input s"),
     "int64_val": (
         PREDICT,
-        lambda: predict(x=proto(1, [1], b""), **{**SMALL, "k": proto(9, [SIZE], field(10, bytes(SIZE)))}),
+        lambda: predict(x=proto(1, [1, WIDTH], b""), **{**SMALL, "k": proto(9, [SIZE], field(10, bytes(SIZE)))}),
         "input k is said to be int64 .*; the model takes",
     ),
     "int_val": (
         PREDICT,
-        lambda: predict(x=proto(1, [1], b""), **{**SMALL, "u": proto(4, [1, 4], field(7, bytes(SIZE)))}),
+        lambda: predict(x=proto(1, [1, WIDTH], b""), **{**SMALL, "u": proto(4, [1, 4], field(7, bytes(SIZE)))}),
         "input u is said to be uint8 .*, and 62,914,560 values came",
     ),
     "float_val": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ pytest.importorskip("uvicorn")
 
 from msplit.serving.server import decode, messages, tensors  # noqa: E402
 from tests.serving.server.running import Server, start_trivial  # noqa: E402
-from tests.serving.server.trivial import BROKEN, LOST, MOST, SLOW, WIDTH  # noqa: E402
+from tests.serving.server.trivial import BROKEN, LOST, LOST_SLOWLY, MOST, SLOW, WIDTH, WRONG  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one process", "front ends"])
@@ -126,11 +127,88 @@ def test_a_server_whose_gpu_fails_says_so_and_ends(front_ends: int) -> None:
             np.testing.assert_array_equal(ask(own, 1.0), 2 * row(1.0))
             with pytest.raises(grpc.RpcError) as caught:
                 ask(own, LOST)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "the GPU failed" in caught.value.details()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert caught.value.details() == FAILED
+            assert running.http("/v2/health/ready")[0] == 503
+            for first in (1.0, LOST):
+                with pytest.raises(grpc.RpcError) as caught:
+                    ask(own, first)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         said, _ = running.process.communicate(timeout=20)
         assert running.process.returncode == 2
-        assert "the GPU failed" in said
+        assert FAILED in said
+    finally:
+        running.process.kill()
+
+
+FAILED = "the GPU failed: CUDA error: an illegal memory access was encountered"
+
+
+def test_a_server_whose_gpu_fails_while_nobody_waits_ends() -> None:
+    running = start_trivial(0)
+    try:
+        with grpc.insecure_channel(running.address, options=[("grpc.use_local_subchannel_pool", 1)]) as own:
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(own, LOST_SLOWLY, timeout=0.1)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        said, _ = running.process.communicate(timeout=20)
+        assert running.process.returncode == 2
+        assert FAILED in said
+    finally:
+        running.process.kill()
+
+
+def test_a_value_that_the_model_can_not_take_is_the_clients_fault(channel: Any, server: Server) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(channel, WRONG)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "GatherV2 failed: index out of range in self"
+    status, answer = server.http("/v1/models/double:predict", {"instances": row(WRONG).tolist()})
+    assert (status, answer) == (400, {"error": "GatherV2 failed: index out of range in self"})
+    np.testing.assert_array_equal(ask(channel, 1.0), 2 * row(1.0))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_who_asks_while_it_stops_gets_an_answer(number: int) -> None:
+    """Nothing is cancelled, and no connection is accepted and closed without a word."""
+    running = start_trivial(0)
+    said: list[str] = []
+    over = threading.Event()
+
+    def client() -> None:
+        with grpc.insecure_channel(running.address, options=[("grpc.use_local_subchannel_pool", 1)]) as own:
+            while not over.is_set():
+                try:
+                    ask(own, 1.0)
+                    said.append("answered")
+                except grpc.RpcError as problem:
+                    said.append(problem.code().name)
+                    time.sleep(0.002)
+
+    def browser() -> None:
+        while not over.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", running.rest), 10) as connection:
+                    connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+                    said.append(connection.recv(12).decode() or "nothing")
+            except ConnectionRefusedError:
+                time.sleep(0.002)
+            except OSError as problem:
+                said.append(type(problem).__name__)
+
+    try:
+        threads = [threading.Thread(target=one) for one in (*[client] * 6, browser, browser)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        code, told = running.stop(number)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert code == (129 if number == signal.SIGHUP else 0), told
+        assert set(said) <= {"answered", "UNAVAILABLE", "HTTP/1.1 200", "HTTP/1.1 503"}
+        assert {"answered", "UNAVAILABLE", "HTTP/1.1 200"} <= set(said)
+        assert "Traceback" not in told
     finally:
         running.process.kill()
 

@@ -1,7 +1,8 @@
 """A server of a model that takes no time, unless it is asked to: `python -m tests.serving.server.trivial PORT REST FRONT_ENDS`.
 
 Doubles numbers. A row that begins with 1000 takes 0.3 s; one that begins with 2000 fails as nothing in msplit does; at one that begins
-with 3000 the GPU fails.
+with 3000 the GPU fails, and at one that begins with 4000 it takes 0.3 s to do so: from then on every step fails, as it is with CUDA. A row
+that begins with 5000 is one that the model can not take.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.errors import DeviceLost
+from msplit.errors import DeviceLost, EngineError, InvalidInput
 from msplit.serving.arenas import SimulatedArena, StepArena
 from msplit.serving.pool import About, Pool
 from msplit.serving.ports import Port, Ports
@@ -22,15 +23,28 @@ from msplit.serving.settings import PoolSettings
 
 BATCHES = (1, 4)
 WIDTH = 8
-SLOW, BROKEN, LOST = 1000.0, 2000.0, 3000.0
+SLOW, BROKEN, LOST, LOST_SLOWLY, WRONG = 1000.0, 2000.0, 3000.0, 4000.0, 5000.0
 MOST = 6
 """Requests that may wait."""
 
 
+FAULTS: list[Exception] = []
+
+
 def step(feeds: Any) -> Any:
     x = feeds["x"]
-    if (x[:, 0] == LOST).any():
-        raise DeviceLost("the GPU failed: an illegal memory access was encountered", fix="restart the process")
+    if (x[:, 0] == LOST_SLOWLY).any():
+        time.sleep(0.3)
+    if FAULTS or (x[:, 0] == LOST).any() or (x[:, 0] == LOST_SLOWLY).any():
+        import torch
+
+        FAULTS.append(
+            torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors")
+        )
+        # As a step says it that is launched op by op.
+        raise EngineError("MatMul failed", fix="report a bug in msplit") from FAULTS[0]
+    if (x[:, 0] == WRONG).any():
+        raise InvalidInput("GatherV2 failed: index out of range in self", fix="check the inputs (--shape)")
     if (x[:, 0] == BROKEN).any():
         raise RuntimeError("the key is under /home/mat")
     if (x[:, 0] == SLOW).any():
@@ -58,7 +72,7 @@ def main() -> None:
         only = signature_of(made, None)
         models = Models({"double": {1: Version("double", 1, {only.name: only})}})
         try:
-            run.run(models, where, ports, ready=lambda: say("ready:"), log=say)
+            sys.exit(run.run(models, where, ports, ready=lambda: say("ready:"), log=say))
         except DeviceLost as problem:
             say(str(problem))
             sys.exit(2)

@@ -182,6 +182,7 @@ finally:
 """
 
 
+@pytest.mark.idle
 def test_busy_processors_do_not_stretch_a_copy():
     """A slice of the scheduler's time is 3 ms or more, and comes after those of four others; a copy of 1 MB does not wait for one."""
     environment = {**os.environ, "OMP_NUM_THREADS": "4"}

@@ -103,6 +103,7 @@ assert found.arrived()
 """
 
 
+@pytest.mark.idle
 @pytest.mark.needs_triton
 def test_one_kernel_brings_all_outputs_and_then_raises_the_number():
     run_interpreted(SCRIPT)

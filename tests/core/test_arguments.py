@@ -1,0 +1,54 @@
+"""What the library's functions are given: whatever it is, what is wrong with it is one error of msplit's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import msplit
+from msplit.core.arguments import listed, number, path, whole
+from msplit.errors import MsplitError
+from msplit.measure.request import BenchRequest
+from msplit.serving.settings import PoolSettings
+
+STRANGE: list[Any] = [5, None, 1.5, "a", ["a"], {"a": 1}, True, object(), float("nan"), -1, b"x", [None], (), [[1]]]
+STRANGE += [np.array([1, 2]), {}]
+NUMBERS = ("streams", "batch", "seed", "devices", "split", "tune", "groups", "max_batch", "batches", "max_delay_us")
+NUMBERS += ("priorities", "max_queue", "max_memory", "host_threads", "latency_us")
+
+
+@pytest.mark.parametrize("kind", [BenchRequest, PoolSettings])
+def test_settings_of_other_kinds_are_refused(kind: Any) -> None:
+    for field in dataclasses.fields(kind):
+        for value in STRANGE if field.name in NUMBERS else ():
+            with contextlib.suppress(MsplitError):
+                kind(**{field.name: value})
+
+
+def test_a_number_is_no_list() -> None:
+    for make in (lambda: BenchRequest(streams=4), lambda: PoolSettings(batches=4), lambda: BenchRequest(devices=0)):  # type: ignore[arg-type]
+        with pytest.raises(MsplitError, match="is no list"):
+            make()
+    assert listed("x", np.array([1, 2])) == (1, 2)
+    assert BenchRequest(streams=[1, 2]).streams == (1, 2)
+
+
+def test_what_is_no_path_is_refused() -> None:
+    for call in (msplit.load, msplit.open, msplit.pool, path):
+        for value in (5, None, ["a"], b"a"):
+            with pytest.raises(MsplitError, match=r"is no path of a model|is no model"):
+                call(value)
+
+
+def test_what_is_no_number_is_refused() -> None:
+    for value in (one for one in STRANGE if type(one) is not int):
+        with pytest.raises(MsplitError):
+            whole("x", value, -9)
+    for value in ("1", None, [], float("inf"), True):
+        with pytest.raises(MsplitError):
+            number("x", value)
+    assert whole("x", np.int64(3)) == 3
