@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,15 +37,12 @@ from msplit.measure.running import Variant
 from msplit.measure.stream_ids import StreamIds, assignments_for
 from msplit.opset import schema
 from msplit.opset.state import written
-from msplit.opset.traits import DRAWN_ON_DEVICE
+from msplit.opset.traits import DRAWN_ON_DEVICE, ops_with
 from msplit.progress import Progress, phase
 from msplit.schedule.plan import planfile
 from msplit.shapes import Shapes, infer
 
-_OWN_DATA = re.compile(
-    r"(MultiDevice|OneShot)?IteratorGetNext\w*|Queue(Dequeue\w*)|ReaderRead\w*|OptionalGetValue|StageGet|Unstage"
-)
-"""Ops that give a batch of their own."""
+_OWN_DATA = ops_with("data source")
 
 _ON_CPU = "TensorFlow on the CPU"
 
@@ -399,7 +395,7 @@ def own_data(flat: FlatGraph) -> tuple[str, ...]:
         edges = graph.out_edges(node)
         return {(node, port) for port in graph.edges.port[edges].tolist()}
 
-    sources = [node for node, op in enumerate(graph.ops) if _OWN_DATA.fullmatch(op) and not read(node) <= fed]
+    sources = [node for node, op in enumerate(graph.ops) if op in _OWN_DATA and not read(node) <= fed]
     if not sources:
         return ()
     node = sources[0]

@@ -160,7 +160,7 @@ NOT_OURS = ("a shuffle", "a loop's")
 
 
 @pytest.mark.parametrize(
-    "kind, engine",
+    ("kind", "engine"),
     [*((kind, "tensorflow") for kind in DRAWING), *((kind, "cuda") for kind in DRAWING if kind not in NOT_OURS)],
 )
 def test_random_numbers_of_training_are_compared_with_as_many_steps_behind_them(kind, engine):
