@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
+from msplit.inputs.scalars import setting
 from msplit.measure.ablation import Ablation, list_steps, plural
 from msplit.measure.initial import initial_state
 from msplit.measure.mixed_precision import Mixed, keep_within
@@ -41,6 +43,7 @@ from msplit.opset.traits import DRAWN_ON_DEVICE, ops_with
 from msplit.progress import Progress, phase
 from msplit.schedule.plan import planfile
 from msplit.shapes import Shapes, infer
+from msplit.shapes.inputs import stated_shapes
 
 _OWN_DATA = ops_with("data source")
 
@@ -87,6 +90,22 @@ class Setup:
     plan_notes: tuple[str, ...]
     unverified: tuple[str, ...]
     mixed: Mixed | None = None
+
+
+@contextmanager
+def naming_open_shapes(flat: FlatGraph, request: BenchRequest) -> Iterator[None]:
+    """Where shapes of inputs are to be looked at for an error, its way out names those inputs of which the file says none."""
+    try:
+        yield
+    except EngineError as error:
+        given = {*request.shapes, *request.inputs}
+        stated = stated_shapes(flat)
+        names = [
+            name for name, shape in stated.items() if shape is None and name not in given and setting(name) is None
+        ]
+        if names and "--shape" in (error.fix or ""):
+            error.fix = f"say the shape of {', '.join(names[:3])}, which the file does not: --shape {names[0]}=1,128"
+        raise
 
 
 def set_up(
