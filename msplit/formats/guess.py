@@ -152,7 +152,7 @@ def _mostly_left_out(model: Model) -> str:
         [*(graph.index[end.node] for end in model.outputs), *map(graph.index.__getitem__, model.targets)]
     )
     count, kept = int(np.count_nonzero(work)), int(np.count_nonzero(work & needed))
-    if kept * _HARDLY > count or not (model.outputs or model.targets):
+    if count < _HARDLY or kept * _HARDLY > count or not (model.outputs or model.targets):
         return ""
     return f"the outputs that were guessed need {kept:,} of the {count:,} nodes that may launch kernels"
 

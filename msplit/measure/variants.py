@@ -21,6 +21,7 @@ from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.seeds import remark
+from msplit.engines.tensorflow.devices import foreign_text
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
@@ -160,6 +161,8 @@ def set_up(
     notes += filter(
         None, [*reached, *said, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))]
     )
+    if engine is TENSORFLOW and request.cluster is None:
+        notes += filter(None, [foreign_text(flat.graph.devices)])
     job = Job(
         flat=flat,
         ids=np.zeros(len(flat), np.int32),

@@ -115,11 +115,23 @@ def filling(model: Model, session: Any, read: set[Any]) -> Filling | None:
         read = reached([*read, *(operation for one in more for operation in one.enqueue_ops)])
     if not wanted:
         return None
-    coordinator = v1.train.Coordinator()
+    coordinator = _quiet(v1.train.Coordinator())
     threads = [
         thread for one in wanted for thread in one.create_threads(session, coord=coordinator, daemon=True, start=True)
     ]
     return Filling(coordinator, tuple(threads))
+
+
+def _quiet(coordinator: Any) -> Any:
+    """A coordinator that raises nothing in a thread that fails when all are to end: Python would print it."""
+    told = coordinator.request_stop
+
+    def request_stop(problem: Any = None) -> None:
+        with suppress(Exception):
+            told(problem)
+
+    coordinator.request_stop = request_stop
+    return coordinator
 
 
 def _runner(v1: Any, data: bytes) -> Any:

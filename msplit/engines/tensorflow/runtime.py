@@ -294,8 +294,12 @@ def errors_of(model: str) -> Iterator[None]:
         ) from error
     except (tf.errors.OpError, ValueError, KeyError, TypeError) as error:
         text = first_line(error)
-        if "not registered" in str(error):
+        if "'TRTEngineOp'" in str(error):
+            fix = "TF-TRT has made engines for one kind of GPU of parts of it: give the model from before that"
+        elif "not registered" in str(error):
             fix = "load the library with its kernel: --op-library FILE.so"
+        elif "not a valid checkpoint" in str(error):
+            fix = "its variables are not with it: copy the folder as a whole, variables/ and all, or export the model again"
         elif "Could not find variable" in str(error) and Path(model).is_dir():  # a SavedModel that has them
             fix = (
                 "its variables have no values in a session: what tf.saved_model.save writes of a Keras 3 model runs in none, nor in "

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Timeline
 from msplit.engines.tensorflow import variables
-from msplit.engines.tensorflow.devices import short
+from msplit.engines.tensorflow.devices import here, short
 from msplit.engines.tensorflow.placed import Placed
 from msplit.engines.tensorflow.queues import WAITS, Filling, awaited, filling, reached, waits_inside
 from msplit.engines.tensorflow.runtime import errors_of, set_precision, tensorflow
@@ -142,9 +144,30 @@ class SessionExecutable:
         except tensorflow().errors.OpError as error:
             if self._filling is not None:
                 self._filling.check()
+            if "iterator has not been initialized" in str(error):
+                raise self._not_begun() from error
             if self._timeout and isinstance(error, tensorflow().errors.DeadlineExceededError):
                 raise self._too_long() from error
             raise
+
+    def _not_begun(self) -> EngineError:
+        """What to say of an iterator whose data a program would have to give."""
+        _, fetches, targets = self._parts
+        reads = reached([*(tensor.op for tensor in fetches), *targets], self._fed)
+        names = [
+            tensor.name
+            for operation in self._graph.get_operations()
+            if operation in reads and operation.type.startswith("IteratorGetNext")
+            for tensor in operation.outputs
+            if tensor.consumers()
+        ]
+        return EngineError(
+            "the model takes its data from an iterator, and nothing in the file says what it goes over: a program initializes it",
+            where=self._model,
+            fix=f"feed what it gives: --inputs {','.join(names)}"
+            if names
+            else "export the model with a placeholder in its place",
+        )
 
     def _run(self, call: Any, arrays: list[NDArray[Any]]) -> Any:
         """Calls a step. What waits and can not be cancelled does so in a thread of its own, which stays behind where it takes too long."""
@@ -287,7 +310,24 @@ def _callable(
     return make(options)
 
 
+def _here(placed: Placed) -> Placed:
+    """The same without jobs and tasks of a cluster, which a session of this process has not."""
+    graph_def = placed.graph_def
+    if all(here(node.device) == node.device for node in _nodes(graph_def)):
+        return placed
+    copy = type(graph_def)()
+    copy.CopyFrom(graph_def)
+    for node in _nodes(copy):
+        node.device = here(node.device)
+    return replace(placed, graph_def=copy, changed=True)
+
+
+def _nodes(graph_def: Any) -> Iterator[Any]:
+    return chain(graph_def.node, *(body.node_def for body in graph_def.library.function))
+
+
 def _load(session: Any, model: Model, placed: Placed) -> None:
+    placed = _here(placed)
     if model.is_saved_model:
         _load_saved_model(session, model, placed)
         return

@@ -241,6 +241,22 @@ def test_what_keeps_a_queue_from_being_filled_is_told(tmp_path: Path) -> None:
     executable.close()
 
 
+def test_a_thread_that_fails_when_all_are_to_end_prints_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that was joined raises what it is told in the thread that tells it."""
+    flat = written(two_queues, tmp_path)
+    executable = opened(flat)
+    coordinator = executable._filling.coordinator
+    executable.close()
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    thread = threading.Thread(target=lambda: coordinator.request_stop(ValueError("gone")))
+    thread.start()
+    thread.join()
+    assert raised == []
+
+
 def finite(times: int) -> Any:
     def build(tf: Any, v1: Any) -> None:
         data = tf.data.Dataset.range(32).map(lambda x: tf.cast(x, tf.float32)).batch(4).repeat(times)
