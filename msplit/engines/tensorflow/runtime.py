@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,12 @@ def tensorflow() -> Any:
         module.get_logger().setLevel("ERROR")
         module.config.list_physical_devices()  # looks for a GPU, with as many words
     return module
+
+
+def silent_deprecations() -> AbstractContextManager[Any]:
+    """TensorFlow's advice is for who calls it: a user can do nothing about what msplit calls."""
+    silence: AbstractContextManager[Any] = importlib.import_module("tensorflow.python.util.deprecation").silence()
+    return silence
 
 
 def configure(streams: int, *, spread: bool = False, options: TensorFlowOptions | None = None) -> None:

@@ -21,7 +21,7 @@ from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.devices import here, short
 from msplit.engines.tensorflow.placed import Placed
 from msplit.engines.tensorflow.queues import WAITS, Filling, awaited, filling, reached, waits_inside
-from msplit.engines.tensorflow.runtime import errors_of, set_precision, tensorflow
+from msplit.engines.tensorflow.runtime import errors_of, set_precision, silent_deprecations, tensorflow
 from msplit.engines.tensorflow.timeline import from_metadata
 from msplit.errors import EngineError, TimedOut
 from msplit.formats.model import Format, Model
@@ -83,7 +83,7 @@ class SessionExecutable:
         self._session = v1.Session(graph=self._graph, config=config)
         self._last: list[NDArray[Any]] | None = None
         try:
-            with errors_of(self._model), self._graph.as_default():
+            with errors_of(self._model), self._graph.as_default(), silent_deprecations():
                 set_precision(ieee)
                 _load(self._session, model, placed)
                 self._variables = {name: variables.variable_ops(self._graph, name) for name in placed.variables}
