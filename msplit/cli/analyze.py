@@ -43,6 +43,7 @@ def command(
 ) -> None:
     """Analyze MODEL: what is independent in it, and what streams could gain. The model is not executed."""
     from msplit import api
+    from msplit.opset.state import written
     from msplit.report import analysis
 
     costing = work.arguments()
@@ -55,7 +56,7 @@ def command(
         coverage = cover(flat, found.shapes, build=True)
     split = None if gpus is None else found.on_gpus(gpus)
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
-    following: Sequence[str] = ()
+    following: list[Sequence[str]] = []
     if function is None:
         given: dict[str, Any] = {
             **choice.further(),
@@ -67,15 +68,19 @@ def command(
         judged = found.judgement
         # in the folder where the user is, beside nothing that is there
         name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
+        if judged.kind != "nothing":
+            runs = {**given, "--gpu": None}  # what runs it is its GPU
+            following.append(options.command_line("bench", model, runs))
+            if not any(map(written, flat.graph.ops)) and (coverage is None or not coverage.reasons):
+                built = Path(f"{model.stem}.build")
+                following.append(options.command_line("build", model, {**runs, "-o": built}))
+                following.append(options.command_line("serve", built, {}))
         if split is not None and split.helps:
             if gpus == DEVICE_GPUS:  # another number stands in a rules file of the user's own
-                following = options.command_line("assign", model, {"--rules": "device", **given, "-o": name})
+                following.append(options.command_line("assign", model, {"--rules": "device", **given, "-o": name}))
         elif judged.helps:
             given = {"--rules": "auto", "--streams": judged.streams, **given, "-o": name}
-            following = options.command_line("assign", model, given)
-        elif judged.kind != "nothing":
-            given.pop("--gpu")  # what runs it is its GPU
-            following = options.command_line("bench", model, given)
+            following.append(options.command_line("assign", model, given))
     options.show(
         style,
         "analyze",

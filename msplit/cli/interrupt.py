@@ -1,15 +1,17 @@
 """Ctrl-C and SIGTERM end a command in order, so that nothing half-written stays behind.
 
 Both are exceptions that unwind the program. An import of a large library may catch a KeyboardInterrupt, so what came is remembered,
-and raised again where work goes on.
+and raised again where work goes on. No exception comes while a library computes or waits: where that takes too long, a thread ends the
+process.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import current_thread, main_thread
+from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any
 
@@ -24,6 +26,18 @@ _watched: dict[int, Any] = {
 """The signals with the handlers that are replaced: those that a host program or `nohup` has set stay."""
 
 _came: list[int] = []
+
+_TO_HEAR = {False: 10.0, True: 60.0}
+"""Seconds until a handler runs; and where a first signal is held back, which work is to end in order."""
+
+_TO_END = 30.0
+"""Seconds that a command has to end in order from then on."""
+
+_heard = Event()
+"""Set by a handler."""
+
+_held_back: list[None] = []
+"""One for each `deferred` block that is entered."""
 
 
 class Terminated(BaseException):
@@ -40,11 +54,42 @@ def watched() -> Iterator[None]:
     ours = [number for number, usual in _watched.items() if signal.getsignal(number) is usual]
     for number in ours:
         signal.signal(number, _interrupted)
+    over = Event()
+    arrivals, arrived = os.pipe()
+    os.set_blocking(arrived, False)
+    before = signal.set_wakeup_fd(arrived, warn_on_full_buffer=False)
+    watch = Thread(target=_watch, args=(arrivals, over), daemon=True)
+    watch.start()
     try:
         yield
     finally:
+        over.set()
+        signal.set_wakeup_fd(before)
+        os.close(arrived)
         for number in ours:
             signal.signal(number, _watched[number])
+
+
+def _watch(arrivals: int, over: Event) -> None:
+    """Ends the process where a signal that is ours is not heard: the main thread is in a library, and may stay there for ever."""
+    while numbers := os.read(arrivals, 64):
+        number, held = numbers[-1], bool(_held_back)
+        if not held and signal.getsignal(number) not in (_interrupted, signal.SIG_DFL):
+            continue  # somebody else's
+        in_time = _heard.wait(_TO_HEAR[held]) and (held or over.wait(_TO_END))
+        _heard.clear()
+        if not (in_time or over.is_set()):
+            end(number)
+    os.close(arrivals)
+
+
+def end(number: int) -> None:
+    """Ends the process at once, with the message and the exit code of a signal."""
+    from msplit.cli import output
+
+    output.tell("interrupted" if number == signal.SIGINT else "terminated")
+    output.tell_written()
+    os._exit(_BY_SHELL + number)
 
 
 @contextmanager
@@ -56,15 +101,18 @@ def deferred() -> Iterator[Callable[[], bool]]:
     ours = [number for number in _watched if signal.getsignal(number) is _interrupted]
 
     def hold(number: int, frame: FrameType | None) -> None:
+        _heard.set()
         if held:
             _interrupted(number, frame)
         held.append(number)
 
     for number in ours:
         signal.signal(number, hold)
+    _held_back.append(None)
     try:
         yield lambda: bool(held)
     finally:
+        _held_back.pop()
         for number in ours:
             if signal.getsignal(number) is hold:
                 signal.signal(number, _interrupted)
@@ -73,6 +121,7 @@ def deferred() -> Iterator[Callable[[], bool]]:
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
     del frame
+    _heard.set()
     _came.append(number)
     if number == signal.SIGINT:
         raise KeyboardInterrupt

@@ -22,12 +22,17 @@ from msplit.cost.workload import Workload
 from msplit.decide.model import opened, price
 from msplit.decide.shown import Facts, Shown, gain
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import LOOPS
 from msplit.progress import phase
 from msplit.schedule.bounds import Bounds, bounds
-from msplit.schedule.judge import Judgement, foresee, judge, problem_of
+from msplit.schedule.judge import WORTH, Judgement, foresee, judge, problem_of
 from msplit.schedule.split.judge import SplitJudgement, judge_split
 from msplit.schedule.split.problem import SplitProblem
 from msplit.shapes import Shapes
+
+_LAUNCH_US = 10.0
+"""Least that TensorFlow takes to launch a kernel. It was more in all rows of `benchmarks/README.md`: 5587 µs for the 81 of GoogLeNet, of
+which the GPU works 421."""
 
 GAIN_STREAMS = (2, 4, 8)
 """Stream counts that the gain is estimated for."""
@@ -94,6 +99,26 @@ class Analysis(Shown):
         with phase("simulating streams"), no_collection():
             gain, streams = foresee(self.flat, self.costs)
         return judge(self.bounds, gain, streams, guessed=self.guesses.share)
+
+    @property
+    def engine_words(self) -> str:
+        """What msplit's engine gives beside streams, where it can run the model: one launch, and larger kernels. "" without kernels."""
+        serial = self.bounds.serial_us
+        if not self.kernels or not serial:
+            return ""
+        mean = serial / self.kernels
+        words = "msplit's engine runs a step as one launch"
+        if not LOOPS.isdisjoint(self.flat.graph.ops):
+            words += ", the turns of its loops included."
+        elif mean < _LAUNCH_US:
+            words += f" in place of {self.kernels:,}, and gains most by that: "
+            words += f"a kernel takes {mean:.1f} µs, less than TensorFlow to launch it."
+        else:
+            words += f" in place of {self.kernels:,}, which gains little: a kernel takes {mean:.1f} µs, as long as to launch it or longer."
+        saved = sum(one.saved_us for one in self.isomorphic_branches.isomorphic) / serial
+        if saved >= WORTH - 1:
+            words += f" Alike branches run as larger kernels, which saves {100 * saved:.0f} % of the work."
+        return words
 
     def on_gpus(self, gpus: int) -> SplitJudgement:
         """Whether to split the model over so many GPUs of this kind, by the best way that the simulator finds."""

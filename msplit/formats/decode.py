@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
 
 from msplit.core.graph import FunctionRef
 from msplit.formats.tensors import dtype_name, shape_tuple, tensor_value
+
+LEGACY_VARIABLES = frozenset({"Variable"})
+"""The reference variable of TensorFlow before 1.0: ``shape {}`` says of it that it is a scalar, or nothing."""
 
 
 def plain(value: Any) -> Any:
@@ -22,14 +25,14 @@ def plain(value: Any) -> Any:
 class NodeAttrs(Mapping[str, Any]):
     """The attributes of one node or function call; a value is decoded when it is first asked for, and kept.
 
-    Nodes whose attributes are equal share one of these (see `AttrTable`).
+    Nodes whose attributes are equal share one of these (see `AttrTable`). `known` are values in place of those in the message.
     """
 
     __slots__ = ("_decoded", "_encoded")
 
-    def __init__(self, encoded: Any) -> None:
+    def __init__(self, encoded: Any, known: dict[str, Any] | None = None) -> None:
         self._encoded = encoded
-        self._decoded: dict[str, Any] | None = None
+        self._decoded = known
 
     def __getitem__(self, key: str) -> Any:
         # Indexing a protobuf map with a key that it lacks would add the key to the message.
@@ -80,7 +83,7 @@ class _Kinds:
     functions: list[tuple[str, ...]]
 
 
-def _kinds(nodes: Any) -> _Kinds:
+def _kinds(nodes: Any, shapeless: Collection[str]) -> _Kinds:
     """Looks at every node once. Most of a large graph is the same few nodes over and over."""
     found: dict[tuple[str, frozenset[Any]], int] = {}
     shared: list[NodeAttrs] = []
@@ -102,12 +105,16 @@ def _kinds(nodes: Any) -> _Kinds:
         kind = found.get(signature)
         if kind is None:
             kind = found[signature] = len(shared)
-            shared.append(NodeAttrs(encoded))
+            shared.append(NodeAttrs(encoded, {"shape": None} if node.op in shapeless and _no_axes(encoded) else None))
             kinds.keys.append(frozenset(encoded))
             kinds.functions.append(tuple(_functions_of(encoded)))
         kinds.attrs.append(NodeAttrs(encoded) if constant else shared[kind])
         kinds.of.append(kind)
     return kinds
+
+
+def _no_axes(encoded: Any) -> bool:
+    return "shape" in encoded and not encoded["shape"].shape.dim
 
 
 def _functions_of(encoded: Any) -> Iterator[str]:
@@ -119,18 +126,24 @@ def _functions_of(encoded: Any) -> Iterator[str]:
 
 
 class AttrTable(Sequence[Mapping[str, Any]]):
-    """The attributes of NodeDefs, decoded on access, and `before` them those of the stand-ins for a function's parameters."""
+    """The attributes of NodeDefs, decoded on access, and `before` them those of the stand-ins for a function's parameters.
 
-    def __init__(self, nodes: Any, before: Sequence[Mapping[str, Any]] = ()) -> None:
+    `shapeless` are ops that can not say that they give a scalar: a shape without axes says nothing of theirs.
+    """
+
+    def __init__(
+        self, nodes: Any, before: Sequence[Mapping[str, Any]] = (), shapeless: Collection[str] = LEGACY_VARIABLES
+    ) -> None:
         self._nodes = nodes
         self._before = before
+        self._shapeless = shapeless
 
     def __len__(self) -> int:
         return len(self._before) + len(self._nodes)
 
     @cached_property
     def _found(self) -> _Kinds:
-        return _kinds(self._nodes)
+        return _kinds(self._nodes, self._shapeless)
 
     @cached_property
     def _all(self) -> list[Mapping[str, Any]]:

@@ -118,7 +118,7 @@ def endpoints_of(graph: Graph, node: int, ports: range, name: str | None = None)
     dtypes = schema.output_dtypes(op, attrs, ports.stop) or ()
     own = attrs.get("dtype") or ""
     fed = attrs.get("shape") if op in PLACEHOLDERS else None
-    inferred = attrs.get("_output_shapes")
+    inferred = attrs.get("_output_shapes") or attrs.get("output_shapes") or _from_queue(graph, node)
     result = []
     for port in ports:
         dtype = (dtypes[port] if 0 <= port < len(dtypes) else None) or own
@@ -128,6 +128,17 @@ def endpoints_of(graph: Graph, node: int, ports: range, name: str | None = None)
         shape = shape if isinstance(shape, tuple) and all(size is None or type(size) is int for size in shape) else None
         result.append(Endpoint(name or (f"{node_name}:{port}" if port else node_name), node_name, port, dtype, shape))
     return result
+
+
+def _from_queue(graph: Graph, node: int) -> object:
+    """The shapes of what an op takes from a queue, as the queue has them; None where the op is another or the queue says nothing."""
+    op = graph.ops[node].removesuffix("V2")
+    if not op.startswith("QueueDequeue") or not (inputs := graph.inputs(node)):
+        return None
+    shapes = graph.attrs[inputs[0][0]].get("shapes")
+    if op == "QueueDequeue" or not isinstance(shapes, tuple):
+        return shapes
+    return tuple((None, *shape) if isinstance(shape, tuple) else None for shape in shapes)
 
 
 def has_outputs(graph: Graph, node: int) -> bool:

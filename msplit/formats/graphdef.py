@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from msplit.core.graph import CONTROL, BrokenInput, Edges, Function, Graph, numbered
-from msplit.formats.decode import AttrTable
+from msplit.formats.decode import LEGACY_VARIABLES, AttrTable
 
 Resolve = Callable[[str], "tuple[int, int] | str"]
 """Producer and port of a data input as written, or what is wrong with it."""
 
 _TENSOR_NAME = re.compile(r"(.+):([0-9]{1,9})", re.DOTALL)
+
+_SCALARS_UNTOLD = 21
+"""Newest producer, TensorFlow 1.1, whose placeholders have ``shape {}`` whatever their shape is. A graph that names none is as old."""
 
 
 def to_graph(graph_def: Any, functions: Mapping[str, Function]) -> Graph:
@@ -33,11 +36,12 @@ def to_graph(graph_def: Any, functions: Mapping[str, Function]) -> Graph:
         return "names no node" if producer is None else (producer, int(match[2]))
 
     edges, broken = connect(nodes, index, resolve)
+    shapeless = LEGACY_VARIABLES | ({"Placeholder"} if graph_def.versions.producer <= _SCALARS_UNTOLD else set())
     return Graph(
         names=names,
         ops=interned(node.op for node in nodes),
         devices=interned(node.device for node in nodes),
-        attrs=AttrTable(nodes),
+        attrs=AttrTable(nodes, shapeless=shapeless),
         edges=edges,
         functions=functions,
         broken_inputs=broken,

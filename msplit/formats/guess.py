@@ -16,7 +16,19 @@ from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
 from msplit.formats.endpoints import Endpoints, endpoint, endpoints_of, has_outputs
 from msplit.formats.model import Endpoint, Model
 from msplit.opset import schema
-from msplit.opset.traits import ADD, CONSTANTS, ENTER, EXIT, LOOPS, MERGE, NEXT, PLACEHOLDERS, SWITCH, ops_with
+from msplit.opset.traits import (
+    ADD,
+    CONSTANTS,
+    ENTER,
+    EXIT,
+    LOOPS,
+    MERGE,
+    NEXT,
+    PLACEHOLDERS,
+    SWITCH,
+    VARIABLES,
+    ops_with,
+)
 
 MAX_PORTS = 128
 """Most outputs of one node that are taken for outputs of a graph: its attribute may claim millions."""
@@ -30,6 +42,12 @@ _GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")
 _GUARD = re.compile(r"(^|/)AssertGuard(_\d+)?/")
 """Name scopes of tf.gradients and of assertions. Nobody needs what is not used of them."""
 
+_FILLS, _WAITS = ops_with("fills a source"), ops_with("waits")
+_CLOSES = {"QueueClose", "QueueCloseV2", "NoOp"}
+_NO_WORK = VARIABLES | ops_with("silent") | ops_with("free") | ops_with("assigns")
+_HARDLY = 10
+"""An n-th of the nodes at most is hardly any."""
+
 _RESULT = 2
 _FEW = 8
 """Most of them that are followed: TensorFlow makes no long chains of them."""
@@ -40,7 +58,8 @@ def guessed(graph: Graph) -> Endpoints:
 
     Inputs are placeholders, without those that only name a checkpoint file for a saver, without those that nothing reads (freezing a
     loop leaves them behind), and without settings: scalars with a default (`is_training`, `keep_prob`), which TensorFlow takes where
-    nobody feeds them, beside inputs that somebody has to feed. Outputs are sinks (nodes that nothing
+    nobody feeds them, beside inputs that somebody has to feed. In place of placeholders that only fill queues, what the model takes from
+    those is fed. Outputs are sinks (nodes that nothing
     consumes) which depend on an input, or on an iterator or a queue where there is no input; with neither, all sinks. Sinks without
     a tensor (train ops) are targets. Left out is what can not be fetched. Assertions, savers, initializers, summaries, what gradients
     leave over, and variables of a loop that only count its iterations or never change count as outputs only where there is nothing else.
@@ -48,7 +67,9 @@ def guessed(graph: Graph) -> Endpoints:
     placeholders = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
     inputs = [node for node in placeholders if not _only_feeds_saver(graph, node)]
     inputs = [node for node in inputs if not _is_setting(graph, node) and len(graph.out_edges(node))] or inputs
-    origins = inputs or [node for node, op in enumerate(graph.ops) if op in _SOURCES]
+    inputs, fed = _behind_queues(graph, inputs)
+    origins = [*inputs, *{end.node: graph.index[end.node] for end in fed}.values()]
+    origins = origins or [node for node, op in enumerate(graph.ops) if op in _SOURCES]
     sinks = _sinks(graph)
     if origins:
         reached = graph.descendants(origins)
@@ -77,16 +98,41 @@ def guessed(graph: Graph) -> Endpoints:
         targets = [node for node in sinks if not has_outputs(graph, node)]
     taken = {(end.node, end.port) for end in outputs}
     return Endpoints(
-        tuple(endpoint(graph, node, 0) for node in inputs),
+        (*(endpoint(graph, node, 0) for node in inputs), *fed),
         tuple(outputs),
         tuple(graph.names[node] for node in sorted(targets)),
         tuple(end.name for end in found if (end.node, end.port) not in taken),
     )
 
 
+def _behind_queues(graph: Graph, inputs: list[int]) -> tuple[list[int], list[Endpoint]]:
+    """The placeholders without those that only put data into queues, stages or iterators that the rest of the graph reads; and, where
+    there were such, what is taken from queues and stages: who puts it there is a program that is not in the file."""
+    fills, sources = graph.with_ops(_FILLS), graph.with_ops(_SOURCES)
+    if not inputs or not fills.any() or not sources.any():
+        return inputs, []
+    beyond = replace(
+        graph, edges=graph.edges.where(~fills[graph.edges.src])
+    )  # what runs when a queue was filled reads nothing of it
+    sinks = [node for node in _sinks(beyond) if not fills[node] and graph.ops[node] not in _CLOSES]
+    needed = beyond.ancestors(sinks)
+    if not (needed & sources).any() or all(needed[node] for node in inputs):
+        return inputs, []
+    read = [node for node in np.flatnonzero(needed & graph.with_ops(_WAITS)).tolist() if graph.ops[node] in _SOURCES]
+    ports = {node: {int(graph.edges.port[edge]) for edge in graph.out_edges(node)} - {CONTROL} for node in read}
+    fed = [endpoint(graph, node, port) for node, found in ports.items() for port in sorted(found)]
+    return [node for node in inputs if needed[node]], fed
+
+
 def left_out_text(model: Model, most: int = 3) -> str:
-    """What of the sinks of a graph was not taken for an output, as one sentence; "" where nothing was guessed or left out."""
+    """What a guess did not take, as one sentence: most of the graph, or sinks; "" where nothing was guessed or left out."""
     names = model.left_out or ()
+    if model.left_out is not None and (nodes := _mostly_left_out(model)):
+        return (
+            f"{nodes}, such as {', '.join(names[:most])}; --outputs names others"
+            if names
+            else f"{nodes}; --outputs names them"
+        )
     if not names:
         return ""
     listed = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
@@ -94,6 +140,21 @@ def left_out_text(model: Model, most: int = 3) -> str:
         f"nothing reads {listed}, and {'they are' if len(names) > 1 else 'it is'} no output all the same: inside of a loop or a cond, a "
         "handle, or left over from training, logs or assertions; --outputs names others"
     )
+
+
+def _mostly_left_out(model: Model) -> str:
+    """That what was guessed needs hardly a node that may launch kernels, and the graph has some; "" where it is not so."""
+    graph = model.graph
+    work = graph.with_ops(
+        {op for op in set(graph.ops) if op not in _NO_WORK and (info := schema.lookup(op)) and info.gpu}
+    )
+    needed = graph.ancestors(
+        [*(graph.index[end.node] for end in model.outputs), *map(graph.index.__getitem__, model.targets)]
+    )
+    count, kept = int(np.count_nonzero(work)), int(np.count_nonzero(work & needed))
+    if count < _HARDLY or kept * _HARDLY > count or not (model.outputs or model.targets):
+        return ""
+    return f"the outputs that were guessed need {kept:,} of the {count:,} nodes that may launch kernels"
 
 
 def _sinks(graph: Graph) -> list[int]:

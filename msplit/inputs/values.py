@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import struct
 import zlib
 from typing import Any
@@ -30,6 +31,7 @@ _WORDS = 4
 _IMAGES, _INTO_LOOPS = ops_with("decodes images"), ops_with("enters loops")
 _NEEDS_FILE = ops_with("needs a file")
 _IMAGE_SIZE = (48, 64)
+_BASE64, _NAMES_FILE = "DecodeBase64", "ReadFile"
 
 
 def made_up(flat: FlatGraph, spec: Spec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
@@ -119,7 +121,8 @@ def _strings(flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: 
     count = int(np.prod(shape, dtype=np.int64))
     read = _read(flat, name, count, use, rng)
     if read is None:
-        for op in sorted(use.ops & _NEEDS_FILE):
+        ops = use.ops | _ops_in_functions(flat, use)
+        for op in sorted(ops & (_NEEDS_FILE | {_BASE64})):
             raise _needs_file(flat, name, op)
         keys = _keys(use)
         if keys is not None and keys.dtype.kind == "O":
@@ -127,7 +130,7 @@ def _strings(flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: 
             picked = rng.integers(0, len(keys), (count, words))
             separator = use.separator or b" "
             read = [separator.join(keys[word] for word in row) for row in picked.tolist()]
-        elif "StringToNumber" in use.ops:
+        elif "StringToNumber" in ops:
             read = [str(number).encode() for number in rng.integers(0, use.rows or _TOKENS, count).tolist()]
         else:
             read = [f"token_{number}".encode() for number in rng.integers(0, _TOKENS, count).tolist()]
@@ -175,17 +178,29 @@ def _read(flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Gener
                 raise _needs_file(flat, name, op)
             kind = _numeric(flat, Spec(name, str(flat.graph.attrs[node].get("out_type")), None, node, 0))
             return [_of_raw(kind, size, rng).tobytes() for _ in range(count)]
-    if use.ops & _INTO_LOOPS and (channels := _decoded_in_functions(flat)) is not None:
-        return [_png(rng, channels) for _ in range(count)]
+    inside = _ops_in_functions(flat, use)
+    if _NAMES_FILE in inside:
+        return None
+    in_text = _BASE64 in use.ops | inside
+    if (in_text or use.ops & _INTO_LOOPS) and (channels := _channels(flat, every=in_text and not inside)) is not None:
+        images = [_png(rng, channels) for _ in range(count)]
+        return [base64.urlsafe_b64encode(image) for image in images] if in_text else images
     return None
 
 
-def _decoded_in_functions(flat: FlatGraph) -> int | None:
-    """Channels of the images that a function decodes, such as the body of a map_fn over encoded images; None where none does."""
-    for function in flat.graph.functions.values():
-        for node, op in enumerate(function.body.ops):
+def _ops_in_functions(flat: FlatGraph, use: Use) -> set[str]:
+    """Ops that may read an input that goes into functions, such as the body of a map_fn over encoded images."""
+    functions = flat.graph.functions.values() if use.ops & _INTO_LOOPS else ()
+    return {op for function in functions for op in function.body.ops}
+
+
+def _channels(flat: FlatGraph, *, every: bool) -> int | None:
+    """Channels of the images that a function decodes, or the graph itself, too (`every`); None where none does."""
+    graphs = [function.body for function in flat.graph.functions.values()]
+    for graph in [*graphs, *([flat.graph] if every else [])]:
+        for node, op in enumerate(graph.ops):
             if op in _IMAGES:
-                return int(function.body.attrs[node].get("channels") or 0)
+                return int(graph.attrs[node].get("channels") or 0)
     return None
 
 

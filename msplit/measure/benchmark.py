@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from msplit.core.assignment import Assignment
@@ -30,7 +31,7 @@ from msplit.measure.results import BenchResult
 from msplit.measure.running import Variant
 from msplit.measure.stream_ids import StreamIds
 from msplit.measure.tuning import Tuned, confirmed
-from msplit.measure.variants import cuda_options, on_all, set_up
+from msplit.measure.variants import cuda_options, naming_open_shapes, on_all, set_up
 from msplit.progress import Progress, Sums, timing
 
 
@@ -111,9 +112,10 @@ def bench(
         EngineError: The engine can not run the model; the message names what and the way out.
         MsplitError: An input does not fit.
     """
-    with timing() as phases:
+    with timing() as phases, ExitStack() as errors:
         flat = opened(flat)
         request, said = as_recorded(flat, request or BenchRequest())
+        errors.enter_context(naming_open_shapes(flat, request))
         setup = set_up(flat, request, progress=progress)
         made = compiled(setup, progress)
         request, tuned = setup.request, made.tuned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from msplit.measure.runner import Runner
 from msplit.measure.running import Running, Variant
 from msplit.measure.statistics import Ratio
 from msplit.measure.tuning import Tuned
-from msplit.measure.variants import Setup, as_it_runs, set_up
+from msplit.measure.variants import Setup, as_it_runs, naming_open_shapes, set_up
 from msplit.measure.verification import computed_in
 from msplit.measure.verified import Verification, verified
 from msplit.progress import Progress, prepared, silent, timing
@@ -130,10 +131,12 @@ def make_ready(
 ) -> Ready:
     """See `prepare`, which does so. Here the request may ask for tuning: then what that finds runs. What was compiled is kept."""
     asked = replace(request, compare_tensorflow=False, save_reference=None, timelines=False)
-    with timing() as phases:
+    with timing() as phases, ExitStack() as errors:
+        flat = opened(flat)
+        errors.enter_context(naming_open_shapes(flat, request))
         # Only what is chosen gets kernels that are timed and compiled. A plan was made for such kernels, and tuning times them.
         setup = set_up(
-            opened(flat), asked, sketch=request.plan is None and request.tune is None, state=state, progress=progress
+            flat, asked, sketch=request.plan is None and request.tune is None, state=state, progress=progress
         )
         made = compiled(setup, progress)
         sketched = chosen_variant(setup, made, variant)

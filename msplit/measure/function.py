@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from weakref import WeakSet
 
 import numpy as np
@@ -27,7 +27,7 @@ from msplit.errors import MsplitError
 from msplit.measure.execution import prepare
 from msplit.measure.function_export import export, write_inputs
 from msplit.measure.function_state import Trained, Whereabouts, give_back, take, trained_by
-from msplit.measure.keras_fit import fit_callback
+from msplit.measure.keras_fit import fit_callback, watch_fit
 from msplit.measure.request import BenchRequest
 from msplit.measure.runner import Runner
 from msplit.measure.tensors import as_array, is_tensorflow, lies_on, made_like
@@ -40,6 +40,15 @@ MOST = 8
 """Sets of shapes that are kept ready. The one that was not called for longest goes first."""
 
 Key = tuple[Any, ...]
+
+_TRAIN = "step = msplit.compile(model.train_step), then model.fit(…, callbacks=[step.callback()])"
+
+_INSTEAD = {
+    **dict.fromkeys(("predict", "predict_on_batch", "predict_step", "call"), "call it with a batch, as in fast(x)"),
+    **dict.fromkeys(("evaluate", "test_step", "test_on_batch"), "call it with a batch, or evaluate the model itself"),
+    **dict.fromkeys(("fit", "train_step", "train_on_batch"), f"to train on streams, {_TRAIN}"),
+}
+"""What to do in place of what a Keras model has, by its name."""
 
 
 def compile(
@@ -157,6 +166,16 @@ class CompiledFunction(Shown):
         self._lock = threading.Lock()
         self._where, self._fits = Whereabouts(), list[Any]()
         self._turn = threading.Lock()  # of who trains, and of who moves what was trained
+        self._unwatch = watch_fit(function)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Says what to do in place of a method or an attribute that a Keras model has.
+
+        Raises:
+            AttributeError: In any case.
+        """
+        way = _INSTEAD.get(name, f"ask the original for its {name}")
+        raise AttributeError(f"what msplit.compile gives is a function and has no {name}: {way}", name=name, obj=self)
 
     def _facts(self) -> Facts:
         name = getattr(self._function, "name", None) or getattr(
@@ -308,6 +327,7 @@ class CompiledFunction(Shown):
         for fit in self._fits:
             fit.let_go()
         self._fits.clear()
+        self._unwatch()
         self.refresh()
 
     def _close(self, made: Sequence[Future[_Rung]]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -81,6 +85,34 @@ def fit_callback(function: Any, step: Callable[[Any], Any], sync: Callable[[], N
             return type(model).get_metrics_result(model)
 
     return Fit()
+
+
+def watch_fit(function: Any) -> Callable[[], None]:
+    """Has `fit` of the Keras model whose `train_step` was compiled warn where it is not given what trains by that; undone by what is
+    returned. Nothing happens for another function."""
+    model = getattr(function, "__self__", None)
+    keras = sys.modules.get("keras")
+    if keras is None or not isinstance(model, keras.Model) or getattr(function, "__name__", "") != "train_step":
+        return lambda: None
+    if "fit" in vars(model):
+        return lambda: None
+    own = model.fit
+
+    @functools.wraps(own)
+    def fit(*arguments: Any, **named: Any) -> Any:
+        given = inspect.signature(own).bind(*arguments, **named).arguments.get("callbacks") or ()
+        listed = given if isinstance(given, list | tuple) else getattr(given, "callbacks", [given])
+        if not any(hasattr(one, "let_go") for one in listed):
+            said = "fit trains in TensorFlow, and not by the compiled train_step: give it callbacks=[step.callback()]"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
+        return own(*arguments, **named)
+
+    def undo() -> None:
+        if vars(model).get("fit") is fit:
+            del model.fit
+
+    model.fit = fit
+    return undo
 
 
 def _batches(iterator: Iterator[Any], most: int) -> Iterator[Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,12 +21,14 @@ from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, EngineOptions, KernelMode
 from msplit.engines.seeds import remark
+from msplit.engines.tensorflow.devices import foreign_text
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
+from msplit.inputs.scalars import setting
 from msplit.measure.ablation import Ablation, list_steps, plural
 from msplit.measure.initial import initial_state
 from msplit.measure.mixed_precision import Mixed, keep_within
@@ -38,15 +40,13 @@ from msplit.measure.running import Variant
 from msplit.measure.stream_ids import StreamIds, assignments_for
 from msplit.opset import schema
 from msplit.opset.state import written
-from msplit.opset.traits import DRAWN_ON_DEVICE
+from msplit.opset.traits import DRAWN_ON_DEVICE, ops_with
 from msplit.progress import Progress, phase
 from msplit.schedule.plan import planfile
 from msplit.shapes import Shapes, infer
+from msplit.shapes.inputs import stated_shapes
 
-_OWN_DATA = re.compile(
-    r"(MultiDevice|OneShot)?IteratorGetNext\w*|Queue(Dequeue\w*)|ReaderRead\w*|OptionalGetValue|StageGet|Unstage"
-)
-"""Ops that give a batch of their own."""
+_OWN_DATA = ops_with("data source")
 
 _ON_CPU = "TensorFlow on the CPU"
 
@@ -91,6 +91,22 @@ class Setup:
     plan_notes: tuple[str, ...]
     unverified: tuple[str, ...]
     mixed: Mixed | None = None
+
+
+@contextmanager
+def naming_open_shapes(flat: FlatGraph, request: BenchRequest) -> Iterator[None]:
+    """Where shapes of inputs are to be looked at for an error, its way out names those inputs of which the file says none."""
+    try:
+        yield
+    except EngineError as error:
+        given = {*request.shapes, *request.inputs}
+        stated = stated_shapes(flat)
+        names = [
+            name for name, shape in stated.items() if shape is None and name not in given and setting(name) is None
+        ]
+        if names and "--shape" in (error.fix or ""):
+            error.fix = f"say the shape of {', '.join(names[:3])}, which the file does not: --shape {names[0]}=1,128"
+        raise
 
 
 def set_up(
@@ -146,6 +162,8 @@ def set_up(
     notes += filter(
         None, [*reached, *said, launched, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))]
     )
+    if engine is TENSORFLOW and request.cluster is None:
+        notes += filter(None, [foreign_text(flat.graph.devices)])
     job = Job(
         flat=flat,
         ids=np.zeros(len(flat), np.int32),
@@ -399,7 +417,7 @@ def own_data(flat: FlatGraph) -> tuple[str, ...]:
         edges = graph.out_edges(node)
         return {(node, port) for port in graph.edges.port[edges].tolist()}
 
-    sources = [node for node, op in enumerate(graph.ops) if _OWN_DATA.fullmatch(op) and not read(node) <= fed]
+    sources = [node for node, op in enumerate(graph.ops) if op in _OWN_DATA and not read(node) <= fed]
     if not sources:
         return ()
     node = sources[0]

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from msplit.core.precision import Precision
-from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, Arrays, HasState
+from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, HasState
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.tensorflow.engine import REFERENCE
 from msplit.errors import OutOfMemory
@@ -262,9 +262,11 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
         return most(got, expected, rounding=rounding, carried=carried)
 
     def from_the_same_values() -> None:
-        for one in built if state else ():
-            if isinstance(one.running, HasState):
-                one.running.load_state(state)
+        if state:
+            begun = _begun(built, state)
+            for one in built:
+                if isinstance(one.running, HasState):
+                    one.running.load_state(begun)
 
     from_the_same_values()
     if reference is not None:
@@ -377,14 +379,13 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
     tolerances: dict[tuple[Running, Precision], dict[str, float]] = {}  # on the first input: each costs two more steps
     for number in range(how.settings.verify_inputs):
         feeds = how.fresh(how.settings.seed + 1 + number)
-        made: dict[Running, Arrays] = {}
+        held = list(dict.fromkeys(each for pair in pairs for each in pair[:2]))
+        begun = _begun(held, state)
+        made = {each: _after(each, feeds, begun) for each in held}
         for index, (one, partner, precision) in enumerate(pairs):
-            for each in (one, partner):
-                if each not in made:
-                    made[each] = _after(each, feeds, state)
             if (partner, precision) not in tolerances:
                 tolerances[partner, precision] = state_tolerances(
-                    state,
+                    begun,
                     made[partner],
                     partial(_after, partner, feeds),
                     draws=_draws(partner),
@@ -401,9 +402,24 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
             one.checks.append(Check(name, precision, len(comparisons), together))
 
 
+def _begun(held: Sequence[Running], state: Arrays) -> Arrays:
+    """The values of variables to begin with, and under `STEPS` how many steps are behind them, for random ops to count.
+
+    Sessions of TensorFlow that draw random numbers can not be told how many: all of them take as many steps as the one that took most.
+    """
+    sessions = [one for one in held if not isinstance(one.variant.engine, CudaEngine) and _draws(one)]
+    most = max((one.since for one in sessions), default=0)
+    for one in sessions:
+        for _ in range(most - one.since):
+            one.step(one.variant.job.feeds)
+    return {**state, STEPS: np.array(most, np.int64)}
+
+
 def _draws(one: Running) -> bool:
-    """Whether its steps draw random numbers."""
-    return not DRAWS.isdisjoint(one.variant.job.flat.graph.ops)
+    """Whether its steps draw random numbers, as far as its functions are not known to be left out."""
+    flat = one.variant.job.flat
+    functions = flat.model.graph_def.library.function
+    return not DRAWS.isdisjoint({*flat.graph.ops, *(node.op for body in functions for node in body.node_def)})
 
 
 def _outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
@@ -417,9 +433,6 @@ def _after(one: Running, feeds: Arrays, state: Arrays) -> Arrays:
     """The variables after a step; none where it does not tell."""
     if not isinstance(one.running, HasState):
         return {}
-    if one.variant.engine is REFERENCE and _draws(one):
-        one.close()  # a session draws other numbers in each step, and ours those of its first
-        one.build(one.variant.job)
     one.running.load_state(state)
     one.step(feeds)
     return one.running.save_state()

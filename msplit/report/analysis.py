@@ -30,7 +30,7 @@ def document(
     found: Analysis,
     views: Sequence[str],
     coverage: Coverage | None = None,
-    next_command: Sequence[str] = (),
+    commands: Sequence[Sequence[str]] = (),
     split: SplitJudgement | None = None,
 ) -> Document:
     """What the user asked to see: `views` are of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and ``all``; `split` is
@@ -59,7 +59,7 @@ def document(
         tables=tables,
         notes=[*_notes(found, coverage), *([split.words] if split is not None else ())],
         warnings=_warnings(found),
-        following=next_command,
+        following=commands,
     )
 
 
@@ -240,8 +240,16 @@ def _warnings(found: Analysis) -> list[str]:
     return lines
 
 
+_IDS = (
+    "msplit's engine assigns streams by itself; what `msplit assign` writes is for DeepRec and NVIDIA's fork of TensorFlow, "
+    "which read it."
+)
+
+
 def _notes(found: Analysis, coverage: Coverage | None) -> list[str]:
-    lines = [found.judgement.words]
+    lines = [*filter(None, [found.engine_words]), found.judgement.words]
+    if found.judgement.helps:
+        lines.append(_IDS)
     if found.judgement.helps and found.suggestion.rule_set != "default":
         lines.append(f"Rule set for this kind of model: {found.suggestion.rule_set}. {found.suggestion.why}")
     if coverage is not None:
@@ -268,7 +276,7 @@ def payload(
     found: Analysis,
     views: Sequence[str],
     coverage: Coverage | None = None,
-    next_command: Sequence[str] = (),
+    commands: Sequence[Sequence[str]] = (),
     split: SplitJudgement | None = None,
 ) -> dict[str, Any]:
     """The analysis for JSON. The arguments are those of `document`."""
@@ -315,7 +323,8 @@ def payload(
             "why": found.suggestion.why,
         },
         "judgement": found.judgement,
-        "next": " ".join(next_command) or None,
+        "next": " ".join(commands[0]) if commands else None,
+        "commands": [" ".join(command) for command in commands],
         "unknown_shapes": len(found.guesses.nodes),
         "proved_dense": found.guesses.dense,
         "assumed": list(found.shapes.assumed),

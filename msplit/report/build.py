@@ -49,7 +49,7 @@ def document(found: Build) -> Document:
         facts,
         [Table("Batches", columns, rows), *([made] if made.rows else [])],
         manifest.notes,
-        following=["msplit bench", str(found.path)],
+        following=[["msplit bench", str(found.path)]],
     )
 
 

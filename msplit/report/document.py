@@ -62,7 +62,7 @@ class Document:
         tables: In order.
         notes: Sentences at the end, the conclusions.
         warnings: Sentences that the user should not miss.
-        following: The command to run next, in parts that belong on one line each; none where it is empty.
+        following: The commands to run next, each in parts that belong on one line.
     """
 
     title: str
@@ -70,4 +70,4 @@ class Document:
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    following: Sequence[str] = ()
+    following: Sequence[Sequence[str]] = ()

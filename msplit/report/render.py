@@ -72,8 +72,9 @@ def _print(document: Document, console: Console) -> None:
         _put(console, _folded(note, console.width))
     if document.following:
         console.print(Text("Next:"))
-        for line in _continued([escape.line(part) for part in document.following], console.width):
-            console.print(Text(line), soft_wrap=True)
+        for command in document.following:
+            for line in _continued([escape.line(part) for part in command], console.width):
+                console.print(Text(line), soft_wrap=True)
 
 
 def _continued(parts: Sequence[str], width: int) -> list[str]:
@@ -214,7 +215,7 @@ def to_markdown(document: Document) -> str:
     for note in document.notes:
         lines += ["", escape.markdown(note)]
     if document.following:
-        lines += ["", "Next:", "", f"    {escape.line(' '.join(document.following))}"]
+        lines += ["", "Next:", "", *(f"    {escape.line(' '.join(command))}" for command in document.following)]
     return "\n".join(lines) + "\n"
 
 

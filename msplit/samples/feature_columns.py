@@ -34,7 +34,9 @@ def _recipe(variable: Any, seed: int) -> Recipe:
 
 def dense(x: Any, units: int, scope: str, activation: str | None = "relu") -> Any:
     """A dense layer of TF1 variables `<scope>/kernel` and `<scope>/bias`."""
-    import tensorflow as tf
+    from msplit.engines.tensorflow.runtime import tensorflow
+
+    tf = tensorflow()
 
     v1 = tf.compat.v1
     with v1.variable_scope(scope):
@@ -69,7 +71,9 @@ def write_feature_columns(
     Raises:
         ValueError: Fewer than 3 buckets.
     """
-    import tensorflow as tf
+    from msplit.engines.tensorflow.runtime import tensorflow
+
+    tf = tensorflow()
 
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
@@ -92,7 +96,9 @@ def build(
 
     See `write_feature_columns`.
     """
-    import tensorflow as tf
+    from msplit.engines.tensorflow.runtime import tensorflow
+
+    tf = tensorflow()
 
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
@@ -115,7 +121,9 @@ def _model(
     """The model in the default graph: its placeholders by name, and its result."""
     if buckets < 3:
         raise ValueError(f"a bucketized column needs at least 3 buckets, not {buckets}")
-    import tensorflow as tf
+    from msplit.engines.tensorflow.runtime import tensorflow
+
+    tf = tensorflow()
 
     v1 = tf.compat.v1
     # Evenly over the bulk of a standard normal feature.

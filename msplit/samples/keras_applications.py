@@ -44,7 +44,10 @@ def _application(
 
 def _freeze(model: Any, input_name: str, shape: tuple[int | None, ...], seed: int, gain: float) -> tuple[Any, str]:
     import numpy as np
-    import tensorflow as tf
+
+    from msplit.engines.tensorflow.runtime import tensorflow
+
+    tf = tensorflow()
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     weights = model.weights  # Keras gathers them from all layers anew whenever it is asked

@@ -27,7 +27,9 @@ class Builder:
         return seed if isinstance(seed, Builder) else cls(seed, batch)
 
     def __init__(self, seed: int, batch: int | None) -> None:
-        import tensorflow as tf
+        from msplit.engines.tensorflow.runtime import tensorflow
+
+        tf = tensorflow()
 
         self.tf = tf
         self.seed = seed

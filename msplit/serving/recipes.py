@@ -116,7 +116,7 @@ def batches_of(
         if (settings.max_batch or 1) > 1 or settings.batches:
             raise MsplitError(
                 "the model's inputs have fixed shapes, so that no step has room for more",
-                fix="leave max_batch and batches out",
+                fix="leave --max-batch and --batch out (max_batch and batches in Python)",
             )
         return (), ()
     _refuse_to_join(rows, settings, mixes)
@@ -141,7 +141,7 @@ def _refuse_to_join(rows: Rows | None, settings: PoolSettings, mixes: str) -> No
     if rows is None and (settings.max_batch or 1) > 1:
         raise MsplitError(
             f"requests can not share a step of {settings.max_batch} rows: {mixes}",
-            fix="leave max_batch out: each request is a step",
+            fix="leave --max-batch (max_batch in Python) out: each request is a step",
         )
 
 

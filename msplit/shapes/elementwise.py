@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 
 from msplit.shapes.registry import Node, Outputs, Shape, axis_of, merge, shape_function, unsized
@@ -43,7 +44,7 @@ def reduction(node: Node) -> Outputs:
     shape, axes, vector = node.ranked(0), node.ints(1), node.shape(1)
     keep = bool(node.attr("keep_dims", False))
     if axes is None and vector is not None and not keep:
-        count = vector[0] if vector else 1
+        count = None if None in vector else math.prod(size or 0 for size in vector)  # old graphs have axes of any rank
         if count is not None and count <= len(shape):
             return (unsized(len(shape) - count),)
     return (reduced(shape, axes, keep),)

@@ -24,7 +24,9 @@ def test_every_sample_is_analyzed(model: str) -> None:
     verdict = " ".join(done.out[-800:].split())
     helps = "Streams help this model: " in verdict
     assert helps or "Streams can not help this model: " in verdict or "Streams gain next to nothing here: " in verdict
-    assert ("Next: msplit assign " in verdict) == helps
+    assert ("msplit assign sample_graphs" in verdict.replace(f"{ROOT}/", "")) == helps
+    assert ("Next: msplit bench " in verdict) == ("no node launches a kernel" not in verdict)
+    assert ("msplit's engine runs a step as one launch" in " ".join(done.out.split())) == ("Next:" in done.out)
     found = fine("analyze", SAMPLES / model, *options_of(model), "--show", "all", "--format", "json").json
     assert (found["schema_version"], found["command"]) == (1, "analyze")
     assert found["nodes"]["total"] == len(found["node_list"]) >= found["nodes"]["host"]
@@ -42,10 +44,18 @@ def test_what_analyze_says_to_run_next_runs_and_predicts_the_same(
     (tmp_path / "my model.pb").write_bytes((SAMPLES / "towers_small.pb").read_bytes())
     monkeypatch.chdir(tmp_path)
     found = fine("analyze", "my model.pb", "--batch", "64", "--gpu", "a100", "--format", "json").json
-    program, *arguments = shlex.split(found["next"])
-    assert program == "msplit"
-    assert arguments[:2] == ["assign", "my model.pb"]
-    assigned = fine(*arguments, "--format", "json").json
+    commands = [shlex.split(command) for command in found["commands"]]
+    assert [command[:3] for command in commands] == [
+        ["msplit", "bench", "my model.pb"],
+        ["msplit", "build", "my model.pb"],
+        ["msplit", "serve", "my model.build"],
+        ["msplit", "assign", "my model.pb"],
+    ]
+    assert shlex.split(found["next"]) == commands[0]
+    fine(*commands[0][1:], "--engine", "tensorflow", "--duration", "0", "--builds", "1")
+    fine(*commands[1][1:], "--device", "cpu", "--effort", "fast")
+    assert (tmp_path / "my model.build").is_dir()
+    assigned = fine(*commands[3][1:], "--format", "json").json
     assert assigned["judgement"]["gain"] == pytest.approx(found["judgement"]["gain"], rel=0.05)
     assert (tmp_path / "my model.streams.pb").exists()
 

@@ -221,3 +221,58 @@ def test_a_file_that_ends_too_soon_is_no_interrupt(
     monkeypatch.setattr(api, "load", ended)
     assert run(["analyze", str(SAMPLES / "cond_v1.pb")]) == 2
     assert "internal error in msplit: EOFError: more than 16 bytes" in capsys.readouterr().err
+
+
+STUCK = """
+import ctypes, os, signal, sys, threading, time
+import msplit.__main__ as program
+from msplit import formats
+from msplit.cli import interrupt
+
+interrupt._TO_HEAR.update({False: 1.0, True: 1.0})
+interrupt._TO_END = program._LONGEST_EXIT = 1.0
+
+def library():
+    mutex = ctypes.create_string_buffer(256)
+    for _ in range(2):  # nobody unlocks it, and no signal ends that
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+def read(*_, **__):
+    threading.Timer(0.3, os.kill, (os.getpid(), NUMBER)).start()
+    WHERE
+
+formats.read = read
+sys.argv[1:] = ["analyze", "sample_graphs/mmoe_small.pb"]
+program.entry()
+"""
+
+WHERE = {
+    "computing": "library()",
+    "ending": """
+    try:
+        time.sleep(60)
+    finally:
+        library()
+""",
+    "holding back": """
+    with interrupt.deferred():
+        library()
+""",
+    "exiting": """
+    threading.Thread(target=library).start()
+    time.sleep(60)
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("number", "where"),
+    [*((signal.SIGTERM, where) for where in WHERE), (signal.SIGINT, "computing"), (signal.SIGHUP, "computing")],
+)
+def test_a_signal_ends_a_command_that_is_in_a_library_for_ever(number: int, where: str) -> None:
+    """No Python handler runs there: whoever sent it would have to kill."""
+    code = STUCK.replace("WHERE", WHERE[where]).replace("NUMBER", str(int(number)))
+    with heard():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    said = "interrupted" if number == signal.SIGINT else "terminated"
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"{said}\n")

@@ -1,5 +1,6 @@
 """Outputs that are guessed: TensorFlow can fetch each of them, and a user would have named them."""
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -88,3 +89,90 @@ def test_a_file_name_that_goes_many_ways_is_followed_once() -> None:
     joined = [f"{name}:StringJoin({','.join(before)})" for before, names in pairwise(layers) for name in names]
     view = flat(";".join(["x:Placeholder[dtype=string]", *joined]))
     assert [end.name for end in guessed(view.graph).inputs] == ["x"]
+
+
+def queue_of(kind):
+    def take(tf, v1, rows):
+        queue = getattr(v1.queue, kind)(100, *([10] if kind == "RandomShuffleQueue" else []), [rows.dtype], [[8]])
+        v1.train.add_queue_runner(v1.train.QueueRunner(queue, [queue.enqueue_many([rows])]))
+        return queue.dequeue_up_to(16, name="taken") if kind == "FIFOQueue" else queue.dequeue_many(16, name="taken")
+
+    return take
+
+
+def batched(tf, v1, rows):
+    return v1.train.shuffle_batch([rows], 16, 100, 10, enqueue_many=True, name="taken")
+
+
+def stage(tf, v1, rows):
+    from tensorflow.python.ops.data_flow_ops import StagingArea
+
+    area = StagingArea([rows.dtype], [rows.shape])
+    v1.group(area.put([rows]), v1.global_variables_initializer())
+    taken = area.get(name="taken")
+    taken = taken[0] if isinstance(taken, list) else taken
+    taken.set_shape(rows.shape)
+    return taken
+
+
+def iterator(tf, v1, rows):
+    made = v1.data.make_initializable_iterator(tf.data.Dataset.from_tensor_slices(rows).repeat().batch(16))
+    v1.group(v1.global_variables_initializer(), made.initializer)  # as trainers do
+    return made.get_next(name="taken")
+
+
+def switched_off(tf, v1, rows):
+    """What is fed beside a queue stays an input."""
+    return v1.nn.dropout(queue_of("FIFOQueue")(tf, v1, rows), rate=v1.placeholder("float", [], "rate"))
+
+
+TAKES = [
+    *map(queue_of, ("FIFOQueue", "PaddingFIFOQueue", "RandomShuffleQueue")),
+    batched,
+    stage,
+    iterator,
+    switched_off,
+]
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("take", TAKES, ids=lambda take: getattr(take, "__name__", "queue"))
+def test_behind_a_queue_is_what_would_be_behind_a_placeholder(tmp_path, take):
+    """Estimators feed their input functions' queues from placeholders: those are a program's, and the model begins at what it takes."""
+    import tensorflow as tf
+
+    def model_of(take):
+        def build(tf, v1):
+            x = take(tf, v1, v1.placeholder("float", [None, 8], "rows"))
+            w = v1.get_variable("w", [8, 1], use_resource=True)
+            logits = tf.matmul(x, w)
+            tf.sigmoid(logits, name="predictions")
+            loss = tf.reduce_mean(tf.square(logits), name="loss")
+            v1.train.FtrlOptimizer(0.1).minimize(loss, global_step=v1.train.get_or_create_global_step(), name="train")
+
+        made = built(build)
+        with made.as_default():
+            return read(tmp_path, tf.compat.v1.train.export_meta_graph())
+
+    model, plain = model_of(take), model_of(lambda tf, v1, rows: rows)
+    assert names(model.outputs) == names(plain.outputs) == ["predictions", "loss"]
+    assert model.targets == plain.targets
+    assert model.targets
+    expected = [] if take is iterator else ["taken"]  # an iterator may have data of its own
+    assert [end.node for end in model.inputs] == (["rate", *expected] if take is switched_off else expected)
+    known = [end.shape for end in model.inputs if end.node == "taken" and take is not stage]
+    assert all(shape in ((None, 8), (16, 8)) for shape in known)
+    assert "may launch kernels" not in left_out_text(model)
+    counts = [Counter(flatten(one).graph.ops) for one in (model, plain)]
+    assert all(counts[0][op] == counts[1][op] > 0 for op in ("MatMul", "Sigmoid", "ResourceApplyFtrl"))
+
+
+def test_a_guess_that_needs_hardly_anything_of_the_graph_says_so(tmp_path):
+    chain = "".join(f"\nm{i} Relu m{i - 1} | {FLOAT}" for i in range(1, 30))
+    model = read(
+        tmp_path,
+        graph(f"c Const | {FLOAT}\nm0 Relu c | {FLOAT}{chain}\nx Placeholder | {PLACEHOLDER}\ny Relu x | {FLOAT}"),
+    )
+    assert names(model.outputs) == ["y"]
+    assert "need 1 of the 31 nodes that may launch kernels" in left_out_text(model)
+    assert left_out_text(model).endswith("--outputs names others") or "--outputs names them" in left_out_text(model)

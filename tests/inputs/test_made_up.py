@@ -5,9 +5,12 @@ import pytest
 
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import LoadError
+from msplit.flatten import flatten
 from msplit.inputs.examples import decode
 from msplit.inputs.make import make_inputs
 from msplit.inputs.table_hits import hits
+from tests.formats.foreign import built
+from tests.formats.models import read
 
 from . import foreign
 
@@ -179,3 +182,60 @@ def test_a_vocabulary_file_outside_of_what_can_be_read_is_no_error(tmp_path):
     again = api.load(flat.model.path)
     assert all(word.startswith(b"token_") for word in make_inputs(again, {}, batch=5)["x"])
     assert hits(again, make_inputs(again, {}, batch=5)) == ()
+
+
+def in_text(tf, v1):
+    """Images as JSON has them, in base64 for the web."""
+    images = v1.placeholder(tf.string, [None], "images")
+
+    def small(text):
+        image = tf.io.decode_jpeg(tf.io.decode_base64(text), channels=3)
+        return tf.image.resize(tf.cast(image, tf.float32), [8, 8])
+
+    tf.identity(tf.map_fn(small, images, fn_output_signature=tf.float32), name="y")
+
+
+def one_in_text(tf, v1):
+    image = tf.io.decode_png(tf.io.decode_base64(v1.placeholder(tf.string, [], "image")), channels=1)
+    tf.cast(image, tf.float32, name="y")
+
+
+def numbers_in_text(tf, v1):
+    lines = v1.placeholder(tf.string, [None], "lines")
+    tf.identity(tf.map_fn(tf.strings.to_number, lines, fn_output_signature=tf.float32), name="y")
+
+
+@pytest.mark.parametrize("build", [in_text, one_in_text, numbers_in_text], ids=named)
+@pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
+def test_what_text_holds_is_found_in_it(build, v2, tmp_path):
+    flat = flatten(read(tmp_path, built(build, v2=v2).as_graph_def(), outputs=["y"]))
+    y = reference(flat, make_inputs(flat, {}, batch=3))["y"]
+    assert np.isfinite(y).all()
+    assert y.size
+
+
+READS = {
+    "ReadFile": lambda tf, text: tf.io.decode_png(tf.io.read_file(text)),
+    "ParseTensor": lambda tf, text: tf.io.parse_tensor(text, tf.float32),
+    "DecodeJSONExample": lambda tf, text: tf.strings.length(tf.io.decode_json_example(text)),
+    "DecodeCompressed": lambda tf, text: tf.strings.length(tf.io.decode_compressed(text, "GZIP")),
+    "DecodeWav": lambda tf, text: tf.audio.decode_wav(text)[0],
+    "DecodeBase64": lambda tf, text: tf.io.decode_raw(tf.io.decode_base64(text), tf.float32),
+}
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "in a loop"])
+@pytest.mark.parametrize("op", READS)
+def test_strings_that_can_not_be_made_up_are_told_before_anything_runs(op, many, tmp_path):
+    def build(tf, v1):
+        text = v1.placeholder(tf.string, [None] if many else [], "text")
+
+        def number(one):
+            return tf.reduce_sum(tf.cast(READS[op](tf, one), tf.float32))
+
+        tf.identity(tf.map_fn(number, text, fn_output_signature=tf.float32) if many else number(text), name="y")
+
+    flat = flatten(read(tmp_path, built(build, v2=True).as_graph_def(), outputs=["y"]))
+    with pytest.raises(LoadError, match=f"read by {op}: its strings can not be made up") as told:
+        make_inputs(flat, {}, batch=3)
+    assert "--input text=FILE" in told.value.fix

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -235,3 +239,70 @@ def test_a_callback_is_for_the_model_whose_step_it_is(keras: Any) -> None:
             fast.callback(every=0)
         with pytest.raises(MsplitError, match="this is the callback of another model"):
             other.fit(np.ones((4, 6)), np.ones((4, 4)), verbose=0, callbacks=[fast.callback()])
+
+
+def test_fit_without_the_callback_says_that_tensorflow_trains(keras: Any) -> None:
+    model = line(keras, "sgd")
+    x, y = np.ones((8, 6), np.float32), np.ones((8, 4), np.float32)
+    with msplit.compile(model.train_step, STOCK) as step:
+        with pytest.warns(RuntimeWarning, match=r"fit trains in TensorFlow.*callbacks=\[step.callback\(\)\]"):
+            model.fit(x, y, verbose=0, callbacks=[keras.callbacks.History()])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            model.fit(x, y, verbose=0, callbacks=[step.callback()])
+        with msplit.compile(model.train_step, STOCK), pytest.warns(RuntimeWarning, match="fit trains"):
+            model.fit(x, y, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        model.fit(x, y, verbose=0)  # nothing is compiled any more
+    assert "fit" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("predict", "as in fast(x)"),
+        ("fit", "step.callback()"),
+        ("evaluate", "the model itself"),
+        ("summary", "ask the original"),
+    ],
+)
+def test_what_a_model_has_and_a_compiled_one_has_not_says_what_to_do(keras: Any, name: str, way: str) -> None:
+    fast = msplit.compile(line(keras, "sgd"), STOCK)
+    assert not hasattr(fast, name)
+    with pytest.raises(AttributeError, match="is a function and has no") as told:
+        getattr(fast, name)
+    assert way in str(told.value)
+
+
+QUIET = """
+import numpy as np
+import msplit
+from msplit import api
+from msplit.samples.layers import Builder
+
+Builder(0, 4)
+import keras
+
+model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(4)])
+with msplit.compile(model, api.BenchRequest(engine="tensorflow")) as fast:
+    fast(np.ones((2, 6), np.float32))
+"""
+
+
+def test_a_notebook_is_not_filled_with_what_tensorflow_says() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, env=env, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_advice_on_what_msplit_calls_is_not_for_users(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a user imports TensorFlow, its log level is theirs."""
+    from tensorflow.python.util import deprecation
+
+    said: list[Any] = []
+    monkeypatch.setattr(deprecation, "_PRINTED_WARNING", {})  # each is printed once
+    monkeypatch.setattr(deprecation.logging, "warning", lambda *words: said.append(words))
+    with msplit.compile(line(keras, "sgd"), STOCK) as fast:
+        fast(np.ones((2, 6), np.float32))
+    assert said == []

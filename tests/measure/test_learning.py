@@ -131,6 +131,53 @@ def test_steps_that_draw_learn_what_tensorflows_first_step_does():
     assert not found.result.failed, found.result.describe_failures()
 
 
+def sampled_softmax(tf, x, w):
+    classes = tf.constant(np.arange(24).reshape(8, 3) % 20, tf.int64)
+    return tf.compat.v1.nn.nce_loss(tf.ones([20, 6]), tf.zeros([20]), classes[:, :1], x @ w, 5, 20)
+
+
+def dropout_in_a_loop(tf, x, w):
+    @tf.function(autograph=False)
+    def turned(h):
+        return tf.while_loop(lambda n, h: n < 3, lambda n, h: (n + 1, tf.nn.dropout(h @ w, 0.5)), [0, h])[1]
+
+    return turned(x)
+
+
+DRAWING = {
+    "dropout": lambda tf, x, w: tf.compat.v1.nn.dropout(x @ w, rate=0.5),
+    "an own seed": lambda tf, x, w: x @ w + tf.random.normal([8, 6], seed=5),
+    "a variational auto-encoder": lambda tf, x, w: (x @ w) + tf.exp(x @ w) * tf.compat.v1.random_normal([8, 6]),
+    "nce": sampled_softmax,
+    "a shuffle": lambda tf, x, w: tf.gather(x @ w, tf.random.shuffle(tf.range(8), seed=2)) * tf.range(8.0)[:, None],
+    "a function's": lambda tf, x, w: tf.function(lambda h: tf.nn.dropout(h, 0.5))(x @ w),
+    "a loop's": dropout_in_a_loop,
+}
+
+
+NOT_OURS = ("a shuffle", "a loop's")
+"""What the cuda engine does not draw."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [*((kind, "tensorflow") for kind in DRAWING), *((kind, "cuda") for kind in DRAWING if kind not in NOT_OURS)],
+)
+def test_random_numbers_of_training_are_compared_with_as_many_steps_behind_them(kind, engine):
+    """A session of TensorFlow draws others in each step, and one that others are held against takes more steps than they."""
+
+    def build(tf, v1):
+        x = v1.placeholder("float", [8, 6], "x")
+        w = v1.get_variable("w", initializer=np.random.default_rng(0).normal(size=(6, 6)).astype("float32"))
+        loss = tf.reduce_mean(tf.square(DRAWING[kind](tf, x, w) - 1.0), name="loss")
+        v1.train.AdamOptimizer(1e-3).minimize(loss, name="train_op")
+
+    request = replace(QUICK, engine=engine, batch=None, settings=replace(QUICK.settings, builds=2))
+    result = bench(graph_of(build, outputs=FETCHES), request).result
+    assert not result.failed, result.describe_failures()
+    assert all(any("variables of" in check.against for check in one.checks) for one in result.variants[1:])
+
+
 def test_a_reference_file_holds_no_variables_and_the_bench_says_so(tmp_path):
     path = tmp_path / "reference.npz"
     bench(small_net(), replace(QUICK, save_reference=path))

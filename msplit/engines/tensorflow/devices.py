@@ -19,6 +19,9 @@ _NAME = re.compile(
     r"(?:/?(?:device:)?(?P<kind>[a-zA-Z]+)(?::(?P<index>\d+|\*))?)?"
 )
 
+_THIS = {"job:localhost", "replica:0", "task:0"}
+"""This process as TensorFlow writes it in devices."""
+
 KINDS = ("CPU", "GPU")
 
 
@@ -136,6 +139,22 @@ def canonical(device: Any) -> str:
 def short(device: str) -> str:
     """A device of this machine without its name, as in ``/device:CPU:0``."""
     return device.removeprefix("/job:localhost").removeprefix("/replica:0").removeprefix("/task:0")
+
+
+def here(device: str) -> str:
+    """A device as written, without a job, replica or task that is not this process."""
+    parts = device.split("/")
+    named = [part for part in parts if part.lower().startswith(("job:", "replica:", "task:"))]
+    return device if {*named} <= _THIS else "/".join(part for part in parts if part not in named)
+
+
+def foreign_text(devices: Iterable[str]) -> str:
+    """That jobs and tasks of a cluster are left out of devices, as one sentence; "" where none names any."""
+    found = [device for device in dict.fromkeys(devices) if here(device) != device]
+    if not found:
+        return ""
+    listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return f"nodes name devices of a cluster ({listed}): its jobs and tasks are left out here; --cluster runs the model on one"
 
 
 def how_many(devices: Iterable[str], kind: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +10,9 @@ from typing import Any
 from msplit.engines.tensorflow.runtime import first_line, tensorflow
 from msplit.errors import EngineError
 from msplit.formats.model import Model
+from msplit.opset.traits import ops_with
 
-QUEUES = frozenset(
-    f"{kind}Queue{version}" for kind in ("FIFO", "PaddingFIFO", "Priority", "RandomShuffle") for version in ("", "V2")
-)
-"""Ops that hold a queue: what takes from one waits for what somebody puts into it."""
+WAITS, _SOURCES, _FILLS = ops_with("waits"), ops_with("data source"), ops_with("fills a source")
 
 _COLLECTION = "queue_runners"
 
@@ -66,6 +64,35 @@ def reached(operations: Iterable[Any], fed: Collection[Any] = ()) -> set[Any]:
     return found
 
 
+def waits_inside(model: Model) -> bool:
+    """Whether an op that waits for others is in a function of a model, which any of its nodes may call."""
+    return any(node.op in WAITS for body in model.graph_def.library.function for node in body.node_def)
+
+
+def awaited(waits: Sequence[Any], free: Sequence[str]) -> tuple[str, str]:
+    """What a step waits for, and how to do without.
+
+    Args:
+        waits: The operations of a step that wait.
+        free: Outputs that need none of them.
+    """
+    behind = [one for one in waits[0].graph.get_operations() if one.type in _FILLS] if waits else []
+    behind = [one for one in behind if not reached([one]).isdisjoint(waits)]  # nor is then what would be put into these
+    names = [f"{one.name} ({one.type})" for one in dict.fromkeys(map(_holder, [*waits, *behind]))]
+    fed = [one.name for one in waits if one.type in _SOURCES]
+    ways = [f"run what does not wait (--outputs {','.join(free)})"] if free else []
+    ways += [f"feed what it gives (--inputs {','.join(fed[:3])})"] if fed else []
+    ways += ["export the graph for one replica"] if len(fed) < len(waits) else []
+    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return listed or "something in a function", ", ".join([*ways, "or give it more time with --timeout"])
+
+
+def _holder(operation: Any) -> Any:
+    """The queue or accumulator that an operation takes from or puts into; itself where it names none."""
+    refers = [tensor for tensor in operation.inputs if tensor.dtype.name == "resource" or tensor.dtype._is_ref_dtype]
+    return refers[-1].op if refers else operation  # a reader comes before its queue
+
+
 def filling(model: Model, session: Any, read: set[Any]) -> Filling | None:
     """Starts what fills the queues that a step reads, and the queues that those are filled from; None where there is nothing to start.
 
@@ -88,11 +115,23 @@ def filling(model: Model, session: Any, read: set[Any]) -> Filling | None:
         read = reached([*read, *(operation for one in more for operation in one.enqueue_ops)])
     if not wanted:
         return None
-    coordinator = v1.train.Coordinator()
+    coordinator = _quiet(v1.train.Coordinator())
     threads = [
         thread for one in wanted for thread in one.create_threads(session, coord=coordinator, daemon=True, start=True)
     ]
     return Filling(coordinator, tuple(threads))
+
+
+def _quiet(coordinator: Any) -> Any:
+    """A coordinator that raises nothing in a thread that fails when all are to end: Python would print it."""
+    told = coordinator.request_stop
+
+    def request_stop(problem: Any = None) -> None:
+        with suppress(Exception):
+            told(problem)
+
+    coordinator.request_stop = request_stop
+    return coordinator
 
 
 def _runner(v1: Any, data: bytes) -> Any:

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,12 @@ def tensorflow() -> Any:
         module.get_logger().setLevel("ERROR")
         module.config.list_physical_devices()  # looks for a GPU, with as many words
     return module
+
+
+def silent_deprecations() -> AbstractContextManager[Any]:
+    """TensorFlow's advice is for who calls it: a user can do nothing about what msplit calls."""
+    silence: AbstractContextManager[Any] = importlib.import_module("tensorflow.python.util.deprecation").silence()
+    return silence
 
 
 def configure(streams: int, *, spread: bool = False, options: TensorFlowOptions | None = None) -> None:
@@ -294,8 +300,12 @@ def errors_of(model: str) -> Iterator[None]:
         ) from error
     except (tf.errors.OpError, ValueError, KeyError, TypeError) as error:
         text = first_line(error)
-        if "not registered" in str(error):
+        if "'TRTEngineOp'" in str(error):
+            fix = "TF-TRT has made engines for one kind of GPU of parts of it: give the model from before that"
+        elif "not registered" in str(error):
             fix = "load the library with its kernel: --op-library FILE.so"
+        elif "not a valid checkpoint" in str(error):
+            fix = "its variables are not with it: copy the folder as a whole, variables/ and all, or export the model again"
         elif "Could not find variable" in str(error) and Path(model).is_dir():  # a SavedModel that has them
             fix = (
                 "its variables have no values in a session: what tf.saved_model.save writes of a Keras 3 model runs in none, nor in "

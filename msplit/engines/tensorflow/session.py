@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,20 +18,23 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Timeline
 from msplit.engines.tensorflow import variables
-from msplit.engines.tensorflow.devices import short
+from msplit.engines.tensorflow.devices import here, short
 from msplit.engines.tensorflow.placed import Placed
-from msplit.engines.tensorflow.queues import QUEUES, Filling, filling, reached
-from msplit.engines.tensorflow.runtime import errors_of, set_precision, tensorflow
+from msplit.engines.tensorflow.queues import WAITS, Filling, awaited, filling, reached, waits_inside
+from msplit.engines.tensorflow.runtime import errors_of, set_precision, silent_deprecations, tensorflow
 from msplit.engines.tensorflow.timeline import from_metadata
-from msplit.errors import EngineError
+from msplit.errors import EngineError, TimedOut
 from msplit.formats.model import Format, Model
 from msplit.formats.restore import verify
+from msplit.opset.traits import ops_with
 
 _TRACED_RUNS = 3
 """Steps of a traced callable; the last one is told, when everything is warm."""
 
 LONGEST_WAIT = 60.0
-"""Seconds that a step may take which reads a queue, where nobody says how long: a queue that nothing fills is waited for without end."""
+"""Seconds that a step may take which waits for others, as for a queue, where nobody says how long: nothing may ever fill it."""
+
+_WAITS_ON = ops_with("waits on")
 
 
 class PlacedNode(NamedTuple):
@@ -49,7 +56,7 @@ class SessionExecutable:
     Args:
         model: Where the graph comes from: its variables, assets and initializers.
         ieee: IEEE float32 instead of TF32.
-        timeout: Seconds that a step may take. Where it reads a queue, which may wait for ever, a minute if none is given.
+        timeout: Seconds that a step may take. Where it reads a queue or waits for others in another way, a minute if none is given.
 
     Raises:
         EngineError: TensorFlow can not load or initialize it.
@@ -69,13 +76,15 @@ class SessionExecutable:
         self._ieee = ieee
         self._timeout = timeout
         self._filling: Filling | None = None
+        self._waits: list[Any] = []
+        self._stuck = False
         self._facts = dict(facts)
         self._model = str(model.path)
         self._graph = v1.Graph()
         self._session = v1.Session(graph=self._graph, config=config)
         self._last: list[NDArray[Any]] | None = None
         try:
-            with errors_of(self._model), self._graph.as_default():
+            with errors_of(self._model), self._graph.as_default(), silent_deprecations():
                 set_precision(ieee)
                 _load(self._session, model, placed)
                 self._variables = {name: variables.variable_ops(self._graph, name) for name in placed.variables}
@@ -96,14 +105,22 @@ class SessionExecutable:
     def _fill(self, model: Model) -> None:
         """Has the queues that a step reads filled, as the model's file says."""
         _, fetches, targets = self._parts
-        if QUEUES.isdisjoint(model.graph.ops):  # to look at 98,000 operations takes seconds
+        inside = waits_inside(model)
+        if WAITS.isdisjoint(model.graph.ops) and not inside:  # to look at 98,000 operations takes seconds
             self._step = _callable(self._session, *self._parts, timeout=self._timeout)
             return
-        reads = reached([*(tensor.op for tensor in fetches), *targets], {tensor.op for tensor in self._inputs.values()})
-        if self._timeout is None and any(operation.type in QUEUES for operation in reads):
+        reads = reached([*(tensor.op for tensor in fetches), *targets], self._fed)
+        self._waits = [
+            operation for operation in self._graph.get_operations() if operation in reads and operation.type in WAITS
+        ]
+        if self._timeout is None and (self._waits or inside):
             self._timeout = LONGEST_WAIT
         self._step = _callable(self._session, *self._parts, timeout=self._timeout)
         self._filling = filling(model, self._session, reads)
+
+    @property
+    def _fed(self) -> set[Any]:
+        return {tensor.op for tensor in self._inputs.values()}
 
     @functools.cached_property
     def _launch(self) -> Any:
@@ -116,18 +133,74 @@ class SessionExecutable:
         arrays = self._last = self._arrays(feeds)  # another thread may set the attribute in between
         set_precision(self._ieee)
         with errors_of(self._model), self._told():
-            values = self._step(*arrays)
+            values = self._run(self._step, arrays)
         return dict(zip(self._outputs, map(np.asarray, values), strict=True))
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """A queue that its own threads could not fill fails with what they say, and not with the end of its data."""
+        """A queue that its own threads could not fill fails with what they say, and not with the end of its data. A step that waited for
+        others without end names them."""
         try:
             yield
-        except tensorflow().errors.OpError:
+        except tensorflow().errors.OpError as error:
             if self._filling is not None:
                 self._filling.check()
+            if "iterator has not been initialized" in str(error):
+                raise self._not_begun() from error
+            if self._timeout and isinstance(error, tensorflow().errors.DeadlineExceededError):
+                raise self._too_long() from error
             raise
+
+    def _not_begun(self) -> EngineError:
+        """What to say of an iterator whose data a program would have to give."""
+        _, fetches, targets = self._parts
+        reads = reached([*(tensor.op for tensor in fetches), *targets], self._fed)
+        names = [
+            tensor.name
+            for operation in self._graph.get_operations()
+            if operation in reads and operation.type.startswith("IteratorGetNext")
+            for tensor in operation.outputs
+            if tensor.consumers()
+        ]
+        return EngineError(
+            "the model takes its data from an iterator, and nothing in the file says what it goes over: a program initializes it",
+            where=self._model,
+            fix=f"feed what it gives: --inputs {','.join(names)}"
+            if names
+            else "export the model with a placeholder in its place",
+        )
+
+    def _run(self, call: Any, arrays: list[NDArray[Any]]) -> Any:
+        """Calls a step. What waits and can not be cancelled does so in a thread of its own, which stays behind where it takes too long."""
+        if _WAITS_ON.isdisjoint(operation.type for operation in self._waits):
+            return call(*arrays)
+        done: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(call(*arrays))
+            except BaseException as error:  # noqa: BLE001  it is raised where the step was asked for
+                done.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            return done.result(self._timeout)
+        except TimeoutError:
+            self._stuck = True
+            raise self._too_long() from None
+
+    def _too_long(self) -> TimedOut:
+        """What to say where a step took longer than it may."""
+        after = f"TensorFlow gave a step up: it took longer than {self._timeout:g} s (DeadlineExceeded)"
+        if not self._waits:
+            return TimedOut(after, where=self._model, fix="give it more time with --timeout")
+        _, fetches, _ = self._parts
+        waits, fed = set(self._waits), self._fed
+        free = [
+            name for name, one in zip(self._outputs, fetches, strict=True) if waits.isdisjoint(reached([one.op], fed))
+        ]
+        names, fix = awaited(self._waits, free)
+        return TimedOut(f"{after}, and waits for {names}, which nothing may ever fill", where=self._model, fix=fix)
 
     def launch(self) -> None:
         """Runs one step on the last inputs and copies no output. A session has no inputs on the device: they are copied."""
@@ -135,7 +208,7 @@ class SessionExecutable:
             raise EngineError("launch was called before the first step", fix="call step once")
         set_precision(self._ieee)
         with errors_of(self._model), self._told():
-            self._launch(*self._last)
+            self._run(self._launch, self._last)
 
     def device_times(self, count: int) -> None:
         """None: the stock runtime does not tell a step's time on the device."""
@@ -181,7 +254,8 @@ class SessionExecutable:
         """Ends the session, and the threads that fill its queues."""
         if self._filling is not None:
             self._filling.stop()
-        self._session.close()
+        if not self._stuck:  # that would wait for the step
+            self._session.close()
 
     def save_state(self) -> dict[str, NDArray[Any]]:
         """The values of the variables that the graph uses, by node name."""
@@ -237,6 +311,22 @@ def _callable(
     return make(options)
 
 
+def _here(placed: Placed) -> Placed:
+    """The same without jobs and tasks of a cluster, which a session of this process has not."""
+    graph_def = placed.graph_def
+    if all(here(node.device) == node.device for node in _nodes(graph_def)):
+        return placed
+    copy = type(graph_def)()
+    copy.CopyFrom(graph_def)
+    for node in _nodes(copy):
+        node.device = here(node.device)
+    return replace(placed, graph_def=copy, changed=True)
+
+
+def _nodes(graph_def: Any) -> Iterator[Any]:
+    return chain(graph_def.node, *(body.node_def for body in graph_def.library.function))
+
+
 def _load(session: Any, model: Model, placed: Placed) -> None:
     try:
         _restore(session, model, placed)
@@ -246,6 +336,8 @@ def _load(session: Any, model: Model, placed: Placed) -> None:
 
 
 def _restore(session: Any, model: Model, placed: Placed) -> None:
+
+    placed = _here(placed)
     if model.is_saved_model:
         _load_saved_model(session, model, placed)
         return

@@ -80,7 +80,14 @@ def _version(
     tags, signatures, progress = choice
 
     def signature(flat: FlatGraph | None) -> Signature:
-        made = pool(path if flat is None else flat, request, settings, progress=progress)
+        try:
+            made = pool(path if flat is None else flat, request, settings, progress=progress)
+        except MsplitError as problem:
+            of = f", signature {flat.model.signature}" if flat is not None and flat.model.signature else ""
+            problem.where = f"{name}{of}" + (f": {problem.where}" if problem.where else "")
+            if of and len(flat.model.signatures if flat is not None else ()) > 1:
+                problem.fix = f"{problem.fix or 'leave it out'}; or serve others: --signature"
+            raise
         stack.callback(made.close, finish=False)
         return signature_of(made, flat)
 

@@ -60,7 +60,11 @@ class Version:
             Refusal: It is not there.
         """
         if not name:
-            return self.signatures.get(DEFAULT_SIGNATURE) or next(iter(self.signatures.values()))
+            if DEFAULT_SIGNATURE in self.signatures or len(self.signatures) == 1:
+                return self.signatures.get(DEFAULT_SIGNATURE) or next(iter(self.signatures.values()))
+            raise invalid(
+                f"{self.model} has no {DEFAULT_SIGNATURE}: signature_name has to be one of {', '.join(self.signatures)}"
+            )
         found = self.signatures.get(name)
         if found is not None:
             return found

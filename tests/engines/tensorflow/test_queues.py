@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,9 +22,11 @@ from msplit.errors import EndOfData, EngineError, MsplitError, TimedOut
 from msplit.measure.benchmark import bench
 from msplit.measure.request import BenchRequest
 from msplit.measure.results import Settings
+from msplit.opset import schema
+from msplit.opset.traits import ops_with
 from msplit.serving.making import pool
 from msplit.serving.settings import PoolSettings
-from tests.cli.runner import msplit
+from tests.cli.runner import ROOT, msplit
 
 pytestmark = pytest.mark.tf
 
@@ -95,6 +100,134 @@ def test_a_queue_that_nothing_fills_is_not_waited_for_without_end(
     executable.close()
 
 
+def accumulator(kind: str) -> Any:
+    def take(tf: Any, v1: Any) -> Any:
+        if kind == "sparse":
+            held = v1.SparseConditionalAccumulator(tf.float32, [4, 2], shared_name="held", name="held")
+            return held.take_grad(1)[1]
+        held = v1.ConditionalAccumulator(tf.float32, [2], shared_name="held", name="held")
+        if kind == "resource":
+            made = tf.raw_ops.ResourceConditionalAccumulator(dtype=tf.float32, shape=[2], name="own")
+            return tf.raw_ops.ResourceAccumulatorTakeGradient(handle=made, num_required=1, dtype=tf.float32)
+        return held.take_grad(1)
+
+    return take
+
+
+def full_queue(tf: Any, v1: Any) -> Any:
+    queue = v1.FIFOQueue(1, [tf.float32], [[]], name="held")
+    with tf.control_dependencies([queue.enqueue(1.0)]), tf.control_dependencies([queue.enqueue(2.0)]):
+        return tf.ones([2])
+
+
+def in_a_function(tf: Any, v1: Any) -> Any:
+    queue = v1.FIFOQueue(4, [tf.float32], [[2]], name="held")
+    return tf.function(lambda: queue.dequeue(), autograph=False)()
+
+
+def barrier(tf: Any, v1: Any) -> Any:
+    held = tf.raw_ops.Barrier(component_types=[tf.float32], shapes=[[2]], name="held")
+    return tf.raw_ops.BarrierTakeMany(handle=held, num_elements=1, component_types=[tf.float32]).values[0]
+
+
+def reader(tf: Any, v1: Any) -> Any:
+    return tf.cast(
+        tf.strings.length(v1.TextLineReader().read(v1.FIFOQueue(4, [tf.string], [[]], name="held"))[1]), tf.float32
+    )
+
+
+def staged(op: str) -> Any:
+    def take(tf: Any, v1: Any) -> Any:
+        own: dict[str, Any] = {"indices": [0]} if op not in ("Unstage", "StagePeek") else {}
+        own |= (
+            {"key": tf.constant(1, tf.int64)}
+            if op in ("MapUnstage", "OrderedMapUnstage", "MapPeek", "OrderedMapPeek")
+            else {}
+        )
+        own |= {"index": 0} if op == "StagePeek" else {}
+        put = (
+            "Stage" if op in ("Unstage", "StagePeek") else "OrderedMapStage" if op.startswith("Ordered") else "MapStage"
+        )
+        more = {} if put == "Stage" else {"key": tf.constant(1, tf.int64), "indices": [0], "dtypes": [tf.float32]}
+        getattr(tf.raw_ops, put)(values=[tf.ones([2])], shared_name=f"{op} of a test", name="put", **more)
+        found = getattr(tf.raw_ops, op)(dtypes=[tf.float32], shared_name=f"{op} of a test", name="held", **own)
+        return tf.reshape((found.values if hasattr(found, "values") else found)[0], [2])
+
+    return take
+
+
+STAGED = ("Unstage", "StagePeek", "MapUnstage", "MapUnstageNoKey", "MapPeek", "OrderedMapUnstage", "OrderedMapPeek")
+WAIT = {
+    "take many": lambda tf, v1: v1.FIFOQueue(4, [tf.float32], [[]], name="held").dequeue_many(2),
+    "take up to": lambda tf, v1: v1.RandomShuffleQueue(4, 0, [tf.float32], [[]], name="held").dequeue_up_to(2),
+    **{kind: accumulator(kind) for kind in ("dense", "resource", "sparse")},
+    **{op: staged(op) for op in STAGED},
+    "full": full_queue,
+    "a function's": in_a_function,
+    "barrier": barrier,
+    "reader": reader,
+}
+
+
+@pytest.mark.parametrize("kind", WAIT)
+def test_whatever_waits_for_others_is_given_up_and_named(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LONGEST_WAIT", 0.3)
+
+    def build(tf: Any, v1: Any) -> None:
+        x = v1.placeholder(tf.float32, [2], "x")
+        tf.multiply(x, WAIT[kind](tf, v1), name="y")
+        tf.tanh(x, name="z")
+
+    flat = written(build, tmp_path)
+    flat = load(flat.model.path, outputs=["y", "z"])
+    config = tmp_path / "own threads"  # what can not be cancelled keeps one busy
+    config.write_text("use_per_session_threads: true inter_op_parallelism_threads: 2")
+    executable = opened(flat, config=config)
+    start = time.perf_counter()
+    with pytest.raises(TimedOut, match="DeadlineExceeded") as told:
+        executable.step({"x": np.ones(2, np.float32)})
+    assert time.perf_counter() - start < 10
+    assert "--timeout" in told.value.fix
+    if kind != "a function's":
+        assert {"resource": "own (", "sparse": "held ("}.get(kind, "held") in told.value.what
+        assert "(--outputs z)" in told.value.fix
+    executable.close()
+    if kind in STAGED:
+        executable._session.run("put")  # lets its thread end
+
+
+STAGE = """
+import sys
+from msplit.cli import main
+from msplit.engines.tensorflow import session
+
+session.LONGEST_WAIT = 1
+sys.exit(main.run(["bench", sys.argv[1], "--engine", "tensorflow", "--duration", "0", "--streams", "1", "--outputs", "y"]))
+"""
+
+
+def test_a_command_ends_though_what_waits_can_not_be_cancelled(tmp_path: Path) -> None:
+    written(lambda tf, v1: tf.identity(staged("Unstage")(tf, v1), name="y"), tmp_path)
+    command = [sys.executable, "-c", STAGE, str(tmp_path / "model.meta")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 2
+    assert "waits for held (Unstage)" in done.stderr
+    assert "--inputs held" in done.stderr
+
+
+def test_traits_name_every_op_that_waits() -> None:
+    """As far as TensorFlow's names say it; the few others are there because their kernels were read."""
+    words = (
+        r"Queue(De|En)queue|(Ordered)?(Map)?(Un)?[Ss]tage|(OrderedMap|Map|Stage)Peek|ReaderRead|\w+Take(Many|Gradient)"
+    )
+    waits = re.compile(f"(?!.*(Clear|Size|Incomplete))({words})")
+    found = {op for op in schema._table()["ops"] if waits.match(op)} - {"TakeManySparseFromTensorsMap"}
+    assert len(found) > 20
+    assert found <= ops_with("waits")
+
+
 def test_what_keeps_a_queue_from_being_filled_is_told(tmp_path: Path) -> None:
     def missing(tf: Any, v1: Any) -> None:
         files = v1.train.string_input_producer([str(tmp_path / "no such file")], num_epochs=1, name="files")
@@ -106,6 +239,22 @@ def test_what_keeps_a_queue_from_being_filled_is_told(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"could not be filled(.|\n)*no such file"):
         executable.step({})
     executable.close()
+
+
+def test_a_thread_that_fails_when_all_are_to_end_prints_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that was joined raises what it is told in the thread that tells it."""
+    flat = written(two_queues, tmp_path)
+    executable = opened(flat)
+    coordinator = executable._filling.coordinator
+    executable.close()
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    thread = threading.Thread(target=lambda: coordinator.request_stop(ValueError("gone")))
+    thread.start()
+    thread.join()
+    assert raised == []
 
 
 def finite(times: int) -> Any:

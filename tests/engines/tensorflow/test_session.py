@@ -11,6 +11,7 @@ from msplit.api import load
 from msplit.core.precision import Precision
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow import runtime, session
+from msplit.engines.tensorflow.devices import foreign_text, here
 from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError, MsplitError
 from msplit.formats.model import Format
@@ -418,3 +419,90 @@ def test_a_handle_of_something_else_is_refused():
     flat = graph_of(build_graph, outputs=["queue", "size"])
     with pytest.raises(EngineError, match="'queue' is the handle of a FIFOQueueV2, which has no value"):
         build(flat, zeros(flat), 1)
+
+
+def towers_of_a_cluster(tf, v1):
+    x = v1.placeholder("float", [None, 4], "x")
+    towers = []
+    for task in range(3):
+        with tf.device(f"/job:worker/replica:0/task:{task}/device:GPU:0"):
+            towers.append(tf.function(lambda h, task=task: tf.tanh(h * (task + 1.0)))(x))
+    with tf.device("/job:ps/task:1/cpu:0"):
+        tf.add_n(towers, name="y")
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_jobs_and_tasks_that_are_not_here_are_left_out_of_devices(streams):
+    flat = graph_of(towers_of_a_cluster, outputs=["y"])
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    found = run(flat, zeros(flat) if streams == 1 else np.arange(len(flat)) % 2, streams, {"x": x})
+    np.testing.assert_allclose(found["y"], sum(np.tanh(x * k) for k in (1, 2, 3)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "left"),
+    [
+        ("/job:ps/task:1/cpu:0", "/cpu:0"),
+        ("/job:worker/replica:0/task:0/device:GPU:0", "/device:GPU:0"),
+        ("/job:localhost/replica:0/task:0/device:GPU:1", "/job:localhost/replica:0/task:0/device:GPU:1"),
+        ("/job:localhost/task:3", ""),
+        ("/replica:2/device:CPU:0", "/device:CPU:0"),
+        ("/device:GPU:2", "/device:GPU:2"),
+        ("", ""),
+    ],
+)
+def test_a_device_of_this_process_stays(device, left):
+    assert here(device) == left
+    assert (foreign_text([device]) == "") == (device == left)
+
+
+def test_a_saved_model_without_its_variables_says_so(tmp_path):
+    import shutil
+
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.w = tf.Variable(tf.ones([8, 2]))
+    spec = tf.TensorSpec([None, 8], tf.float32, name="x")
+    module.run = tf.function(lambda x: {"y": x @ module.w}, input_signature=[spec])
+    tf.saved_model.save(module, tmp_path / "m", signatures={"serving_default": module.run})
+    shutil.rmtree(tmp_path / "m" / "variables")
+    flat = load(tmp_path / "m")
+    with pytest.raises(EngineError, match="not a valid checkpoint") as told:
+        build(flat, zeros(flat), 1)
+    assert "its variables are not with it" in told.value.fix
+
+
+def test_an_iterator_that_a_program_begins_is_to_be_fed(tmp_path):
+    def data(tf, v1):
+        feed = v1.placeholder("float", [None, 12], "feed")
+        pair = tf.data.Dataset.from_tensor_slices((feed, feed + 1.0)).repeat().batch(4)
+        a, b = v1.data.make_initializable_iterator(pair).get_next()
+        tf.tanh(a + b, name="y")
+
+    flat = graph_of(data)
+    assert [end.name for end in flat.model.outputs] == ["y"]
+    with pytest.raises(EngineError, match="a program initializes it") as told:
+        run(flat, zeros(flat), 1, {})
+    names = told.value.fix.rpartition(" ")[2]
+    assert names == "IteratorGetNext:0,IteratorGetNext:1"
+    fed = load(flat.model.path, inputs=names.split(","), outputs=["y"])
+    assert fed.model.inputs[1].shape == (None, 12)
+    feeds = {end.name: np.full((4, 12), 0.25, np.float32) for end in fed.model.inputs}
+    np.testing.assert_allclose(run(fed, zeros(fed), 1, feeds)["y"], np.tanh(0.5), rtol=1e-6)
+
+
+def test_parts_that_tensorrt_has_made_are_told(tmp_path):
+    import tensorflow as tf
+
+    made = built(lambda tf, v1: tf.identity(v1.placeholder(tf.float32, [2], "x"), name="y")).as_graph_def()
+    for node in made.node:
+        if node.name == "y":
+            node.op = "TRTEngineOp"
+            node.attr["InT"].list.type.append(tf.float32.as_datatype_enum)
+    path = tmp_path / "trt.pb"
+    path.write_bytes(made.SerializeToString())
+    flat = load(path, outputs=["y"])
+    with pytest.raises(EngineError, match="TRTEngineOp") as told:
+        build(flat, zeros(flat), 1)
+    assert "from before that" in told.value.fix

@@ -11,10 +11,13 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from msplit.errors import LoadError
+from msplit.errors import LoadError, MsplitError
+from msplit.measure.request import BenchRequest
 from msplit.serving.server import making, messages, tensors
+from msplit.serving.server.config import ModelConfig
 from msplit.serving.server.models import Models, Version, signature_of
 from msplit.serving.server.refusal import Refusal
+from msplit.serving.settings import PoolSettings
 from tests.serving.server import trivial
 
 
@@ -78,6 +81,34 @@ def test_a_signature_that_is_not_served_is_told_apart_from_one_that_there_is_not
         version.signature("other")
     with pytest.raises(Refusal, match="double has serving_default"):
         version.signature("another")
+
+
+def test_who_names_no_signature_gets_no_other_one_by_chance(version: Version) -> None:
+    (only,) = version.signatures.values()
+    assert Version("double", 1, {"first": only}).signature("") is only
+    with pytest.raises(Refusal, match="double has no serving_default: signature_name has to be one of first, second"):
+        Version("double", 1, {"first": only, "second": only}).signature("")
+
+
+@pytest.mark.tf
+def test_what_can_not_be_served_is_named(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    specs = {"action": [tf.TensorSpec([None, 8], tf.float32, name="x")], "initial": []}
+    module = tf.Module()
+    module.action = tf.function(lambda x: {"y": tf.tanh(x)}, input_signature=specs["action"])
+    module.initial = tf.function(lambda: {"state": tf.zeros([1, 8])}, input_signature=[])
+    tf.saved_model.save(module, tmp_path / "m", signatures={"action": module.action, "initial": module.initial})
+    request = BenchRequest(engine="cuda", device="cpu", effort="fast", streams=(1,))
+    configs = [ModelConfig("policy", tmp_path / "m")]
+    with (
+        pytest.raises(MsplitError) as told,
+        making.ready(configs, request, PoolSettings(batches=(1, 4)), signatures=making.ALL),
+    ):
+        pass
+    assert told.value.where == "policy, signature initial"
+    assert "--max-batch and --batch" in told.value.fix
+    assert "--signature" in told.value.fix
 
 
 def test_a_front_end_ends_when_what_has_started_it_is_gone() -> None:
