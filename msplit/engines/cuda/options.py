@@ -9,6 +9,13 @@ MOST_GPUS = 64
 """More are not simulated."""
 
 
+BY_VALUES = "the shape of what these compute depends on values, so they can not be captured"
+LAUNCHED = (
+    "run them launch by launch (--no-capture; in Python capture=False), or cut them off with --inputs and --outputs"
+)
+"""What is said of ops in the way of a capture, before a build and by it, and what can be done."""
+
+
 class KernelMode(StrEnum):
     """Which kernels a graph's ops become."""
 
