@@ -74,6 +74,12 @@ class Coverage:
     uncaptured: dict[str, list[str]] | None = None
 
     @property
+    def of_host(self) -> list[str]:
+        """Ops that the host runs, before or behind, without those whose values both sides have: with any of them there is no build."""
+        ops = sorted({*self.host, *self.behind})
+        return [op for op in ops if op not in _SHARED] or ops
+
+    @property
     def ways(self) -> list[str]:
         """How the engine runs the graph, one sentence each; none where it can not, as far as is known."""
         if self.reasons:
@@ -85,9 +91,9 @@ class Coverage:
             found = [f"Its steps can run launch by launch only: {BY_VALUES}: {_some(self.uncaptured)}. {fix}."]
         else:
             found = ["Its steps can be captured as one CUDA graph."]
-        if around := {**self.host, **self.behind}:
-            apart = {op: names for op, names in around.items() if op not in _SHARED} or around
-            found.append(f"It can be served, not built: the host runs {_some(apart)}.")
+        if ops := self.of_host:
+            more = f" and {len(ops) - OPS_TOLD} more ops" if len(ops) > OPS_TOLD else ""
+            found.append(f"It can be served, not built: the host runs {', '.join(ops[:OPS_TOLD])}{more}.")
         return found
 
     @property
