@@ -45,8 +45,11 @@ HEAD = """# Ops of the cuda engine
 
 Ops without a GPU kernel (strings, lookup tables, parsing) need no lowering: TensorFlow runs them on the CPU, before the device starts where
 they depend on inputs only, else with all that depends on them when the device is done. Work for the device may not depend
-on those. `msplit analyze MODEL --engine cuda` says what of a model is covered. How to add an op stands in
-`msplit/engines/cuda/ir/lowering.py`.
+on those. A loop, cond or data set whose functions hold such ops is one of them, as a whole. In front the host goes on with
+small work on what has another shape in every step (the words of a text, its sparse ids, their rows of a table) until
+shapes are fixed again, so that the device's part can be captured. `msplit analyze MODEL --engine cuda` says what of a model
+is covered, and whether its steps can be captured, can run launch by launch only, or can be served and not built.
+How to add an op stands in `msplit/engines/cuda/ir/lowering.py`.
 
 | op | file | static inputs | dynamic | what it computes |
 | --- | --- | --- | --- | --- |

@@ -115,8 +115,7 @@ def build(
     flat, path = opened(flat), Path(path)
     files.check_place(path, force=force)
     _check_batches(flat, request, batches)
-    found = cover(flat, build=False)
-    if host := sorted({*found.host, *found.behind}):
+    if host := cover(flat, build=False).of_host:
         raise EngineError(
             f"a part of the model runs on the host ({', '.join(host[:5])}), and a build holds only what runs on the GPU",
             fix="prepare it with `msplit.prepare`, or cut that part off with --inputs and --outputs",

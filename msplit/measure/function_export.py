@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -104,20 +105,34 @@ def export(
             fix="let it give tensors, or lists, tuples and dicts of them: of a ragged one its values and row_splits",
         )
     holder = tf.Module()
-    owners = [
-        function,
-        getattr(function, "__self__", None),
-    ]  # of tables, too: those of a model whose train_step this is
+    owners = [function, getattr(function, "__self__", None), *_tables(traced)]
     holder.owned = [one for one in owners if isinstance(one, tf.Module) or hasattr(one, "_trackable_children")]
     variables = tuple(traced.variables)
     holder.weights = list(variables)
     # Nobody differentiates it again, and some gradients, such as that of `tf.recompute_grad`, can not be traced by themselves.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    tf.saved_model.save(holder, str(folder), signatures=traced, options=options)
+    try:
+        tf.saved_model.save(holder, str(folder), signatures=traced, options=options)
+    except AssertionError as problem:  # TensorFlow's word for a resource that no object holds
+        raise MsplitError(
+            "the function uses a lookup table, or another resource, whose Python object is gone",
+            fix="keep what has made it: the table, layer or module, or the loaded model whose signature this is",
+        ) from problem
     changed = _changed(traced.graph, variables)
     if changed and straight:
         _straighten(folder / "saved_model.pb")
     return Exported(structure[0], variables, changed)
+
+
+def _tables(traced: Any) -> list[Any]:
+    """The objects of lookup tables, and of other resources beside variables, that a traced function captures. It knows their handles only,
+    and a SavedModel holds what belongs to an object."""
+    tf = tensorflow()
+    handles = {id(outer) for outer, _ in traced.graph.captures if outer.dtype == tf.resource}
+    handles -= {id(variable.handle) for variable in traced.variables}
+    kind = tf.saved_model.experimental.TrackableResource
+    objects = gc.get_objects() if handles else ()
+    return [one for one in objects if issubclass(type(one), kind) and id(one._resource_handle) in handles]
 
 
 def _tensor(result: Any) -> Any:

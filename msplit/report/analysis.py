@@ -211,10 +211,9 @@ def _nodes(found: Analysis) -> Table:
 
 
 def _coverage(coverage: Coverage) -> Table:
-    rows = [
-        (op, count(number), "dynamic: eager, unless proved dense" if op in coverage.dynamic else "yes")
-        for op, number in sorted(coverage.covered.items())
-    ]
+    left = coverage.dynamic if coverage.uncaptured is None else coverage.uncaptured
+    told = "dynamic: launch by launch" + (", unless proved dense" if coverage.uncaptured is None else "")
+    rows = [(op, count(number), told if op in left else "yes") for op, number in sorted(coverage.covered.items())]
     rows += [(op, count(len(names)), f"no (such as {names[0]})") for op, names in sorted(coverage.missing.items())]
     rows += [(op, count(len(names)), "on the host, before") for op, names in sorted(coverage.host.items())]
     rows += [(op, count(len(names)), "on the host, behind") for op, names in sorted(coverage.behind.items())]
@@ -266,10 +265,10 @@ def _coverage_note(coverage: Coverage) -> str:
         return f"The cuda engine can not run this model: {'; '.join(reasons)}. {fix}"
     if coverage.unbuilt:
         return (
-            "The cuda engine has every op of this model. Whether it can run its loops and branches was not tried, "
+            "The cuda engine has every op of this model. Whether it can run its loops and branches, and capture its steps, was not tried, "
             f"for {coverage.unbuilt}."
         )
-    return "The cuda engine can run every op of this model."
+    return " ".join(["The cuda engine can run every op of this model.", *coverage.ways])
 
 
 def payload(

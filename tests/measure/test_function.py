@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +355,62 @@ def test_the_notebook_runs() -> None:
     for cell in code:
         exec(cell, names)
     names["fast"].close()
+
+
+class Words:
+    """A module with a table of words, and what else looks words up."""
+
+    def __init__(self, tf: Any) -> None:
+        import keras
+
+        module = tf.Module()
+        module.table = table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a"], [1.0]), 0.0)
+        layer = keras.layers.StringLookup(vocabulary=["b", "a"])
+        changed = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 0.0)
+        changed.insert(["a"], [5.0])
+
+        class WithMethod(tf.Module):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.table = table
+
+            @tf.function  # type: ignore[untyped-decorator]
+            def doubled(self, words: Any) -> Any:
+                return self.table.lookup(words) * 2.0
+
+        self.owner = WithMethod()
+        self.kinds = {
+            "table": tf.function(lambda words: table.lookup(words) * 2.0),
+            "layer": tf.function(lambda words: tf.cast(layer(words), tf.float32)),
+            "mutable": tf.function(lambda words: changed.lookup(words)),
+            "plain": lambda words: table.lookup(words),
+            "method": self.owner.doubled,
+        }
+
+
+@pytest.fixture(scope="module")
+def words(tf: Any) -> Words:
+    return Words(tf)
+
+
+@pytest.mark.parametrize("kind", ["table", "layer", "mutable", "plain", "method"])
+def test_tables_that_a_function_captures_go_with_it(tf: Any, words: Words, kind: str) -> None:
+    call, text = words.kinds[kind], tf.constant(["a", "b", "c"])
+    with msplit.compile(call, replace(SIMULATED, effort="fast")) as fast:
+        np.testing.assert_allclose(fast(text), call(text))
+
+
+def test_tables_of_a_loaded_signature_do_while_the_model_is_there(tf: Any, words: Words, tmp_path: Path) -> None:
+    spec = tf.TensorSpec([None], tf.string, name="words")
+    tf.saved_model.save(
+        words.owner, str(tmp_path / "model"), signatures=words.owner.doubled.get_concrete_function(spec)
+    )
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    signature, text = loaded.signatures["serving_default"], tf.constant(["a", "b"])
+    request = replace(SIMULATED, effort="fast")
+    with msplit.compile(signature, request) as fast:
+        np.testing.assert_allclose(fast(words=text)["output_0"], [2.0, 0.0])
+    del loaded
+    gc.collect()
+    with pytest.raises(MsplitError, match="Python object is gone"), msplit.compile(signature, request) as fast:
+        fast(words=text)

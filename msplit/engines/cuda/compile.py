@@ -8,6 +8,7 @@ again, afterwards.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.device import precision, telling_out_of_memory
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
-from msplit.engines.cuda.frontend.partition import partition_graph, refuse
+from msplit.engines.cuda.frontend.partition import divide, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
@@ -54,6 +55,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.text import JsonValue
 from msplit.opset.state import written
 from msplit.progress import phase
+from msplit.shapes import infer
 
 LAYOUTS: Family[bool] = Family("layouts", bool, JsonValue.flag, False)
 """Whether a graph's convolutions run faster on data that lie as NCHW."""
@@ -311,7 +313,8 @@ def optimize(
     with phase("importing the graph"):
         raised = raise_control(flat)
         flat = raised.flat
-        partition = partition_graph(flat, raised.bodies)
+        shapes = {name: value.shape for name, value in feeds.items()}
+        partition = divide(raised, functools.cache(lambda: infer(whole, shapes=shapes)))
         refuse(flat, partition)
     fed: Mapping[str, tuple[int, int]] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
     part = None
@@ -323,7 +326,7 @@ def optimize(
         others = {*partition.fetched, *partition.host_outputs}
         flat = replace(flat, outputs=(*(tensor for tensor in flat.outputs if tensor.name not in others), *part.handed))
     with phase("importing the graph"):
-        graph = build(flat, fed, state=state)
+        graph = build(flat, fed, state=state, constants=partition.shapes)
     if STEPS in graph.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     graph.streamless = frozenset(np.flatnonzero(whole.host).tolist())

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from msplit.engines.cuda.frontend.functionalize_while import Raised, raise_control
 from msplit.engines.cuda.frontend.partition import (
     Partition,
     by_op,
+    divide,
     missing_by_op,
-    partition_graph,
     unknown_effects,
     wanted,
 )
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, reachable
 from msplit.engines.cuda.ir.lowering import listed
-from msplit.errors import MsplitError
+from msplit.engines.cuda.options import BY_VALUES, LAUNCHED
 from msplit.flatten.flat import FlatGraph
+from msplit.opset.traits import VARIABLES
 from msplit.shapes import Shapes, infer
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.passes.rehearse import Rehearsed
 
 OPS_TOLD = 8
 """Ops that a sentence lists."""
+
+_SHARED = ("Const", *VARIABLES)
+"""Ops whose values both sides have."""
 
 MOST_BUILT = 10_000
 """Nodes of a graph that is built where nobody has asked for it: a millisecond each."""
@@ -50,6 +59,7 @@ class Coverage:
         effects: Names of nodes that are run for an effect that the engine does not have.
         refused: What else the engine's build refuses -> the places, such as a loop whose turns only the run knows.
         unbuilt: Why the build was not tried, or "" where it was, or where nothing in the graph asks for it.
+        uncaptured: Op -> names of what a build leaves in the way of a capture: shapes that depend on values. None where none was tried.
     """
 
     covered: dict[str, int]
@@ -61,6 +71,30 @@ class Coverage:
     effects: list[str] = field(default_factory=list)
     refused: dict[str, list[str]] = field(default_factory=dict)
     unbuilt: str = ""
+    uncaptured: dict[str, list[str]] | None = None
+
+    @property
+    def of_host(self) -> list[str]:
+        """Ops that the host runs, before or behind, without those whose values both sides have: with any of them there is no build."""
+        ops = sorted({*self.host, *self.behind})
+        return [op for op in ops if op not in _SHARED] or ops
+
+    @property
+    def ways(self) -> list[str]:
+        """How the engine runs the graph, one sentence each; none where it can not, as far as is known."""
+        if self.reasons:
+            return []
+        if self.uncaptured is None:
+            found = ["Whether its steps can be captured was not tried."] if not self.unbuilt else []
+        elif self.uncaptured:
+            fix = f"{LAUNCHED[:1].upper()}{LAUNCHED[1:]}"
+            found = [f"Its steps can run launch by launch only: {BY_VALUES}: {_some(self.uncaptured)}. {fix}."]
+        else:
+            found = ["Its steps can be captured as one CUDA graph."]
+        if ops := self.of_host:
+            more = f" and {len(ops) - OPS_TOLD} more ops" if len(ops) > OPS_TOLD else ""
+            found.append(f"It can be served, not built: the host runs {', '.join(ops[:OPS_TOLD])}{more}.")
+        return found
 
     @property
     def reasons(self) -> list[str]:
@@ -101,17 +135,21 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
     whole = flat
     raised = raise_control(flat)
     flat = raised.flat
-    partition = partition_graph(flat, raised.bodies)
+    shapes = functools.cache(lambda: sizes or infer(whole))
+    partition = divide(raised, shapes)
     effects = unknown_effects(flat, partition)
     controlled = any(flat.graph.ops[node] in FUNCTIONAL or flat.graph.ops[node] in LISTS for node in partition.device)
     refused: dict[str, list[str]] = {}
-    unbuilt = ""
+    unbuilt, built = "", None
     if build is False:
         unbuilt = "nobody asked for it"
     elif controlled or build:
-        problems, unbuilt = _built(raised, partition, sizes or infer(whole), bool(build))
-        for problem in problems:
+        built, unbuilt = _built(raised, partition, shapes(), bool(build))
+        for problem in built.refused if built else ():
             refused.setdefault(problem.what, []).append((problem.where or "").removeprefix("node "))
+    uncaptured: dict[str, list[str]] = {}
+    for left in built.by_values if built else ():
+        uncaptured.setdefault(left.op, []).append(left.name)
     unable = {*partition.missing, *partition.unplaceable}
     covered: dict[str, int] = {}
     dynamic: dict[str, list[str]] = {}
@@ -130,28 +168,27 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
         by_op(flat, partition.unplaceable),
         effects,
         refused,
-        unbuilt if controlled else "",
+        unbuilt if controlled or build else "",
+        uncaptured if built else None,
     )
 
 
-def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) -> tuple[list[MsplitError], str]:
-    """What the engine's build refuses, and why that may not be all."""
+def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) -> tuple[Rehearsed | None, str]:
+    """What the engine's build makes of a graph; None where that was not tried, or not to its end, and why."""
     if not always and len(partition.device) > MOST_BUILT:
-        return [], f"{len(partition.device):,} nodes are too many to do so by the way"
+        return None, f"{len(partition.device):,} nodes are too many to do so by the way"
     if importlib.util.find_spec("torch") is None:
-        return [], "PyTorch is not installed"
+        return None, "PyTorch is not installed"
     limit = _address_space()
     if limit is not None and limit < LEAST_ADDRESS_SPACE and "torch" not in sys.modules:
-        return [], f"PyTorch does not load within {limit >> 20:,} MB of address space, which is the limit here"
+        return None, f"PyTorch does not load within {limit >> 20:,} MB of address space, which is the limit here"
     try:
         from msplit.engines.cuda.passes.rehearse import rehearse
     except (ImportError, OSError, MemoryError) as problem:  # a limit on memory, a broken installation
         why = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-        return [], f"PyTorch can not be loaded ({why})"
-    if always:
-        return rehearse(raised, partition, sizes)[0], ""
-    found, whole = rehearse(raised, partition, sizes, MOST_FOLLOWED)
-    return found, "" if whole else f"they are more than {MOST_FOLLOWED:,} ops, which is too much to do by the way"
+        return None, f"PyTorch can not be loaded ({why})"
+    found = rehearse(raised, partition, sizes, None if always else MOST_FOLLOWED)
+    return found, "" if found.whole else f"they are more than {MOST_FOLLOWED:,} ops, which is too much to do by the way"
 
 
 def _address_space() -> int | None:

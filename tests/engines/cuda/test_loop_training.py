@@ -104,6 +104,35 @@ def test_training_a_recurrent_net(kind, optimizer, resource, v2):
     check_three_steps(flat, state)
 
 
+@pytest.mark.parametrize("size", [False, True])
+def test_a_branch_that_reads_an_array_is_trained(size):
+    """The gradient of a cond asks for the shape of the array's flow, which is a scalar, as a decoder's first step does."""
+
+    def build(tf, x, flag):
+        v1 = tf.compat.v1
+        w = v1.get_variable("w", initializer=np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32))
+        steps = tf.transpose(tf.tensordot(x, w, 1), [1, 0, 2])
+        array = v1.TensorArray(tf.float32, 4, clear_after_read=False, element_shape=[None, 5]).unstack(steps)
+        first = v1.cond(tf.reduce_sum(x) > 0, lambda: tf.zeros_like(steps[0]), lambda: array.read(0) * array.read(2))
+        last = v1.cond(tf.reduce_sum(x) < 0, lambda: array.gather([1, 2])[1], lambda: array.read(3) + 1.0)
+        count = tf.cast(tf.size(array.flow), tf.float32) if size else 1.0
+        loss = tf.reduce_sum(tf.square(first + last - 1.0) * count, name="loss")
+        v1.train.GradientDescentOptimizer(0.01).minimize(loss, name="train")
+
+    check_three_steps(*trained(build, ["loss", "train"], resource=True))
+
+
+def test_a_list_is_read_as_no_tensor():
+    def build(tf, x, flag):
+        array = tf.compat.v1.TensorArray(tf.float32, size=4).unstack(tf.transpose(x, [1, 0, 2]))
+        tf.add(tf.reduce_sum(array.read(0)), tf.cos(array.flow), name="loss")
+
+    flat, _ = trained(build, ["loss"], resource=True)
+    assert "Cos reads a list of tensors" in "; ".join(cover(flat, build=True).reasons)
+    with pytest.raises(EngineError, match="Cos reads a list of tensors"):
+        ENGINE.build(job(flat, {"x": np.ones((2, 4, 3), np.float32)}))
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_training_a_recurrent_layer_of_keras(optimizer, tmp_path):
     """The step of an exported model: its loop reads weights by handles, and its optimizer assigns what it has computed by itself."""

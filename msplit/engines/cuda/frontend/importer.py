@@ -41,6 +41,7 @@ def build(
     fed: Mapping[str, Key],
     stand_ins: dict[Key, StandIn] | None = None,
     state: Mapping[str, NDArray[Any]] | None = None,
+    constants: Mapping[Key, NDArray[Any]] | None = None,
 ) -> OpGraph:
     """The ops that the outputs need, and those that write variables.
 
@@ -50,6 +51,7 @@ def build(
         stand_ins: Gets variables and large constants, of which shape and type are then all that is looked at; nothing is evaluated.
         state: Values of variables before the first step; those that are not there are the model's own. With a `LOSS_SCALE`, the loss is
             scaled.
+        constants: Values that are constants whatever is fed.
 
     Raises:
         EngineError: A constant expression can not be evaluated.
@@ -64,7 +66,8 @@ def build(
         graph.feeds[name] = names[key] = (graph.fresh(), 0)
     frozen: list[int] = []
     roots = [*partition.wanted(flat), *((node, 0) for node in effects.writes)]
-    needed = reachable(flat.graph, roots, set(fed.values()))
+    graph.constants |= constants or {}
+    needed = reachable(flat.graph, roots, {*fed.values(), *graph.constants})
     among = set(needed)
     for node in effects.nodes if effects.writes else needed:
         op = flat.graph.ops[node]

@@ -8,11 +8,16 @@ not run at all. Host nodes that work for the device depends on can run neither b
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
 from msplit.engines.cuda.frontend.callees import Inside
+from msplit.engines.cuda.frontend.functionalize_while import Raised
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.frontend.variables import Effects, effects_of
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, reachable
@@ -22,7 +27,9 @@ from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.opset import schema
 from msplit.opset.state import on_values
-from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, VARIABLES, ops_with
+from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, GATHERS, VARIABLES, ops_with
+from msplit.shapes import Shapes
+from msplit.shapes.registry import known
 
 READS_A_VARIABLE = ("ReadVariableOp",)
 BY_THE_ENGINE = frozenset(
@@ -32,6 +39,12 @@ BY_THE_ENGINE = frozenset(
 
 
 _NO_TENSOR = ("string", "variant", "resource")
+_READ_WHOLE = ("Identity", *READS_A_VARIABLE)
+_EVEN = ("RaggedTensorToTensor", "SparseToDense")
+"""Ops that make a batch of rows of one length of what has any."""
+_FLOWS = ("TensorArrayV3", "TensorArrayGradV3", "TensorArrayScatterV3", "TensorArraySplitV3", "TensorArrayWriteV3")
+"""Ops that give the flow of an array, which is a list by another name."""
+_GATHERS_ND = ops_with("gather nd")
 _HEAVY = re.compile(r"_?(Fused)?(Batch)?MatMul(V2|V3)?|Einsum|_?(Fused)?(Depthwise)?Conv.*|ResourceGather(Nd)?")
 """Work for the device: what depends on it is in the middle of the model, not in front of it."""
 
@@ -44,6 +57,7 @@ class Partition:
         device: Nodes with a lowering, in topological order; constants and variables that they read included.
         host: Nodes that run before, in topological order.
         frontier: Values that the host makes and the device reads.
+        shapes: Shapes of values of the host that the device reads as constants.
         fetched: Outputs that the host makes, by name.
         post_nodes: Nodes that the host runs when the device is done, in topological order.
         handed: Values that the device makes and these nodes read.
@@ -57,6 +71,7 @@ class Partition:
     device: tuple[int, ...]
     host: tuple[int, ...]
     frontier: tuple[Key, ...]
+    shapes: Mapping[Key, NDArray[Any]]
     fetched: Mapping[str, Key]
     post_nodes: tuple[int, ...]
     handed: tuple[Key, ...]
@@ -71,15 +86,45 @@ class Partition:
         return tuple(Tensor(f"{node}:{port} (device)", node, port) for node, port in self.handed)
 
 
+def divide(raised: Raised, sizes: Callable[[], Shapes]) -> Partition:
+    """Divides a graph between the host and the device, given the shapes of the graph as it was; they are asked for where the host does
+    something."""
+
+    def shape(key: Key) -> tuple[int, ...] | None:
+        found = sizes().shape(*raised.origin.get(key, key))
+        return found if known(found) else None
+
+    def value_known(node: int) -> bool:
+        return bool(sizes().folded[node]) and raised.flat.graph.ops[node] == sizes().graph.ops[node]
+
+    return partition_graph(raised.flat, raised.bodies, Foreseen(shape, value_known))
+
+
 def wanted(flat: FlatGraph) -> list[Key]:
     """The values that are fetched."""
     return [(tensor.node, tensor.port) for tensor in flat.outputs]
 
 
-def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
+@dataclass(frozen=True, eq=False)
+class Foreseen:
+    """What is known before anything runs.
+
+    Attributes:
+        shape: Gives the shape of a value; None where only the run knows it.
+        value: Tells whether the value of a node is: shape arithmetic.
+    """
+
+    shape: Callable[[Key], tuple[int, ...] | None]
+    value: Callable[[int], bool]
+
+
+def partition_graph(flat: FlatGraph, bodies: Bodies | None = None, foreseen: Foreseen | None = None) -> Partition:
     """Divides what the outputs need between the host and the device. Loops of TensorFlow 1 are raised to nodes already.
 
-    Without `bodies` the functions are those of the model.
+    Args:
+        bodies: The functions; those of the model if None.
+        foreseen: What is known before the run. The host also does the small work that follows on what has no shape that is, such as
+            the words of a text, until there is one: the device can capture what is behind, and nothing before. Not so if None.
     """
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
     effects = effects_of(flat)
@@ -87,9 +132,14 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
     nodes = reachable(flat.graph, [*wanted(flat), *written], outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
-    kinds = _Kinds(flat, inputs, inside, outside)
+    kinds = _Kinds(flat, inputs, inside, outside, foreseen, written=bool(written))
     for node in nodes:
         kinds.visit(node, writes=(node, 0) in written)
+    if kinds.forced:  # once more, now that it is known what else the host has to make for that
+        early = {node for node in _with_ancestors(kinds.forced, inputs, outside) if not kinds.both_have(node)}
+        kinds = _Kinds(flat, inputs, inside, outside, foreseen, early, written=bool(written))
+        for node in nodes:
+            kinds.visit(node, writes=(node, 0) in written)
     post_nodes, handed = kinds.behind_it()
     outputs = {tensor.name: (tensor.node, tensor.port) for tensor in flat.outputs}
     host_outputs = {name: key for name, key in outputs.items() if key not in outside and key[0] in post_nodes}
@@ -99,14 +149,15 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
     before = set(nodes)
     forced = [node for node in kinds.forced if node in before]
     for node, port in roots:
-        # A string that is an output as it is: a constant, or an input handed on.
-        if (node, port) in kinds.no_tensor and (node, port) not in outside and flat.graph.ops[node] == "Const":
+        # A string that is an output as it is: a constant, a variable, or an input handed on.
+        kept = flat.graph.ops[node] == "Const" or flat.graph.ops[node] in VARIABLES
+        if kept and (node, port) in kinds.no_tensor and (node, port) not in outside:
             forced.append(node)
     host = _with_ancestors(forced, inputs, outside)
-    constants = {node for node in host if flat.graph.ops[node] == "Const"}
-    before_it = host - constants
-    device_roots = [key[0] for key in roots if key not in outside and key[0] not in before_it]
-    on_device = _with_ancestors(device_roots, inputs, outside, before_it)
+    before_it = {node for node in host if not kinds.both_have(node)}
+    given = outside | kinds.shapes.keys()
+    device_roots = [key[0] for key in roots if key not in given and key[0] not in before_it]
+    on_device = _with_ancestors(device_roots, inputs, given, before_it)
     frontier: dict[Key, None] = {}
     for node in nodes:
         if node in on_device:
@@ -123,6 +174,7 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None) -> Partition:
         device=tuple(node for node in nodes if node in on_device),
         host=tuple(node for node in nodes if node in host),
         frontier=tuple(frontier),
+        shapes={key: value for key, value in kinds.shapes.items() if key[0] not in before_it},
         fetched=fetched,
         post_nodes=behind_it,
         handed=tuple(handed),
@@ -147,15 +199,36 @@ class _Kinds:
 
     Attributes:
         no_tensor: Values that are no tensor of the device's.
+        variables: Values that are variables of numbers, or handles of such. Both sides have them.
+        shapes: What is known of the shapes of values that the host alone has, by the nodes that ask for them.
         forced: Nodes of the host that depend on no work for the device.
         unplaceable: Nodes of the host that do.
         missing: Nodes without a lowering that are none of the host's.
     """
 
-    def __init__(self, flat: FlatGraph, inputs: Mapping[int, list[Key]], inside: Inside, outside: set[Key]) -> None:
+    def __init__(
+        self,
+        flat: FlatGraph,
+        inputs: Mapping[int, list[Key]],
+        inside: Inside,
+        outside: set[Key],
+        foreseen: Foreseen | None,
+        early: Set[int] = frozenset(),
+        *,
+        written: bool,
+    ) -> None:
         self._flat, self._inputs, self._inside, self._outside = flat, inputs, inside, outside
+        self._foreseen, self._written = foreseen, written
         self._listed = listed()
         self.no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
+        self.variables: set[Key] = set()
+        self.shapes: dict[Key, NDArray[Any]] = {}
+        self._early = early
+        loops = (node for node in inputs if any(map(_HEAVY.fullmatch, inside.of(node).names)))
+        self._of_work = {key[0] for node in loops for key in inputs[node] if flat.graph.ops[key[0]] in LISTS}
+        self._on_host: set[Key] = set()  # what the host alone makes
+        self._unfixed: set[Key] = set()  # of that what has a shape that only the run knows
+        self._ragged: set[Key] = set()  # and of these what has no rows of one length
         self.forced: list[int] = []
         self.unplaceable: list[int] = []
         self.missing: list[int] = []
@@ -165,27 +238,41 @@ class _Kinds:
 
     def visit(self, node: int, *, writes: bool) -> None:
         """Says of a node what it is, and whether it writes a variable: these are the device's."""
-        op, within = self._flat.graph.ops[node], self._inside.of(node)
+        op, within, attrs = self._flat.graph.ops[node], self._inside.of(node), self._flat.graph.attrs[node]
         covered = (op in BY_THE_ENGINE or on_values(op) in self._listed) and not within.missing
-        heavy = op in VARIABLES or bool(_HEAVY.fullmatch(op)) or any(map(_HEAVY.fullmatch, within.names))
+        works = any(map(_HEAVY.fullmatch, (op, *within.names)))
         made = [key for key in self._inputs[node] if key not in self._outside]
+        read = self.variables.intersection(made)
         late = any(key[0] in self._after_work for key in made)
         follows = any(key[0] in self._behind for key in made)
+        heavy = op in VARIABLES or works
+        # The host has variables of its own, which are the same while nothing writes any: to read one there is not to wait.
+        can_precede = not any(key[0] in self._after_work for key in made if self._written or key not in read)
         if op == "Const":
-            value = self._flat.graph.attrs[node].get("value")
+            value = attrs.get("value")
             if isinstance(value, TensorValue) and value.dtype == "string":
                 self.no_tensor.add((node, 0))
+        elif op in VARIABLES and attrs.get("dtype") == "string":
+            heavy = False
+            self.no_tensor.add((node, 0))
+        elif op in VARIABLES or (op in _READ_WHOLE and read):
+            self.variables.add((node, 0))
+        elif op == "Shape" and (shape := self._shape_of_host(self._inputs[node][0])) is not None:
+            self.shapes[node, 0] = np.array(shape, str(attrs.get("out_type", "int32")))
         elif not covered or any(key in self.no_tensor for key in self._inputs[node]):
-            count = schema.output_count(op, self._flat.graph.attrs[node]) or 0
-            keys = [(node, port) for port in range(count)]
-            self.no_tensor.update(key for key in keys if _dtype(self._flat, key) in _NO_TENSOR)
-            if not covered and not self._flat.host[node]:
+            heavy = False
+            is_handle = any(_dtype(self._flat, key) == "resource" for key in read)
+            if not covered and (not self._runs_on_host(node, within.missing) or (is_handle and self._written)):
                 self.missing.append(node)
-            elif late:
+            elif not can_precede:
                 self.unplaceable.append(node)
                 follows = True
             else:
-                self.forced.append(node)
+                self._give_to_host(node)
+                late = False
+        elif node in self._early or (can_precede and self._goes_along(node, made, works=works)):
+            self._give_to_host(node)
+            heavy = late = False
         if heavy or late:
             self._after_work.add(node)
         if follows:
@@ -193,17 +280,82 @@ class _Kinds:
             if heavy or writes:
                 self._between.append(node)
 
+    def _shape_of_host(self, key: Key) -> tuple[int, ...] | None:
+        """The shape of a value that the host alone has, where it is known before the run."""
+        there = key in self.no_tensor or key in self._on_host
+        return self._foreseen.shape(key) if there and self._foreseen is not None else None
+
+    def both_have(self, node: int) -> bool:
+        """Whether a node's value is there on both sides: a constant, a variable, or what follows from shapes of inputs alone."""
+        if self._flat.graph.ops[node] == "Const" or (node, 0) in self.variables:
+            return True
+        return self._foreseen is not None and (node, 0) not in self._on_host and self._foreseen.value(node)
+
+    def _give_to_host(self, node: int) -> None:
+        """Has the host run a node in front of the device's part."""
+        self.forced.append(node)
+        unfixed = self._unfixed.intersection(self._inputs[node])
+        ragged = self._flat.graph.ops[node] not in _EVEN and (not unfixed or not unfixed.isdisjoint(self._ragged))
+        count = schema.output_count(self._flat.graph.ops[node], self._flat.graph.attrs[node]) or 0
+        for key in ((node, port) for port in range(count)):
+            self._on_host.add(key)
+            if _dtype(self._flat, key) in _NO_TENSOR:
+                self.no_tensor.add(key)
+            if self._foreseen is not None and self._foreseen.shape(key) is None:
+                self._unfixed.add(key)
+                if ragged:
+                    self._ragged.add(key)
+
+    def _goes_along(self, node: int, made: Iterable[Key], *, works: bool) -> bool:
+        """Whether the host goes on with a node that the device could run: the shape of what the host gives it is not fixed, or the shape of
+        what it makes follows from numbers that the host gives.
+
+        Products are the device's. Rows of a table are, too, but for lists of ids of any length.
+        """
+        op, dtype = self._flat.graph.ops[node], str(_dtype(self._flat, (node, 0)))
+        if self._foreseen is None or node in self._of_work or _draws(self._flat, self._inside, node):
+            return False
+        if works and op not in GATHERS | _GATHERS_ND:
+            return False
+        if self._unfixed.isdisjoint(made):
+            return not self._on_host.isdisjoint(made) and op not in FUNCTIONAL and self._asks(node)
+        is_lookup = op in GATHERS | _GATHERS_ND and dtype.startswith(("float", "bfloat", "half"))
+        return not is_lookup or not self._ragged.isdisjoint(made)
+
+    def _asks(self, node: int) -> bool:
+        """Whether a node takes something that the host makes in the host's memory, such as the new shape of a Reshape."""
+        op, attrs = self._flat.graph.ops[node], self._flat.graph.attrs[node]
+        info = schema.lookup(op)
+        attrs = attrs if info is None else info.filled(attrs)
+        kernel = None if info is None else schema.gpu_kernel(op, attrs)
+        slots = () if info is None or kernel is None else schema.host_slots(info.inputs, attrs, kernel) or ()
+        return any(there and key in self._on_host for there, key in zip(slots, self._inputs[node], strict=False))
+
+    def _runs_on_host(self, node: int, missing: Iterable[str]) -> bool:
+        """Whether the host can run a node for which the device has no lowering, or not for some ops inside of it."""
+        inner = set(missing)
+        alone = self._flat.graph.ops[node] not in FUNCTIONAL and not self._on_host.isdisjoint(self._inputs[node])
+        if alone and schema.lookup(self._flat.graph.ops[node]) is not None:
+            return True  # what the host does can go on there
+        return bool(self._flat.host[node]) or (bool(inner) and all(map(_has_no_gpu_kernel, inner)))
+
     def behind_it(self) -> tuple[set[int], dict[Key, None]]:
         """The nodes that the host runs when the device is done, and what they read of the device; none where that does not work."""
-        handed = {
-            key: None
-            for node in self._behind
-            for key in self._inputs[node]
-            if key not in self._outside and key[0] not in self._behind and key[0] in self._after_work
-        }
-        if self._between or any(key in self.no_tensor for key in handed):
+        there = self._outside | (set() if self._written else self.variables)
+        behind, waiting, handed = set(self._behind), list(self._behind), dict[Key, None]()
+        while waiting:
+            for key in self._inputs[waiting.pop()]:
+                if key in there or key[0] in behind or key[0] not in self._after_work:
+                    continue
+                op = self._flat.graph.ops[key[0]]
+                if op in LISTS and (op in _FLOWS or _dtype(self._flat, key) in _NO_TENSOR):
+                    behind.add(key[0])  # a list is made anew, of the same tensors
+                    waiting.append(key[0])
+                else:
+                    handed[key] = None
+        if self._between or any(key in self.no_tensor or _dtype(self._flat, key) in _NO_TENSOR for key in handed):
             return set(), {}
-        return set(self._behind), handed
+        return behind, dict(sorted(handed.items()))
 
     def in_the_way(self) -> list[int]:
         """The nodes of the host because of which nothing runs behind: those that work for the device depends on, where there is such."""
@@ -211,6 +363,12 @@ class _Kinds:
             return self.unplaceable
         before = _with_ancestors(self._between, self._inputs, self._outside)
         return [node for node in self.unplaceable if node in before]
+
+
+def _has_no_gpu_kernel(op: str) -> bool:
+    """Whether an op inside of a function is the host's. A constant that the device can not run is a string."""
+    info = schema.lookup(op)
+    return op == "Const" or (info is not None and not info.gpu)
 
 
 def _with_ancestors(
@@ -246,7 +404,7 @@ def unknown_effects(flat: FlatGraph, partition: Partition) -> list[str]:
         held = {attrs[node].get(name) for name in ("T", "dtype")}.isdisjoint(_NO_TENSOR)
         if node not in partition.device or not inputs(node) or not held:
             found.append(names[node])
-    return found + [name for node in partition.device for name in partition.inside.of(node).writes()]
+    return found + [name for node in sorted(needed) for name in partition.inside.of(node).writes()]
 
 
 def by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:

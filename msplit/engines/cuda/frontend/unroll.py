@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from msplit.engines.cuda.frontend.row_union import below, row_union
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, OF_LISTS
 from msplit.engines.cuda.ir.functions import FRAME, FUNCTIONAL, Bodies, Body, functions_of, taken
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, final
+from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.errors import EngineError
 from msplit.opset.traits import CALLS, CONDS, IF, LOOPS
@@ -141,7 +143,21 @@ class Unroller:
                 what = f"attributes or inputs are not those of {op.op}, or of what it runs ({problem})"
                 raise EngineError(what, where=f"node {op.name}", fix="export the model again") from problem
         else:
-            yield op
+            yield self._on_tensors(op)
+
+    def _on_tensors(self, op: Op) -> Op:
+        """An op that is none of lists. An array's flow, or a list as a whole, has the shape of a scalar, and no value that it could read.
+
+        Raises:
+            EngineError: It asks for more than the shape.
+        """
+        keys = [self._final(key) for key in op.inputs] if self._lists else []
+        if self._lists.keys().isdisjoint(keys):
+            return op
+        if op.op not in table() or not table()[op.op].shape_only:
+            raise EngineError(f"{op.op} reads a list of tensors as if it were one", where=f"node {op.name}", fix=_FIX)
+        scalar = self.constant(np.zeros((), np.float32))
+        return replace(op, inputs=[scalar if key in self._lists else key for key in keys])
 
     def _final(self, key: Key) -> Key:
         return final(self.names, key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +146,16 @@ def static_slots(op: Op) -> set[int]:
     """The inputs of an op that its lowering wants on the host, negative ones resolved."""
     count = len(op.inputs)
     return {slot % count for slot in table()[op.op].static if -count <= slot < count}
+
+
+def depends_on_values(op: Op, known: Container[Key]) -> bool:
+    """Whether only the run can tell the shape of what an op that has to run gives, or it reads a value on the host: no capture holds it.
+
+    `known` are the values that are the same in every run. An op that looks at a shape alone is not left where that is known.
+    """
+    lowering = table()[op.op]
+    asks = any(op.inputs[slot] not in known for slot in static_slots(op))
+    return lowering.dynamic_with(op.attrs) or lowering.shape_only or asks
 
 
 def device_inputs(op: Op) -> list[Key]:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.functions import Bodies
-from msplit.engines.cuda.ir.graph import Key, OpGraph
+from msplit.engines.cuda.ir.graph import Key, OpGraph, StandIn
 from msplit.engines.cuda.ir.verify import Stage, fingerprint, verify
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.attention import choose as attention
@@ -53,7 +53,7 @@ from msplit.engines.cuda.passes.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.reassociate_bias import reassociate_bias
 from msplit.engines.cuda.passes.round_results import expect_rounded, takes_tf32
-from msplit.engines.cuda.passes.specialize import specialize
+from msplit.engines.cuda.passes.specialize import Tracer, specialize
 from msplit.engines.cuda.passes.split import Split, own_constants, split_graph
 from msplit.progress import phase
 
@@ -83,6 +83,8 @@ class Context:
         half: The type in which is computed what gains from half precision; "" for none.
         wide: Flat nodes that stay in float32 all the same.
         emulate: Whether the others compute in float32 and round only.
+        tracer: Makes what finds shapes, where that is not a run on the device.
+        stand_ins: Constants of which it knows the shapes alone; it is told of those that passes make.
     """
 
     feeds: Mapping[str, NDArray[Any]]
@@ -102,6 +104,8 @@ class Context:
     half: str = ""
     wide: frozenset[int] = frozenset()
     emulate: bool = False
+    tracer: Callable[[OpGraph], Tracer] | None = None
+    stand_ins: dict[Key, StandIn] | None = None
 
 
 @dataclass(frozen=True)
@@ -129,13 +133,14 @@ def _pure(function: Callable[[OpGraph], bool]) -> Callable[[OpGraph, Context], b
 
 
 def _specialize(graph: OpGraph, context: Context) -> bool:
-    specialize(graph, context.feeds, context.device, bodies=context.bodies, densify=context.simplify)
+    tracer = None if context.tracer is None else context.tracer(graph)
+    specialize(graph, context.feeds, context.device, bodies=context.bodies, densify=context.simplify, tracer=tracer)
     return True
 
 
 def _fold_partition(graph: OpGraph, context: Context) -> bool:
     """Shapes behind the lookups that were joined are known now."""
-    if not fold_partition(graph):
+    if not fold_partition(graph, context.stand_ins):
         return False
     tidy(graph)
     return _specialize(graph, context)
@@ -287,6 +292,10 @@ PIPELINE = (
 tried; `FUSED`, in the one that was taken."""
 
 
+_FIXES_SHAPES = PIPELINE[: next(number for number, one in enumerate(PIPELINE) if one.name == "exchange")]
+"""Behind these every shape is what it will be, but for rows that other processes send."""
+
+
 def run_passes(graph: OpGraph, context: Context, *stages: Stage, pipeline: tuple[Pass, ...] = PIPELINE) -> None:
     """Runs the passes of some stages, as far as the context asks for them.
 
@@ -310,9 +319,16 @@ def run_passes(graph: OpGraph, context: Context, *stages: Stage, pipeline: tuple
 def shapes_of(graph: OpGraph, context: Context) -> dict[Key, tuple[int, ...]]:
     """Shapes of all values with the feeds of a context, by the keys that they have before `exchange`. The graph is not changed."""
     copy = graph.copy()
-    last = next(number for number, one in enumerate(PIPELINE) if one.name == "exchange")
-    run_passes(copy, context, Stage.IMPORTED, Stage.SPECIALIZED, pipeline=PIPELINE[:last])
+    run_passes(copy, context, Stage.IMPORTED, Stage.SPECIALIZED, pipeline=_FIXES_SHAPES)
     return copy.shapes
+
+
+def run_dry(graph: OpGraph, context: Context) -> None:
+    """Runs the passes that decide which shapes depend on values, by the context's tracer. What it lets go has no shape, so that the graph
+    is not one that `verify` could look at."""
+    for one in _FIXES_SHAPES:
+        if one.run(graph, context):
+            tidy(graph)
 
 
 def tidy(graph: OpGraph) -> None:

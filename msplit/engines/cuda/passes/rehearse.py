@@ -8,7 +8,7 @@ without data, such as the shape of what the host part makes, is not held against
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,12 +21,11 @@ from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.frontend.unroll import TooMany
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
-from msplit.engines.cuda.ir.interpret import static_slots
+from msplit.engines.cuda.ir.interpret import depends_on_values
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
-from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique
-from msplit.engines.cuda.passes.pipeline import tidy
-from msplit.engines.cuda.passes.specialize import Tracer, specialize
+from msplit.engines.cuda.passes.pipeline import Context, run_dry
+from msplit.engines.cuda.passes.specialize import Tracer
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.opset import schema
 from msplit.shapes import Shapes
@@ -36,17 +35,26 @@ MOST_OUTPUTS = 16
 """Outputs of an op that nobody counts."""
 
 
-def rehearse(
-    raised: Raised, partition: Partition, sizes: Shapes, most: int | None = None
-) -> tuple[list[MsplitError], bool]:
+@dataclass(frozen=True)
+class Rehearsed:
+    """What the engine would make of a graph.
+
+    Attributes:
+        refused: What it refuses, in the order of the graph; what follows from another refusal is left out.
+        by_values: Ops that stand in the way of a capture, as `depends_on_values` has it.
+        whole: Whether loops were followed to their ends.
+    """
+
+    refused: tuple[MsplitError, ...]
+    by_values: tuple[Op, ...] = ()
+    whole: bool = True
+
+
+def rehearse(raised: Raised, partition: Partition, sizes: Shapes, most: int | None = None) -> Rehearsed:
     """Builds what of a graph runs on the device as far as that goes without one.
 
     `sizes` are the shapes of the graph as it was. Loops that are longer than `most` ops (None: than the engine takes) are not followed
     to their ends.
-
-    Returns:
-        What the engine refuses, in the order of the graph; what follows from another refusal is left out. And whether loops were followed
-        to their ends.
     """
     flat = raised.flat
     fed: dict[str, Key] = {tensor.name: (tensor.node, tensor.port) for tensor in flat.inputs}
@@ -60,17 +68,22 @@ def rehearse(
         full = tuple(int(size or 0) for size in shape) if shape is not None and known(shape) else None
         given[name] = StandIn(full, sizes.dtype(*key) or "float32")
     given[STEPS] = StandIn((), "int64")
+    large: dict[Key, StandIn] = {}
+    tracers: list[Rehearsal] = []
+
+    def traced(graph: OpGraph) -> Rehearsal:
+        tracers.append(Rehearsal(graph, given, large))
+        tracers[-1].most_unrolled = most
+        return tracers[-1]
+
     try:
-        large: dict[Key, StandIn] = {}
-        graph = build(flat, {**fed, **handed}, stand_ins=large)
-        if eliminate_unique(graph):
-            tidy(graph)
-        tracer = Rehearsal(graph, given, large)
-        tracer.most_unrolled = most
-        specialize(graph, {}, tracer.device, bodies=raised.bodies, densify=True, tracer=tracer)
+        graph = build(flat, {**fed, **handed}, stand_ins=large, constants=partition.shapes)
+        run_dry(graph, Context({}, torch.device("meta"), len(flat), raised.bodies, tracer=traced, stand_ins=large))
     except (EngineError, LoadError) as problem:  # a constant that can not be read: nothing was told of the rest
-        return [problem], True
-    return tracer.refused, tracer.whole
+        return Rehearsed((problem,))
+    refused = {(problem.what, problem.where): problem for tracer in tracers for problem in tracer.refused}
+    by_values = [op for op in graph.ops.values() if tracers[-1].stops_capture(op)]
+    return Rehearsed(tuple(refused.values()), tuple(by_values), all(tracer.whole for tracer in tracers))
 
 
 class Rehearsal(Tracer):
@@ -87,7 +100,7 @@ class Rehearsal(Tracer):
         self.refused: list[MsplitError] = []
         self.whole = True
         self._unknown: set[int] = set()  # ops of which nothing can be told
-        self._free: set[int] = set()  # ops whose shapes the engine knows to depend on values
+        self._free: set[Key] = set()  # values whose shapes the engine knows to depend on other values
 
     def feed(self, feeds: Mapping[str, NDArray[np.generic]]) -> None:
         """Inputs and large constants as tensors without data."""
@@ -129,9 +142,8 @@ class Rehearsal(Tracer):
             return False
         lowering = table()[op.op]
         if not all(key in self.static for key in op.inputs) or not op.inputs:
-            free = any(key[0] in self._free for key in op.inputs) or lowering.dynamic_with(op.attrs)
-            asks = any(op.inputs[slot] not in self.static for slot in static_slots(op))
-            if free or asks:
+            follows = any(key in self._free for key in op.inputs)
+            if follows or (not lowering.shape_only and depends_on_values(op, self.static)):
                 self._let_go(op)
                 return False
         try:
@@ -143,9 +155,21 @@ class Rehearsal(Tracer):
         return False
 
     def _let_go(self, op: Op) -> None:
-        """Notes an op whose result has another shape in every run, or may have."""
-        self._free.add(op.node)
-        count = schema.output_count(op.op, op.attrs)
+        """Notes an op whose result has another shape in every run, or may have. What shape it is told to give it gives all the same."""
+        self.let_go.add(op.node)
+        count, shapes = schema.output_count(op.op, op.attrs), self.fixed_shapes(op)
         for port in range(MOST_OUTPUTS if count is None else count):
-            dtype = schema.output_dtype(op.op, op.attrs, port)
-            self.graph.dtypes[op.node, port] = dtype or "float32"
+            key = op.node, port
+            dtype = self.graph.dtypes[key] = schema.output_dtype(op.op, op.attrs, port) or "float32"
+            shape = shapes[port] if port < len(shapes) else None
+            if known(shape):
+                self.values[key], self.shapes[key] = torch.empty(shape, dtype=torch_dtype(dtype), device="meta"), shape
+            else:
+                self._free.add(key)
+
+    def stops_capture(self, op: Op) -> bool:
+        """Whether an op that is left depends on values. Of one that reads what can not be told only its name says so."""
+        if op.op not in table():
+            return False
+        told = op.node not in self._unknown
+        return depends_on_values(op, self.static) if told else table()[op.op].dynamic_with(op.attrs)

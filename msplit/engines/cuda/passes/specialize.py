@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,14 @@ from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus, apart, gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
-from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, evaluate, static_slots
+from msplit.engines.cuda.ir.interpret import (
+    LoweringCall,
+    as_tuple,
+    call,
+    depends_on_values,
+    evaluate,
+    static_slots,
+)
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program
@@ -42,6 +49,9 @@ from msplit.engines.cuda.passes.round_results import Rounding, takes_tf32
 from msplit.errors import EngineError
 from msplit.opset.traits import CONV2D
 from msplit.progress import done, phase
+from msplit.shapes.registry import MAX_RANK, SHAPE_FUNCTIONS, Shape
+from msplit.shapes.registry import Node as ShapeNode
+from msplit.shapes.result import CONTRADICTION
 
 
 class Tracer:
@@ -60,6 +70,7 @@ class Tracer:
         self.steps: list[KernelCall] = []
         self.made_by: dict[Key, int] = {}
         self.dynamic: list[int] = []
+        self.let_go: set[int] = set()  # ops that do not run here, of a trace that computes no values
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
         self.shared: set[Key] = set()  # filters that several convolutions read
         self.coverage = Coverage()
@@ -199,6 +210,7 @@ class Tracer:
     def _step(self, lowering: Lowering, op: Op, varying: bool) -> None:
         static = static_slots(op)
         unknown = tuple(slot for slot in sorted(static) if op.inputs[slot] not in self.static)
+        dynamic = depends_on_values(op, self.static)
         bound = {slot: self.static[op.inputs[slot]] for slot in static if slot not in unknown}
         keys = tuple(key for slot, key in enumerate(op.inputs) if slot not in bound)
 
@@ -223,10 +235,10 @@ class Tracer:
         reads, writes = self._touched(op, keys, arguments)
         results = function(*arguments)
         number = len(self.steps)
-        dynamic = lowering.dynamic_with(op.attrs)
-        if dynamic or unknown or (varying and lowering.shape_only):
+        if dynamic:
             self.dynamic.append(number)
-        varying = varying or dynamic or bool(unknown)
+        varying = varying or dynamic
+        fixed = self.fixed_shapes(op) if varying else ()
         bases, size = self._memory(keys, arguments, results, number)
         if varying:
             bases = [number] * len(results)
@@ -256,11 +268,32 @@ class Tracer:
             key = (op.node, port)
             self.values[key], self.base[key], self.made_by[key] = result, base, number
             self._stamp(key, result)
-            if varying:
+            if varying and tuple(result.shape) not in fixed[port : port + 1]:
                 self.varying.add(key)
             else:
                 self.shapes[key] = tuple(result.shape)
         self.rounding.has_run(op, keys, len(results))
+
+    def fixed_shapes(self, op: Op) -> Sequence[Shape]:
+        """Shapes of an op's results as far as they do not follow from those of inputs that have another one in each run: a Reshape to a
+        known shape gives that, whatever it is given."""
+        function = SHAPE_FUNCTIONS.get(op.op)
+        if function is None:
+            return ()
+        values = [self.static.get(key) for key in op.inputs]
+        shapes = [
+            self.shapes.get(key) if value is None else value.shape for key, value in zip(op.inputs, values, strict=True)
+        ]
+        whole = [
+            value.astype(np.int64)
+            if value is not None and value.dtype.kind in "iu" and value.size <= MAX_RANK
+            else None
+            for value in values
+        ]
+        try:
+            return function(ShapeNode(op.op, op.attrs, list(shapes), whole, [None] * len(values)))
+        except CONTRADICTION:
+            return ()
 
     def _choose(
         self,
@@ -423,6 +456,8 @@ def specialize(
                     unroller.made += made
                     if facts is not None and _has_one_value(tracer, facts, step):
                         del kept[step.node]
+                elif step.node in tracer.let_go:
+                    kept[step.node] = step
             for port, found in () if proof is None else proof.outputs.items():
                 if isinstance(found, tuple):
                     names[op.node, port] = found
@@ -436,6 +471,7 @@ def specialize(
 
         for op in graph.ops.values():
             if tracer.skips(op):
+                kept[op.node] = op
                 continue
             try:
                 for piece in unroller.pieces(op):

@@ -20,7 +20,7 @@ from msplit.engines.cuda.ir.gpus import PEER_COPY
 from msplit.engines.cuda.ir.graph import OpGraph
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.verify import Stage
-from msplit.engines.cuda.options import EngineOptions
+from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.passes.pipeline import Context, run_passes
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
@@ -143,8 +143,8 @@ def executable_for(
     if capture and program.dynamic:
         names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
         raise EngineError(
-            f"the shape of what these compute depends on values, so they can not be captured: {', '.join(names)}",
-            fix="run them launch by launch with --no-capture, or cut them off with --inputs and --outputs",
+            f"{BY_VALUES}: {', '.join(names)}",
+            fix=LAUNCHED,
         )
     stream_program = arrange(program, plan)
     about = {} if timing_only else {**plan_facts(program, plan, stream_program.peak_bytes), **compiled.facts}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.passes.pattern import Readers, takes_rows
 from msplit.opset.traits import GATHERS, SPARSE_SEGMENTS, ops_with
 
@@ -39,8 +41,9 @@ def eliminate_unique(graph: OpGraph) -> bool:
     return found
 
 
-def fold_partition(graph: OpGraph) -> bool:
-    """Joins lookups in the parts of a table. Whether there was one: shapes behind it are then to be inferred again.
+def fold_partition(graph: OpGraph, stand_ins: dict[Key, StandIn] | None = None) -> bool:
+    """Joins lookups in the parts of a table. Whether there was one: shapes behind it are then to be inferred again. Of tables that are
+    `stand_ins`, so is the whole.
 
     TensorFlow 1 looks ids up in a partitioned variable by sending each id to its part (DynamicPartition), one gather per part, and
     putting the rows back in order (DynamicStitch). With the parts one below the other, row ``new_id`` of part p is row
@@ -48,15 +51,15 @@ def fold_partition(graph: OpGraph) -> bool:
     """
     found = False
     for op in list(graph.ops.values()):
-        found |= op.op in _STITCHES and _join(graph, op)
+        found |= op.op in _STITCHES and _join(graph, op, {} if stand_ins is None else stand_ins)
     return found
 
 
-def _join(graph: OpGraph, stitch: Op) -> bool:
+def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
     count = len(stitch.inputs) // 2
     order = _parts_of(graph, stitch.inputs[:count])
     gathers = [graph.ops.get(key[0]) for key in stitch.inputs[count:]]
-    lookups = [op for op in gathers if op is not None and _is_lookup(graph, op)]
+    lookups = [op for op in gathers if op is not None and _is_lookup(graph, op, stand_ins)]
     if order is None or len(lookups) != count:
         return False
     ids = _parts_of(graph, [op.inputs[1] for op in lookups])
@@ -66,16 +69,23 @@ def _join(graph: OpGraph, stitch: Op) -> bool:
     places = graph.constants.get(order.inputs[0])
     if places is None or places.tolist() != list(range(shape[0])):
         return False
-    tables = [graph.constants[op.inputs[0]] for op in lookups]
-    if len({(table.dtype.name, table.shape[1:]) for table in tables}) != 1:
+    parts = [op.inputs[0] for op in lookups]
+    shapes = [_shape(graph, key, stand_ins) or () for key in parts]
+    if len({shape[1:] for shape in shapes}) != 1 or len({_dtype(graph, key, stand_ins) for key in parts}) != 1:
         return False
     dtype = np.dtype(str(ids.attrs.get("T", "int64")))
-    starts = np.cumsum([0, *(len(table) for table in tables[:-1])]).astype(dtype)
-    whole = np.concatenate(tables)
+    starts = np.cumsum([0, *(shape[0] for shape in shapes[:-1])]).astype(dtype)
+    if stand_ins.keys().isdisjoint(parts):
+        whole = graph.constant(np.concatenate([graph.constants[key] for key in parts]))
+    else:
+        whole = graph.fresh(), 0
+        stand_ins[whole] = StandIn(
+            (sum(shape[0] for shape in shapes), *shapes[0][1:]), _dtype(graph, parts[0], stand_ins)
+        )
     start = _gather(graph, stitch, graph.constant(starts), ids.inputs[1], shape)
     row = graph.add("AddV2", stitch, {"T": dtype.name}, [ids.inputs[0], (start.node, 0)], shape)
     source_nodes = [node for op in (stitch, *lookups, ids, order) for node in op.source_nodes]
-    result = _gather(graph, stitch, graph.constant(whole), (row.node, 0), (*shape, *whole.shape[1:]))
+    result = _gather(graph, stitch, whole, (row.node, 0), (*shape, *shapes[0][1:]))
     stitch.op, stitch.attrs, stitch.inputs, stitch.source_nodes = result.op, result.attrs, result.inputs, source_nodes
     graph.shapes[stitch.node, 0] = graph.shapes[result.node, 0]
     del graph.ops[result.node]
@@ -90,10 +100,18 @@ def _parts_of(graph: OpGraph, keys: list[Key]) -> Op | None:
     return op if keys == [(op.node, port) for port in range(len(keys))] else None
 
 
-def _is_lookup(graph: OpGraph, op: Op) -> bool:
+def _is_lookup(graph: OpGraph, op: Op, stand_ins: Mapping[Key, StandIn]) -> bool:
     """Whether an op takes rows of a constant table."""
-    table = graph.constants.get(op.inputs[0]) if op.op in GATHERS else None
-    return table is not None and table.ndim > 0 and takes_rows(op, graph.constants.get)
+    return op.op in GATHERS and bool(_shape(graph, op.inputs[0], stand_ins)) and takes_rows(op, graph.constants.get)
+
+
+def _shape(graph: OpGraph, key: Key, stand_ins: Mapping[Key, StandIn]) -> tuple[int, ...] | None:
+    """The shape of a constant, or of what stands for one; None for all else."""
+    return graph.constants[key].shape if key in graph.constants else stand_ins[key].shape if key in stand_ins else None
+
+
+def _dtype(graph: OpGraph, key: Key, stand_ins: Mapping[Key, StandIn]) -> str:
+    return graph.constants[key].dtype.name if key in graph.constants else stand_ins[key].dtype
 
 
 def _gather(graph: OpGraph, like: Op, table: Key, rows: Key, shape: tuple[int, ...]) -> Op:
