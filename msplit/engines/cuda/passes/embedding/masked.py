@@ -335,5 +335,6 @@ _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
     **dict.fromkeys(SELECT, _select),
     "SparseToDense": _sparse_to_dense,
-    **dict.fromkeys(("_PartitionPadded", "_StitchPadded"), _row_by_row),
+    "_PartitionPadded": _row_by_row,
+    "_StitchPadded": _row_by_row,
 }
