@@ -4,6 +4,9 @@
 is known all the same: some dense tensor's rows, of which a mask says which are there, in order. This module follows such values from
 op to op and puts a dense op beside each (which is dropped if nobody needs it). Where they end in something of fixed shape, the sum
 of each row's embeddings, the dense form takes its place: it is equal for all values, so that nothing about them needs a proof.
+
+Until then TensorFlow's value is what the model's ops read: positions in such rows are others in the two forms (`Positions`), and no op is
+built that reads one form beside the other (`KnownValues.new`).
 """
 
 from __future__ import annotations
@@ -335,5 +338,6 @@ _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
     **dict.fromkeys(SELECT, _select),
     "SparseToDense": _sparse_to_dense,
-    **dict.fromkeys(("_PartitionPadded", "_StitchPadded"), _row_by_row),
+    "_PartitionPadded": _row_by_row,
+    "_StitchPadded": _row_by_row,
 }

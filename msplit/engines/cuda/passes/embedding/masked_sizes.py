@@ -48,7 +48,7 @@ def reshape(facts: KnownValues, op: Op) -> Proof | None:
     """A number of rows as a vector of one, or rows in a shape that begins with their number."""
     if op.inputs[0] in facts.sizes:
         sizes = facts.sizes[op.inputs[0]]
-        if op.op in ("ExpandDims", "Squeeze") and not sizes.inner:
+        if not sizes.inner:
             facts.sizes[op.node, 0] = sizes
         return None
     sizes = facts.sizes[op.inputs[1]]
