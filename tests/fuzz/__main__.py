@@ -3,7 +3,8 @@
 Every case goes through analyze, assign, check of what was written and analyze of that again, by the command line in a process of its own.
 Only msplit's own errors may come out; limits are in `case.py`. Cases of hostile names go through every command and format, and what is
 printed and written may do no harm (`names.py`). Changed plans are held against an oracle (`plans.py`), and what assign writes must pass
-check (`checked.py`). `--kind names` runs cases of one kind only,
+check (`checked.py`). Networks and train steps run on simulated streams and GPUs, and are held against TensorFlow (`networks.py`).
+`--kind names` runs cases of one kind only,
 `--case structure:17` runs one case again and prints what it does.
 """
 
@@ -33,8 +34,12 @@ KINDS = {
     "special": ("special", 1),
     "plans": ("plans", 1),
     "checked": ("checked", 1),
+    "networks": ("networks", 1),
 }
-"""Kind -> its module, and how many of fourteen cases are of it."""
+"""Kind -> its module, and how many of fifteen cases are of it."""
+
+QUICK = tuple(kind for kind in KINDS if kind != "networks")
+"""Those that need no TensorFlow, which takes longer to load than a short campaign has."""
 
 HANG = 60.0
 """Seconds of wall time after which a case that answers nothing is given up."""

@@ -16,7 +16,7 @@ from msplit.checks.subject import ABSENT, Subject
 from msplit.errors import LoadError
 from tests.campaign import CAMPAIGN
 from tests.fuzz import __main__ as fuzz
-from tests.fuzz import checked, plans
+from tests.fuzz import checked, networks, plans
 from tests.fuzz.case import Case, import_all, run
 from tests.fuzz.limits import TooSlow, limited
 from tests.fuzz.special import MODEL
@@ -29,7 +29,7 @@ SECONDS = 240.0 if CAMPAIGN else 4.0
 def test_hostile_input() -> None:
     # As with Hypothesis, CI tries the same cases each time and everyone else others.
     seed = 0 if "CI" in os.environ else int(time.time()) % 10**8 * 100
-    tally = fuzz.campaign(SECONDS, seed)
+    tally = fuzz.campaign(SECONDS, seed, kinds=fuzz.KINDS if CAMPAIGN else fuzz.QUICK)
     assert tally.cases.total() >= SECONDS / 2, str(tally)
     assert not tally.problems, "\n".join(f"python -m tests.fuzz --case {n}: {p}" for n, p in tally.problems.items())
 
@@ -115,6 +115,27 @@ def test_changed_plans(tmp_path: Path) -> None:
         assert plans.run(plans.make(seed), tmp_path / "case").problem == "", f"python -m tests.fuzz --case plans:{seed}"
     used = {change for seed in range(10) for change in plans.make(seed).changes}
     assert used == set(plans.CHANGES)
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("seed", range(12))
+def test_networks_divided_over_gpus_and_train_steps(seed: int, tmp_path: Path) -> None:
+    assert networks.run(networks.make(seed), tmp_path).problem == "", f"python -m tests.fuzz --case networks:{seed}"
+
+
+@pytest.mark.tf
+def test_networks_are_divided_and_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with a plan and with a variable is noticed."""
+    cases = [networks.make(seed) for seed in range(12)]
+    assert {case.trains for case in cases} == {False, True}
+    assert {case.gpus for case in cases} == {1, 2, 3, 4}
+    divided = next(case for case in cases if not case.trains)
+    trains = next(case for case in cases if case.trains)
+    monkeypatch.setattr("msplit.schedule.plan.check.check", lambda *_: [])
+    assert "is taken, too" in networks.run(divided, tmp_path).problem
+    monkeypatch.undo()
+    monkeypatch.setattr(networks, "NEAR", -1.0)
+    assert " away (" in networks.run(trains, tmp_path).problem
 
 
 def test_an_error_of_check_after_assign_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
