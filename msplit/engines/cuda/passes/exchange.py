@@ -301,7 +301,7 @@ def _like(graph: OpGraph, op: Op, name: str, inputs: list[Key]) -> Op:
     """An op that makes what another makes, of other inputs."""
     number = graph.fresh()
     ports = range(graph.ports(op.node))
-    graph.shapes |= {(number, port): graph.shapes[op.node, port] for port in ports}
+    graph.shapes |= {(number, port): graph.shapes[op.node, port] for port in ports if (op.node, port) in graph.shapes}
     graph.dtypes |= {(number, port): graph.dtypes[op.node, port] for port in ports}
     return Op(number, op.name, name, dict(op.attrs), inputs, op.source_nodes[:1])
 
