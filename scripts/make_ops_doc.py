@@ -35,10 +35,10 @@ HEAD = """# Ops of the cuda engine
   `DynamicPartition` of ids among the parts of a table.
 - Loops, conds and lists, those of TensorFlow 1 included (`Enter`, `Switch`, `Merge`, `NextIteration`, `Exit`, `LoopCond`), are *unrolled*
   before the run, all loops of a model to 100,000 ops at most: how many turns a loop takes and where in a list it writes must follow from
-  constants and shapes, or the model is refused. A cond that they do not decide computes both branches and chooses, where the results
-  of both have one shape, and the one by which Keras divides sparse gradients, with a place for every row. So are their gradients, with what
-  those keep on stacks, in arrays and in lists. A variable that is written inside of a loop, or of a branch that the run chooses, is refused
-  by name.
+  constants and shapes, or the model is refused. A cond (`If`, `Case`) that they do not decide computes all
+  branches and chooses, where the results of all have one shape, and the one by which Keras divides sparse gradients, with a place for
+  every row. So are their gradients, with what those keep on stacks, in arrays and in lists. A variable that is written inside of a
+  loop, or of a branch that the run chooses, is refused by name.
 - Random ops with a state ({random}) draw, step by step, the numbers that TensorFlow's kernels draw for their
   seeds, so that outputs can be compared; one without a seed gets one that follows from its name, in every engine, and `bench` says so.
   In loops and in branches that the run chooses they are refused. Other random ops with a state have no lowering.

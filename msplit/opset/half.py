@@ -30,9 +30,9 @@ class Half(StrEnum):
 
 _LISTS = {
     Half.GAINS: """
-        BatchMatMul BatchMatMulV2 Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
+        BatchMatMul BatchMatMulV2 BlockLSTM BlockLSTMV2 Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
         Conv3DBackpropInputV2 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum
-        MatMul
+        LSTMBlockCell MatMul
 
         _FusedConv2D _FusedDepthwiseConv2dNative _FusedMatMul _GroupedMatMul
         """,

@@ -292,6 +292,19 @@ def image_patches(node: Node) -> Outputs:
     return ((shape[0], *spatial, product((shape[3], window[1], window[2]))),)
 
 
+@shape_function("QuantizeV2")
+def quantize(node: Node) -> Outputs:
+    """The integers, and the range that these stand for."""
+    return (node.shape(0), node.shape(1), node.shape(2))
+
+
+@shape_function("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def projective_transform(node: Node) -> Outputs:
+    """Images of the size that is asked for."""
+    shape, sizes = node.shape(0) or (None,) * 4, node.sizes(2) or (None, None)
+    return ((shape[0], *sizes, shape[3]),)
+
+
 @shape_function("CTCLoss")
 def ctc_loss(node: Node) -> Outputs:
     """One loss per row of the batch, and the gradient; inputs are time-major."""

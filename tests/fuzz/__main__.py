@@ -4,8 +4,8 @@ Every case goes through analyze, assign, check of what was written and analyze o
 Only msplit's own errors may come out; limits are in `case.py`. Cases of hostile names go through every command and format, and what is
 printed and written may do no harm (`names.py`). Changed plans are held against an oracle (`plans.py`), and what assign writes must pass
 check (`checked.py`). Changed requests to a server are answered right or refused
-(`requests.py`). 
-Lookups (`lookups.py`) and ops on special values (`values.py`)
+(`requests.py`).
+Lookups (`lookups.py`), ops on special values (`values.py`) and networks and train steps on simulated streams and GPUs (`networks.py`)
 are held against TensorFlow.
 `--kind names` runs cases of one kind only,
 `--case structure:17` runs one case again and prints what it does.
@@ -40,10 +40,11 @@ KINDS = {
     "requests": ("requests", 6),
     "lookups": ("lookups", 1),
     "values": ("values", 1),
+    "networks": ("networks", 1),
 }
-"""Kind -> its module, and how many of 22 cases are of it."""
+"""Kind -> its module, and how many of 23 cases are of it."""
 
-WITH_TENSORFLOW = frozenset({"lookups", "values"})
+WITH_TENSORFLOW = frozenset({"lookups", "values", "networks"})
 """Kinds whose cases are held against TensorFlow, the import of which takes seconds."""
 
 HANG = 60.0

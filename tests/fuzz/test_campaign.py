@@ -17,7 +17,7 @@ from msplit.checks.subject import ABSENT, Subject
 from msplit.errors import LoadError
 from tests.campaign import CAMPAIGN
 from tests.fuzz import __main__ as fuzz
-from tests.fuzz import checked, plans, requests
+from tests.fuzz import checked, networks, plans, requests
 from tests.fuzz.case import Case, import_all, run
 from tests.fuzz.limits import TooSlow, limited
 from tests.fuzz.special import MODEL
@@ -150,6 +150,27 @@ def test_a_number_that_becomes_infinite_is_noticed(tmp_path: Path, monkeypatch: 
     assert requests.run(case, tmp_path).problem == ""
     monkeypatch.setattr("msplit.inputs.json_values._is_infinite", lambda values: np.zeros(values.shape, bool))
     assert "became infinite" in requests.run(case, tmp_path).problem
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("seed", range(12))
+def test_networks_divided_over_gpus_and_train_steps(seed: int, tmp_path: Path) -> None:
+    assert networks.run(networks.make(seed), tmp_path).problem == "", f"python -m tests.fuzz --case networks:{seed}"
+
+
+@pytest.mark.tf
+def test_networks_are_divided_and_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with a plan and with a variable is noticed."""
+    cases = [networks.make(seed) for seed in range(12)]
+    assert {case.trains for case in cases} == {False, True}
+    assert {case.gpus for case in cases} == {1, 2, 3, 4}
+    divided = next(case for case in cases if not case.trains)
+    trains = next(case for case in cases if case.trains)
+    monkeypatch.setattr("msplit.schedule.plan.check.check", lambda *_: [])
+    assert "is taken, too" in networks.run(divided, tmp_path).problem
+    monkeypatch.undo()
+    monkeypatch.setattr(networks, "NEAR", -1.0)
+    assert " away (" in networks.run(trains, tmp_path).problem
 
 
 def test_an_error_of_check_after_assign_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ WITHIN = 1e-4
 @pytest.mark.parametrize(
     "size", [1, *(pytest.param(count, marks=pytest.mark.needs_gpus(count)) for count in (2, 4, 8))]
 )
-@pytest.mark.parametrize(("name", "optimizer"), [("mmoe", "Adam"), ("deepfm", "Adagrad")])
+@pytest.mark.parametrize(("name", "optimizer"), [("mmoe", "Adam"), ("deepfm", "Adagrad"), ("deepfm", "Adam")])
 def test_gpus_train_as_threads_on_the_cpu(size: int, name: str, optimizer: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.gpu.together_worker", name, optimizer, str(tmp_path), str(STEPS)]
     assert launch(command, Hosts(), [str(one) for one in range(size)]) == 0

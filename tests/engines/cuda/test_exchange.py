@@ -14,13 +14,14 @@ from msplit.engines.base import STEPS as STEPS_BEFORE
 from msplit.engines.base import Job
 from msplit.engines.cuda import compile
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ops.segment import IN_ORDER
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.cuda.passes import collectives as collectives_pass
 from msplit.errors import EngineError
 from tests.campaign import CAMPAIGN, campaign
 from tests.engines.cuda.cases import flat_of, options_of, scattered
 from tests.engines.cuda.together import together
-from tests.training_graphs import apart, loaded
+from tests.training_graphs import apart, loaded, stored
 
 pytestmark = pytest.mark.tf
 
@@ -353,3 +354,17 @@ def test_classes_that_are_drawn_are_the_same_everywhere():
     flat, state = small(build)
     given = [{name: one[name] for name in ("x", "ids")} for one in batches()]
     assert_same(flat, given, {**state, STEPS_BEFORE: np.array(0, np.int64)}, Shards(2, ("x", "ids")))
+
+
+@pytest.mark.parametrize("mode", [KernelMode.PLAIN, KernelMode.GROUPED])
+def test_sums_of_the_rows_of_all_are_made_in_one_order(mode):
+    """On a GPU rows that are added in any order give other last bits on each process, and so would the variables be."""
+    flat, training = stored("deepfm", "Adam", "resource")
+    feeds = training.feeds(BATCH, 0)
+    job = job_of(flat, feeds, training.state(), mode)
+    shards = Shards(4, tuple(feeds), is_open=False)
+    graph = ENGINE.compile(replace(job, options=replace(job.options, shards=shards))).optimized.graph
+    sums = [op for op in graph.ops.values() if op.op in ("UnsortedSegmentSum", "_StackedSegmentSum")]
+    rows = {op.node: graph.shape(op.inputs[0])[-2] for op in sums}
+    assert {rows[op.node] for op in sums} == {BATCH, 4 * BATCH}  # of one process, and of all
+    assert all(bool(op.attrs.get(IN_ORDER)) == (rows[op.node] == 4 * BATCH) for op in sums)

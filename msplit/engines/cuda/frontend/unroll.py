@@ -18,7 +18,7 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, final
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.errors import EngineError
-from msplit.opset.traits import CALLS, CONDS, IF, LOOPS
+from msplit.opset.traits import CALLS, CASE, CONDS, IF, LOOPS
 
 MOST_OPS = 100_000
 """Ops and turns that all loops of a model may become."""
@@ -73,6 +73,7 @@ class Unroller:
         self._choices: dict[
             tuple[Key, Key], tuple[Key, Key]
         ] = {}  # (condition, what it has chosen) -> if it is false, if it is true
+        self._equal: dict[tuple[Key, int], Key] = {}  # (what a Case looks at, number of a branch) -> whether it is that
         self.most = MOST_OPS
         self._count = self._depth = 0
 
@@ -245,6 +246,8 @@ class Unroller:
         if predicate is not None:
             found = yield from self._run(bodies[taken(op.op, predicate, len(bodies))], arguments, op, "")
             return found
+        if op.op in CASE and self.shape(op.inputs[0]) == () and self.dtype(op.inputs[0]) != "bool":
+            return (yield from self._case(op, bodies, arguments))
         if op.op not in IF or self.shape(op.inputs[0]) != ():
             raise Unsupported("which branch is taken depends on values that only the run knows")
         condition = op.inputs[0]
@@ -264,6 +267,32 @@ class Unroller:
         results = []
         for one, other in zip(then, otherwise, strict=True):
             results.append(one if one == other else (yield from self._choice(op, condition, one, other)))
+        return results
+
+    def _case(self, op: Op, bodies: Sequence[Body], arguments: Sequence[Key]) -> Made:
+        """All branches run, and each but the last is chosen where the number is its own: the last one for any other number."""
+        index, is_number = op.inputs[0], list[Key]()
+        for number in range(len(bodies) - 1):
+            if (index, number) not in self._equal:
+                equal = self.new("Equal", op, {}, [index, self.constant(np.array(number, self.dtype(index)))])
+                yield equal
+                self._equal[index, number] = equal.node, 0
+            is_number.append(self._equal[index, number])
+        self.kept.update([*is_number, *arguments])
+        every: list[list[Key]] = []
+        for number, body in enumerate(bodies):
+            if number:  # none of those before
+                arguments = self._in_branch(is_number[number - 1], 0, arguments)
+            own = arguments if number == len(is_number) else self._in_branch(is_number[number], 1, arguments)
+            every.append((yield from self._run(body, own, op, f"branch {number}/")))
+            self.kept.update(every[-1])
+        results = every.pop()
+        for condition, found in zip(reversed(is_number), reversed(every), strict=True):
+            pairs = list(zip(found, results, strict=True))
+            results = []
+            for one, other in pairs:
+                results.append(one if one == other else (yield from self._choice(op, condition, one, other)))
+                self.kept.add(results[-1])
         return results
 
     def _in_branch(self, condition: Key, branch: int, arguments: Sequence[Key]) -> Sequence[Key]:

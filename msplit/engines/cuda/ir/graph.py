@@ -204,8 +204,9 @@ class OpGraph:
         return self.constants[key].shape if key in self.constants else self.shapes.get(key)
 
     def ports(self, number: int) -> int:
-        """How many outputs of an op have a known shape, from the first one on."""
-        return next(port for port in itertools.count() if (number, port) not in self.shapes)
+        """How many outputs of an op have a known shape, or a known type where the shape depends on values, from the first one on."""
+        known = ((number, port) in self.shapes or (number, port) in self.dtypes for port in itertools.count())
+        return next(port for port, is_known in enumerate(known) if not is_known)
 
     def sizes(self, shape: tuple[int, ...]) -> Key:
         """A shape as a new constant, for a Reshape."""

@@ -261,3 +261,53 @@ def _patches(
     padded = F.pad(images, pads, value=fill) if any(pads) else images
     found = padded.unfold(1, down.reach, down.stride).unfold(2, across.reach, across.stride)
     return found[..., :: down.dilation, :: across.dilation]
+
+
+@lowering("ImageProjectiveTransformV2", "ImageProjectiveTransformV3", static=(2,))
+def image_projective_transform(
+    node: Node, images: Tensor, transforms: Tensor, output_shape: np.ndarray, *fill: Tensor
+) -> Tensor:
+    """Images seen through projections: each output pixel is read where its row of `transforms` puts it."""
+    height, width = integers(output_shape)
+    rows = torch.arange(height, dtype=torch.float32, device=images.device)[:, None]
+    columns = torch.arange(width, dtype=torch.float32, device=images.device)
+    by = transforms.to(torch.float32).reshape(-1, 8, 1, 1).unbind(1)
+    depth = by[6] * columns + by[7] * rows + 1
+    somewhere, away = depth != 0, depth.where(depth != 0, 1)
+    x = _folded(node, (by[0] * columns + by[1] * rows + by[2]) / away, images.shape[2])
+    y = _folded(node, (by[3] * columns + by[4] * rows + by[5]) / away, images.shape[1])
+    value = fill[0].to(images.dtype) if fill else images.new_zeros(())
+    batch = torch.arange(images.shape[0], device=images.device)[:, None, None]
+
+    def read(row: Tensor, column: Tensor) -> Tensor:
+        inside = (row >= 0) & (row < images.shape[1]) & (column >= 0) & (column < images.shape[2]) & somewhere
+        places = row.clamp(0, images.shape[1] - 1).long(), column.clamp(0, images.shape[2] - 1).long()
+        return torch.where(inside[..., None], images[batch, places[0], places[1]], value)
+
+    if node.attrs["interpolation"] == "NEAREST":
+        return read(_round_half_away(y), _round_half_away(x))
+    left, top = x.floor(), y.floor()
+    before, after = (left + 1 - x)[..., None], (x - left)[..., None]
+    upper = before * read(top, left).float() + after * read(top, left + 1).float()
+    lower = before * read(top + 1, left).float() + after * read(top + 1, left + 1).float()
+    seen = (top + 1 - y)[..., None] * upper + (y - top)[..., None] * lower
+    return torch.where(somewhere[..., None], seen, value.float()).to(images.dtype)
+
+
+def _folded(node: Node, place: Tensor, size: int) -> Tensor:
+    """Where a place outside of an image lies in it, by `fill_mode`."""
+    mode = node.get("fill_mode", "CONSTANT")
+    if mode == "CONSTANT":
+        return place
+    if mode == "REFLECT":
+        turned = place - 2 * size * torch.floor(place / (2 * size))
+        place = torch.where(turned >= size, 2 * size - turned - 1, turned)
+    elif mode == "WRAP":
+        # TensorFlow counts turns by the last pixel, and goes on by the size.
+        last = max(size - 1, 1)
+        place = torch.where(
+            place < 0,
+            place + size * (torch.trunc(-place / last) + 1),
+            torch.where(place > size - 1, place - size * torch.trunc(place / last), place),
+        )
+    return place.clamp(0, size - 1)

@@ -218,6 +218,15 @@ def normalize(
     return y if first else y.movedim(1, -1)
 
 
+@lowering("BatchNormWithGlobalNormalization")
+def batch_norm_with_global_normalization(
+    node: Node, t: Tensor, m: Tensor, v: Tensor, beta: Tensor, gamma: Tensor
+) -> Tensor:
+    """Batch normalization of NHWC data with a given mean and variance; `gamma` is looked at where `scale_after_normalization` is set."""
+    scale = gamma if node.attrs["scale_after_normalization"] else torch.ones_like(gamma)
+    return normalize(t, scale, beta, m, v, node.attrs["variance_epsilon"], False)
+
+
 @lowering("_LayerNorm", own=True)
 def layer_norm(node: Node, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
     """Normalization of each row along the last axis, as `passes.match_rows` finds it."""

@@ -116,6 +116,18 @@ def stateless_random_algorithm(node: Node) -> Tensor:
     return torch.tensor(_PHILOX, dtype=torch.int32)
 
 
+@lowering("StatelessMultinomial", static=(1,))
+def stateless_multinomial(node: Node, logits: Tensor, num_samples: np.ndarray, seed: Tensor) -> Tensor:
+    """Classes drawn by the logarithms of their probabilities, rows one after the other, as one thread of TensorFlow's CPU kernel does."""
+    count, (rows, classes) = integer(num_samples), logits.shape
+    finite = logits.isfinite()
+    largest = logits.masked_fill(~finite, -torch.inf).amax(1, keepdim=True)
+    sums = (logits - largest).double().exp().masked_fill(~finite, 0).cumsum(1)
+    drawn = uniform(from_seed(seed), rows * count, torch.float64).reshape(rows, count) * sums[:, -1:]
+    found = torch.searchsorted(sums, drawn, right=True)
+    return found.clamp(max=classes - 1).to(torch_dtype(node.get("output_dtype", "int64")))
+
+
 def _floats(node: Node, shape: np.ndarray, generator: Generator, draw: _Draw) -> Tensor:
     sizes = integers(shape)
     return draw(generator, math.prod(sizes), torch_dtype(node.get("dtype", "float32"))).reshape(sizes)

@@ -18,12 +18,15 @@ from msplit.engines.cuda.kernels.sparse_optimizers import segment_gradient, spre
 from msplit.engines.cuda.ops.axes import integer
 from msplit.engines.cuda.ops.gather import take
 
+IN_ORDER = "_in_order"
+"""Attribute of sums of rows whose last bit must be the same wherever they are computed: float sums in another order are others."""
+
 
 @lowering("SegmentSum", dynamic=True)
 @lowering("UnsortedSegmentSum", static=(2,))
 def segment_sum(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
     """Sum of every segment's rows; only Unsorted ids need not rise. An empty segment gives 0."""
-    return sum_rows(data, ids, _count(ids, num_segments))
+    return sum_rows(data, ids, _count(ids, num_segments), ordered=bool(node.get(IN_ORDER, False)))
 
 
 @lowering("_StackedSegmentSum", own=True, static=(2,))
@@ -35,7 +38,8 @@ def stacked_segment_sum(node: Node, data: Tensor, ids: Tensor, num_segments: np.
     places = ids.where(valid, 0) + begins.unsqueeze(1)
     rows = data.where(valid.reshape(*ids.shape, *(1 for _ in data.shape[2:])), 0)
     result = data.new_zeros((len(ids) * count, *data.shape[2:]))
-    return result.index_add_(0, places.reshape(-1), rows.flatten(0, 1)).unflatten(0, (len(ids), count))
+    _add_rows(result, places.reshape(-1), rows.flatten(0, 1), ordered=bool(node.get(IN_ORDER, False)))
+    return result.unflatten(0, (len(ids), count))
 
 
 @lowering("SegmentMean", dynamic=True)
@@ -138,11 +142,19 @@ def _rows(data: Tensor, ids: Tensor) -> Tensor:
     return data.reshape(ids.numel(), math.prod(data.shape[ids.dim() :]))
 
 
-def sum_rows(data: Tensor, ids: Tensor, count: int) -> Tensor:
+def _add_rows(buffer: Tensor, places: Tensor, rows: Tensor, *, ordered: bool) -> None:
+    """Adds rows to those of a buffer; `ordered`, in their order, on a GPU, too, where they come in any order otherwise."""
+    if ordered:
+        buffer.index_put_((places.long(),), rows, accumulate=True)  # sorts the places
+    else:
+        buffer.index_add_(0, places, rows)
+
+
+def sum_rows(data: Tensor, ids: Tensor, count: int, *, ordered: bool = False) -> Tensor:
     """Sum of every segment's rows, of as many segments as given."""
     rows = _rows(data, ids)
     buffer = rows.new_zeros((count + 2, rows.shape[1]))
-    buffer.index_add_(0, _places(ids, count), rows)
+    _add_rows(buffer, _places(ids, count), rows, ordered=ordered)
     return buffer[1 : count + 1].reshape(count, *data.shape[ids.dim() :])
 
 

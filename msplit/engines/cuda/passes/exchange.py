@@ -22,6 +22,7 @@ import numpy as np
 
 from msplit.engines.base import STEPS
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
+from msplit.engines.cuda.ops.segment import IN_ORDER
 from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS, RowOptimizer
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.collectives import Said, insert
@@ -219,6 +220,8 @@ def exchange(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple[int, ..
     made = insert(graph, [*walk.said.values()], walk.reads, shards.count)
     for (number, slot), what in walk.reads.items():
         graph.ops[number].inputs[slot] = made[what]
+        if what[1] and graph.ops[number].op == _SUM:
+            graph.ops[number].attrs[IN_ORDER] = True  # each process sums up the rows of all
     graph.fetches = {name: made[key, False] if key in fetched else key for name, key in graph.fetches.items()}
     graph.sort()
     return any(gathered for _, gathered in walk.said)
@@ -301,7 +304,7 @@ def _like(graph: OpGraph, op: Op, name: str, inputs: list[Key]) -> Op:
     """An op that makes what another makes, of other inputs."""
     number = graph.fresh()
     ports = range(graph.ports(op.node))
-    graph.shapes |= {(number, port): graph.shapes[op.node, port] for port in ports}
+    graph.shapes |= {(number, port): graph.shapes[op.node, port] for port in ports if (op.node, port) in graph.shapes}
     graph.dtypes |= {(number, port): graph.dtypes[op.node, port] for port in ports}
     return Op(number, op.name, name, dict(op.attrs), inputs, op.source_nodes[:1])
 

@@ -124,3 +124,22 @@ def test_windows(kernel, stride, rate, padding):
 def test_patches_of_other_types(dtype):
     sizes = {"ksizes": (1, 2, 2, 1), "strides": (1, 2, 2, 1), "rates": (1, 1, 1, 1), "padding": "SAME"}
     check("ExtractImagePatches", [values((1, 5, 5, 2), dtype)], sizes, exact=True)
+
+
+PROJECTIONS = {
+    "same": [[1, 0, 0, 0, 1, 0, 0, 0]],
+    "one each": [[1.1, 0.2, -3, 0.1, 0.9, 2.2, 0, 0], [0.7, 0.3, 1.5, -0.4, 1.2, -9.1, 0.01, 0.02]],
+    "far away": [[2, 0, -13, 0, 2, 17, 0, 0]],
+    "nowhere": [[1, 0, 0, 0, 1, 0, -1, 0]],
+}
+
+
+@pytest.mark.parametrize("mode", ["CONSTANT", "REFLECT", "WRAP", "NEAREST"])
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_projections(mode, projection):
+    by, size = np.array(PROJECTIONS[projection], np.float32), ints(4, 7)
+    for dtype, how in [("float32", "BILINEAR"), ("float32", "NEAREST"), ("uint8", "NEAREST"), ("int32", "NEAREST")]:
+        attrs = {"interpolation": how, "fill_mode": mode}
+        image = values((2, 6, 5, 3), dtype, low=0, high=50)
+        check("ImageProjectiveTransformV3", [image, by, size, np.float32(2)], attrs)
+        check("ImageProjectiveTransformV2", [image, by, size], attrs)

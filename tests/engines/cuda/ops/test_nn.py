@@ -236,3 +236,24 @@ def test_local_response_normalization(attrs, dtype, shape):
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4, 5)], ids=str)
 def test_l2_loss(dtype, shape):
     check("L2Loss", [values(shape, dtype)])
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_batch_normalization_of_old_graphs(scaled):
+    """TensorFlow runs the op in graphs of its first months only: in one of those, through the engine."""
+    import tensorflow as tf
+
+    from tests.engines.cuda.cases import assert_equals_tensorflow, flat_of
+
+    given = [values((2, 3, 3, 4)), *(values((4,), low=low, seed=seed) for seed, low in enumerate((-1, 0.1, -1, -1)))]
+    with tf.Graph().as_default() as graph:
+        places = [tf.compat.v1.placeholder(one.dtype, one.shape, name=f"x{at}") for at, one in enumerate(given)]
+        tf.identity(places[0], name="y")
+    definition = graph.as_graph_def()
+    definition.versions.producer = 8
+    node = definition.node.add(name="old", op="BatchNormWithGlobalNormalization", input=[f"x{at}" for at in range(5)])
+    node.attr["T"].type = tf.float32.as_datatype_enum
+    node.attr["variance_epsilon"].f = 1e-3
+    node.attr["scale_after_normalization"].b = scaled
+    flat = flat_of(definition, outputs=["old"])
+    assert_equals_tensorflow(flat, {f"x{at}": one for at, one in enumerate(given)})

@@ -8,7 +8,7 @@ from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.philox import unsigned_remainder
 from tests.campaign import sampled
 
-from .harness import check, ints, run_lowering, run_tensorflow
+from .harness import check, ints, run_lowering, run_tensorflow, values
 
 pytestmark = pytest.mark.tf
 
@@ -111,3 +111,15 @@ def test_unsigned_remainder(pairs):
     )
     result = unsigned_remainder(numbers, divisors).view(torch.uint64).tolist()
     assert result == [number % divisor for number, divisor in pairs]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("shape", [(1, 3), (3, 5), (2, 1)])
+def test_classes_by_their_logarithms(dtype, shape):
+    for special in (None, -np.inf, np.nan):
+        logits = values(shape, seed=shape[1])
+        if special is not None and shape[1] > 1:
+            logits[0, 1] = special
+        for seed in ([3, 7], [-1, 2**40]):
+            given = [logits, np.int32(6), np.array(seed, np.int64)]
+            check("StatelessMultinomial", given, {"output_dtype": dtype})

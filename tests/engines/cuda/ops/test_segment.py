@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from msplit.engines.cuda.ir.dtypes import to_numpy
+from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ops.segment import segment_sum, stacked_segment_sum
+from msplit.engines.cuda.ops.segment import IN_ORDER, segment_sum, stacked_segment_sum
 from tests.campaign import sampled
 
 from .harness import FLOATS, check, run_lowering, values
@@ -94,3 +95,12 @@ def test_segments_of_several_members_are_each_members_own(data):
     for member in range(members):
         wanted = segment_sum(one, torch.from_numpy(values[member]), torch.from_numpy(ids[member]), np.int32(count))
         np.testing.assert_array_equal(got[member], wanted)
+
+
+def test_rows_that_are_added_in_order():
+    data, ids = values((6, 3)), np.array([3, -1, 3, 1, 9, 3], np.int32)
+    for op, inputs in (("UnsortedSegmentSum", [data, ids]), ("_StackedSegmentSum", [data[None], ids[None]])):
+        lowering, tensors = table()[op].function, [torch.from_numpy(one) for one in inputs]
+        plain = lowering(Node("node", op, {}, False), *tensors, np.int32(4))
+        ordered = lowering(Node("node", op, {IN_ORDER: True}, False), *tensors, np.int32(4))
+        assert torch.equal(plain, ordered)

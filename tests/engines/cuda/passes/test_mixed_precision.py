@@ -173,6 +173,26 @@ def test_an_image_of_bytes_is_converted_at_once():
     assert (first.op.op, first.op.attrs[CAST_FROM]) == ("_CastConv2D", "uint8")
 
 
+@pytest.mark.tf
+@pytest.mark.parametrize("precision", [BF16, FP16])
+def test_outputs_whose_shape_depends_on_values_are_float32_again(precision):
+    def model(tf, v1):
+        x = v1.placeholder(tf.float32, [None, 8], name="x")
+        rows = tf.gather(x, tf.reshape(tf.where(x[:, 0] > 0), [-1]))
+        hidden = tf.nn.relu(tf.matmul(rows, normal(8, 8)))
+        tf.nn.relu6(tf.matmul(hidden, normal(8, 4)), name="y")
+        tf.identity(hidden + 1.0, name="z")
+
+    flat = graph_of(model, outputs=["y", "z"])
+    feeds = {"x": normal(6, 8)}
+    exact = outputs_of(flat, feeds, IEEE, capture=False)
+    found = outputs_of(flat, feeds, precision, capture=False)
+    passed = compare(found, exact, precision=precision, tolerance=5 * DISTANCE[precision])
+    assert passed.passed, passed.describe()
+    assert {value.dtype for value in found.values()} == {np.dtype(np.float32)}
+    assert bits(found) != bits(exact)
+
+
 @pytest.mark.parametrize("half", [BF16, FP16])
 def test_a_mask_beyond_float16_masks(half):
     def build(tf, v1):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ops.segment import IN_ORDER
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch
 from msplit.opset.traits import BATCH_MATMULS, EPILOGUE_STEPS, GATHERS, MATMULS, RESHAPES, ops_with
 
@@ -194,7 +195,8 @@ def segment_sum(m: Batch) -> list[Key] | None:
     """Sums of rows by a vector of ids, each member's in rows of its own."""
     if len(m.shape(1)) != 1 or not int(m.static(2)):
         return None
-    return m.outputs("_StackedSegmentSum", {"T": m.type_of(0)}, [m.stacked(0), m.stacked(1), m.constant(m.static(2))])
+    attrs = {"T": m.type_of(0), IN_ORDER: m.op.attrs.get(IN_ORDER, False)}
+    return m.outputs("_StackedSegmentSum", attrs, [m.stacked(0), m.stacked(1), m.constant(m.static(2))])
 
 
 def lookup(m: Batch) -> list[Key] | None:

@@ -69,7 +69,10 @@ class Signatures:
                 slots.append((shapes[key][1:], types[key], "table"))  # tables may differ in their rows
             else:
                 slots.append((shapes[key], types[key], slot == weights))
-        outputs = tuple(shapes[op.node, port] for port in range(self._graph.ports(op.node)))
+        made = [(op.node, port) for port in range(self._graph.ports(op.node))]
+        if any(key not in shapes for key in made):
+            return None
+        outputs = tuple(shapes[key] for key in made)
         return op.op, attrs_key(op.attrs), tuple(slots), outputs, self._gpus.get(op.node, 0)
 
     def _forward(self) -> dict[int, int]:
