@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
 
 from msplit.core.graph import FunctionRef
 from msplit.formats.tensors import dtype_name, shape_tuple, tensor_value
-
-LEGACY_VARIABLES = frozenset({"Variable"})
-"""The reference variable of TensorFlow before 1.0: ``shape {}`` says of it that it is a scalar, or nothing."""
 
 
 def plain(value: Any) -> Any:
@@ -83,7 +80,7 @@ class _Kinds:
     functions: list[tuple[str, ...]]
 
 
-def _kinds(nodes: Any, shapeless: Collection[str]) -> _Kinds:
+def _kinds(nodes: Any, untold: bool) -> _Kinds:
     """Looks at every node once. Most of a large graph is the same few nodes over and over."""
     found: dict[tuple[str, frozenset[Any]], int] = {}
     shared: list[NodeAttrs] = []
@@ -105,7 +102,8 @@ def _kinds(nodes: Any, shapeless: Collection[str]) -> _Kinds:
         kind = found.get(signature)
         if kind is None:
             kind = found[signature] = len(shared)
-            shared.append(NodeAttrs(encoded, {"shape": None} if node.op in shapeless and _no_axes(encoded) else None))
+            silent = node.op == "Variable" or (untold and node.op == "Placeholder")
+            shared.append(NodeAttrs(encoded, {"shape": None} if silent and _no_axes(encoded) else None))
             kinds.keys.append(frozenset(encoded))
             kinds.functions.append(tuple(_functions_of(encoded)))
         kinds.attrs.append(NodeAttrs(encoded) if constant else shared[kind])
@@ -128,22 +126,20 @@ def _functions_of(encoded: Any) -> Iterator[str]:
 class AttrTable(Sequence[Mapping[str, Any]]):
     """The attributes of NodeDefs, decoded on access, and `before` them those of the stand-ins for a function's parameters.
 
-    `shapeless` are ops that can not say that they give a scalar: a shape without axes says nothing of theirs.
+    A shape without axes of a ``Variable``, TensorFlow's first, says nothing, and so does that of a placeholder where `untold`.
     """
 
-    def __init__(
-        self, nodes: Any, before: Sequence[Mapping[str, Any]] = (), shapeless: Collection[str] = LEGACY_VARIABLES
-    ) -> None:
+    def __init__(self, nodes: Any, before: Sequence[Mapping[str, Any]] = (), *, untold: bool = False) -> None:
         self._nodes = nodes
         self._before = before
-        self._shapeless = shapeless
+        self._untold = untold
 
     def __len__(self) -> int:
         return len(self._before) + len(self._nodes)
 
     @cached_property
     def _found(self) -> _Kinds:
-        return _kinds(self._nodes, self._shapeless)
+        return _kinds(self._nodes, self._untold)
 
     @cached_property
     def _all(self) -> list[Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from msplit.core.graph import CONTROL, BrokenInput, Edges, Function, Graph, numbered
-from msplit.formats.decode import LEGACY_VARIABLES, AttrTable
+from msplit.formats.decode import AttrTable
 
 Resolve = Callable[[str], "tuple[int, int] | str"]
 """Producer and port of a data input as written, or what is wrong with it."""
@@ -36,12 +36,11 @@ def to_graph(graph_def: Any, functions: Mapping[str, Function]) -> Graph:
         return "names no node" if producer is None else (producer, int(match[2]))
 
     edges, broken = connect(nodes, index, resolve)
-    shapeless = LEGACY_VARIABLES | ({"Placeholder"} if graph_def.versions.producer <= _SCALARS_UNTOLD else set())
     return Graph(
         names=names,
         ops=interned(node.op for node in nodes),
         devices=interned(node.device for node in nodes),
-        attrs=AttrTable(nodes, shapeless=shapeless),
+        attrs=AttrTable(nodes, untold=graph_def.versions.producer <= _SCALARS_UNTOLD),
         edges=edges,
         functions=functions,
         broken_inputs=broken,

@@ -43,7 +43,6 @@ _GUARD = re.compile(r"(^|/)AssertGuard(_\d+)?/")
 """Name scopes of tf.gradients and of assertions. Nobody needs what is not used of them."""
 
 _FILLS, _WAITS = ops_with("fills a source"), ops_with("waits")
-_CLOSES = {"QueueClose", "QueueCloseV2", "NoOp"}
 _NO_WORK = VARIABLES | ops_with("silent") | ops_with("free") | ops_with("assigns")
 _HARDLY = 10
 """An n-th of the nodes at most is hardly any."""
@@ -114,8 +113,7 @@ def _behind_queues(graph: Graph, inputs: list[int]) -> tuple[list[int], list[End
     beyond = replace(
         graph, edges=graph.edges.where(~fills[graph.edges.src])
     )  # what runs when a queue was filled reads nothing of it
-    sinks = [node for node in _sinks(beyond) if not fills[node] and graph.ops[node] not in _CLOSES]
-    needed = beyond.ancestors(sinks)
+    needed = beyond.ancestors([node for node in _sinks(beyond) if not fills[node]])
     if not (needed & sources).any() or all(needed[node] for node in inputs):
         return inputs, []
     read = [node for node in np.flatnonzero(needed & graph.with_ops(_WAITS)).tolist() if graph.ops[node] in _SOURCES]

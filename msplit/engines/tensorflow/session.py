@@ -153,15 +153,8 @@ class SessionExecutable:
 
     def _not_begun(self) -> EngineError:
         """What to say of an iterator whose data a program would have to give."""
-        _, fetches, targets = self._parts
-        reads = reached([*(tensor.op for tensor in fetches), *targets], self._fed)
-        names = [
-            tensor.name
-            for operation in self._graph.get_operations()
-            if operation in reads and operation.type.startswith("IteratorGetNext")
-            for tensor in operation.outputs
-            if tensor.consumers()
-        ]
+        made = [one for one in self._graph.get_operations() if one.type.startswith("IteratorGetNext")]
+        names = [tensor.name for one in made for tensor in one.outputs if tensor.consumers()]
         return EngineError(
             "the model takes its data from an iterator, and nothing in the file says what it goes over: a program initializes it",
             where=self._model,
