@@ -134,7 +134,8 @@ def json_array(value: Any, dtype: str, name: str, where: str | None = None, sour
 
 
 def _is_infinite(values: NDArray[Any]) -> NDArray[np.bool_]:
-    return np.isinf(values.astype(np.float32) if values.dtype.kind == "V" else values)
+    found: NDArray[np.bool_] = np.isinf(values.astype(np.float32) if values.dtype.kind == "V" else values)
+    return found
 
 
 def _bytes_of(item: Any, name: str, where: str | None, source: str) -> bytes:

@@ -15,6 +15,7 @@ import pytest
 
 from msplit.checks.subject import ABSENT, Subject
 from msplit.errors import LoadError
+from msplit.serving.server.refusal import Code, Refusal
 from tests.campaign import CAMPAIGN
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz import checked, networks, plans, requests
@@ -130,7 +131,11 @@ def test_changed_requests(tmp_path: Path) -> None:
     ("fault", "broken", "told"),
     [
         ("msplit.serving.server.models.known_as", lambda name, ports: next(iter(ports)), "refused|is .*, and not"),
-        ("msplit.escape.line", str, "a client is told"),
+        (
+            "msplit.serving.server.service.refusal",
+            lambda _: Refusal(Code.NOT_FOUND, "raise --max-queue"),
+            "a client is told",
+        ),
         ("msplit.serving.server.decode.of_tensor_proto", lambda *_: 1 / 0, "status 13|refused"),
     ],
 )
