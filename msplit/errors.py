@@ -110,6 +110,10 @@ class OutOfMemory(EngineError):
     """The device has not enough memory left for it."""
 
 
+class WrongShape(EngineError):
+    """An input has another type or shape than what runs was prepared for."""
+
+
 class Busy(EngineError):
     """As many requests wait as may. Nothing came of this one: it can be sent again."""
 
