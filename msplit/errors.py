@@ -115,6 +115,10 @@ class InvalidInput(EngineError):
     """A step was fed a value that the model can not take, such as an id outside of its table. Steps with other values go on."""
 
 
+class WrongShape(EngineError):
+    """An input has another type or shape than what runs was prepared for."""
+
+
 class Busy(EngineError):
     """As many requests wait as may. Nothing came of this one: it can be sent again."""
 

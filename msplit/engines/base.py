@@ -15,7 +15,7 @@ from msplit.core.graph import Ints
 from msplit.core.precision import Precision
 from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import EngineError, MsplitError
+from msplit.errors import EngineError, MsplitError, WrongShape
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.cluster import Cluster
 
@@ -180,7 +180,7 @@ def refuse(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
             fix = "shapes are fixed when a model is prepared: prepare one per shape"
             if not like:
                 fix = "convert it to that type" + (f": array.astype({dtype!r})" if is_array(value) else "")
-            raise EngineError(
+            raise WrongShape(
                 f"input {name} was prepared as {dtype} {tuple(shape)}, not {found} {tuple(value.shape)}", fix=fix
             )
 

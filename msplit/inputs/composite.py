@@ -20,6 +20,7 @@ from msplit.core.graph import TensorValue
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.ids import constant, known_shape, use_of
+from msplit.inputs.special import RANDOM, Kind, lengths
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
 
@@ -75,8 +76,15 @@ class _Sparse:
         return {spec.name for spec in (self.indices, self.values, self.shape) if spec is not None}
 
 
-def structure(flat: FlatGraph, specs: Sequence[Spec], batch: int, given: frozenset[str], seed: int = 0) -> Structure:
-    """Finds composite inputs and gives them `batch` rows of two entries each.
+def structure(
+    flat: FlatGraph,
+    specs: Sequence[Spec],
+    batch: int,
+    given: frozenset[str],
+    seed: int = 0,
+    kind: Kind = RANDOM,
+) -> Structure:
+    """Finds composite inputs and gives them `batch` rows, of two entries each where they are random, else of two on average.
 
     Args:
         flat: The graph.
@@ -84,41 +92,42 @@ def structure(flat: FlatGraph, specs: Sequence[Spec], batch: int, given: frozens
         batch: How many rows.
         given: Inputs whose values come from elsewhere; a composite input with one of them is left alone.
         seed: Decides where the entries are in their rows.
+        kind: Decides how many entries a row has.
 
     Raises:
         LoadError: Some parts of a sparse tensor are given, and others are not.
     """
     by_name = {spec.name: spec for spec in specs}
     fixed: dict[str, NDArray[np.int64]] = {}
-    lengths: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     named = {sparse.indices.name: sparse for sparse in _sparse_by_name(flat, specs)}
     for found in (*_sparse_by_role(flat, specs), *named.values()):
         # Some ops look at indices and shape alone.
         same = named.get(found.indices.name)
         sparse = replace(found, values=same.values) if found.values is None and same is not None else found
         names = sparse.names()
-        if names & {*fixed, *lengths, *given}:
+        if names & {*fixed, *sizes, *given}:
             _refuse_part(flat, found, names, given)
             continue
-        indices, dense = _sparse_of(sparse, batch, seed)
+        indices, dense = _sparse_of(sparse, batch, seed, kind)
         fixed[sparse.indices.name] = indices
         if sparse.shape is not None:
             fixed[sparse.shape.name] = dense.astype(sparse.shape.dtype)
         if sparse.values is not None:
-            lengths[sparse.values.name] = len(indices)
+            sizes[sparse.values.name] = len(indices)
     for spec in specs:
-        if spec.name in fixed or spec.name in lengths:
+        if spec.name in fixed or spec.name in sizes:
             continue
         if spec.name.endswith("/values") and _is_weight(flat, spec, by_name):
-            lengths[spec.name] = batch * _PER_ROW
+            sizes[spec.name] = batch * _PER_ROW
         for values, splits in _ragged_names(spec.name):
             there = values in by_name and splits in by_name and not given.intersection((values, splits))
             if there and _is_ragged(flat, by_name[values], by_name[splits]):
-                kind = np.int64 if by_name[splits].dtype == "int64" else np.int32
-                fixed[splits] = (np.arange(batch + 1) * _PER_ROW).astype(kind)
-                lengths[values] = batch * _PER_ROW
+                of_rows = lengths(batch, _PER_ROW, batch * _PER_ROW, kind)
+                fixed[splits] = np.cumsum([0, *of_rows], dtype=by_name[splits].dtype)
+                sizes[values] = batch * _PER_ROW
                 break
-    return Structure(fixed, lengths)
+    return Structure(fixed, sizes)
 
 
 def _refuse_part(flat: FlatGraph, sparse: _Sparse, names: Set[str], given: Set[str]) -> None:
@@ -258,25 +267,26 @@ def _is_sparse(indices: Spec, values: Spec, dense: Spec | None) -> bool:
     return indices.shape[1] in (None, rank) and dense.shape[0] in (None, rank)
 
 
-def _sparse_of(sparse: _Sparse, batch: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices, sorted and each once, and the dense shape around them. What is not known of that is as small as it can be."""
+def _sparse_of(sparse: _Sparse, batch: int, seed: int, kind: Kind) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices, sorted and each once, and the dense shape around them. What is not known of that is as small as it can be, with room for
+    longer rows unless they are random."""
     ranks = [len(sparse.known) if sparse.known is not None else None]
     ranks += [spec.shape[-1] for spec in (sparse.indices, sparse.shape) if spec is not None and spec.shape]
     rank = next((size for size in ranks if size is not None), 2)
     known = sparse.known if sparse.known is not None and len(sparse.known) == rank else (None,) * rank
     shape = [
-        size if size is not None else (batch, _PER_ROW)[axis] if axis < 2 else 1 for axis, size in enumerate(known)
+        size if size is not None else (batch, _PER_ROW if kind is RANDOM else 2 * _PER_ROW)[axis] if axis < 2 else 1
+        for axis, size in enumerate(known)
     ]
     # A whole row at a time: its cells are numbered, and some of them are taken.
     cells = int(np.prod([min(size, _MOST_CELLS) for size in shape[1:]], dtype=np.float64).clip(0, _MOST_CELLS))
     rng = np.random.default_rng([seed, zlib.crc32(sparse.indices.name.encode())])
     rows = min(shape[0], max(batch, 1)) if rank else 0
-    taken = min(_PER_ROW, cells)
-    cell = np.stack([np.sort(rng.choice(cells, taken, replace=False)) for _ in range(rows)]) if rows * taken else None
-    made = np.zeros((rows * taken, rank), dtype=np.int64)
-    if cell is not None:
+    taken = lengths(rows, min(_PER_ROW, cells), cells, kind)
+    made = np.zeros((sum(taken), rank), dtype=np.int64)
+    if len(made):
         made[:, 0] = np.repeat(np.arange(rows), taken)
-        rest = cell.reshape(-1)
+        rest = np.concatenate([np.sort(rng.choice(cells, count, replace=False)) for count in taken])
         for axis in range(rank - 1, 0, -1):
             made[:, axis] = rest % shape[axis]
             rest = rest // shape[axis]

@@ -29,6 +29,13 @@ _TO_TABLE = ops_with("hands on weights")
 _BY_COORDINATES = ops_with("gather nd")
 _ROWS_OF_TENSORS = GATHERS - ops_with("reads by handle")
 
+_DIVIDES = ops_with("integer division")
+_MAKES = ops_with("makes")
+_COMPARES, _INEXACT = ops_with("comparison") | ops_with("shape of"), ("float16", "bfloat16", "float32", "float64")
+_CALCULATES = (ops_with("arithmetic") & ops_with("wraps")) | ADD | ops_with("limit") | ops_with("linear")
+_MOVES = ops_with("identity") | ops_with("forwards") | ops_with("reshape") | ops_with("view") | ops_with("repeat")
+_PARTS = ops_with("parts") | SELECT
+
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
@@ -39,12 +46,23 @@ class Lookup:
         offset: What is added to the values on the way.
         rows: How many rows they index; None for a vocabulary.
         keys: Keys of the vocabulary; None for rows.
+        parts: Rows of each part of a table that lies in parts, by "div" or "mod".
+        op: Op that looks up.
     """
 
     table: str
     offset: int
     rows: int | None = None
     keys: Keys | None = None
+    parts: tuple[int, ...] = ()
+    op: str = ""
+
+    def ends(self) -> list[int]:
+        """Values that index the first and the last rows of parts, divided either way, and others beside them."""
+        count, rows = len(self.parts), self.rows or 0
+        sums = [sum(self.parts[:number]) for number in range(1, count)]
+        found = [end for at in sums for end in (at, at - 1)] + [*range(1, count), *range(rows - count, rows - 1)]
+        return [end - self.offset for end in found if end - self.offset >= 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +88,9 @@ class Use:
     readers: tuple[int, ...] = ()
 
 
-def use_of(flat: FlatGraph, node: int, port: int) -> Use:
-    """Follows a tensor, an output of a node, forward through ops that hand its values on."""
+def use_of(flat: FlatGraph, node: int, port: int, *, pruned: bool = True) -> Use:
+    """Follows a tensor, an output of a node, forward through ops that hand its values on; through those that pick some of them by a
+    condition, as safe lookups do, only where `pruned` says so."""
     graph = flat.graph
     lookups: list[Lookup] = []
     readers: dict[int, None] = {}
@@ -101,6 +120,8 @@ def use_of(flat: FlatGraph, node: int, port: int) -> Use:
             if op.startswith("TensorArrayScatter") and slot == _SCATTERED:
                 waiting += [(reader, 0, offset) for reader in _reads_of_array(flat, user) if reader not in seen]
             further = _handed_on(flat, user, slot, offset)
+            if not pruned and op in _ROWS_OF_TENSORS and _picks(flat, user):
+                continue
             if further is None or seen.get(user, -1) >= further or visits[user] == _MOST_VISITS:
                 continue
             seen[user] = further
@@ -129,16 +150,79 @@ def _reads_of_array(flat: FlatGraph, scatter: int) -> list[int]:
     return found
 
 
+def outside(flat: FlatGraph, node: int, port: int) -> tuple[int, ...]:
+    """Values outside of every table that a tensor's values may have all the same: safe lookups prune -1, segments drop it, and of a
+    one-hot nothing is hot."""
+    use = use_of(flat, node, port)
+    ops = {one.op for one in use.lookups}
+    if ops and use.rows is not None and not use.unknown and all(traits(op).bound is not None for op in ops):
+        return (-1, use.rows, use.rows + 2) if ops <= _MAKES else (-1,)
+    before = use_of(flat, node, port, pruned=False)
+    safe = "GreaterEqual" in before.ops and not (before.lookups or before.unknown or before.segments)
+    return (-1,) if safe and use.rows is not None else ()
+
+
+def is_calculated_with(flat: FlatGraph, node: int, port: int) -> bool:
+    """Whether integers are only moved, compared, calculated with, and made floating-point numbers: any value is as good as another then."""
+    graph = flat.graph
+    waiting, seen = [(node, port)], {node}
+    while waiting:
+        for user, slot in graph.uses(*waiting.pop()):
+            op = graph.ops[user]
+            if op in _COMPARES or (op == "Cast" and str(graph.attrs[user].get("DstT")) in _INEXACT):
+                continue
+            if op not in _CALCULATES and (op not in _MOVES or slot) and op not in _PARTS:
+                return False
+            if user not in seen:
+                seen.add(user)
+                waiting += [(user, p) for p in _ports(flat, user)]
+    return True
+
+
+def _picks(flat: FlatGraph, gather: int) -> bool:
+    """Whether a gather takes the rows for which a condition holds."""
+    node: int | None = gather
+    for slot in (1, 0):
+        node = None if node is None else _source(flat, node, slot)
+        if node is not None and flat.graph.ops[node] == "Where":
+            return True
+    return False
+
+
+def _partitioned(flat: FlatGraph, node: int, offset: int) -> Lookup | None:
+    """The table whose parts are read by what a division of ids leads to, where their sizes are known."""
+    graph = flat.graph
+    waiting, seen = [node], {node}
+    while waiting and len(seen) < _MOST_VISITS:
+        for user in graph.successors(waiting.pop()).tolist():
+            if graph.ops[user] == "DynamicPartition" and graph.inputs(user)[0][0] in seen:
+                found = [
+                    next(
+                        filter(None, (_lookup(flat, reader, slot, 0) for reader, slot in graph.uses(user, port))), None
+                    )
+                    for port in _ports(flat, user)
+                ]
+                parts = tuple(one.rows for one in found if one is not None and one.rows is not None)
+                if found and found[0] is not None and len(parts) == len(found):
+                    return Lookup(found[0].table, offset, sum(parts), parts=parts, op="DynamicPartition")
+            elif user not in seen and graph.ops[user] in _CALCULATES | _DIVIDES | _PARTS:
+                seen.add(user)
+                waiting.append(user)
+    return None
+
+
 def _lookup(flat: FlatGraph, node: int, slot: int, offset: int) -> Lookup | None:
     """The table that a node looks up in what comes in at a slot, where it does and as much is known."""
     op = flat.graph.ops[node]
     row = traits(op)
     if row.ids == slot and row.table is not None:
         size, table = _rows(flat, node, row.table), _source(flat, node, row.table)
-        return None if size is None or table is None else Lookup(flat.graph.names[table], offset, rows=size)
+        return None if size is None or table is None else Lookup(flat.graph.names[table], offset, rows=size, op=op)
+    if op in _DIVIDES and slot == 0:
+        return _partitioned(flat, node, offset)
     if row.ids == slot and row.bound is not None:
         bound = constant(flat, node, row.bound)
-        return None if bound is None else Lookup(flat.graph.names[node], offset, rows=int(bound.max(initial=1)))
+        return None if bound is None else Lookup(flat.graph.names[node], offset, rows=int(bound.max(initial=1)), op=op)
     if op in _FINDS and slot == 1:
         name = table_of(flat, node)
         keys = vocabularies(flat.model).get(name or "")

@@ -19,6 +19,7 @@ from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.composite import Spec, structure
 from msplit.inputs.files import names_in, read_value
 from msplit.inputs.scalars import scalars
+from msplit.inputs.special import RANDOM, Kind
 from msplit.inputs.values import made_up
 from msplit.opset import schema
 from msplit.shapes.inputs import Fed, input_shapes
@@ -28,9 +29,9 @@ _MOST = 1 << 44
 """Elements of an input: more than any host has bytes."""
 
 
-def feeds_for(flat: FlatGraph, workload: Workload, *, seed: int = 0) -> dict[str, NDArray[Any]]:
+def feeds_for(flat: FlatGraph, workload: Workload, *, seed: int = 0, kind: Kind = RANDOM) -> dict[str, NDArray[Any]]:
     """A value for every input of a model, as a workload says; see `make_inputs`."""
-    return make_inputs(flat, workload.shapes, batch=workload.batch or 1, seed=seed, given=workload.inputs)
+    return make_inputs(flat, workload.shapes, batch=workload.batch or 1, seed=seed, given=workload.inputs, kind=kind)
 
 
 def make_inputs(
@@ -40,6 +41,7 @@ def make_inputs(
     batch: int = 1,
     seed: int = 0,
     given: Mapping[str, Path] | None = None,
+    kind: Kind = RANDOM,
 ) -> dict[str, NDArray[Any]]:
     """Gives every input of a model a value.
 
@@ -54,7 +56,10 @@ def make_inputs(
             is 1. An input of unknown rank has the batch as its only dimension, unless the graph uses it as a scalar.
         batch: Size of the batch.
         seed: Equal seeds give equal values.
-        given: Files by input name, and under "" one that names its inputs itself; see `msplit.inputs.files`.
+        given: Files by input name, and under "" one that names its inputs itself; see `msplit.inputs.files`. What they hold is used as it
+            is, whatever the kind.
+        kind: Special values, or rows with special values among the others, see `msplit.inputs.special`. Shapes are those of random values,
+            and scalars stay as they are.
 
     Raises:
         LoadError: A file can not be read or does not fit its input; or an input's values can not be made up.
@@ -66,7 +71,7 @@ def make_inputs(
             fix = _with_default(flat, name, names) or _nearest(name, names)
             raise LoadError(f"the model has no input {name!r}", where=str(flat.model.path), fix=fix)
     specs, shaped = input_specs(flat, batch, shapes)
-    composite = structure(flat, specs, batch, frozenset(given), seed)
+    composite = structure(flat, specs, batch, frozenset(given), seed, kind)
     unknown = [(spec.name, spec.node, spec.port) for spec in specs if shaped.get((spec.node, spec.port)) is None]
     single = scalars(flat, unknown, [spec.node for spec in specs if shaped.get((spec.node, spec.port))])
     feeds: dict[str, NDArray[Any]] = {}
@@ -88,7 +93,7 @@ def make_inputs(
             what = f"input {spec.name!r} of shape {shape_text(full)} does not fit into any memory"
             raise LoadError(what, where=str(flat.model.path), fix="use a smaller --batch, or give its --shape")
         rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
-        feeds[spec.name] = made_up(flat, spec, full, rng)
+        feeds[spec.name] = made_up(flat, spec, full, rng, kind)
     return feeds
 
 

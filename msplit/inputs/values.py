@@ -15,8 +15,9 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.composite import Spec
 from msplit.inputs.examples import Feature, features_of, make_examples
-from msplit.inputs.ids import Use, constant, use_of
+from msplit.inputs.ids import Use, constant, is_calculated_with, outside, use_of
 from msplit.inputs.scalars import setting
+from msplit.inputs.special import COUNTS, LARGE_INTEGER, RANDOM, Kind, chosen, numbers
 from msplit.inputs.vocabulary import Keys
 from msplit.opset.traits import PARSERS, ops_with
 from msplit.shapes.registry import plain_shape
@@ -34,25 +35,49 @@ _IMAGE_SIZE = (48, 64)
 _BASE64, _NAMES_FILE = "DecodeBase64", "ReadFile"
 
 
-def made_up(flat: FlatGraph, spec: Spec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
-    """Values of the type of an input, in a shape.
+def made_up(
+    flat: FlatGraph, spec: Spec, shape: tuple[int, ...], rng: np.random.Generator, kind: Kind = RANDOM
+) -> NDArray[Any]:
+    """Values of the type of an input, in a shape, of a kind (see `msplit.inputs.special`).
 
     Raises:
         LoadError: They can not be made up.
     """
     use = use_of(flat, spec.node, spec.port)
     if spec.dtype == "string":
-        return _strings(flat, spec.name, shape, use, rng)
+        return _strings(flat, spec.name, shape, use, rng, kind)
     if spec.dtype in ("resource", "variant"):
         raise LoadError(
             f"input {spec.name!r} is a {spec.dtype}, which has no value outside of TensorFlow",
             where=str(flat.model.path),
             fix="choose inputs that are tensors with --inputs",
         )
-    kind = _numeric(flat, spec)
+    dtype = _numeric(flat, spec)
     if not shape and (value := setting(spec.name, spec.dtype)) is not None:
-        return value.astype(kind)
-    return _numbers(kind, shape, use, rng)
+        return value.astype(dtype)
+    drawn = _numbers(dtype, shape, use, rng)
+    if kind is RANDOM or not shape:
+        return drawn
+    if dtype.kind in "fcV" and not _as_ids(dtype, use):
+        return numbers(drawn.astype(np.complex128 if dtype.kind == "c" else np.float64), kind, spec.name).astype(dtype)
+    pool, first, last = _special(flat, spec, dtype, use)
+    made = chosen(drawn, pool.astype(dtype), first, last, kind, spec.name)
+    return np.sort(made, axis=None).reshape(shape) if use.segments else made
+
+
+def _special(flat: FlatGraph, spec: Spec, dtype: np.dtype[Any], use: Use) -> tuple[NDArray[Any], int, int]:
+    """Special values of ids, keys, masks and other integers; the first of all, and the last."""
+    if dtype == np.bool_:
+        return np.array([0, 1]), 0, 1
+    keys = _keys(use)
+    if keys is not None and (known := _as_numbers(keys, dtype, use.rows)).size:
+        return known[[-1, 0]], known[0], known[-1]
+    if use.rows is None and not use.unknown and not use.segments and is_calculated_with(flat, spec.node, spec.port):
+        return np.array(COUNTS), 0, min(LARGE_INTEGER, _most(dtype))
+    last = 0 if use.rows is None and use.unknown else min(use.rows or _SMALL, _most(dtype)) - 1
+    ends = [end for one in use.lookups for end in one.ends() if end <= last]
+    beyond = outside(flat, spec.node, spec.port) if dtype.kind != "u" else ()
+    return np.array(list(dict.fromkeys([*beyond, last, 0, *ends]))), 0, last
 
 
 def _numeric(flat: FlatGraph, spec: Spec) -> np.dtype[Any]:
@@ -74,8 +99,7 @@ def _numbers(kind: np.dtype[Any], shape: tuple[int, ...], use: Use, rng: np.rand
         numbers = _as_numbers(keys, kind, use.rows)
         if numbers.size:
             return np.asarray(rng.choice(numbers, shape)).astype(kind)
-    ids = use.rows is not None or use.unknown or use.segments
-    if np.issubdtype(kind, np.integer) or (ids and kind.kind != "c"):
+    if np.issubdtype(kind, np.integer) or _as_ids(kind, use):
         high = min(use.rows or _SMALL, _most(kind))
         integers = rng.integers(0, 1 if use.rows is None and use.unknown else high, shape)
         return (np.sort(integers, axis=None).reshape(shape) if use.segments else integers).astype(kind)
@@ -83,6 +107,12 @@ def _numbers(kind: np.dtype[Any], shape: tuple[int, ...], use: Use, rng: np.rand
     if kind.kind == "c":
         drawn = drawn + 1j * rng.standard_normal(shape)
     return np.asarray(drawn).astype(kind)
+
+
+def _as_ids(dtype: np.dtype[Any], use: Use) -> bool:
+    """Whether floating-point numbers are ids or keys."""
+    keys = any(lookup.keys is not None for lookup in use.lookups)
+    return (use.rows is not None or use.unknown or use.segments or keys) and dtype.kind != "c"
 
 
 def _most(kind: np.dtype[Any]) -> int:
@@ -117,9 +147,11 @@ def _as_numbers(keys: Keys, kind: np.dtype[Any], rows: int | None) -> NDArray[An
     return keys
 
 
-def _strings(flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: np.random.Generator) -> NDArray[Any]:
+def _strings(
+    flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: np.random.Generator, kind: Kind
+) -> NDArray[Any]:
     count = int(np.prod(shape, dtype=np.int64))
-    read = _read(flat, name, count, use, rng)
+    read = _read(flat, name, count, use, rng, kind)
     if read is None:
         ops = use.ops | _ops_in_functions(flat, use)
         for op in sorted(ops & (_NEEDS_FILE | {_BASE64})):
@@ -127,7 +159,8 @@ def _strings(flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: 
         keys = _keys(use)
         if keys is not None and keys.dtype.kind == "O":
             words = _WORDS if use.separator is not None else 1
-            picked = rng.integers(0, len(keys), (count, words))
+            last = len(keys) - 1
+            picked = chosen(rng.integers(0, len(keys), (count, words)), np.array([last, 0]), 0, last, kind, name)
             separator = use.separator or b" "
             read = [separator.join(keys[word] for word in row) for row in picked.tolist()]
         elif "StringToNumber" in ops:
@@ -145,7 +178,7 @@ def _needs_file(flat: FlatGraph, name: str, op: str) -> LoadError:
     )
 
 
-def _read(flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Generator) -> list[bytes] | None:
+def _read(flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Generator, kind: Kind) -> list[bytes] | None:
     """Strings for the ops that parse or decode them; None where none does.
 
     Raises:
@@ -162,7 +195,7 @@ def _read(flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Gener
 
         def values(feature: Feature, shape: tuple[int, ...]) -> NDArray[Any]:
             inner = Spec(f"{name}.{feature.name}", feature.dtype, feature.shape, feature.node, feature.port)
-            return made_up(flat, inner, shape, np.random.default_rng([seed, zlib.crc32(inner.name.encode())]))
+            return made_up(flat, inner, shape, np.random.default_rng([seed, zlib.crc32(inner.name.encode())]), kind)
 
         seed = int(rng.integers(1 << 31))
         return list(make_examples(features, count, values))
@@ -176,8 +209,8 @@ def _read(flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Gener
             size = _raw_bytes(flat, node)
             if size is None:
                 raise _needs_file(flat, name, op)
-            kind = _numeric(flat, Spec(name, str(flat.graph.attrs[node].get("out_type")), None, node, 0))
-            return [_of_raw(kind, size, rng).tobytes() for _ in range(count)]
+            dtype = _numeric(flat, Spec(name, str(flat.graph.attrs[node].get("out_type")), None, node, 0))
+            return [_of_raw(dtype, size, rng).tobytes() for _ in range(count)]
     inside = _ops_in_functions(flat, use)
     if _NAMES_FILE in inside:
         return None

@@ -32,6 +32,7 @@ from msplit.measure.running import Variant
 from msplit.measure.stream_ids import StreamIds
 from msplit.measure.tuning import Tuned, confirmed
 from msplit.measure.variants import cuda_options, naming_open_shapes, on_all, set_up
+from msplit.measure.verified import seconds_of
 from msplit.progress import Progress, Sums, timing
 
 
@@ -140,11 +141,13 @@ def bench(
     limited = None
     if setup.engine is CUDA and request.capture and any(variant.device for variant in result.variants):
         limited = _limited(replace(setup.job, options=cuda_options(request)), variants, tuned)
+    sums = phases.stop()
+    covered = setup.fresh.covered(seconds_of(sums)) if setup.engine is CUDA else ()
     return Bench(
         result=result,
         engine=setup.engine.name,
         why=setup.why,
-        notes=(*said, *made.notes, *made.rows, *setup.unverified),
+        notes=(*said, *made.notes, *made.rows, *setup.unverified, *covered),
         tuned=None if tuned is None else confirmed(tuned, result, made.tuned_label),
         costs=setup.job.costs,
         traced=_traced(result, variants, setup.assignments),
@@ -156,7 +159,7 @@ def bench(
         inputs={name: (value.dtype.name, value.shape) for name, value in setup.job.feeds.items()},
         mixed=setup.mixed,
         placements=placements,
-        preparation=phases.stop(),
+        preparation=sums,
     )
 
 

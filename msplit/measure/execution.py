@@ -29,7 +29,7 @@ from msplit.measure.statistics import Ratio
 from msplit.measure.tuning import Tuned
 from msplit.measure.variants import Setup, as_it_runs, naming_open_shapes, set_up
 from msplit.measure.verification import computed_in
-from msplit.measure.verified import Verification, verified
+from msplit.measure.verified import Verification, seconds_of, verified
 from msplit.progress import Progress, prepared, silent, timing
 
 ROUNDS = 11
@@ -158,6 +158,8 @@ def make_ready(
     own = chosen.job.tensorflow
     spread = chosen.job.streams > 1 or own.devices or own.cluster is not None
     notes = made.notes if chosen.engine is CUDA or spread else (_ON_ONE,)
+    sums = phases.stop()
+    covered = setup.fresh.covered(seconds_of(sums)) if chosen.engine is CUDA else ()
     runner = runner_of(
         ready.running,
         chosen.job.feeds,
@@ -166,8 +168,8 @@ def make_ready(
         why=setup.why,
         outputs=tuple(output.name for output in setup.job.flat.outputs),
         checks=tuple(ready.checks),
-        notes=(*notes, *outrun, *setup.unverified),
-        preparation=phases.stop(),
+        notes=(*notes, *outrun, *setup.unverified, *covered),
+        preparation=sums,
     )
     return Ready(runner, chosen, setup, made.tuned, why)
 

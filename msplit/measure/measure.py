@@ -20,6 +20,7 @@ from msplit.engines.base import Arrays, HasOwnClock, HasTimeline
 from msplit.engines.nvidia import utilization
 from msplit.errors import EndOfData
 from msplit.inputs.reference import Reference
+from msplit.inputs.special import Fresh
 from msplit.measure import statistics
 from msplit.measure.diagnose import Hints, diagnose
 from msplit.measure.results import BenchResult, Settings, VariantResult
@@ -34,7 +35,7 @@ _SLOW = 20.0
 def bench(
     variants: Sequence[Variant],
     *,
-    fresh: Callable[[int], Arrays],
+    fresh: Callable[[int], Arrays] | Fresh,
     settings: Settings | None = None,
     reference: Reference | None = None,
     about: Hints | None = None,
@@ -46,7 +47,7 @@ def bench(
 
     Args:
         variants: What to compare; ratios are over the first one.
-        fresh: Makes a new set of inputs from a seed, for verification.
+        fresh: Makes a new set of inputs from a seed, for verification; perhaps of special kinds, too.
         reference: Inputs with outputs that every variant must give, if there is one.
         about: What the cost model says, for the diagnosis.
         command: The command line, for the record.

@@ -43,7 +43,7 @@ class BenchRequest:
         capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: ``auto`` measures.
         effort: ``full``, or ``fast`` to be ready in seconds: no kernel is timed and none is compiled of fused ops, so that libraries run
-            what they can, and outputs are held against one stream's only, in the precision that is measured, unless there is a
+            what they can, and outputs are held against the same ops without any rewrite and against one stream, unless there is a
             `reference`. Cuda engine only.
         fuse: Whether to show, on the cuda engine, what one kernel for each group of pointwise ops adds.
         group: Whether to show what batching alike branches adds to that.

@@ -29,6 +29,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
 from msplit.inputs.scalars import setting
+from msplit.inputs.special import RANDOM, Fresh, Kind, kinds
 from msplit.measure.ablation import Ablation, list_steps, plural
 from msplit.measure.initial import initial_state
 from msplit.measure.mixed_precision import Mixed, keep_within
@@ -40,7 +41,7 @@ from msplit.measure.running import Variant
 from msplit.measure.stream_ids import StreamIds, assignments_for
 from msplit.opset import schema
 from msplit.opset.state import written
-from msplit.opset.traits import DRAWN_ON_DEVICE, ops_with
+from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with
 from msplit.progress import Progress, phase
 from msplit.schedule.plan import planfile
 from msplit.shapes import Shapes, infer
@@ -50,7 +51,7 @@ _OWN_DATA = ops_with("data source")
 
 _ON_CPU = "TensorFlow on the CPU"
 
-_NO_VARIABLES = "the reference holds no variables: what a step makes of them was compared between streams only"
+_NO_VARIABLES = "the reference holds no variables: what a step makes of them was compared with the same ops one by one and between streams"
 
 ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
 
@@ -69,7 +70,7 @@ class Setup:
         ablation: What shows what larger kernels add, on the cuda engine, as far as it is known before anything is compiled.
         planned: What runs the plan file, if there is one.
         reference: What outputs are held against; None where there is nothing.
-        fresh: Makes a set of inputs from a seed.
+        fresh: Makes sets of inputs from seeds.
         mixed: What stays in float32 so that errors are as small as asked for; None where nothing is asked.
         notes: What was done to the assignment.
         unverified: What can not be verified.
@@ -86,7 +87,7 @@ class Setup:
     ablation: Ablation
     planned: Variant | None
     reference: Reference | None
-    fresh: Callable[[int], Arrays]
+    fresh: Fresh
     notes: tuple[str, ...]
     plan_notes: tuple[str, ...]
     unverified: tuple[str, ...]
@@ -141,8 +142,8 @@ def set_up(
     request, loaded, notes = _sized(flat, request)
     sizes, costs = price(flat, request.workload)
 
-    def feeds_of(seed: int) -> Arrays:
-        return feeds_for(flat, request.workload, seed=seed)
+    def feeds_of(seed: int, kind: Kind = RANDOM) -> Arrays:
+        return feeds_for(flat, request.workload, seed=seed, kind=kind)
 
     with phase("making inputs"):
         feeds = feeds_of(request.seed)
@@ -202,12 +203,28 @@ def set_up(
         ablation=_ablation(variants, assignments, request) if engine is CUDA else Ablation(),
         planned=planned,
         reference=reference,
-        fresh=feeds_of,
+        fresh=Fresh(feeds_of, _kinds(flat, feeds_of, request, state)),
         notes=tuple(notes),
         plan_notes=tuple(plan_notes),
         unverified=(*unverified, *own_data(flat)),
         mixed=mixed,
     )
+
+
+def _kinds(flat: FlatGraph, feeds_of: Callable[..., Arrays], request: BenchRequest, state: Arrays) -> tuple[Kind, ...]:
+    """Random inputs, and kinds of special ones that are others; nothing where steps differ by what they draw or read themselves."""
+    draws = not DRAWS.isdisjoint(flat.graph.ops) and not state  # further steps draw further numbers
+    if draws or own_data(flat) or not request.settings.verify_inputs:
+        return ()
+    with phase("making inputs"):
+        usual = feeds_of(request.seed)
+        rows = max((len(value) for value in usual.values() if value.ndim), default=0)
+
+        def differs(kind: Kind) -> bool:
+            made = feeds_of(request.seed, kind)
+            return any(not np.array_equal(made[name], value) for name, value in usual.items())
+
+        return (RANDOM, *filter(differs, kinds(rows)))
 
 
 def _state(flat: FlatGraph, request: BenchRequest) -> Arrays:
@@ -454,10 +471,11 @@ def _reference(
             return None, ()
     elif request.is_fast:
         return None, (
-            "with effort fast outputs were compared between streams only, in one precision: bring a reference with --reference",
+            "with effort fast outputs were held against the same ops one by one and between streams, not against TensorFlow: bring a "
+            "reference with --reference",
         )
     if TENSORFLOW.unavailable():
         return None, (
-            "TensorFlow is not here, so outputs were compared between streams only: bring a reference with --reference",
+            "TensorFlow is not here, so outputs were held against the same ops and between streams: bring a reference with --reference",
         )
     return _by_tensorflow(flat, feeds, request, state), ()

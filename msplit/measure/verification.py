@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 from msplit import escape
@@ -53,8 +54,9 @@ class OutputComparison:
     """How one output compares.
 
     A number passes where ``|got - expected| <= tolerance * (|expected| + scale)``; the scale is the root mean square of
-    the expected output's finite values, so that a value near zero is held to the precision of the values it is made of. In half precision
-    (`as_a_whole`) it is the distance of all elements together that has to be within the tolerance.
+    the expected output's finite values, without sentinels such as the -1e9 of masked logits for what is none, so that a value near zero is
+    held to the precision of the values it is made of. In half precision (`as_a_whole`) it is the distance of all elements together that
+    has to be within the tolerance.
 
     Attributes:
         passed: Whether every element does, or all together do.
@@ -200,7 +202,9 @@ def compare(
     return Comparison(tuple(results))
 
 
-def compare_state(got: Arrays, expected: Arrays, tolerances: Mapping[str, float]) -> Comparison:
+def compare_state(
+    got: Arrays, expected: Arrays, tolerances: Mapping[str, float], before: Arrays | None = None
+) -> Comparison:
     """Holds variables against what they should be after the same steps, by name; what is only in one of the two is passed over.
 
     A variable passes where its distance from what is expected, ``sqrt(mean((got - expected) ** 2))``, is at most its tolerance times
@@ -210,14 +214,29 @@ def compare_state(got: Arrays, expected: Arrays, tolerances: Mapping[str, float]
 
     Args:
         tolerances: By variable; see `state_tolerances`.
+        before: What they were before the steps: then what the steps add to each is held against what they should, too. Of a table of
+            which few rows change, or in small steps, the values themselves tell nothing.
     """
     results = []
+    if before is not None:
+        got, expected = with_changes(got, before), with_changes(expected, before)
     for name in expected:
         if name in got:
             results.append(
                 _compare_variable(name, np.asarray(got[name]), np.asarray(expected[name]), tolerances.get(name, 0.0))
             )
     return Comparison(tuple(results))
+
+
+def with_changes(after: Arrays, before: Arrays) -> Arrays:
+    """Variables, and what steps have added to those of floating-point numbers."""
+    found = {name: np.asarray(value) for name, value in after.items()}
+    changes = {
+        f"change of {name}": value - np.asarray(before[name])
+        for name, value in found.items()
+        if name in before and tolerance_of(value.dtype.name) and np.shape(before[name]) == value.shape
+    }
+    return {**found, **changes}
 
 
 def _compare_variable(name: str, got: NDArray[Any], expected: NDArray[Any], tolerance: float) -> OutputComparison:
@@ -304,19 +323,39 @@ def state_tolerances(
         precision: In which the steps are made.
         tolerance: In place of the type's own.
     """
-    usual, amplitude = _STATE[precision]
-    least = usual if tolerance is None else tolerance
-    expected = {name: np.asarray(value) for name, value in after.items()}
-    inexact = [name for name, value in expected.items() if tolerance_of(value.dtype.name)]
+    amplitude = _STATE[precision][1]
+    least = least_state_tolerances(state, after, precision, tolerance)
+    expected = with_changes(after, state)
 
-    def away(other: Arrays) -> dict[str, float]:
-        return {name: _distance(np.asarray(other[name]), expected[name]) for name in inexact}
+    def away(begun: Arrays) -> dict[str, float]:
+        other = with_changes(stepped(begun), begun)
+        return {name: _distance(other[name], expected[name]) for name in least}
 
-    again = away(stepped(state))
-    if draws and max(again.values(), default=0.0) > least:
-        return dict.fromkeys(inexact, least)
-    carried = away(stepped(_moved(state, amplitude)))
-    return {name: max(least, _ROUNDING * max(carried[name], again[name])) for name in inexact}
+    again = away(state)
+    if draws and any(again[name] > most for name, most in least.items()):
+        return least
+    carried = away(_moved(state, amplitude))
+    return {name: max(most, _ROUNDING * max(carried[name], again[name])) for name, most in least.items()}
+
+
+def least_state_tolerances(
+    state: Arrays, after: Arrays, precision: Precision, tolerance: float | None = None
+) -> dict[str, float]:
+    """The tolerance of the type for each variable and its change, see `state_tolerances`. A change is held no closer than the variable's
+    own type can hold it."""
+    least = _STATE[precision][0] if tolerance is None else tolerance
+    found = {}
+    for name, value in with_changes(after, state).items():
+        kind = value.dtype.name
+        if tolerance_of(kind):
+            found[name] = least
+        if name not in after:
+            changed = value != 0 if value.any() else np.ones_like(value, bool)
+            whole = np.asarray(after[name.removeprefix("change of ")])[changed].astype(np.complex128)
+            size = float(np.linalg.norm(value.astype(np.complex128)))
+            places = 4 * float(finfo(value.dtype).eps) * float(np.linalg.norm(whole))
+            found[name] = max(least, places / max(size, _SMALLEST_SCALE * value.size**0.5, 1e-300))
+    return found
 
 
 def output_tolerances(
@@ -396,11 +435,31 @@ def _close(name: str, got: NDArray[Any], expected: NDArray[Any], tolerance: floa
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         magnitude = np.abs(b)
         known = magnitude[np.isfinite(b)]
-        scale = max(float(np.sqrt(np.mean(known**2))) if known.size else 0.0, _SMALLEST_SCALE)
+        scale: Any = max(_rms(known), _SMALLEST_SCALE)
+        if (lower := _without_sentinels(known)) is not None:  # which would hide all others
+            scale = np.where(magnitude > lower.max(), scale, max(_rms(lower), _SMALLEST_SCALE))
         error = np.abs(a - b) / (magnitude + scale)
     error = np.where(same, 0.0, np.where(finite, error, np.inf))
     found = _compared(name, got, expected, error, tolerance, int(np.argmax(error)) if error.size else None)
     return replace(found, distance=_distance(got, expected))
+
+
+def _rms(values: NDArray[Any]) -> float:
+    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
+
+
+_SENTINEL, _GAP, _FEWEST = 1e3, 1e2, 8
+"""Sentinels, such as the -1e9 of masked logits, are at least so large, and so many times as large as the largest of so many others."""
+
+
+def _without_sentinels(magnitudes: NDArray[Any]) -> NDArray[Any] | None:
+    """The magnitudes below those of sentinels; None where there are no sentinels."""
+    if magnitudes.size <= _FEWEST or magnitudes.max() < _SENTINEL:
+        return None
+    found = np.sort(magnitudes[magnitudes > 0])
+    gaps: NDArray[np.intp] = np.flatnonzero((found[1:] >= _SENTINEL) & (found[1:] > _GAP * found[:-1])) + 1
+    gaps = gaps[gaps >= _FEWEST]
+    return found[: gaps[0]] if len(gaps) else None
 
 
 def _compared(

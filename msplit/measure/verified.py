@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -12,10 +12,12 @@ import numpy as np
 
 from msplit.core.precision import Precision
 from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, HasState
-from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
+from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.tensorflow.engine import REFERENCE
-from msplit.errors import OutOfMemory
+from msplit.errors import EngineError, OutOfMemory, WrongShape
 from msplit.inputs.reference import Reference
+from msplit.inputs.special import RANDOM, Fresh, Kind, Name
 from msplit.measure.mixed_precision import emulated_errors
 from msplit.measure.results import Check, Settings
 from msplit.measure.running import KeepsMemory, KnowsDevice, NeedsDevices, Running, Variant
@@ -25,29 +27,63 @@ from msplit.measure.verification import (
     compare,
     compare_state,
     computed_in,
+    least_state_tolerances,
     output_tolerances,
     state_tolerances,
 )
 from msplit.opset.traits import DRAWS
-from msplit.progress import Progress, phase
+from msplit.progress import Progress, Sums, phase
 
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""
+
+Compared = Callable[..., Comparison]
+"""Compares outputs, of what is got and what is expected, in a precision, of all that are held against each other."""
 
 
 @dataclass(frozen=True, eq=False)
 class Verification:
     """How variants are verified: on inputs that `fresh` makes from a seed and, if there is one, against a reference.
 
-    `computed` is as `Reference` has it. `rounding` is, for those that are held to it, as `compare` has it.
+    `computed` is as `Reference` has it. `rounding` is, for those that are held to it, as `compare` has it. Where it is `proved` that the
+    rewritten graph does what it did op by op, only streams and kernels are left to verify.
     """
 
-    fresh: Callable[[int], Arrays]
+    fresh: Callable[[int], Arrays] | Fresh
     settings: Settings
     reference: Reference | None
     tell: Progress
     computed: Mapping[str, str] | None = None
     rounding: Mapping[Variant, Mapping[str, float]] = field(default_factory=dict)
+    special: bool = True
+    proved: bool = False
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those of special inputs."""
+        return self.fresh.kinds if self.special and isinstance(self.fresh, Fresh) else ()
+
+    def made(self, seed: int, kind: Kind) -> Arrays:
+        """Inputs of a kind."""
+        return self.fresh(seed, kind) if isinstance(self.fresh, Fresh) else self.fresh(seed)
+
+    def refuse(self, kind: Kind, why: str) -> None:
+        """Notes that nothing can be verified on a kind of inputs."""
+        if isinstance(self.fresh, Fresh):
+            self.fresh.refused.setdefault(kind.name.value, why)
+
+
+SPECIAL = "verifying special inputs"
+"""The phase in which that is done."""
+
+
+def seconds_of(sums: Sums) -> float:
+    """How long special inputs took, of all phases."""
+    return sum(one.seconds for one in sums.phases if one.phase == SPECIAL)
+
+
+UNCHANGED = "the graph op by op"
+"""What runs of our engine without any rewriting is called where TensorFlow is not asked."""
 
 
 @contextmanager
@@ -64,7 +100,8 @@ def verified(variants: Sequence[Variant], how: Verification) -> Iterator[list[Ru
             engine.prepare([variant.job for variant in variants if variant.engine is engine])
     try:
         fitted = _verify_in_ieee(running, how)
-        how = replace(how, rounding=_rounding(running, how))
+        proved = any(one.checks for one in running)
+        how = replace(how, rounding=_rounding(running, how), proved=proved)
         for number, one in enumerate(running):
             how.tell(f"building {one.variant.label}", number / len(running))
             if not one.skipped and one.passed:
@@ -88,7 +125,7 @@ def rebuild(running: Sequence[Running], how: Verification) -> None:
         one.build(one.variant.job)
     before = [len(one.checks) for one in alive]
     once = replace(how.settings, verify_inputs=min(1, how.settings.verify_inputs))
-    _verify(alive, replace(how, settings=once, reference=None))
+    _verify(alive, replace(how, settings=once, reference=None, special=False))
     for one, count in zip(alive, before, strict=True):
         one.checks[count:] = [check for check in one.checks[count:] if not check.passed]
 
@@ -114,21 +151,30 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> bool:
     """Where the measured precision is TF32, checks everything once in IEEE float32 and its tight tolerance first, or the given one. Whether
     there was memory for all side by side, as far as that was tried.
 
-    That builds everything twice, so it is left out where what runs is to be ready at once.
+    That builds everything twice. So where what runs is to be ready at once, it is only done of the last, launch by launch, with special
+    inputs.
     """
+    if all(_precision(one.variant).ieee for one in running):
+        return True
     ours = [one.variant.job.options for one in running if one.variant.engine.name == CudaEngine.name]
     hurried = bool(ours) and not any(options.measure for options in ours)
-    if hurried or all(_precision(one.variant).ieee for one in running):
+    if hurried and (not how.kinds or ours[-1].split or ours[-1].shards is not None):
         return True
     # It is the graph that this proves right. Kernels that are chosen by timing are held against the libraries' when they are timed, and
     # what runs is verified again below: to time them in this precision, too, takes as long as all else.
     strict = []
-    for one in running:
+    one_is_chosen = hurried and len(running) <= 2  # and held against one stream below
+    for one in running[-1:] if one_is_chosen else running:
         job = one.variant.job
-        job = replace(job, precision=Precision.IEEE, options=replace(job.options, measure=False))
+        options = replace(job.options, measure=False)
+        if hurried:  # to capture it takes longer than its steps
+            options = replace(options, capture=False, devices=())
+        job = replace(job, precision=Precision.IEEE, options=options)
         strict.append(Running(replace(one.variant, job=job), one.partner))
     try:
         fitted = _fit(strict, how)
+        if hurried and not fitted:
+            return True
         if not fitted:
             again = [how.fresh(seed) for seed in _seeds(how.settings)]
             first = [] if how.reference is None else [how.reference.feeds]
@@ -139,8 +185,8 @@ def _verify_in_ieee(running: Sequence[Running], how: Verification) -> bool:
             for one in _built_in_turn(strict, how):
                 one.answer(first, again)
                 _free_memory([one])
-        _verify(strict, how)
-        for one, checked in zip(running, strict, strict=True):
+        _verify(strict, how if fitted else replace(how, special=False))
+        for one, checked in zip(running[-len(strict) :], strict, strict=True):
             one.checks += checked.checks
             one.skipped = checked.skipped
         return fitted
@@ -254,12 +300,38 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     own = {one: _precision(one.variant) for one in built}
 
     def compared(
-        got: Arrays, expected: Arrays, precision: Precision, *held: Running, carried: Mapping[str, float] | None = None
+        got: Arrays,
+        expected: Arrays,
+        precision: Precision,
+        *held: Running,
+        carried: Mapping[str, float] | None = None,
     ) -> Comparison:
         coarsest = (one.variant for one in held if own[one] is precision)  # the other one's is less
         rounding = next((how.rounding[one] for one in coarsest if one in how.rounding), None)
         most = partial(compare, precision=precision, tolerance=settings.tolerance, computed=computed)
         return most(got, expected, rounding=rounding, carried=carried)
+
+    truth = _truth(built, how, state) if settings.verify_inputs else None
+    try:
+        if how.kinds:
+            with phase(SPECIAL):
+                _verify_special(built, truth or built[0], state, how, own, compared)
+        _verify_beside(built, truth if reference is not None and reference.learns else None, state, how, own, compared)
+    finally:
+        if truth is not None:
+            truth.close()
+
+
+def _verify_beside(
+    built: Sequence[Running],
+    truth: Running | None,
+    state: Arrays,
+    how: Verification,
+    own: Mapping[Running, Precision],
+    compared: Compared,
+) -> None:
+    """Compares all with the reference, and each with its partner on the same random inputs; with variables, with the truth as well."""
+    settings, reference = how.settings, how.reference
 
     def from_the_same_values() -> None:
         if state:
@@ -280,18 +352,17 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     partners = {one: partner_of.get(one.partner or "", built[0]) for one in built}
     pairs = [(one, partner) for one, partner in partners.items() if one is not partner]
     asked = list(pairs)
-    truth = _truth(built, reference) if state and settings.verify_inputs else None
+    truth = truth if state else None
     while pairs or truth:
         held = [(one, other, Precision.coarsest(own[one], own[other])) for one, other in pairs]
         for (one, other, precision), outcome in _in_lock_step(built, held, state, how, compared).items():
             one.checks.append(Check(other.variant.label, precision, settings.verify_inputs, outcome))
         if state and settings.verify_inputs:
-            with phase("verifying variables"), nullcontext() if truth is None else closing(truth):
+            with phase("verifying variables"):
                 if truth is not None:
-                    truth.build(truth.variant.job)
                     held += [(one, truth, own[one]) for one in built if isinstance(one.variant.engine, CudaEngine)]
                 _verify_state(held, state, how)
-                truth = None
+        truth = None
         # To agree with what is wrong says nothing: then it has to agree with what that was held against.
         unproved = [(one, partners[other]) for one, other in asked if one.passed and not other.passed]
         pairs = [pair for pair in unproved if pair[0] is not pair[1] and pair not in asked]
@@ -305,7 +376,7 @@ def _in_lock_step(
     pairs: Sequence[Pair],
     state: Arrays,
     how: Verification,
-    compared: Callable[..., Comparison],
+    compared: Compared,
 ) -> dict[Pair, Comparison]:
     """What the outputs of all are, step by step, on the same inputs: the first comparison that fails, or else that of the first step.
 
@@ -350,7 +421,9 @@ def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> A
     for one in built:
         if isinstance(one.running, HasState) and LOSS_SCALE in one.running.save_state():
             inputs = [] if how.reference is None else [how.reference.feeds]
-            inputs += map(how.fresh, _seeds(how.settings))
+            inputs += [
+                how.made(seed, kind) for kind in _kinds(how, half=True) or [RANDOM] for seed in _seeds(how.settings)
+            ]
             scale = FIRST_SCALE[LOSS_SCALE]
             while scale > 1:
                 one.running.load_state({**state, **FIRST_SCALE, LOSS_SCALE: scale})
@@ -363,13 +436,131 @@ def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> A
     return state
 
 
-def _truth(built: Sequence[Running], reference: Reference | None) -> Running | None:
-    """What tells what TensorFlow makes of the variables on the CPU: the outputs of a first step, such as a loss, tell nothing of it, and
-    variants that share a mistake agree. None where it can not be asked, or nothing runs on our engine."""
-    ours = [one for one in built if isinstance(one.variant.engine, CudaEngine)]
-    if reference is None or not reference.learns or not ours:
+def _truth(built: Sequence[Running], how: Verification, state: Arrays) -> Running | None:
+    """What tells what the model makes of special inputs, and of variables: the outputs of a first step, such as a loss, tell nothing of
+    these, and variants that share a mistake agree. That is TensorFlow on the CPU or, where it is not asked, our engine without any
+    rewriting. None where neither runs the model, there is nothing to ask, or nothing runs on our engine."""
+    jobs = [one.variant.job for one in built if isinstance(one.variant.engine, CudaEngine)]
+    learns = how.reference is not None and how.reference.learns
+    if not jobs or not (how.kinds or (state and learns)):
         return None
-    return Running(Variant(reference.source, REFERENCE, ours[0].variant.job), None)
+    if learns and how.reference is not None:
+        truth = Running(Variant(how.reference.source, REFERENCE, jobs[0]), None)
+    elif how.proved or jobs[0].options.split or jobs[0].options.shards is not None:
+        return None
+    else:
+        options = EngineOptions(jobs[0].options.device, capture=False, measure=False, simplify=False)
+        job = replace(jobs[0], ids=np.zeros_like(jobs[0].ids), streams=1, options=options)
+        truth = Running(Variant(UNCHANGED, ENGINE, job, optional=True), None)
+    truth.build(truth.variant.job)
+    return truth if truth.can_step else None
+
+
+def _kinds(how: Verification, *, half: bool) -> list[Kind]:
+    """Kinds of inputs for a precision: in half precision those of ordinary size, within float16's range."""
+    return [kind for kind in how.kinds if not half or kind.name not in (Name.LARGE, Name.SMALL)]
+
+
+def _verify_special(
+    built: Sequence[Running],
+    truth: Running,
+    state: Arrays,
+    how: Verification,
+    own: Mapping[Running, Precision],
+    compared: Compared,
+) -> None:
+    """Compares outputs of our engine, and what a step makes of variables, on each kind of special inputs; with variables also in a second
+    step, behind a random one: of those that begin with zeros the first tells little.
+
+    Each kind has to pass by itself. Variables may do so with another seed, see `best_of`; nothing else may.
+    """
+    ours = [one for one in built if one is not truth and isinstance(one.variant.engine, CudaEngine)]
+    half = any(own[one].half for one in ours)
+    kinds = [
+        kind for kind in how.kinds if not half or kind.name not in (Name.LARGE, Name.SMALL)
+    ]  # within float16's range
+    first = [how.fresh(how.settings.seed + 1)] if state else []
+    sets = [(kind, list[Arrays]()) for kind in kinds]
+    if state:
+        sets += [(kind, first) for kind in (RANDOM, *[kind for kind in kinds if kind.name is Name.EDGES][:1])]
+    found: dict[tuple[Running, str], list[Comparison]] = {}
+    for number, (kind, before) in enumerate(sets if ours else ()):
+        how.tell(SPECIAL, number / len(sets))
+        variables: dict[Running, list[Comparison]] = {one: [] for one in ours}
+        for attempt in range(how.settings.verify_inputs if state else 1):
+            left = [one for one in ours if not (variables[one] and variables[one][-1].passed)]
+            fed = [*before, how.made(how.settings.seed + 1 + attempt, kind)]
+            begun = _begun([truth], state) if state else state
+            try:
+                expected, after = _stepped(truth, fed, begun) if left else ({}, {})
+            except EngineError as problem:
+                if kind is RANDOM and not isinstance(problem, WrongShape):
+                    raise
+                how.refuse(kind, problem.what)
+                break
+            tolerances: dict[Precision, dict[str, float]] = {}
+            for one in left:
+                try:
+                    outputs, mine = _stepped(one, fed, begun)
+                except WrongShape as problem:  # the host made something longer, or shorter, of them
+                    how.refuse(kind, problem.what)
+                    continue
+                if not attempt:
+                    comparison = compared(outputs, expected, own[one], one)
+                    if not comparison.passed and (kind.name is Name.LARGE or before):
+                        moved = partial(_moved_outputs, truth, fed, begun)
+                        start = begun if before else fed[-1]
+                        carried = output_tolerances(start, expected, moved, precision=own[one])
+                        comparison = compared(outputs, expected, own[one], one, carried=carried)
+                    found.setdefault((one, ""), []).append(comparison)
+                if state:
+                    repeat = partial(_variables_after, truth, fed)
+                    variables[one].append(
+                        _learned(mine, after, begun, repeat, own[one], how, tolerances, _draws(truth))
+                    )
+        for one, tried in variables.items():
+            if tried:
+                found.setdefault((one, "variables of "), []).append(best_of(tried))
+    for (one, what), comparisons in found.items():
+        failed = [each for each in comparisons if not each.passed]
+        worst = failed[0] if failed else max(comparisons, key=lambda each: each.needed)
+        one.checks.append(Check(f"{what}{truth.variant.label}", own[one], len(comparisons), worst))
+
+
+def _learned(
+    mine: Arrays,
+    after: Arrays,
+    state: Arrays,
+    stepped: Callable[[Arrays], Arrays],
+    precision: Precision,
+    how: Verification,
+    known: dict[Precision, dict[str, float]],
+    draws: bool,
+) -> Comparison:
+    """How variables compare with what they should be after the same steps; what rounding does to them is only asked where they differ, and
+    `known` afterwards."""
+    tolerance = how.settings.tolerance
+    found = compare_state(mine, after, least_state_tolerances(state, after, precision, tolerance), state)
+    if found.passed:
+        return found
+    if precision not in known:
+        known[precision] = state_tolerances(
+            state, after, stepped, draws=draws, precision=precision, tolerance=tolerance
+        )
+    return compare_state(mine, after, known[precision], state)
+
+
+def _moved_outputs(truth: Running, fed: Sequence[Arrays], state: Arrays, moved: Arrays) -> Arrays:
+    """Outputs of the last of some steps, from moved variables or, of one step alone, on moved inputs."""
+    return _stepped(truth, fed, moved)[0] if len(fed) > 1 else _stepped(truth, [moved], state)[0]
+
+
+def _stepped(one: Running, fed: Sequence[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
+    """The outputs of the last of some steps, and the variables after it, from the variables before the first."""
+    if state and isinstance(one.running, HasState):
+        one.running.load_state(state)
+    outputs = [one.step(feeds) for feeds in fed][-1]
+    return {name: np.array(value) for name, value in outputs.items()}, one.save_state() if state else {}
 
 
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:
@@ -381,18 +572,18 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
         feeds = how.fresh(how.settings.seed + 1 + number)
         held = list(dict.fromkeys(each for pair in pairs for each in pair[:2]))
         begun = _begun(held, state)
-        made = {each: _after(each, feeds, begun) for each in held}
+        made = {each: _variables_after(each, [feeds], begun) for each in held}
         for index, (one, partner, precision) in enumerate(pairs):
             if (partner, precision) not in tolerances:
                 tolerances[partner, precision] = state_tolerances(
                     begun,
                     made[partner],
-                    partial(_after, partner, feeds),
+                    partial(_variables_after, partner, [feeds]),
                     draws=_draws(partner),
                     precision=precision,
                     tolerance=how.settings.tolerance,
                 )
-            compared = compare_state(made[one], made[partner], tolerances[partner, precision])
+            compared = compare_state(made[one], made[partner], tolerances[partner, precision], state)
             found.setdefault(index, []).append(compared)
     for index, comparisons in found.items():
         one, partner, precision = pairs[index]
@@ -424,15 +615,9 @@ def _draws(one: Running) -> bool:
 
 def _outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
     """The outputs of the last of some steps, from the variables before the first."""
-    if isinstance(one.running, HasState):
-        one.running.load_state(state)
-    return [one.step(feeds) for feeds in fed][-1]
+    return _stepped(one, fed, state)[0]
 
 
-def _after(one: Running, feeds: Arrays, state: Arrays) -> Arrays:
-    """The variables after a step; none where it does not tell."""
-    if not isinstance(one.running, HasState):
-        return {}
-    one.running.load_state(state)
-    one.step(feeds)
-    return one.running.save_state()
+def _variables_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
+    """The variables after some steps, from those before the first; none where it does not tell."""
+    return _stepped(one, fed, state)[1] if isinstance(one.running, HasState) else {}

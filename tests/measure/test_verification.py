@@ -13,6 +13,7 @@ from msplit.measure.verification import (
     compare,
     compare_state,
     computed_in,
+    least_state_tolerances,
     output_tolerances,
     state_tolerances,
 )
@@ -245,7 +246,7 @@ def test_steps_that_draw_numbers_are_held_to_the_plain_tolerance_where_they_draw
         return {"w": state["w"] * generator.uniform(0, 1, 9)}
 
     found = state_tolerances(begun, stepped(begun), stepped, draws=True, precision=Precision.IEEE)
-    assert found == {"w": 1e-4}
+    assert found == {"w": 1e-4, "change of w": 1e-4}
 
 
 def test_what_another_order_of_sums_does_to_a_step_that_is_repeated_is_allowed():
@@ -331,3 +332,35 @@ def test_in_half_precision_it_is_the_distance_that_counts(precision, most):
     far[7] = np.nan
     assert not one(far, expected, precision=precision).passed
     assert not one(np.int32([1, 2]), np.int32([1, 3]), precision=precision).passed
+
+
+def test_sentinels_do_not_hide_what_is_beside_them():
+    """Logits of which most are masked by -1e9: the others are held to their own size."""
+    expected = np.float32([-1e9] * 8 + list(np.linspace(-2, 2, 9)))
+    got = expected + np.float32([0] * 8 + [1e-2] + [0] * 8)
+    assert one(expected, expected).passed
+    assert not one(got, expected).passed
+    near = expected.copy()
+    near[:8] += 1e4  # 1e-5 of them
+    assert one(near, expected).passed
+
+
+@pytest.mark.parametrize("wrong", ["a row of a table", "a small step"])
+def test_what_steps_add_is_held_against_what_they_should(wrong):
+    """To the whole variable it is nothing."""
+    rng = np.random.default_rng(0)
+    begun = variables(w=rng.standard_normal((10_000, 4)))
+    step = np.zeros((10_000, 4)) if wrong == "a row of a table" else rng.standard_normal((10_000, 4))
+    step[7] = 1
+    right = {"w": (begun["w"] - np.float32(1e-5 if wrong == "a small step" else 1e-2) * step).astype(np.float32)}
+    got = {"w": right["w"].copy()}
+    if wrong == "a row of a table":
+        got["w"][7] = begun["w"][7] - 0.012
+    else:
+        got["w"] = (begun["w"] - np.float32(1.1e-5) * step).astype(np.float32)
+    tolerances = least_state_tolerances(begun, right, Precision.IEEE)
+    assert compare_state(got, right, tolerances).passed
+    assert not compare_state(got, right, tolerances, begun).passed
+    assert compare_state(right, right, tolerances, begun).passed
+    last_bit = {"w": np.where(step != 0, np.nextafter(right["w"], np.float32(9)), right["w"])}
+    assert compare_state(last_bit, right, tolerances, begun).passed

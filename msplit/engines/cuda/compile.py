@@ -140,7 +140,8 @@ def _key(job: Job) -> tuple[Any, ...]:
     """What a graph depends on before it has kernels and types."""
     shards, timeout = job.options.shards, job.tensorflow.timeout
     where = (job.options.split, _where(job))
-    return "specialized", _shapes(job), job.options.mode.groups, shards, timeout, where, _trains_scaled(job)
+    how = (job.options.mode.groups, job.options.simplify)
+    return "specialized", _shapes(job), *how, shards, timeout, where, _trains_scaled(job)
 
 
 def _specialized(job: Job, device: Device) -> Optimized:
@@ -155,6 +156,7 @@ def _specialized(job: Job, device: Device) -> Optimized:
             # Shapes are found where all weights fit: those of a split graph may be too many for one GPU.
             torch.device("cpu") if job.options.split else device.place,
             host=HostOptions(job.op_libraries, job.tensorflow.timeout),
+            simplify=job.options.simplify,
             group=job.options.mode.groups,
             state={**state, **(FIRST_SCALE if _trains_scaled(job) else {})},
             several=job.options.shards or _split(job),

@@ -131,6 +131,7 @@ class EngineOptions:
             read, to TF32 (see `CudaEngine.try_out`). What kernels of these precisions are held against.
         split: Numbers of the GPUs that the job's streams are divided over, evenly and in order, the one that takes inputs and gives outputs
             first; empty: all streams are on `device`. With "cpu" they are simulated, each with a memory of its own.
+        simplify: Whether the graph is rewritten. Otherwise it runs op by op as TensorFlow has it: what rewritten ones are held against.
     """
 
     device: str = "cuda"
@@ -145,6 +146,7 @@ class EngineOptions:
     devices: tuple[str, ...] = ()
     split: tuple[int, ...] = ()
     emulate: bool = False
+    simplify: bool = True
 
     def on(self, device: str) -> EngineOptions:
         """The same on one device alone."""

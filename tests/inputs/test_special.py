@@ -1,0 +1,141 @@
+"""Special inputs: what each kind holds, and that TensorFlow runs the model on it."""
+
+import numpy as np
+import pytest
+
+from msplit.engines.tensorflow.engine import reference
+from msplit.inputs.ids import use_of
+from msplit.inputs.make import make_inputs
+from msplit.inputs.special import LARGE, RANDOM, SMALL, Fresh, Kind, Name, kinds, lengths
+from tests.engines.cuda.cases import graph_of
+
+from . import foreign
+
+BATCH = 9
+
+
+def safe(tf, v1, strategy="mod"):
+    ids = v1.placeholder(tf.int64, [20], "ids")
+    at = np.array([[row, column] for row in range(10) for column in range(2)], np.int64)
+    table = np.ones((11, 3), np.float32)
+    sparse = tf.SparseTensor(at, ids, [10, 3])
+    tf.identity(v1.nn.safe_embedding_lookup_sparse([table[:6], table[6:]], sparse, partition_strategy=strategy), "y")
+
+
+def several(tf, v1):
+    x = v1.placeholder(tf.float32, [None, 5], "x")
+    ids, hot = v1.placeholder(tf.int32, [None, 4], "ids"), v1.placeholder(tf.int32, [None], "hot")
+    length, mask = v1.placeholder(tf.int32, [None], "length"), v1.placeholder(tf.bool, [None, 3], "mask")
+    parts = [
+        x,
+        tf.reshape(tf.gather(np.ones((7, 2), np.float32), ids), [-1, 8]),
+        tf.one_hot(hot, 4),
+        tf.cast(tf.sequence_mask(length, 6), tf.float32),
+        tf.cast(mask, tf.float32),
+    ]
+    tf.concat(parts, 1, name="y")
+
+
+@pytest.fixture(scope="module")
+def flat():
+    return graph_of(several, outputs=["y"])
+
+
+def made(flat, batch=BATCH, seed=0):
+    return [(kind, make_inputs(flat, {}, batch=batch, seed=seed, kind=kind)) for kind in kinds(batch)]
+
+
+def together(flat, name, batch=BATCH):
+    return np.concatenate([feeds[name].reshape(-1) for _, feeds in made(flat, batch)])
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("batch", [1, 2, BATCH])
+def test_all_kinds_are_there_at_every_batch(flat, batch):
+    """Of one row there are more sets."""
+    ids, hot = set(together(flat, "ids", batch).tolist()), set(together(flat, "hot", batch).tolist())
+    assert {0, 6} <= ids <= set(range(7))
+    assert {0, 3} <= hot
+    assert {-1, 4, 6} & hot, "outside of what is one-hot"
+    length = set(together(flat, "length", batch).tolist())
+    assert {0, (1 << 30) + 1} <= length
+    x = together(flat, "x", batch)
+    assert np.isfinite(x).all()
+    assert (x == 0).any()
+    assert np.abs(x).max() > LARGE / 2
+    assert 0 < np.abs(x[x != 0]).min() < SMALL[2 if batch > 2 else 0]
+    mask = np.concatenate([feeds["mask"] for _, feeds in made(flat, batch)])
+    assert mask.all(1).any()
+    assert not mask.any(1).all()
+    for _, feeds in made(flat, batch):
+        assert feeds["x"].shape == (batch, 5)
+        assert np.isfinite(reference(flat, feeds)["y"]).all()
+
+
+@pytest.mark.tf
+def test_rows_of_edges_are_special_each_in_its_way(flat):
+    edges = [feeds["x"] for kind, feeds in made(flat) if kind.name is Name.EDGES]
+    rows = np.concatenate(edges)
+    halves, same, zeros = rows * 2 == np.round(rows * 2), rows == rows[:, :1], rows == 0
+    assert (halves.all(1) & ~same.all(1)).any()
+    assert (same.all(1) & ~zeros.all(1)).any()
+    assert (zeros.all(1) & np.signbit(rows).any(1)).any()
+    assert any((one[1:] == one[:-1]).all(1).any() for one in edges), "a row that repeats"
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("strategy", ["mod", "div"])
+def test_ids_meet_the_ends_of_parts_and_what_a_safe_lookup_prunes(strategy):
+    flat = graph_of(lambda tf, v1: safe(tf, v1, strategy), outputs=["y"])
+    (found,) = use_of(flat, flat.inputs[0].node, 0).lookups
+    assert (found.rows, found.parts) == (11, (6, 5))
+    assert {0, 1, 5, 6, 9, 10, -1} <= set(together(flat, "ids").tolist()) <= set(range(-1, 11))
+    edges = np.concatenate([feeds["ids"].reshape(-1, 2) for kind, feeds in made(flat) if kind.name is Name.EDGES])
+    assert (edges == -1).all(1).any(), "a row of which nothing is left"
+    assert set(make_inputs(flat, {}, seed=1)["ids"].tolist()) <= set(range(11))
+    for _, feeds in made(flat):
+        reference(flat, feeds)
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("build", [*foreign.SPARSE, *foreign.VOCABULARIES], ids=lambda build: build.__name__)
+def test_tensorflow_runs_foreign_models_on_all_kinds(build, tmp_path):
+    flat = foreign.written(build, tmp_path)
+    usual = make_inputs(flat, {}, batch=5)
+    for _, feeds in made(flat, 5):
+        assert {name: value.shape for name, value in feeds.items()} == {
+            name: value.shape for name, value in usual.items()
+        }
+        reference(flat, feeds)
+
+
+@pytest.mark.parametrize("kind", kinds(BATCH), ids=lambda kind: f"{kind.name}{kind.first}")
+@pytest.mark.parametrize(("rows", "usual", "most"), [(1, 2, 2), (1, 2, 9), (3, 2, 3), (10, 2, 4), (7, 1, 1)])
+def test_rows_have_as_many_entries_in_all_as_ever(kind, rows, usual, most):
+    found = lengths(rows, usual, most, kind)
+    assert sum(found) == rows * usual
+    assert len(found) == rows
+    assert min(found) >= 0
+    assert max(found) <= most
+    if rows > 3 and most > usual:
+        assert 0 in found
+        assert max(found) > usual
+
+
+@pytest.mark.tf
+def test_equal_seeds_give_equal_values_and_what_is_given_stays(flat, tmp_path):
+    np.save(tmp_path / "x.npy", np.full((BATCH, 5), 0.3, np.float32))
+    for kind in kinds(BATCH):
+        one, two = (make_inputs(flat, {}, batch=BATCH, seed=3, kind=kind) for _ in range(2))
+        assert all(np.array_equal(one[name], two[name]) for name in one)
+        given = make_inputs(flat, {}, batch=BATCH, kind=kind, given={"x": tmp_path / "x.npy"})
+        assert (given["x"] == np.float32(0.3)).all()
+
+
+def test_what_was_covered_is_said():
+    fresh = Fresh(lambda seed, kind: {}, (RANDOM, Kind(Name.ZEROS), Kind(Name.EDGES), Kind(Name.EDGES, 9)))
+    assert fresh.covered(0.25) == ("verified on 4 sets of made-up inputs (random, zeros, edges) in 0.2 s",)
+    fresh.refused["zeros"] = "it divides by it"
+    (said,) = fresh.covered(1)
+    assert said == "verified on 4 sets of made-up inputs (random, edges) in 1.0 s; not on zeros: it divides by it"
+    assert Fresh(lambda seed, kind: {}).covered(1) == ()

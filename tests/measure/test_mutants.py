@@ -1,0 +1,365 @@
+"""Bugs that were there, and others like them, planted anew: none is passed by what is verified before a model is ready.
+
+A lowering's bug is in what every variant runs, and in the graph op by op: only TensorFlow tells (``effort="full"``). What a rewrite or a
+plan does wrong is seen with ``effort="fast"``, too, where the graph op by op tells.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import msplit
+from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir import lowering as registry
+from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.passes.pipeline import Pass
+from msplit.engines.cuda.runtime import executables
+from msplit.errors import MsplitError
+from tests.engines.cuda.cases import graph_of
+
+pytestmark = pytest.mark.tf
+
+FULL, BOTH = ("full",), ("full", "fast")
+
+
+def values(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def lookup(tf, v1):
+    """Rows of a table in two parts, weighted, averaged; ids below zero are pruned."""
+    ids, w = v1.placeholder(tf.int64, [20], "ids"), v1.placeholder(tf.float32, [20], "w")
+    at = np.array([[row, column] for row in range(10) for column in range(2)], np.int64)
+    table = values(11, 3)
+    both = tf.SparseTensor(at, ids, [10, 3]), tf.SparseTensor(at, w, [10, 3])
+    tf.identity(
+        v1.nn.safe_embedding_lookup_sparse([table[:6], table[6:]], *both, "mean", partition_strategy="div"), "y"
+    )
+
+
+def ragged(tf, v1):
+    """Sums of rows of a table over ragged rows, and their lengths."""
+    ids, splits = v1.placeholder(tf.int64, [None], "x/flat_values"), v1.placeholder(tf.int64, [None], "x/row_splits")
+    rows = tf.RaggedTensor.from_row_splits(ids, splits, validate=False)
+    tf.math.unsorted_segment_sum(tf.gather(values(7, 4), ids), rows.value_rowids(), 9, name="y")
+    tf.reduce_max(tf.cast(rows.row_lengths(), tf.float32)[:, None] * values(1, 3), 1, name="longest")
+
+
+def dense(tf, v1):
+    """Numbers, ids and a category: a layer, a norm, probabilities, the best, the best two."""
+    x, ids = v1.placeholder(tf.float32, [None, 17], "x"), v1.placeholder(tf.int32, [None], "ids")
+    h = tf.concat([x, tf.gather(values(13, 5), ids), tf.one_hot(v1.placeholder(tf.int32, [None], "category"), 6)], 1)
+    h = tf.nn.bias_add(tf.matmul(h, values(28, 33) * 0.2), values(33))
+    mean, variance = tf.nn.moments(h, [1], keepdims=True)
+    h = tf.nn.relu(tf.nn.batch_normalization(h, mean, variance, values(33, seed=1), values(33, seed=2), 1e-5))
+    logits = tf.matmul(h, values(33, 7) * 0.3) + values(7)
+    tf.nn.softmax(logits, name="p")
+    tf.identity(tf.clip_by_value(logits, -1.0, 1.0), "clipped")
+
+
+def plain(tf, v1):
+    """Functions of numbers as they come in."""
+    x, n = v1.placeholder(tf.float32, [None, 6], "x"), v1.placeholder(tf.int32, [None], "n")
+    tf.argmax(tf.nn.relu(x), 1, name="best")
+    tf.identity(tf.math.top_k(tf.nn.relu6(x), 2)[1], name="top")
+    tf.nn.softmax(x, name="p")
+    tf.math.log(tf.abs(x), name="log")
+    tf.identity(tf.math.l2_normalize(x, 1), "norm")
+    tf.math.reciprocal(x, name="inverse")
+    mean, variance = tf.nn.moments(x, [1], keepdims=True)
+    tf.identity((x - mean) * tf.math.rsqrt(variance + 1e-5), "normal")
+    tf.cast(n + n, tf.float32, name="twice")
+    tf.cast(tf.sequence_mask(n, 6), tf.float32, name="mask")
+    tf.identity(tf.where(x >= 1.0, x, -x), "step")
+    tf.round(x, name="round")
+
+
+PLAIN = ["best", "top", "p", "log", "norm", "inverse", "normal", "twice", "mask", "step", "round"]
+
+
+def attention(tf, v1):
+    """Two masks, of which one may mask all."""
+    q, k, v = (v1.placeholder(tf.float32, [None, 5, 16], name) for name in "qkv")
+    mask = v1.placeholder(tf.bool, [None, 5], "m")[:, None, :] & tf.ones([5, 5], tf.bool)
+    scores = tf.matmul(q, k, transpose_b=True) * 0.25 + np.triu(np.full((5, 5), -1e9, np.float32), 1)
+    tf.identity(tf.matmul(tf.nn.softmax(tf.where(mask, scores, -1e9 * tf.ones_like(scores))), v), "y")
+    tf.identity(tf.where(mask[:, 0], scores[:, 0], -1e9 * tf.ones_like(scores[:, 0])), "masked")
+
+
+def gelu(tf, v1):
+    tf.identity(tf.nn.gelu(v1.placeholder(tf.float64, [None, 19], "x"), approximate=True), "y")
+
+
+def gradients(tf, v1):
+    """What is fetched are gradients by an input."""
+    x = v1.placeholder(tf.float32, [None, 6], "x")
+    functions = {
+        "selu": tf.nn.selu(x),
+        "root": tf.where(x > 0, tf.sqrt(x), tf.zeros_like(x)),
+        "relu": tf.nn.relu(tf.sqrt(x)),
+        "max": tf.reduce_max(x, 1),
+        "pool": tf.nn.max_pool1d(x[:, :, None], 2, 2, "VALID"),
+        "elu": tf.nn.elu(x),
+    }
+    for name, y in functions.items():
+        tf.identity(tf.gradients(y, x)[0], f"d_{name}")
+
+
+GRADIENTS = [f"d_{name}" for name in ("selu", "root", "relu", "max", "pool", "elu")]
+
+
+def training(tf, v1):
+    """A step with rows of a table, biases that begin with zeros, and momentum."""
+    x, ids = v1.placeholder(tf.float32, [None, 6], "x"), v1.placeholder(tf.int32, [None], "ids")
+    with v1.variable_scope("", use_resource=True):
+        table = v1.get_variable("table", initializer=values(300, 4))
+        w = v1.get_variable("w", initializer=values(6, 8) * 0.3)
+        bias = v1.get_variable("bias", initializer=np.zeros(8, np.float32))
+        h = tf.nn.selu(tf.matmul(x, w) + bias) + tf.concat([tf.gather(table, ids)] * 2, 1)
+        loss = tf.reduce_mean(tf.square(tf.reduce_sum(h, 1)), name="loss")
+        v1.train.MomentumOptimizer(0.01, 0.9).minimize(loss, name="train_op")
+
+
+MODELS = {
+    lookup: (["y"], {"capture": False}),
+    ragged: (["y", "longest"], {"capture": False}),
+    dense: (["p", "clipped"], {}),
+    plain: (PLAIN, {}),
+    attention: (["y", "masked"], {}),
+    gelu: (["y"], {}),
+    gradients: (GRADIENTS, {}),
+    training: (["loss", "train_op"], {}),
+}
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    return {build: graph_of(build, outputs=outputs) for build, (outputs, _) in MODELS.items()}
+
+
+def prepared(graphs, build, effort, batch=9, streams=1):
+    flat = graphs[build]
+    ENGINE.forget(flat)
+    request = msplit.BenchRequest(
+        engine="cuda",
+        device="cpu",
+        batch=batch,
+        streams=(1, 4),
+        fuse=False,
+        group=False,
+        effort=effort,
+        **MODELS[build][1],
+    )
+    try:
+        return msplit.prepare(flat, request)
+    finally:
+        ENGINE.forget(flat)
+
+
+@pytest.mark.parametrize("batch", [1, 9])
+@pytest.mark.parametrize("effort", BOTH)
+@pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
+def test_what_is_right_is_not_refused(graphs, build, effort, batch):
+    with prepared(graphs, build, effort, batch) as runner:
+        assert {"full": "TensorFlow on the CPU", "fast": "the graph op by op"}[effort] in [
+            check.against for check in runner.checks
+        ]
+
+
+PLANTED = []
+"""Ops on which a bug has acted: one that is nowhere shows nothing."""
+
+
+def lowered(op, wrong):
+    """Plants a lowering: `wrong` gets what the right one gives, and its arguments."""
+
+    def plant(monkeypatch):
+        right = registry.table()[op]
+
+        def planted(node, *inputs):
+            PLANTED.append(op)
+            return wrong(right.function(node, *inputs), node, *inputs)
+
+        monkeypatch.setitem(registry._TABLE, op, replace(right, function=planted))
+
+    return plant
+
+
+def rewritten(op, wrong, *, slot=None):
+    """Plants a pass: `wrong` changes an op of that kind, and what is constant at its slot."""
+
+    def run(graph, context):
+        done = False
+        for one in list(graph.ops.values()):
+            if one.op == op:
+                if slot is None:
+                    done |= wrong(graph, one) is not False
+                elif one.inputs[slot] in graph.constants:
+                    one.inputs[slot] = graph.constant(wrong(graph.constants[one.inputs[slot]]))
+                    done = True
+        PLANTED.extend([op] * done)
+        return done
+
+    def plant(monkeypatch):
+        at = next(number for number, one in enumerate(pipeline.PIPELINE) if one.name == "count_nodes_once")
+        passes = (*pipeline.PIPELINE[:at], Pass("mutant", run), *pipeline.PIPELINE[at:])
+        monkeypatch.setitem(pipeline.run_passes.__kwdefaults__, "pipeline", passes)
+
+    return plant
+
+
+def row(array, at, by):
+    array = np.array(array)
+    array[at] = array[by]
+    return array
+
+
+def gather_mutant(at, by, rows=None):
+    """A lookup that takes another row for one of them."""
+
+    def wrong(right, node, table, ids, *axis):
+        if rows is not None and len(table) != rows:
+            return right
+        wanted = torch.as_tensor(ids) == at % len(table)
+        return torch.where(wanted.reshape(*wanted.shape, *(1,) * (right.ndim - wanted.ndim)), table[by], right)
+
+    return lowered("GatherV2", wrong)
+
+
+def tail(y, *_):
+    y = y.clone()
+    y[-1] = y[-2] if len(y) > 1 else y[-1] * 0
+    return y
+
+
+def no_waits(monkeypatch):
+    arrange = executables.arrange
+
+    def without(program, plan):
+        found = arrange(program, plan)
+        waiting = [number for number, one in enumerate(found.instructions) if one.waits]
+        if not waiting:
+            return found
+        PLANTED.append("wait")
+        instructions = list(found.instructions)
+        instructions[waiting[0]] = replace(instructions[waiting[0]], waits=())
+        return replace(found, instructions=tuple(instructions))
+
+    monkeypatch.setattr(executables, "arrange", without)
+
+
+def stale(monkeypatch):
+    """What the first step gave is left in a half of what later ones give."""
+    right, kept = registry.table()["Relu"], {}
+
+    def planted(node, x):
+        PLANTED.append("Relu")
+        y = right.function(node, x).clone()
+        y[: len(y) // 2] = kept.setdefault(node.name, y.clone())[: len(y) // 2]
+        return y
+
+    monkeypatch.setitem(registry._TABLE, "Relu", replace(right, function=planted))
+
+
+def swap(graph, op):
+    op.inputs[0], op.inputs[1] = op.inputs[1], op.inputs[0]
+
+
+def with_attr(name, value):
+    return lambda graph, op: op.attrs.update({name: value})
+
+
+def without_bias(graph, op):
+    op.inputs[2] = graph.constant(np.zeros_like(graph.constants[op.inputs[2]]))
+
+
+def max_of_weights(right, node, data, segments):
+    return torch.full_like(right, float(right.max())) if data.ndim < 2 or data.shape[1] == 1 else right
+
+
+def saturated(right, node, a, b):
+    return right if a.is_floating_point() else (a.long() + b.long()).clamp(max=2**31 - 1).int()
+
+
+def scaled(constant, known, factor):
+    return np.asarray(constant * np.float32(factor)) if constant == np.float32(known) else constant
+
+
+def double_mask(right, node, condition, x, y):
+    return x + torch.where(condition, torch.zeros_like(y), y)
+
+
+F = torch.nn.functional
+MUTANTS = {
+    # The bugs that were there.
+    "rows in another order": (lookup, lowered("_StitchPadded", lambda y, *_: y.flip(0)), BOTH),
+    "weights in another order": (lookup, rewritten("GatherV2", lambda at: at[::-1] if at.size == 20 else at, slot=1), BOTH),
+    "selu at 0": (gradients, lowered("SeluGrad", lambda d, node, g, y: torch.where(y == 0, g * 1.7580993, d)), FULL),
+    "root at 0": (gradients, lowered("SqrtGrad", lambda d, node, y, g: g * 0.5 / y), FULL),
+    "relu of NaN": (gradients, lowered("ReluGrad", lambda d, node, g, x: torch.where(x.isnan(), g, d)), FULL),
+    "gelu with exact constants": (gelu, lowered("Tanh", lambda y, node, x: torch.tanh(x * (1 + 2e-8))), FULL),
+    "masks that add up": (attention, lowered("SelectV2", double_mask), FULL),
+    "masks that add up, by a pass": (attention, rewritten("SelectV2", lambda graph, op: setattr(op, "op", "_Adds")), BOTH),
+    "a wait that is missing": (dense, no_waits, BOTH),
+    # Lookups.
+    "the last row": (dense, gather_mutant(-1, -2), FULL),
+    "the first row": (dense, gather_mutant(0, 1), FULL),
+    "the first row of part 2": (lookup, gather_mutant(0, 1, rows=5), FULL),
+    "the last row of part 1": (lookup, gather_mutant(5, 4, rows=6), FULL),
+    "weights of part 2 by a pass": (lookup, rewritten("GatherV2", lambda t: row(t, 0, 1) if t.shape == (5, 3) else t, slot=0), BOTH),
+    "empty rows are not 0": (lookup, lowered("Select", lambda y, node, c, a, b: b + 1e-3 * c if b.is_floating_point() else y), FULL),
+    "-1 is the last row": (lookup, lowered("GreaterEqual", lambda y, *_: torch.ones_like(y)), FULL),
+    "a mean by the longest row": (lookup, lowered("SegmentSum", max_of_weights), FULL),
+    "repeated ids count once": (
+        ragged,
+        lowered("UnsortedSegmentSum", lambda y, node, data, at, count: y.index_copy(0, torch.as_tensor(at), data)),
+        FULL,
+    ),
+    "ragged rows have at most 3": (ragged, lowered("Max", lambda y, *_: y.clamp(-1e9, 3 * 0.9)), FULL),
+    # Norms, activations, ends of ranges.
+    "another epsilon by a pass": (dense, rewritten("_LayerNorm", with_attr("epsilon", 1e-3)), BOTH),
+    "no epsilon": (plain, lowered("Rsqrt", lambda y, node, x: (x - 1e-5).rsqrt()), FULL),
+    "another epsilon": (plain, lowered("Rsqrt", lambda y, node, x: (x + 1e-5).rsqrt()), FULL),
+    "no maximum is subtracted": (plain, lowered("Softmax", lambda y, node, x: x.exp() / x.exp().sum(-1, keepdim=True)), FULL),
+    "log of 0": (plain, lowered("Log", lambda y, node, x: x.clamp_min(1e-30).log()), FULL),
+    "1 / -0": (plain, lowered("Reciprocal", lambda y, node, x: 1 / (x + 0.0)), FULL),
+    "the last of ties": (plain, lowered("ArgMax", lambda y, node, x, axis: x.shape[1] - 1 - x.flip(1).argmax(1)), FULL),
+    "the last of ties in front": (plain, lowered("TopKV2", lambda y, node, x, k: (y[0], 5 - x.flip(1).topk(2)[1].int())), FULL),
+    "sums saturate": (plain, lowered("AddV2", saturated), FULL),
+    "one more than the length": (plain, lowered("Less", lambda y, node, a, b: torch.le(a, b)), FULL),
+    "not at the bound": (plain, lowered("GreaterEqual", lambda y, node, a, b: torch.gt(a, b)), FULL),
+    "halves are rounded away from 0": (plain, lowered("Round", lambda y, node, x: (x.abs() + 0.5).floor() * x.sign()), FULL),
+    "the mask's value is not that large": (attention, lowered("SelectV2", lambda y, node, c, a, b: torch.where(c, a, b * 0 - 30)), FULL),
+    "logits beside masked ones": (attention, rewritten("Mul", lambda c: scaled(c, 0.25, 1.01), slot=1), BOTH),
+    "outside of one-hot is its last": (dense, lowered("OneHot", lambda y, node, at, *_: F.one_hot(at.long().clamp(0, 5), 6).float()), FULL),
+    "another bound by a pass": (dense, rewritten("Minimum", lambda bound: np.asarray(bound + np.float32(0.01)), slot=1), BOTH),
+    # Products and batches.
+    "no bias by a pass": (dense, rewritten("_FusedMatMul", without_bias), BOTH),
+    "weights off by one": (dense, rewritten("_FusedMatMul", lambda w: np.roll(w, 1, 1), slot=1), BOTH),
+    "the last column of weights": (dense, rewritten("_FusedMatMul", lambda w: row(w.T, -1, -2).T.copy(), slot=1), BOTH),
+    "the last row of the batch": (dense, lowered("Softmax", tail), FULL),
+    "what the step before left": (dense, stale, FULL),
+    "the end of a sum": (dense, lowered("_FusedMatMul", lambda y, node, x, w, *b: y - x[:, -1:] @ w[-1:]), FULL),
+    # Gradients and training.
+    "the gradient of ties": (gradients, lowered("MaxPoolGrad", lambda d, *_: d.flip(1)), FULL),
+    "gradients of equal maxima": (gradients, lowered("Equal", lambda y, *_: y & (y.cumsum(1) == 1)), FULL),
+    "elu at 0": (gradients, lowered("EluGrad", lambda d, node, g, y: torch.where(y == 0, d * 0, d)), FULL),
+    "selu at 0 in training": (training, lowered("SeluGrad", lambda d, node, g, y: torch.where(y == 0, g * 1.7580993, d)), FULL),
+}  # fmt: skip
+
+
+def adds(node, condition, x, y):
+    return x + torch.where(condition, torch.zeros_like(y), y)
+
+
+@pytest.mark.parametrize(("name", "effort"), [(name, effort) for name, one in MUTANTS.items() for effort in one[2]])
+def test_a_bug_is_refused(graphs, monkeypatch, name, effort):
+    build, plant, _ = MUTANTS[name]
+    monkeypatch.setitem(registry.table(), "_Adds", replace(registry.table()["SelectV2"], function=adds))
+    plant(monkeypatch)
+    PLANTED.clear()
+    with pytest.raises((MsplitError, AssertionError, KeyError)):
+        prepared(graphs, build, effort, streams=4 if plant is no_waits else 1).close()
+    assert PLANTED
