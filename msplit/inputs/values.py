@@ -32,7 +32,8 @@ _WORDS = 4
 _IMAGES, _INTO_LOOPS = ops_with("decodes images"), ops_with("enters loops")
 _NEEDS_FILE = ops_with("needs a file")
 _IMAGE_SIZE = (48, 64)
-_BASE64, _NAMES_FILE = "DecodeBase64", "ReadFile"
+_BASE64 = "DecodeBase64"
+_NAMES_FILE = "ReadFile"
 
 
 def made_up(

@@ -608,9 +608,9 @@ def _begun(held: Sequence[Running], state: Arrays) -> Arrays:
 
 def _draws(one: Running) -> bool:
     """Whether its steps draw random numbers, as far as its functions are not known to be left out."""
-    flat = one.variant.job.flat
-    functions = flat.model.graph_def.library.function
-    return not DRAWS.isdisjoint({*flat.graph.ops, *(node.op for body in functions for node in body.node_def)})
+    graph = one.variant.job.flat.graph
+    bodies = (function.body.ops for function in graph.functions.values())
+    return any(not DRAWS.isdisjoint(ops) for ops in (graph.ops, *bodies))
 
 
 def _outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
