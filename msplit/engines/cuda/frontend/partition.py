@@ -40,9 +40,7 @@ BY_THE_ENGINE = frozenset(
 
 _NO_TENSOR = ("string", "variant", "resource")
 _READ_WHOLE = ("Identity", *READS_A_VARIABLE)
-_EVEN = ("RaggedTensorToTensor", "SparseToDense")
-"""Ops that make a batch of rows of one length of what has any."""
-_FLOWS = ("TensorArrayV3", "TensorArrayGradV3", "TensorArrayScatterV3", "TensorArraySplitV3", "TensorArrayWriteV3")
+_FLOWS = {op for op in LISTS if op.startswith("TensorArray")} - ops_with("array value")
 """Ops that give the flow of an array, which is a list by another name."""
 _GATHERS_ND = ops_with("gather nd")
 _HEAVY = re.compile(r"_?(Fused)?(Batch)?MatMul(V2|V3)?|Einsum|_?(Fused)?(Depthwise)?Conv.*|ResourceGather(Nd)?")
@@ -295,7 +293,9 @@ class _Kinds:
         """Has the host run a node in front of the device's part."""
         self.forced.append(node)
         unfixed = self._unfixed.intersection(self._inputs[node])
-        ragged = self._flat.graph.ops[node] not in _EVEN and (not unfixed or not unfixed.isdisjoint(self._ragged))
+        ragged = self._flat.graph.ops[node] not in ops_with("makes rows even") and (
+            not unfixed or not unfixed.isdisjoint(self._ragged)
+        )
         count = schema.output_count(self._flat.graph.ops[node], self._flat.graph.attrs[node]) or 0
         for key in ((node, port) for port in range(count)):
             self._on_host.add(key)
