@@ -109,7 +109,7 @@ def test_wrong_answers_refusals_and_errors_of_a_server_are_told() -> None:
         return ANSWERS[8 if number == 7 else number]
 
     with serving(answer) as (address, _), instead(FakeModel()):
-        done = msplit(*asked(address, "--processes", "1", "--seconds", "0.5"))
+        done = msplit(*asked(address, "--processes", "1", "--seconds", "2"))
     said = " ".join(done.out.split())
     assert done.code == 1
     assert "of the prepared ones 7, has the answer of 8" in said
