@@ -138,7 +138,9 @@ def test_the_budget_finds_what_it_counts(budget: ModuleType, tmp_path: Path, mon
     )
     (engine / "c.py").write_text("from msplit.engines.cuda import d\nclass Same: ...\nclass _Own: ...\n")
     deep = "".join(f"    if a == {n}:\n        return {n}\n" for n in range(21))
-    (engine / "d.py").write_text(f'"""Two\nlines."""\n\n# A comment.\nclass Same: ...\nclass _Own: ...\nTEXT = """a {engine.name}"""\n')
+    (engine / "d.py").write_text(
+        f'"""Two\nlines."""\n\n# A comment.\nclass Same: ...\nclass _Own: ...\nTEXT = """a {engine.name}"""\n'
+    )
     (engine / "c.py").write_text((engine / "c.py").read_text() + f"def deep(a):\n{deep}")
     for name, value in (("ROOT", tmp_path), ("PACKAGE", tmp_path / "msplit"), ("ENGINE", engine)):
         monkeypatch.setattr(budget, name, value)
@@ -159,7 +161,12 @@ def test_the_budget_finds_what_it_counts(budget: ModuleType, tmp_path: Path, mon
     assert [one.split()[2] for one in budget.complex_functions()] == ["deep"]
     assert budget.rooms() == {"engines/cuda": sorted(engine.glob("*.py"))}
     assert budget.code_lines(engine / "d.py") == 3
-    assert budget.op_collections.op_names_in("\"\"\"Add.\"\"\"\nTABLE = 'Add Sub: no op'\n@lowering('Mul')\ndef mul(): ...\n") == 3
+    assert (
+        budget.op_collections.op_names_in(
+            '"""Add."""\nTABLE = \'Add Sub: no op\'\n@lowering(\'Mul\')\ndef mul(): ...\n'
+        )
+        == 3
+    )
 
 
 def names_in(path: Path, tree: ast.Module) -> set[str]:

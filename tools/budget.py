@@ -2,8 +2,8 @@
 
     python tools/budget.py            prints each figure beside its limit; exit code 1 where one is above
 
-`.ci/run` prints the table, and `tests/test_project.py` fails above any limit. A limit is raised in the commit that needs it, with the reason
-in its message; the line "lines with code" is capped by the project's issues. A figure that falls takes its limit down with it.
+`scripts/test` runs it. A limit is raised in the commit that needs it, with the reason in its message; the sum of lines with code is
+capped by the project's issues. A figure that falls takes its limit down with it.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def longest_chain() -> list[str]:
 def lazy_imports() -> list[str]:
     """Imports of the package's own modules inside of functions."""
     found = []
-    for name, path in modules().items():
+    for path in modules().values():
         for function in functions(path):
             for node in statements(function):
                 own = isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == PACKAGE.name
@@ -261,7 +261,9 @@ def op_names() -> int:
 def words() -> int:
     """Words of the documents under `docs/`, without lists that scripts write."""
     generated = ("ops.md", "checks.md")
-    return sum(len(path.read_text("utf-8").split()) for path in (ROOT / "docs").rglob("*.md") if path.name not in generated)
+    return sum(
+        len(path.read_text("utf-8").split()) for path in (ROOT / "docs").rglob("*.md") if path.name not in generated
+    )
 
 
 def _reached(imports: dict[str, set[str]], name: str) -> set[str]:

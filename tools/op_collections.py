@@ -67,7 +67,7 @@ def collections_in(source: str) -> Iterator[ast.expr]:
 
 
 def op_names_in(source: str) -> int:
-    """Names of ops in the strings of a module, each time that they stand there: in text tables and decorators, too; docstrings do not count."""
+    """Count names of ops in the strings of a module, text tables and decorators included, docstrings left out."""
     parsed = ast.parse(source)
     prose = {id(node.value) for node in ast.walk(parsed) if isinstance(node, ast.Expr)}
     texts = (
