@@ -315,7 +315,7 @@ def test_all_that_is_imported_is_declared_and_the_other_way_round(budget: Module
     }
     brought = {"triton-python-backend-utils"}  # by the server that imports us
     run = {"tf2onnx"}  # as a program
-    needed = {normal(distributions.get(name, name)) for name in imported(counts)} - brought | run
+    needed = {normal(distributions.get(name, name)) for name in imported(budget)} - brought | run
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
     assert needed == set(declared([*project["dependencies"], *extras["cuda"], *extras["serve"], *extras["onnx"]]))
