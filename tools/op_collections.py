@@ -66,12 +66,27 @@ def collections_in(source: str) -> Iterator[ast.expr]:
             waiting.extend(ast.iter_child_nodes(node))
 
 
+def op_names_in(source: str) -> int:
+    """Count names of ops in the strings of a module, text tables and decorators included, docstrings left out."""
+    parsed = ast.parse(source)
+    prose = {id(node.value) for node in ast.walk(parsed) if isinstance(node, ast.Expr)}
+    texts = (
+        node.value
+        for node in ast.walk(parsed)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+    )
+    return sum(word in _ops() for text in texts for word in re.findall(r"\w+", text))
+
+
+def outside() -> list[Path]:
+    """Modules of the package outside of the table of traits."""
+    return [path for path in sorted((ROOT / "msplit").rglob("*.py")) if not path.is_relative_to(TABLE)]
+
+
 def op_name_collections() -> dict[str, int]:
     """Per file of the package that has any, outside of the table: how many."""
     found = {}
-    for path in sorted((ROOT / "msplit").rglob("*.py")):
-        if path.is_relative_to(TABLE):
-            continue
+    for path in outside():
         source = path.read_text()
         if sum(word in _ops() for word in _QUOTED.findall(source)) < 2:
             continue  # which spares most files the parser
