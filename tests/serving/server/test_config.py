@@ -156,9 +156,6 @@ def test_batching_that_can_not_be(tmp_path: Path, text: str, said: str) -> None:
         read_batching(file, PoolSettings())
 
 
-PORT = free_port()
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -168,7 +165,7 @@ PORT = free_port()
         (["a.pb", "b.pb", "--model_name", "m"], "--model-name is for one model"),
         (["--model_config_file", "missing.config"], "missing.config: can not be read: No such file"),
         ([SAMPLES / "mmoe_small.pb", "--port", "0", "--rest_api_port", "0"], "Both ports are 0"),
-        ([SAMPLES / "mmoe_small.pb", "--port", PORT, "--rest_api_port", PORT], f"both to be on port {PORT}"),
+        ([SAMPLES / "mmoe_small.pb", "--port", "9", "--rest_api_port", "9"], "both to be on port 9"),
         ([SAMPLES / "mmoe_small.pb", "--enable_batching=false"], "Requests share steps"),
         ([SAMPLES / "mmoe_small.pb", "--groups", "few"], "'few' is neither a number of one or more nor auto"),
         ([SAMPLES / "mmoe_small.pb", "--host", "nowhere.invalid"], "can not listen on port 8500 of nowhere.invalid"),
