@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[4]
 
 def agree(tries, seed=0, **variables):
     """In a process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them."""
-    environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, **variables, "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, "-m", "tests.engines.cuda.passes.embedding.kernel_cases", str(tries), str(seed)],
         env=environment,
