@@ -113,6 +113,7 @@ OF_THEIR_OWN = {
     "samples/": "files of the repository, written by its developers",
     "engines/onnxruntime.py": "a temporary folder",
     "engines/tensorflow/": "temporary folders",
+    "formats/lock.py": "the lock of a folder, which has no content",
     "cli/output.py": "the null device, for streams that the caller has closed",
 }
 

@@ -43,6 +43,7 @@ _READ_WHOLE = ("Identity", *READS_A_VARIABLE)
 _FLOWS = {op for op in LISTS if op.startswith("TensorArray")} - ops_with("array value")
 """Ops that give the flow of an array, which is a list by another name."""
 _GATHERS_ND = ops_with("gather nd")
+_KEEPS_LENGTH = ops_with("masks elementwise") | ops_with("per element") | ops_with("identity") | GATHERS
 _HEAVY = re.compile(r"_?(Fused)?(Batch)?MatMul(V2|V3)?|Einsum|_?(Fused)?(Depthwise)?Conv.*|ResourceGather(Nd)?")
 """Work for the device: what depends on it is in the middle of the model, not in front of it."""
 
@@ -122,7 +123,9 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None, foreseen: For
     Args:
         bodies: The functions; those of the model if None.
         foreseen: What is known before the run. The host also does the small work that follows on what has no shape that is, such as
-            the words of a text, until there is one: the device can capture what is behind, and nothing before. Not so if None.
+            the words of a text, until there is one: the device can capture what is behind, and nothing before. Where it does not come
+            to one (rows of a table that trains are the device's), and if None, it does only what the device can not: what it then hands
+            over has the same shape in every step, or none that can be run.
     """
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
     effects = effects_of(flat)
@@ -160,6 +163,8 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None, foreseen: For
     for node in nodes:
         if node in on_device:
             frontier |= {key: None for key in inputs[node] if key[0] in before_it and key not in outside}
+    if kinds.goes_too_far(frontier):
+        return partition_graph(flat, bodies)
     fetched = {}
     for name, key in outputs.items():
         made_here = key[0] in host and key[0] not in on_device and key not in outside and name not in host_outputs
@@ -227,6 +232,9 @@ class _Kinds:
         self._on_host: set[Key] = set()  # what the host alone makes
         self._unfixed: set[Key] = set()  # of that what has a shape that only the run knows
         self._ragged: set[Key] = set()  # and of these what has no rows of one length
+        self._counted: set[Key] = (
+            set()
+        )  # of what the device could make, too: that which has as many elements as values say
         self.forced: list[int] = []
         self.unplaceable: list[int] = []
         self.missing: list[int] = []
@@ -270,6 +278,9 @@ class _Kinds:
                 late = False
         elif node in self._early or (can_precede and self._goes_along(node, made, works=works)):
             self._give_to_host(node)
+            counts = covered and op in self._listed and self._listed[op].dynamic_with(attrs)
+            if counts or (op in _KEEPS_LENGTH and not self._counted.isdisjoint(made)):
+                self._counted.update(key for key in self._unfixed if key[0] == node)
             heavy = late = False
         if heavy or late:
             self._after_work.add(node)
@@ -288,6 +299,10 @@ class _Kinds:
         if self._flat.graph.ops[node] == "Const" or (node, 0) in self.variables:
             return True
         return self._foreseen is not None and (node, 0) not in self._on_host and self._foreseen.value(node)
+
+    def goes_too_far(self, frontier: Iterable[Key]) -> bool:
+        """Tells whether the host hands over something that the device could make, whose length the values of a step decide."""
+        return not self._counted.isdisjoint(frontier)
 
     def _give_to_host(self, node: int) -> None:
         """Has the host run a node in front of the device's part."""

@@ -28,7 +28,9 @@ def x_of(tf, v1, *shape):
 
 def switch_case(tf, v1):
     x = x_of(tf, v1)
-    tf.identity(tf.switch_case(tf.cast(x[0, 0], tf.int32), [lambda: x, lambda: x * 2], name="choose"), name="out")
+    tf.identity(
+        tf.switch_case(tf.cast(x[0, 0], tf.int32), [lambda: x, lambda: tf.concat([x, x], 0)], name="choose"), name="out"
+    )
 
 
 def branches_of_two_shapes(tf, v1):
@@ -57,7 +59,7 @@ def of_integers(tf, v1):
 def two_at_once(tf, v1):
     x = x_of(tf, v1)
     a = tf.cond(tf.reduce_sum(x) > 0, lambda: x[:1], lambda: tf.concat([x, x], 0), name="shapes")
-    b = tf.switch_case(tf.cast(x[0, 0], tf.int32), [lambda: x, lambda: x * 2], name="cases")
+    b = tf.switch_case(tf.cast(x[0, 0], tf.int32), [lambda: x, lambda: tf.concat([x, x], 0)], name="cases")
     tf.add(tf.reduce_sum(a), tf.reduce_sum(b), name="out")
 
 
