@@ -263,12 +263,13 @@ def _coverage_note(coverage: Coverage) -> str:
     if reasons:
         fix = "Use --engine tensorflow, or cut it with --inputs and --outputs."
         return f"The cuda engine can not run this model: {'; '.join(reasons)}. {fix}"
+    can = "The cuda engine can run every op of this model."
     if coverage.unbuilt:
-        return (
+        can = (
             "The cuda engine has every op of this model. Whether it can run its loops and branches, and capture its steps, was not tried, "
             f"for {coverage.unbuilt}."
         )
-    return " ".join(["The cuda engine can run every op of this model.", *coverage.ways])
+    return " ".join([can, *coverage.ways])
 
 
 def payload(
