@@ -122,20 +122,33 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None, foreseen: For
     Args:
         bodies: The functions; those of the model if None.
         foreseen: What is known before the run. The host also does the small work that follows on what has no shape that is, such as
-            the words of a text, until there is one: the device can capture what is behind, and nothing before. Not so if None.
+            the words of a text, until there is one: the device can capture what is behind, and nothing before. Where it comes to none,
+            lists are divided on the device: parts differ in length in each step where the list does not. Not so if None.
     """
+    stays: set[int] = set()
+    while True:
+        partition, in_vain = _divided(flat, bodies, foreseen, stays)
+        if not in_vain:
+            return partition
+        stays |= in_vain
+
+
+def _divided(
+    flat: FlatGraph, bodies: Bodies | None, foreseen: Foreseen | None, stays: Set[int]
+) -> tuple[Partition, set[int]]:
+    """A partition, and what the host does in vain (see `_Kinds.in_vain`). The host does not go on with the nodes that stay."""
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
     effects = effects_of(flat)
     written = dict.fromkeys((node, 0) for node in effects.writes)
     nodes = reachable(flat.graph, [*wanted(flat), *written], outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
-    kinds = _Kinds(flat, inputs, inside, outside, foreseen, written=bool(written))
+    kinds = _Kinds(flat, inputs, inside, outside, foreseen, stays=stays, written=bool(written))
     for node in nodes:
         kinds.visit(node, writes=(node, 0) in written)
     if kinds.forced:  # once more, now that it is known what else the host has to make for that
         early = {node for node in _with_ancestors(kinds.forced, inputs, outside) if not kinds.both_have(node)}
-        kinds = _Kinds(flat, inputs, inside, outside, foreseen, early, written=bool(written))
+        kinds = _Kinds(flat, inputs, inside, outside, foreseen, early, stays=stays, written=bool(written))
         for node in nodes:
             kinds.visit(node, writes=(node, 0) in written)
     post_nodes, handed = kinds.behind_it()
@@ -168,7 +181,7 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None, foreseen: For
     behind_it = tuple(reachable(flat.graph, host_outputs.values(), {*outside, *handed}))
     missing = [node for node in kinds.missing if node in before]
     missing += [node for node in (*sorted(host), *behind_it) if _draws(flat, inside, node) and node not in missing]
-    return Partition(
+    partition = Partition(
         device=tuple(node for node in nodes if node in on_device),
         host=tuple(node for node in nodes if node in host),
         frontier=tuple(frontier),
@@ -182,6 +195,7 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None, foreseen: For
         inside=inside,
         effects=effects,
     )
+    return partition, kinds.in_vain(frontier)
 
 
 def _draws(flat: FlatGraph, inside: Inside, node: int) -> bool:
@@ -213,6 +227,7 @@ class _Kinds:
         foreseen: Foreseen | None,
         early: Set[int] = frozenset(),
         *,
+        stays: Set[int],
         written: bool,
     ) -> None:
         self._flat, self._inputs, self._inside, self._outside = flat, inputs, inside, outside
@@ -221,12 +236,13 @@ class _Kinds:
         self.no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
         self.variables: set[Key] = set()
         self.shapes: dict[Key, NDArray[Any]] = {}
-        self._early = early
+        self._early, self._stays = early, stays
         loops = (node for node in inputs if any(map(_HEAVY.fullmatch, inside.of(node).names)))
         self._of_work = {key[0] for node in loops for key in inputs[node] if flat.graph.ops[key[0]] in LISTS}
         self._on_host: set[Key] = set()  # what the host alone makes
         self._unfixed: set[Key] = set()  # of that what has a shape that only the run knows
         self._ragged: set[Key] = set()  # and of these what has no rows of one length
+        self._along: set[int] = set()  # with which the host goes on where the device could
         self.forced: list[int] = []
         self.unplaceable: list[int] = []
         self.missing: list[int] = []
@@ -270,6 +286,7 @@ class _Kinds:
                 late = False
         elif node in self._early or (can_precede and self._goes_along(node, made, works=works)):
             self._give_to_host(node)
+            self._along.add(node)
             heavy = late = False
         if heavy or late:
             self._after_work.add(node)
@@ -313,7 +330,7 @@ class _Kinds:
         Products are the device's. Rows of a table are, too, but for lists of ids of any length.
         """
         op, dtype = self._flat.graph.ops[node], str(_dtype(self._flat, (node, 0)))
-        if self._foreseen is None or node in self._of_work or _draws(self._flat, self._inside, node):
+        if self._foreseen is None or node in self._of_work | self._stays or _draws(self._flat, self._inside, node):
             return False
         if works and op not in GATHERS | _GATHERS_ND:
             return False
@@ -321,6 +338,11 @@ class _Kinds:
             return not self._on_host.isdisjoint(made) and op not in FUNCTIONAL and self._asks(node)
         is_lookup = op in GATHERS | _GATHERS_ND and dtype.startswith(("float", "bfloat", "half"))
         return not is_lookup or not self._ragged.isdisjoint(made)
+
+    def in_vain(self, frontier: Iterable[Key]) -> set[int]:
+        """The nodes with which the host goes on only to make lists that are as long as values say."""
+        ends = {node for node, port in frontier if (node, port) in self._unfixed and node in self._along}
+        return {node for node in ends - self._stays if self._flat.graph.ops[node] in ops_with("counts values")}
 
     def _asks(self, node: int) -> bool:
         """Whether a node takes something that the host makes in the host's memory, such as the new shape of a Reshape."""
