@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import reduce
 
 from msplit.opset.traits import ops_with
-from msplit.shapes.registry import Node, Outputs, broadcast, join, merge, rank, shape_function
+from msplit.shapes.registry import Node, Outputs, broadcast, join, merge, product, rank, shape_function
 
 
 @shape_function(
@@ -148,3 +148,13 @@ shape_function("ListDiff", "RaggedRange")(lambda node: ((None,), (None,)))
 shape_function("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionWithOverlaps")(
     lambda node: ((None,),)
 )
+
+
+@shape_function("RaggedTensorToSparse")
+def ragged_to_sparse(node: Node) -> Outputs:
+    """Places, values and the dense shape: as many values as the ragged rows have, the lengths of which are inputs in front of these."""
+    splits = node.count("RAGGED_RANK", 1)
+    values = node.shape(splits)
+    if values is None:
+        return (None, None), (None,), (None,)
+    return (product(values), splits + len(values)), (product(values),), (splits + len(values),)

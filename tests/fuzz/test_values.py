@@ -46,6 +46,11 @@ def test_cases_of_every_type() -> None:
         assert values.run(values.make(seed), Path()).problem == "", f"python -m tests.fuzz --case values:{seed}"
 
 
+@pytest.mark.parametrize("case", [1847, 21706])
+def test_what_tensorflow_loses_to_a_narrow_type_is_not_asked_for(case: int) -> None:
+    assert values.run(values.make(case), Path()).problem == ""
+
+
 def special_rows(dtype: str) -> np.ndarray:
     """Rows with NaN, infinities and largest numbers, one, some or all of them."""
     chance = np.random.default_rng(0)

@@ -8,7 +8,8 @@ kernels, with kernels that are chosen by timing them, with groups of pointwise o
 Memory is poisoned when it is let go, and steps wait at random. Every op runs on the inputs and the attributes that the tests of the
 lowerings have, on inputs that are contiguous and not. `run --case 17` runs one network again, `run --op 1203` one case of an op.
 
-Half precision and TF32 may be `verification.ROOM` times as far from TensorFlow's float32 as rounding alone puts an output on the CPU.
+IEEE float32 may be as far from TensorFlow's as `tests.networks.tolerances` says, half precision and TF32 `verification.ROOM` times as far
+as rounding alone puts an output on the CPU.
 """
 
 from __future__ import annotations
@@ -70,16 +71,17 @@ def make(path: Path, seconds: float, first: int, most_bytes: int) -> None:
 
 
 def _answered(seed: int) -> dict[str, Any]:
-    """A network with what TensorFlow answers, and how far rounding alone puts it from that."""
+    """A network with what TensorFlow answers, how far rounding carries that, and how far rounding to coarser types puts it."""
     from msplit.core.precision import Precision
     from msplit.measure.mixed_precision import emulated_errors
     from msplit.opset import proto
     from tests.engines.cuda.cases import flat_of, job
-    from tests.networks import answers, network
+    from tests.networks import answers, network, tolerances
 
     one = network(seed)
     expected = answers(one)
     flat = flat_of(proto.graph_pb2.GraphDef.FromString(one.graph), outputs=one.outputs)
+    names = dict(zip(one.outputs, (tensor.name for tensor in flat.outputs), strict=True))
     own = job(flat, {tensor.name: one.feeds[tensor.name] for tensor in flat.inputs})
     rounding = {
         name: emulated_errors(replace(own, precision=Precision(name)), [own.feeds])
@@ -88,8 +90,8 @@ def _answered(seed: int) -> dict[str, Any]:
     }
     return {
         "graph": one.graph, "outputs": one.outputs, "feeds": one.feeds, "blocks": one.blocks, "gradient": one.gradient,
-        "expected": {tensor.name: expected[output] for tensor, output in zip(flat.outputs, one.outputs, strict=True)},
-        "rounding": rounding,
+        "expected": {names[output]: value for output, value in expected.items()},
+        "tolerances": {names[output]: most for output, most in tolerances(one, expected).items()}, "rounding": rounding,
     }  # fmt: skip
 
 
@@ -280,6 +282,7 @@ def run_network(case: dict[str, Any], mode: str, precision: str, streams: int, d
                 case["expected"],
                 precision=wanted.precision,
                 tolerance=WITHIN if wanted.precision.ieee else None,
+                carried=case["tolerances"] if wanted.precision.ieee else None,
                 rounding=case["rounding"].get(precision),
             )
             if not how.passed:

@@ -170,6 +170,9 @@ def _shape_arithmetic(tf: Any, raw: Any, x: Any, image: Any, sequence: Any, ids:
     yield tf.broadcast_to(x[:1], tf.shape(x))
     yield tf.tile(x, tf.stack([1, shape[1] // 4]))
     yield tf.range(shape[1])
+    yield from raw.RaggedTensorToSparse(rt_nested_splits=[tf.constant([0, 1, 4], tf.int64)], rt_dense_values=x[0])
+    splits = [tf.constant([0, 1, 2], tf.int64), tf.constant([0, 2, 6], tf.int64)]
+    yield from raw.RaggedTensorToSparse(rt_nested_splits=splits, rt_dense_values=sequence[0])
     yield tf.zeros(tf.gather(shape, [1, 2]))
     yield tf.zeros(tf.cast(tf.cast(shape[1:3], tf.float32) * 1.5, tf.int32))
     yield tf.zeros(tf.maximum(shape[1:3], 9))

@@ -1,7 +1,9 @@
 """Strings and tables in front of the device part."""
 
+import importlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from msplit.measure.verification import compare
 from tests.engines.cuda.cases import (
     SAMPLES,
     assert_equals_tensorflow,
+    flat_of,
     graph_of,
     job,
     kernels,
@@ -174,6 +177,32 @@ def test_what_the_host_hands_over_may_not_change_its_shape():
     executable = ENGINE.build(job(flat, feeds_of("oslo", "rom")))
     with pytest.raises(EngineError, match="was prepared as"):
         executable.step(feeds_of("oslo", "rom", "prag"))
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+def test_words_are_divided_among_the_parts_of_a_table_where_their_rows_are_trained(distinct):
+    """As many words in each step, of which each part of the table gets another number."""
+    tf = importlib.import_module("tensorflow")
+    v1 = tf.compat.v1
+    texts = [np.array(words, object) for words in ([b"a b c", b"d"], [b"a g", b"w h"], [b"b", b"c c i"])]
+    with tf.Graph().as_default() as graph:
+        words = tf.strings.split(v1.placeholder(tf.string, [2], name="text"))
+        parts = [v1.get_variable(f"part{n}", initializer=tf.fill([10, 4], n + 1.0)) for n in range(2)]
+        ids = tf.strings.to_hash_bucket_fast(words.values, 20)
+        ids, places = tf.unique(ids) if distinct else (ids, tf.range(4))
+        loss = tf.reduce_sum(tf.sin(tf.gather(v1.nn.embedding_lookup(parts, ids), places)), name="loss")
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            state = {one.op.name: session.run(one) for one in parts}
+            expected = [session.run(["loss:0", "train"], {"text:0": text})[0] for text in texts]
+            after = {one.op.name: session.run(one) for one in parts}
+    flat = flat_of(graph.as_graph_def(), outputs=["loss", "train"])
+    executable = ENGINE.build(replace(job(flat, {"text": texts[0]}, capture=False), state=state))
+    np.testing.assert_allclose([executable.step({"text": text})["loss"] for text in texts], expected, rtol=1e-5)
+    found = executable.save_state()
+    for name, value in after.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5)
 
 
 def test_a_graph_of_strings_alone_runs_too():
