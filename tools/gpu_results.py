@@ -28,7 +28,7 @@ def outcome(case: ElementTree.Element) -> tuple[str, str]:
     return "passed", ""
 
 
-def page(files: list[Path], machine: str, commit: str) -> str:
+def page(files: list[Path], machine: str, commit: str, note: str) -> str:
     """The page, as Markdown."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     failed, skipped = [], Counter[str]()
@@ -54,6 +54,7 @@ def page(files: list[Path], machine: str, commit: str) -> str:
         f"- machine: {machine}",
         f"- commit: {commit}, {when}",
         f"- **{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped** in {seconds:.0f} s of pytest",
+        *([f"- {note}"] if note else []),
         "",
         "| file | passed | failed | skipped |",
         "| --- | ---: | ---: | ---: |",
@@ -75,6 +76,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--machine", required=True, help="cards, driver, PyTorch, and whether TensorFlow was there")
+    parser.add_argument("--note", default="", help="what else is to be known, such as what was not run")
     parser.add_argument("--commit", help="what was tested (default: the commit that is checked out)")
     asked = parser.parse_args()
     commit = (
@@ -83,7 +85,7 @@ def main() -> int:
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
     )
-    text = page(asked.files, asked.machine, commit)
+    text = page(asked.files, asked.machine, commit, asked.note)
     TARGET.write_text(text, "utf-8")
     print(text)
     return int("## Failed\n\nNone." not in text)
