@@ -331,9 +331,16 @@ def _ask(path: str, data: bytes) -> tuple[int, bytes]:
 def _string(value: Any) -> bytes:
     if not isinstance(value, dict):
         return str(value).encode("utf-8", "surrogatepass")
-    return (
-        base64.b64decode(value["b64"]) if value.keys() == {"b64"} else encode(value)
-    )  # a tf.Example of these features
+    if value.keys() == {"b64"}:
+        return base64.b64decode(value["b64"])
+    return encode({name: _feature(one if isinstance(one, list) else [one]) for name, one in value.items()})
+
+
+def _feature(values: list[Any]) -> list[Any]:
+    """The values of a feature of a tf.Example."""
+    if any(isinstance(one, str | dict) for one in values):
+        return [_string(one) for one in values]
+    return [float(one) for one in values] if any(isinstance(one, Decimal | float) for one in values) else values
 
 
 def _meant(path: str, data: bytes) -> dict[str, Any]:

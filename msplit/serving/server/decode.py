@@ -284,6 +284,7 @@ def _shape(sizes: Sequence[int], name: str) -> tuple[int, ...]:
         raise invalid(f"input {name} has {len(sizes):,} dimensions; {tensors.MOST_DIMS} is the most")
     if min(sizes, default=0) < 0:
         raise invalid(f"input {name} has a negative size in its shape {list(sizes)}")
+    tensors.refuse_vast(sizes, name)
     return tuple(sizes)
 
 
@@ -371,12 +372,15 @@ def _listed(
         raise invalid(f"input {name} has values that are no {dtype.name}")
     if dtype.hasobject:
         return Input(name, dtype, shape, len(spans), lambda: _strings(data, spans), fills)
+    unit, varints = _FIXED.get(own, 1), own == wire.VARINT
+    if any(data[end - 1] > 0x7F if varints else (end - start) % unit for _, _, start, end in spans if end > start):
+        raise invalid(f"input {name} has a part of a {dtype.name} among its values")
 
     def joined() -> bytes:
         parts = [data[start:end] for _, _, start, end in spans]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    if own != wire.VARINT:
+    if not varints:
         count, over = divmod(sum([span[3] - span[2] for span in spans]), dtype.itemsize)
         if over:
             raise invalid(f"input {name} has a part of a {dtype.name} among its values")

@@ -51,8 +51,10 @@ class Call:
         """What was sent.
 
         Raises:
-            Refusal: It is too large, or does not come.
+            Refusal: It is too large, compressed, or does not come.
         """
+        if (encoding := self.request.headers.get("content-encoding", "")).lower() not in ("", "identity"):
+            raise Refusal(Code.UNIMPLEMENTED, f"content-encoding {encoding} is not taken: send the body as it is")
         found, loop = bytearray(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SILENCE) as limit:

@@ -254,6 +254,7 @@ class _Http(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                ws="none",  # by default what is installed decides, and such connections know no limits
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=max(1, round(where.grace)),
                 limit_concurrency=_MOST_CONNECTIONS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +18,8 @@ from msplit.serving.server.refusal import invalid
 
 MOST_DIMS = 32
 """NumPy knows no more than 64, and no model has as many as this."""
+_MOST_VALUES = sys.maxsize // 16
+"""Of the largest type."""
 
 _BY_NUMBER: dict[int, np.dtype[Any]] = {}
 """TensorFlow's number of a type whose values can be read -> NumPy's type."""
@@ -141,7 +144,18 @@ def reshaped(array: NDArray[Any], shape: Sequence[int], name: str) -> NDArray[An
     """
     if len(shape) > MOST_DIMS or any(size < 0 for size in shape) or math.prod(shape) != array.size:
         raise invalid(f"input {name} is said to be {list(shape)[:MOST_DIMS]}, and {array.size:,} values came")
+    refuse_vast(shape, name)
     return array.reshape(shape)
+
+
+def refuse_vast(shape: Sequence[int], name: str) -> None:
+    """Refuses the shape of an array without values that NumPy can not have: it counts its bytes as if 0 were 1.
+
+    Raises:
+        Refusal: It is one.
+    """
+    if 0 in shape and math.prod(filter(None, shape)) > _MOST_VALUES:
+        raise invalid(f"input {name} has sizes that no array has: {list(shape)}")
 
 
 def raw_content(array: NDArray[Any]) -> bytes:

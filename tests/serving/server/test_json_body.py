@@ -184,6 +184,8 @@ def one(name: str, **changes: Any) -> str:
         ([one("f", data=[1e39, 1])], "larger numbers"),
         ([one("f", shape=[1, 3])], "2 values came"),
         ([one("f", shape=[-1, -2])], "2 values came"),
+        ([one("f", shape=[0, 1 << 62], data=[])], "sizes that no array has"),
+        ([one("f", shape=[1 << 70, 0], data=[])], "sizes that no array has"),
         ([one("f", datatype="FP64")], "the model takes float32"),
         ([one("f")[:-1] + ', "name": "f"}'], "key 'name' is there twice"),
         ([], "no value for input f"),

@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("uvicorn")
 
+from starlette.requests import Request  # noqa: E402
+
 from msplit.serving.server import rest, rpc, run  # noqa: E402
 from msplit.serving.server.metrics import Metrics  # noqa: E402
 from msplit.serving.server.models import Models  # noqa: E402
-from msplit.serving.server.service import Service  # noqa: E402
+from msplit.serving.server.refusal import Refusal  # noqa: E402
+from msplit.serving.server.service import Asked, Service  # noqa: E402
 
 SOON = 20.0
 """Seconds within which what is to end after a fraction of one does, on whatever machine."""
@@ -105,3 +109,29 @@ def test_a_connection_of_grpc_that_says_nothing_does_not_stay(monkeypatch: pytes
         await server.end()
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", "gzip", "BR"])
+def test_a_body_that_is_compressed_is_refused_as_that(encoding: str) -> None:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    models = Models({})
+    request = Request({"type": "http", "headers": [(b"content-encoding", encoding.encode())][: len(encoding)]}, receive)
+    call = rest.Call(Service(models, Metrics(models)), request, 9, Asked())
+    if encoding in ("", "identity"):
+        assert asyncio.run(call.body()) == b"{}"
+    else:
+        with pytest.raises(Refusal, match=f"content-encoding {encoding} is not taken"):
+            asyncio.run(call.body())
+
+
+def test_no_library_that_is_there_by_chance_takes_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uvicorn speaks WebSocket where such a library is installed: those connections have no limits, and no request that `on_tick` knows."""
+    from uvicorn.protocols.websockets import auto
+
+    monkeypatch.setattr(auto, "AutoWebSocketsProtocol", asyncio.Protocol)
+    models = Models({})
+    config = run._Http(Service(models, Metrics(models)), run.Listening()).config
+    config.load()
+    assert config.ws_protocol_class is None
