@@ -475,10 +475,7 @@ def _verify_special(
     Each kind has to pass by itself. Variables may do so with another seed, see `best_of`; nothing else may.
     """
     ours = [one for one in built if one is not truth and isinstance(one.variant.engine, CudaEngine)]
-    half = any(own[one].half for one in ours)
-    kinds = [
-        kind for kind in how.kinds if not half or kind.name not in (Name.LARGE, Name.SMALL)
-    ]  # within float16's range
+    kinds = _kinds(how, half=any(own[one].half for one in ours))
     first = [how.fresh(how.settings.seed + 1)] if state else []
     sets = [(kind, list[Arrays]()) for kind in kinds]
     if state:
