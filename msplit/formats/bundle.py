@@ -201,9 +201,8 @@ def _entries(data: bytes) -> tuple[dict[str, Any], list[tuple[str, Any]], int]:
         for key, value in _pairs(_block(data, handle, 0)):
             if key:
                 entry = _message(proto.tensor_bundle_pb2.BundleEntryProto(), value)
-                if key.startswith(
-                    b"\0"
-                ):  # a slice: the name of its tensor, then numbers; the tensor's own entry tells of it
+                # Of a slice: the name of its tensor, then numbers. The tensor's own entry tells of it.
+                if key.startswith(b"\0"):
                     slices.append((key[1:].partition(b"\0\1")[0].decode(), entry))
                 else:
                     entries[key.decode()] = entry

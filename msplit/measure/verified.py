@@ -300,11 +300,7 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     own = {one: _precision(one.variant) for one in built}
 
     def compared(
-        got: Arrays,
-        expected: Arrays,
-        precision: Precision,
-        *held: Running,
-        carried: Mapping[str, float] | None = None,
+        got: Arrays, expected: Arrays, precision: Precision, *held: Running, carried: Mapping[str, float] | None = None
     ) -> Comparison:
         coarsest = (one.variant for one in held if own[one] is precision)  # the other one's is less
         rounding = next((how.rounding[one] for one in coarsest if one in how.rounding), None)

@@ -329,7 +329,6 @@ def _load(session: Any, model: Model, placed: Placed) -> None:
 
 
 def _restore(session: Any, model: Model, placed: Placed) -> None:
-
     placed = _here(placed)
     if model.is_saved_model:
         _load_saved_model(session, model, placed)
