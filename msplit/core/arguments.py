@@ -54,9 +54,13 @@ def listed(name: str, value: Any) -> tuple[Any, ...]:
     Raises:
         MsplitError: It is none.
     """
-    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+    try:
+        found = None if isinstance(value, str | bytes | Mapping) else tuple(value)
+    except TypeError:
+        found = None
+    if found is None:
         raise MsplitError(f"{name}: {value!r} is no list", fix="give a list, of one element where there is one")
-    return tuple(value)
+    return found
 
 
 def path(value: Any) -> Path:

@@ -53,7 +53,8 @@ class Checkpoint:
         self._entries: dict[str, Any] | None = None
         self._shards: dict[int, NDArray[np.uint8]] = {}
         self._slices: list[tuple[str, Any]] = []
-        self._verified: set[tuple[int, int]] = set()  # parts of a variable are read off the whole, one after the other
+        # Parts of a variable are read off the whole, one after the other. An empty tensor begins where the next one does.
+        self._verified: set[tuple[int, int, int, int]] = set()
         self._tensorflow: Any = None
         try:
             self._entries, self._slices, self._shard_count = _entries(read_bytes(f"{prefix}.index", _MOST_INDEX))
@@ -123,7 +124,7 @@ class Checkpoint:
                 summed, lengths = _summed(data.tobytes(), math.prod(dim.size for dim in entry.shape.dim))
             except (IndexError, ValueError, OverflowError):
                 raise self._damaged(f"the checkpoint is damaged: {key!r} is no list of strings", entry) from None
-        place = (entry.shard_id, entry.offset)
+        place = (entry.shard_id, entry.offset, entry.size, entry.crc32c)
         if place not in self._verified and masked_crc(summed) != entry.crc32c:
             raise self._damaged(f"the checkpoint is damaged: {key!r} does not fit its checksum", entry)
         self._verified.add(place)
@@ -200,9 +201,8 @@ def _entries(data: bytes) -> tuple[dict[str, Any], list[tuple[str, Any]], int]:
         for key, value in _pairs(_block(data, handle, 0)):
             if key:
                 entry = _message(proto.tensor_bundle_pb2.BundleEntryProto(), value)
-                if key.startswith(
-                    b"\0"
-                ):  # a slice: the name of its tensor, then numbers; the tensor's own entry tells of it
+                # Of a slice: the name of its tensor, then numbers. The tensor's own entry tells of it.
+                if key.startswith(b"\0"):
                     slices.append((key[1:].partition(b"\0\1")[0].decode(), entry))
                 else:
                     entries[key.decode()] = entry

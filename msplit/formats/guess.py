@@ -110,9 +110,8 @@ def _behind_queues(graph: Graph, inputs: list[int]) -> tuple[list[int], list[End
     fills, sources = graph.with_ops(_FILLS), graph.with_ops(_SOURCES)
     if not inputs or not fills.any() or not sources.any():
         return inputs, []
-    beyond = replace(
-        graph, edges=graph.edges.where(~fills[graph.edges.src])
-    )  # what runs when a queue was filled reads nothing of it
+    # What runs when a queue was filled reads nothing of it.
+    beyond = replace(graph, edges=graph.edges.where(~fills[graph.edges.src]))
     needed = beyond.ancestors([node for node in _sinks(beyond) if not fills[node]])
     if not (needed & sources).any() or all(needed[node] for node in inputs):
         return inputs, []

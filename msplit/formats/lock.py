@@ -83,9 +83,10 @@ def hold(folder: Path) -> Held | None:
             try:
                 descriptor = lock(place, os.O_RDWR | os.O_CREAT)
                 if descriptor is not None:
-                    os.ftruncate(descriptor, 0)
-                    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                     _held[place] = held = Held(place, descriptor)
+                    with contextlib.suppress(OSError):  # of a full disk: then it does not say by whom
+                        os.ftruncate(descriptor, 0)
+                        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                     return held
                 said = place.read_text(errors="replace")[:200].strip()
             except FileNotFoundError:

@@ -77,12 +77,7 @@ class _Sparse:
 
 
 def structure(
-    flat: FlatGraph,
-    specs: Sequence[Spec],
-    batch: int,
-    given: frozenset[str],
-    seed: int = 0,
-    kind: Kind = RANDOM,
+    flat: FlatGraph, specs: Sequence[Spec], batch: int, given: frozenset[str], seed: int = 0, kind: Kind = RANDOM
 ) -> Structure:
     """Finds composite inputs and gives them `batch` rows, of two entries each where they are random, else of two on average.
 

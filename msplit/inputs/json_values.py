@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,8 +39,8 @@ def loads(text: str | bytes | bytearray) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"key {next(name for name in counts if counts[name] > 1)!r} is there twice")
     return found
 
 

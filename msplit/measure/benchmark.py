@@ -142,12 +142,11 @@ def bench(
     if setup.engine is CUDA and request.capture and any(variant.device for variant in result.variants):
         limited = _limited(replace(setup.job, options=cuda_options(request)), variants, tuned)
     sums = phases.stop()
-    covered = setup.fresh.covered(seconds_of(sums)) if setup.engine is CUDA else ()
     return Bench(
         result=result,
         engine=setup.engine.name,
         why=setup.why,
-        notes=(*said, *made.notes, *made.rows, *setup.unverified, *covered),
+        notes=(*said, *made.notes, *made.rows, *setup.unverified, *setup.fresh.covered(seconds_of(sums))),
         tuned=None if tuned is None else confirmed(tuned, result, made.tuned_label),
         costs=setup.job.costs,
         traced=_traced(result, variants, setup.assignments),

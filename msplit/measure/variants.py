@@ -148,6 +148,7 @@ def set_up(
     with phase("making inputs"):
         feeds = feeds_of(request.seed)
     state = _state(flat, request) if state is None else state
+    fresh = Fresh(feeds_of, _kinds(flat, feeds, feeds_of, request, state) if engine is CUDA else ())
     reference, unverified = _reference(flat, engine, feeds, request, state) if loaded is None else (loaded, ())
     if loaded is not None:
         feeds = loaded.feeds
@@ -203,7 +204,7 @@ def set_up(
         ablation=_ablation(variants, assignments, request) if engine is CUDA else Ablation(),
         planned=planned,
         reference=reference,
-        fresh=Fresh(feeds_of, _kinds(flat, feeds_of, request, state)),
+        fresh=fresh,
         notes=tuple(notes),
         plan_notes=tuple(plan_notes),
         unverified=(*unverified, *own_data(flat)),
@@ -211,13 +212,15 @@ def set_up(
     )
 
 
-def _kinds(flat: FlatGraph, feeds_of: Callable[..., Arrays], request: BenchRequest, state: Arrays) -> tuple[Kind, ...]:
-    """Random inputs, and kinds of special ones that are others; nothing where steps differ by what they draw or read themselves."""
+def _kinds(
+    flat: FlatGraph, usual: Arrays, feeds_of: Callable[..., Arrays], request: BenchRequest, state: Arrays
+) -> tuple[Kind, ...]:
+    """Random inputs, and kinds of special ones that are others than the usual; nothing where steps differ by what they draw or read
+    themselves."""
     draws = not DRAWS.isdisjoint(flat.graph.ops) and not state  # further steps draw further numbers
     if draws or own_data(flat) or not request.settings.verify_inputs:
         return ()
     with phase("making inputs"):
-        usual = feeds_of(request.seed)
         rows = max((len(value) for value in usual.values() if value.ndim), default=0)
 
         def differs(kind: Kind) -> bool:

@@ -300,11 +300,7 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
     own = {one: _precision(one.variant) for one in built}
 
     def compared(
-        got: Arrays,
-        expected: Arrays,
-        precision: Precision,
-        *held: Running,
-        carried: Mapping[str, float] | None = None,
+        got: Arrays, expected: Arrays, precision: Precision, *held: Running, carried: Mapping[str, float] | None = None
     ) -> Comparison:
         coarsest = (one.variant for one in held if own[one] is precision)  # the other one's is less
         rounding = next((how.rounding[one] for one in coarsest if one in how.rounding), None)
@@ -475,10 +471,7 @@ def _verify_special(
     Each kind has to pass by itself. Variables may do so with another seed, see `best_of`; nothing else may.
     """
     ours = [one for one in built if one is not truth and isinstance(one.variant.engine, CudaEngine)]
-    half = any(own[one].half for one in ours)
-    kinds = [
-        kind for kind in how.kinds if not half or kind.name not in (Name.LARGE, Name.SMALL)
-    ]  # within float16's range
+    kinds = _kinds(how, half=any(own[one].half for one in ours))
     first = [how.fresh(how.settings.seed + 1)] if state else []
     sets = [(kind, list[Arrays]()) for kind in kinds]
     if state:

@@ -33,6 +33,8 @@ def test_a_number_is_no_list() -> None:
     for make in (lambda: BenchRequest(streams=4), lambda: PoolSettings(batches=4), lambda: BenchRequest(devices=0)):  # type: ignore[arg-type]
         with pytest.raises(MsplitError, match="is no list"):
             make()
+    with pytest.raises(MsplitError, match="is no list"):
+        listed("x", np.array(4))  # it has `__iter__`, and can not be gone through
     assert listed("x", np.array([1, 2])) == (1, 2)
     assert BenchRequest(streams=[1, 2]).streams == (1, 2)
 

@@ -115,6 +115,13 @@ def test_empty_tensor_of_an_empty_shard(tmp_path: Path) -> None:
     assert Checkpoint(write(tmp_path, index, b"")).tensor("none").shape == (0, 4)
 
 
+def test_a_damaged_tensor_behind_an_empty_one_is_refused(tmp_path: Path) -> None:
+    """Both begin at the same place of the shard, and each has a checksum of its own."""
+    index = table([block([header(), (b"a", entry(1, [0], 0, b"")), (b"b", entry(1, [2], 0, b"\0" * 8))])])
+    with pytest.raises(LoadError, match="'b' does not fit its checksum"):
+        Checkpoint(write(tmp_path, index, b"\0" * 7 + b"\1")).verify()
+
+
 @pytest.mark.parametrize(
     ("dtype", "shape", "size", "data", "what"),
     [

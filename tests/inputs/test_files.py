@@ -6,6 +6,7 @@ import io
 import json
 import os
 import struct
+import time
 import zipfile
 
 import numpy as np
@@ -15,6 +16,7 @@ from msplit.errors import LoadError
 from msplit.formats.bundle import masked_crc
 from msplit.inputs.examples import decode, encode
 from msplit.inputs.files import names_in, read_value
+from msplit.inputs.json_values import loads
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 
@@ -212,6 +214,14 @@ def test_json_that_does_not_fit_is_told(tmp_path, text, name, what):
     with pytest.raises(LoadError, match=what) as error:
         read_value(name, path, dtype, None)
     assert error.value.fix
+
+
+def test_a_key_that_is_there_twice_is_found_among_many_in_time():
+    text = "{" + ",".join(f'"{number}": 1' for number in range(50_000)) + ', "49999": 1}'
+    start = time.process_time()
+    with pytest.raises(ValueError, match="key '49999' is there twice"):
+        loads(text)
+    assert time.process_time() - start < 5
 
 
 def test_special_files_are_refused_at_once(tmp_path):

@@ -343,7 +343,7 @@ MUTANTS = {
     "what the step before left": (dense, stale, FULL),
     "the end of a sum": (dense, lowered("_FusedMatMul", lambda y, node, x, w, *b: y - x[:, -1:] @ w[-1:]), FULL),
     # Gradients and training.
-    "the gradient of ties": (gradients, lowered("MaxPoolGrad", lambda d, *_: d.flip(1)), FULL),
+    "the gradient of ties": (gradients, lowered("MaxPoolGrad", lambda d, *_: d.flip(2)), FULL),
     "gradients of equal maxima": (gradients, lowered("Equal", lambda y, *_: y & (y.cumsum(1) == 1)), FULL),
     "elu at 0": (gradients, lowered("EluGrad", lambda d, node, g, y: torch.where(y == 0, d * 0, d)), FULL),
     "selu at 0 in training": (training, lowered("SeluGrad", lambda d, node, g, y: torch.where(y == 0, g * 1.7580993, d)), FULL),

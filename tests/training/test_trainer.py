@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from msplit.engines.base import GOOD_STEPS, LOSS_SCALE, HasState
 from msplit.errors import EngineError, LoadError, MsplitError, WriteError
 from msplit.formats import atomic, lock
 from msplit.formats.bundle import Checkpoint
+from msplit.formats.lock import hold
 from msplit.training import checkpoint
 from msplit.training.trainer import Trainer, to_train
 from tests.cli.runner import ROOT, SAMPLES
@@ -157,6 +159,18 @@ def test_a_folder_that_another_process_writes_to_is_refused_by_its_name_and_free
     assert lock.NAME in os.listdir(tmp_path)
     fresh.close()
     assert lock.NAME not in os.listdir(tmp_path)
+
+
+def test_a_full_disk_leaves_no_lock_that_nobody_gives_back(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        held = hold(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert hold(tmp_path) is held is not None  # though it does not say by whom
+    del held
+    assert not os.listdir(tmp_path)
 
 
 def test_what_is_written_in_a_cond_alone_trains_in_tensorflow_and_is_refused_by_name_elsewhere(tmp_path: Path) -> None:

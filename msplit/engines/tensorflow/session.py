@@ -307,7 +307,7 @@ def _callable(
 def _here(placed: Placed) -> Placed:
     """The same without jobs and tasks of a cluster, which a session of this process has not."""
     graph_def = placed.graph_def
-    if all(here(node.device) == node.device for node in _nodes(graph_def)):
+    if all(here(device) == device for device in {node.device for node in _nodes(graph_def)}):
         return placed
     copy = type(graph_def)()
     copy.CopyFrom(graph_def)
@@ -329,7 +329,6 @@ def _load(session: Any, model: Model, placed: Placed) -> None:
 
 
 def _restore(session: Any, model: Model, placed: Placed) -> None:
-
     placed = _here(placed)
     if model.is_saved_model:
         _load_saved_model(session, model, placed)

@@ -238,9 +238,8 @@ def incomplete_gamma(node: Node, a: Tensor, x: Tensor) -> Tensor:
 def zeta(node: Node, x: Tensor, q: Tensor) -> Tensor:
     """Hurwitz's zeta function; at its poles, where q is no positive integer, infinite for an even x, NaN for others."""
     result = torch.special.zeta(x, q)
-    result = torch.where(
-        torch.isnan(result) & (x > 1) & (q > 1), 0, result
-    )  # PyTorch's series ends in infinity times zero
+    # PyTorch's series ends in infinity times zero.
+    result = torch.where(torch.isnan(result) & (x > 1) & (q > 1), 0, result)
     pole = (q <= 0) & (q == torch.floor(q)) & (x != 1)
     return torch.where(pole & (x / 2 != torch.floor(x / 2)), torch.nan, result)
 

@@ -281,8 +281,8 @@ def image_projective_transform(
 
     def read(row: Tensor, column: Tensor) -> Tensor:
         inside = (row >= 0) & (row < images.shape[1]) & (column >= 0) & (column < images.shape[2]) & somewhere
-        places = row.clamp(0, images.shape[1] - 1).long(), column.clamp(0, images.shape[2] - 1).long()
-        return torch.where(inside[..., None], images[batch, places[0], places[1]], value)
+        pixels = images[batch, row.where(inside, 0).long(), column.where(inside, 0).long()]  # outside may be NaN
+        return torch.where(inside[..., None], pixels, value)
 
     if node.attrs["interpolation"] == "NEAREST":
         return read(_round_half_away(y), _round_half_away(x))

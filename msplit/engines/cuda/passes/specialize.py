@@ -26,14 +26,7 @@ from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus, apart, gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
-from msplit.engines.cuda.ir.interpret import (
-    LoweringCall,
-    as_tuple,
-    call,
-    depends_on_values,
-    evaluate,
-    static_slots,
-)
+from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, depends_on_values, evaluate, static_slots
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.program import KernelCall, Program

@@ -68,9 +68,8 @@ class CudaArena:
 
     def close(self) -> None:
         """Frees graphs and memory, all at once: one that is destroyed may take with it what another one on its streams still uses."""
-        with contextlib.suppress(
-            torch.AcceleratorError, torch.cuda.CudaError
-        ):  # of a device that failed nothing can be given back
+        # Of a device that failed nothing can be given back.
+        with contextlib.suppress(torch.AcceleratorError, torch.cuda.CudaError):
             for one in self._executables.values():
                 one.close()
         self._device.streams.give_back(self._streams)

@@ -142,10 +142,7 @@ def executable_for(
     program, capture = compiled.program, options.captures
     if capture and program.dynamic:
         names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
-        raise EngineError(
-            f"{BY_VALUES}: {', '.join(names)}",
-            fix=LAUNCHED,
-        )
+        raise EngineError(f"{BY_VALUES}: {', '.join(names)}", fix=LAUNCHED)
     stream_program = arrange(program, plan)
     about = {} if timing_only else {**plan_facts(program, plan, stream_program.peak_bytes), **compiled.facts}
     facts = {**about, "layout": compiled.layout, "captured": capture}

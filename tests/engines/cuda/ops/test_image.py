@@ -143,3 +143,13 @@ def test_projections(mode, projection):
         image = values((2, 6, 5, 3), dtype, low=0, high=50)
         check("ImageProjectiveTransformV3", [image, by, size, np.float32(2)], attrs)
         check("ImageProjectiveTransformV2", [image, by, size], attrs)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 2, 4, 6])
+def test_projections_to_no_place_give_what_is_outside(number, place):
+    by = np.array(PROJECTIONS["same"], np.float32)
+    by[0, place] = number
+    for how in ("BILINEAR", "NEAREST"):
+        attrs = {"interpolation": how, "fill_mode": "CONSTANT"}
+        check("ImageProjectiveTransformV3", [values((2, 6, 5, 3)), by, ints(4, 7), np.float32(2)], attrs)
