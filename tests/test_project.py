@@ -124,6 +124,7 @@ def test_a_figure_above_its_limit_is_told(budget: ModuleType) -> None:
 
 
 def test_the_budget_finds_what_it_counts(budget: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("radon")
     engine = tmp_path / "msplit" / "engines" / "cuda"
     engine.mkdir(parents=True)
     (engine / "__init__.py").write_text("")
