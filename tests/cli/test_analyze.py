@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
-import importlib.util
 import shlex
 import subprocess
 import sys
