@@ -22,7 +22,7 @@ from tests.large_tables import recommender
 def test_every_sample_is_analyzed(model: str) -> None:
     done = fine("analyze", SAMPLES / model, *options_of(model))
     assert done.out.startswith(f"{SAMPLES / model}"[:78])
-    verdict = " ".join(done.out[-800:].split())
+    verdict = " ".join(done.out[-1600:].split())
     helps = "Streams help this model: " in verdict
     assert helps or "Streams can not help this model: " in verdict or "Streams gain next to nothing here: " in verdict
     assert ("msplit assign sample_graphs" in verdict.replace(f"{ROOT}/", "")) == helps
