@@ -102,7 +102,7 @@ class Analysis(Shown):
 
     @property
     def engine_words(self) -> str:
-        """What msplit's engine gives beside streams, where it can run the model: one launch, and larger kernels. "" without kernels."""
+        """Sentence on what msplit's engine gives beside streams, one launch and larger kernels; "" where it can not run the model."""
         serial = self.bounds.serial_us
         if not self.kernels or not serial:
             return ""

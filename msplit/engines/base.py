@@ -190,7 +190,7 @@ _TEXT = "OSU"
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is NumPy's, in the host's memory, and all of it counts: what is masked has no value that a model could be given."""
+    """Tell whether a value is NumPy's, in the host's memory, and nothing of it is masked."""
     return isinstance(value, np.ndarray | np.generic) and not (isinstance(value, _MASKED) and np.ma.is_masked(value))
 
 

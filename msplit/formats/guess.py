@@ -122,7 +122,7 @@ def _behind_queues(graph: Graph, inputs: list[int]) -> tuple[list[int], list[End
 
 
 def left_out_text(model: Model, most: int = 3) -> str:
-    """What a guess did not take, as one sentence: most of the graph, or sinks; "" where nothing was guessed or left out."""
+    """Sentence on what a guess did not take: most of the graph, or sinks; "" where nothing was guessed or left out."""
     names = model.left_out or ()
     if model.left_out is not None and (nodes := _mostly_left_out(model)):
         return (

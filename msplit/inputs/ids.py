@@ -163,7 +163,7 @@ def outside(flat: FlatGraph, node: int, port: int) -> tuple[int, ...]:
 
 
 def is_calculated_with(flat: FlatGraph, node: int, port: int) -> bool:
-    """Whether integers are only moved, compared, calculated with, and made floating-point numbers: any value is as good as another then."""
+    """Tell whether integers are only moved, compared, calculated with and converted, so that any value will do."""
     graph = flat.graph
     waiting, seen = [(node, port)], {node}
     while waiting:
@@ -180,7 +180,7 @@ def is_calculated_with(flat: FlatGraph, node: int, port: int) -> bool:
 
 
 def _picks(flat: FlatGraph, gather: int) -> bool:
-    """Whether a gather takes the rows for which a condition holds."""
+    """Tell whether a gather takes the rows for which a condition holds."""
     node: int | None = gather
     for slot in (1, 0):
         node = None if node is None else _source(flat, node, slot)

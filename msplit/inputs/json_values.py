@@ -27,7 +27,7 @@ class Infinite(float):
 
 
 def loads(text: str | bytes | bytearray) -> Any:
-    """What JSON says.
+    """Read JSON.
 
     Raises:
         ValueError: It is none, or an object has a key twice, of which only one would be seen.

@@ -141,7 +141,7 @@ def chosen(drawn: NDArray[Any], pool: NDArray[Any], first: Any, last: Any, kind:
 
 
 def lengths(rows: int, usual: int, most: int, kind: Kind) -> list[int]:
-    """How many entries each row of a sparse or ragged input has: as many in all as if each had the usual number, since what was compiled is
+    """Entries of each row of a sparse or ragged input: as many in all as if each had the usual number, since what was compiled is
     for so many; `most` in none."""
     patterns = {Name.ZEROS: (0, 4), Name.LARGE: (most,), Name.SMALL: (0,), Name.EDGES: (1, 0, 3, 4, 2)}
     pattern = patterns.get(kind.name, (usual,))

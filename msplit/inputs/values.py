@@ -111,7 +111,7 @@ def _numbers(kind: np.dtype[Any], shape: tuple[int, ...], use: Use, rng: np.rand
 
 
 def _as_ids(dtype: np.dtype[Any], use: Use) -> bool:
-    """Whether floating-point numbers are ids or keys."""
+    """Tell whether floating-point numbers are ids or keys."""
     keys = any(lookup.keys is not None for lookup in use.lookups)
     return (use.rows is not None or use.unknown or use.segments or keys) and dtype.kind != "c"
 

@@ -78,7 +78,7 @@ SPECIAL = "verifying special inputs"
 
 
 def seconds_of(sums: Sums) -> float:
-    """How long special inputs took, of all phases."""
+    """Sum up the seconds that special inputs took."""
     return sum(one.seconds for one in sums.phases if one.phase == SPECIAL)
 
 
@@ -433,7 +433,7 @@ def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> A
 
 
 def _truth(built: Sequence[Running], how: Verification, state: Arrays) -> Running | None:
-    """What tells what the model makes of special inputs, and of variables: the outputs of a first step, such as a loss, tell nothing of
+    """Reference for what the model makes of special inputs, and of variables: the outputs of a first step, such as a loss, tell nothing of
     these, and variants that share a mistake agree. That is TensorFlow on the CPU or, where it is not asked, our engine without any
     rewriting. None where neither runs the model, there is nothing to ask, or nothing runs on our engine."""
     jobs = [one.variant.job for one in built if isinstance(one.variant.engine, CudaEngine)]
@@ -530,7 +530,7 @@ def _learned(
     known: dict[Precision, dict[str, float]],
     draws: bool,
 ) -> Comparison:
-    """How variables compare with what they should be after the same steps; what rounding does to them is only asked where they differ, and
+    """Compare variables with what they should be after the same steps; what rounding does to them is only asked where they differ, and
     `known` afterwards."""
     tolerance = how.settings.tolerance
     found = compare_state(mine, after, least_state_tolerances(state, after, precision, tolerance), state)
@@ -600,7 +600,7 @@ def _begun(held: Sequence[Running], state: Arrays) -> Arrays:
 
 
 def _draws(one: Running) -> bool:
-    """Whether its steps draw random numbers, as far as its functions are not known to be left out."""
+    """Tell whether its steps draw random numbers, as far as its functions are not known to be left out."""
     graph = one.variant.job.flat.graph
     bodies = (function.body.ops for function in graph.functions.values())
     return any(not DRAWS.isdisjoint(ops) for ops in (graph.ops, *bodies))

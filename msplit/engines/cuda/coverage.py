@@ -81,7 +81,7 @@ class Coverage:
 
     @property
     def ways(self) -> list[str]:
-        """How the engine runs the graph, one sentence each; none where it can not, as far as is known."""
+        """Sentences on how the engine runs the graph, one each; none where it can not, as far as is known."""
         if self.reasons:
             return []
         if self.uncaptured is None:
@@ -174,7 +174,7 @@ def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = 
 
 
 def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) -> tuple[Rehearsed | None, str]:
-    """What the engine's build makes of a graph; None where that was not tried, or not to its end, and why."""
+    """Verdict of the engine's build of a graph; None where that was not tried, or not to its end, and why."""
     if not always and len(partition.device) > MOST_BUILT:
         return None, f"{len(partition.device):,} nodes are too many to do so by the way"
     if importlib.util.find_spec("torch") is None:

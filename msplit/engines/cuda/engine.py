@@ -113,7 +113,7 @@ if not TYPE_CHECKING:  # to mypy, a module with `__getattr__` has every name
 
 
 def device_lost(problem: BaseException | None) -> DeviceLost | None:
-    """What to say of a fault of the GPU's, which every call after it tells of, too; None where an error is, and comes from, none."""
+    """Error for a fault of the GPU's, which every later call reports again; None where an error neither is one nor comes from one."""
     torch = sys.modules.get("torch")
     while problem is not None:
         if isinstance(problem, DeviceLost):

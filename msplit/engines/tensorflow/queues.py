@@ -65,12 +65,12 @@ def reached(operations: Iterable[Any], fed: Collection[Any] = ()) -> set[Any]:
 
 
 def waits_inside(model: Model) -> bool:
-    """Whether an op that waits for others is in a function of a model, which any of its nodes may call."""
+    """Tell whether an op that waits for others is in a function of a model, which any of its nodes may call."""
     return any(node.op in WAITS for body in model.graph_def.library.function for node in body.node_def)
 
 
 def awaited(waits: Sequence[Any], free: Sequence[str]) -> tuple[str, str]:
-    """What a step waits for, and how to do without.
+    """Error that names what a step waits for, and a way to do without.
 
     Args:
         waits: The operations of a step that wait.

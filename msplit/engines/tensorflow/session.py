@@ -152,7 +152,7 @@ class SessionExecutable:
             raise
 
     def _not_begun(self) -> EngineError:
-        """What to say of an iterator whose data a program would have to give."""
+        """Error for an iterator whose data a program would have to give."""
         made = [one for one in self._graph.get_operations() if one.type.startswith("IteratorGetNext")]
         names = [tensor.name for one in made for tensor in one.outputs if tensor.consumers()]
         return EngineError(
@@ -183,7 +183,7 @@ class SessionExecutable:
             raise self._too_long() from None
 
     def _too_long(self) -> TimedOut:
-        """What to say where a step took longer than it may."""
+        """Error for a step that took longer than it may."""
         after = f"TensorFlow gave a step up: it took longer than {self._timeout:g} s (DeadlineExceeded)"
         if not self._waits:
             return TimedOut(after, where=self._model, fix="give it more time with --timeout")
@@ -305,7 +305,7 @@ def _callable(
 
 
 def _here(placed: Placed) -> Placed:
-    """The same without jobs and tasks of a cluster, which a session of this process has not."""
+    """Leave out jobs and tasks of a cluster, which a session of this process does not have."""
     graph_def = placed.graph_def
     if all(here(device) == device for device in {node.device for node in _nodes(graph_def)}):
         return placed

@@ -70,7 +70,7 @@ class Long:
 
 
 def read(data: bytes | bytearray, start: int = 0, end: int | None = None) -> Any:
-    """What a text says, with `Long` in place of lists that are.
+    """Read JSON text, with `Long` in place of lists that are long.
 
     Raises:
         Refusal: It is no JSON, or an object has a key twice.

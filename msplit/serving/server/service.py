@@ -255,7 +255,7 @@ async def open_infer(service: Service, data: bytes, asked: Asked) -> Any:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a ModelInferRequest asks for beside its inputs.
+    """Read what a ModelInferRequest asks for beside its inputs.
 
     Attributes:
         outputs: Their names; none: all of them.
@@ -278,7 +278,7 @@ _PARAMETERS = {"signature_name": "string_param", "priority": "int64_param", "tim
 
 
 def wanted_by(request: Any, version: Version, asked: Asked) -> Wanted:
-    """What a request asks for: its parameters are Triton's `priority` (1 is the most urgent) and `timeout` (µs), and `signature_name`,
+    """Read what a request asks for: its parameters are Triton's `priority` (1 is the most urgent) and `timeout` (µs), and `signature_name`,
     which Triton does not know.
 
     Raises:

@@ -106,7 +106,7 @@ def wanted(flat: FlatGraph) -> list[Key]:
 
 @dataclass(frozen=True, eq=False)
 class Foreseen:
-    """What is known before anything runs.
+    """Shapes and values that are known before anything runs.
 
     Attributes:
         shape: Gives the shape of a value; None where only the run knows it.
@@ -295,7 +295,7 @@ class _Kinds:
         return self._foreseen.shape(key) if there and self._foreseen is not None else None
 
     def both_have(self, node: int) -> bool:
-        """Whether a node's value is there on both sides: a constant, a variable, or what follows from shapes of inputs alone."""
+        """Tell whether a node's value is there on both sides: a constant, a variable, or what follows from shapes of inputs alone."""
         if self._flat.graph.ops[node] == "Const" or (node, 0) in self.variables:
             return True
         return self._foreseen is not None and (node, 0) not in self._on_host and self._foreseen.value(node)
@@ -322,7 +322,7 @@ class _Kinds:
                     self._ragged.add(key)
 
     def _goes_along(self, node: int, made: Iterable[Key], *, works: bool) -> bool:
-        """Whether the host goes on with a node that the device could run: the shape of what the host gives it is not fixed, or the shape of
+        """Tell if the host goes on with a node that the device could run: the shape of what the host gives it is not fixed, or the shape of
         what it makes follows from numbers that the host gives.
 
         Products are the device's. Rows of a table are, too, but for lists of ids of any length.
@@ -338,7 +338,7 @@ class _Kinds:
         return not is_lookup or not self._ragged.isdisjoint(made)
 
     def _asks(self, node: int) -> bool:
-        """Whether a node takes something that the host makes in the host's memory, such as the new shape of a Reshape."""
+        """Tell whether a node takes something that the host makes in the host's memory, such as the new shape of a Reshape."""
         op, attrs = self._flat.graph.ops[node], self._flat.graph.attrs[node]
         info = schema.lookup(op)
         attrs = attrs if info is None else info.filled(attrs)
@@ -347,7 +347,7 @@ class _Kinds:
         return any(there and key in self._on_host for there, key in zip(slots, self._inputs[node], strict=False))
 
     def _runs_on_host(self, node: int, missing: Iterable[str]) -> bool:
-        """Whether the host can run a node for which the device has no lowering, or not for some ops inside of it."""
+        """Tell whether the host can run a node for which the device has no lowering, or not for some ops inside of it."""
         inner = set(missing)
         alone = self._flat.graph.ops[node] not in FUNCTIONAL and not self._on_host.isdisjoint(self._inputs[node])
         if alone and schema.lookup(self._flat.graph.ops[node]) is not None:
@@ -381,7 +381,7 @@ class _Kinds:
 
 
 def _has_no_gpu_kernel(op: str) -> bool:
-    """Whether an op inside of a function is the host's. A constant that the device can not run is a string."""
+    """Tell whether an op inside of a function is the host's. A constant that the device can not run is a string."""
     info = schema.lookup(op)
     return op == "Const" or (info is not None and not info.gpu)
 

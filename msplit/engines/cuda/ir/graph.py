@@ -204,7 +204,7 @@ class OpGraph:
         return self.constants[key].shape if key in self.constants else self.shapes.get(key)
 
     def ports(self, number: int) -> int:
-        """How many outputs of an op have a known shape, or a known type where the shape depends on values, from the first one on."""
+        """Count the outputs of an op that have a known shape, or a known type where the shape depends on values, from the first one on."""
         known = ((number, port) in self.shapes or (number, port) in self.dtypes for port in itertools.count())
         return next(port for port, is_known in enumerate(known) if not is_known)
 

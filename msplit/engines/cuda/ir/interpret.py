@@ -149,7 +149,7 @@ def static_slots(op: Op) -> set[int]:
 
 
 def depends_on_values(op: Op, known: Container[Key]) -> bool:
-    """Whether only the run can tell the shape of what an op that has to run gives, or it reads a value on the host: no capture holds it.
+    """Tell whether an op can not be captured: only the run knows the shape of its output, or it reads a value on the host.
 
     `known` are the values that are the same in every run. An op that looks at a shape alone is not left where that is known.
     """

@@ -37,7 +37,7 @@ MOST_OUTPUTS = 16
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What the engine would make of a graph.
+    """Result of a dry build of a graph.
 
     Attributes:
         refused: What it refuses, in the order of the graph; what follows from another refusal is left out.
@@ -168,7 +168,7 @@ class Rehearsal(Tracer):
                 self._free.add(key)
 
     def stops_capture(self, op: Op) -> bool:
-        """Whether an op that is left depends on values. Of one that reads what can not be told only its name says so."""
+        """Tell whether an op that is left depends on values. Of one that reads what can not be told only its name says so."""
         if op.op not in table():
             return False
         told = op.node not in self._unknown

@@ -46,7 +46,7 @@ class CudaArena:
         self._current.start(feeds, self._entries)
 
     def over(self) -> bool:
-        """Whether it is over. A fault of the device is raised as PyTorch has it."""
+        """Tell whether it is over. A fault of the device is raised as PyTorch has it."""
         return self._current.over()
 
     def wait(self) -> None:

@@ -235,7 +235,7 @@ class _Masks:
                 yield term == kept
 
     def replaced(self, one: Replaced, bias: Term, conditions: list[Term]) -> Term:
-        """What is added once scores have been replaced by a number."""
+        """Sum of the masks that are added once scores have been replaced by a number."""
         last = one.before == len(self.match.added) and one.number > -math.inf
         return self.chosen(self.both(conditions), bias, self._scalar(NOTHING if last else one.number))
 
@@ -336,12 +336,12 @@ class _Masks:
             raise Illegal
 
     def _is_above(self, bias: Term) -> Key:
-        """Whether what is added is more than minus infinity."""
+        """Tell whether what is added is more than minus infinity."""
         shape, least = self.maker.shape(bias), self.typed(self._scalar(-math.inf))
         return self.maker.op(self.like, "Greater", {"T": self.dtype}, [bias, least], shape, "bool")
 
     def _may_hide(self, one: Added) -> bool:
-        """Whether minus infinity may be added: it is chosen, moved or summed of what is fed, of logarithms, or of known numbers."""
+        """Tell whether minus infinity may be added: it is chosen, moved or summed of what is fed, of logarithms, or of known numbers."""
         graph, waiting, seen = self.maker.graph, [one.key] if one.where is None else [], {one.key}
         fed = set(graph.feeds.values())
         while waiting:

@@ -135,7 +135,7 @@ def _of_positions(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _absent(facts: KnownValues, op: Op, number: Absent) -> Absent:
-    """What becomes of the number of what is not there, where that can be told."""
+    """Number that a missing entry has become, where that is known."""
     bound = facts.array(op.inputs[1]) if op.op == "Maximum" else None
     if isinstance(number, int) and bound is not None and bound.dtype.kind in "iu" and not bound.ndim:
         return max(number, int(bound))

@@ -59,7 +59,7 @@ def _sum_at(facts: KnownValues, op: Op, rows: Kept, places: Positions) -> Proof 
 
 
 def _counts(facts: KnownValues, key: Key, mask: Mask) -> bool:
-    """Whether a value is the number of rows that a mask keeps."""
+    """Tell whether a value is the number of rows that a mask keeps."""
     sizes = facts.sizes.get(key)
     return sizes is not None and sizes.mask is mask and not sizes.inner
 

@@ -248,13 +248,13 @@ class KnownValues:
         )
 
     def keep(self, op: Op, dense: Key, mask: Mask, *ops: Op, port: int = 0, absent: Absent = None) -> Proof:
-        """What an op gives is the rows of a dense value that a mask keeps; new ops make that value."""
+        """Note that the output of an op is the rows of a dense value that a mask keeps; new ops make that value."""
         self.kept[op.node, port] = Kept(dense, mask, absent)
         self._gaps.add(dense)
         return Proof(ops=list(ops))
 
     def point(self, op: Op, found: Positions, *ops: Op, port: int = 0) -> Proof:
-        """What an op gives is positions in kept rows; new ops make them."""
+        """Note that the output of an op is positions in kept rows; new ops make them."""
         self.positions[op.node, port] = found
         return Proof(ops=list(ops))
 
@@ -278,7 +278,7 @@ class KnownValues:
         return Op(number, like.name, op, attrs or {}, inputs, list(like.source_nodes))
 
     def has_gaps(self, key: Key) -> bool:
-        """Whether some rows of a value may not be there, or of what it is made of: it lies beside TensorFlow's, never in its place."""
+        """Tell whether some rows of a value may not be there, or of what it is made of: it lies beside TensorFlow's, never in its place."""
         return key in self._gaps or key[0] in self._made_of_gaps
 
     def constant(self, value: NDArray[Any]) -> Key:
@@ -288,7 +288,7 @@ class KnownValues:
         return key
 
     def length(self, mask: Mask) -> int:
-        """How many rows it tells of."""
+        """Number of rows that it covers."""
         return (self.shape(mask.key) or (0,))[0]
 
     def all_of(self, kept: Kept | Positions) -> Key:
