@@ -370,7 +370,7 @@ def _read(style: str, out: str) -> str:
 
 def _read_markdown(out: str) -> str:
     for block in MarkdownIt("commonmark").enable("table").parse(out):
-        if block.type == "code_block" and re.fullmatch(r"msplit [^\n]*(\n    [^\n]*)*\n", block.content):
+        if block.type == "code_block" and re.fullmatch(r"(msplit [^\n]*\n(    [^\n]*\n)*)+", block.content):
             continue  # the command to run next
         if block.type in ("html_block", "fence", "code_block", "hr", "lheading_open"):
             return f"Markdown has a {block.type}: {block.content[:300]!r}"
