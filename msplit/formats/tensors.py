@@ -60,9 +60,12 @@ def dtype_number(name: str) -> int:
     """Number of a TensorFlow type, by its name as `dtype_name` gives it.
 
     Raises:
-        KeyError: There is no such type.
+        LoadError: There is no such type: the model has text, or a number of its own, in the place of one.
     """
-    return _NUMBERS[name]
+    number = _NUMBERS.get(name)
+    if number is None:
+        raise LoadError(f"has a tensor of type {name!r}, which TensorFlow does not know", fix="export the model again")
+    return number
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

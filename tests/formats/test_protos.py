@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msplit.errors import LoadError
 from msplit.formats.protos import add_node
 from msplit.formats.tensors import dtype_name, dtype_number, numpy_dtype
 from msplit.opset import proto
@@ -48,3 +49,9 @@ def test_constants_come_back(dtype: str, value: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [1, 7, 14, 20, 33])
 def test_types_have_numbers(number: int) -> None:
     assert dtype_number(dtype_name(number)) == number
+
+
+def test_a_type_that_is_none_is_refused() -> None:
+    """A model may hold any text in the place of a type; the next thing that was made of it ended in an internal error."""
+    with pytest.raises(LoadError, match=r"type '\[click\]', which TensorFlow does not know"):
+        dtype_number("[click]")
