@@ -85,7 +85,9 @@ def axe_core() -> str:
     return path
 
 
-@pytest.fixture(scope="session")
+# Playwright's synchronous driver keeps an event loop running in this thread until it stops: were it to last for the whole session, no later
+# test of the same worker could call asyncio.run.
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     path = os.environ.get("MSPLIT_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
