@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -127,10 +128,21 @@ def test_the_index_of_the_documents_names_every_one() -> None:
     assert [path.name for path in ROOT.glob("docs/*.md") if f"]({path.name})" not in index] == ["README.md"]
 
 
+def script(path: str) -> ModuleType:
+    """A script of the checkout, imported."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_timeline_is_what_msplit_simulates() -> None:
+    tool = script("tools/timeline.py")
+    assert tool.TARGET.read_text("utf-8") == tool.svg(), "run: python tools/timeline.py"
+
+
 def test_the_results_are_those_of_the_raw_data() -> None:
-    spec = importlib.util.spec_from_file_location("table", ROOT / "benchmarks" / "table.py")
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
+    table = script("benchmarks/table.py")
     fix = "run: python benchmarks/table.py --write"
     assert (ROOT / "benchmarks" / "README.md").read_text() == table.page(), fix
     shown = (ROOT / "README.md").read_text()
