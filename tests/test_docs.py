@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -140,3 +141,10 @@ def test_the_dockerfile_copies_and_pins_what_there_is() -> None:
     said = text + (ROOT / "docs" / "install.md").read_text()
     for line in re.findall(r"msplit (doctor(?: --[a-z]+ [a-z]+)*)", said):
         assert msplit(*shlex.split(line), "--help").code == 0, line
+
+
+def test_the_reference_is_that_of_the_docstrings() -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "make_reference.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.TARGET.read_text("utf-8") == script.page(), "run: python scripts/make_reference.py"

@@ -17,7 +17,14 @@ pytestmark = pytest.mark.whole_search  # pages show what users see
 
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "docs/ci-example/*.md", "sample_graphs/*.md", "benchmarks/**/*.md")
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "docs/quickstarts/*.md",
+        "docs/ci-example/*.md",
+        "sample_graphs/*.md",
+        "benchmarks/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 INLINE = re.compile(r"`(?:\$ )?msplit ([^`\n]+)`")
@@ -125,7 +132,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_index_of_the_documents_names_every_one() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
-    assert [path.name for path in ROOT.glob("docs/*.md") if f"]({path.name})" not in index] == ["README.md"]
+    folder = ROOT / "docs"
+    pages = {
+        path.relative_to(folder).as_posix() for pattern in ("*.md", "quickstarts/*.md") for path in folder.glob(pattern)
+    }
+    assert {page for page in pages if f"]({page})" not in index} == {"README.md"}
 
 
 def script(path: str) -> ModuleType:
