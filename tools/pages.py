@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -19,7 +20,7 @@ PAGES = ("*.md", "docs/**/*.md", "sample_graphs/*.md", "benchmarks/**/*.md")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s#]+)")
 REFERENCE = "docs/reference.md"
-ENTRY = re.compile(r"(^### `([\w.]+)`\n\n(?: {4}.*\n\n)?).*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+ENTRY = re.compile(r"(^### `([\w.]+)`\n\n(?: {4}[^\n]*\n\n)?).*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 """What the reference says of one name, with its heading."""
 
 
@@ -52,7 +53,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     In the reference the whole docstring takes the place of its first sentence.
     """
     if page.file.src_uri == REFERENCE:
-        markdown = ENTRY.sub(r"\1::: \2\n\n", markdown)
+        entries = markdown.count("\n### ")
+        markdown, found = ENTRY.subn(r"\1::: \2\n\n", markdown)
+        if found != entries:
+            raise PluginError(
+                f"{REFERENCE} has {entries} entries, and {found} have the form that scripts/make_reference.py writes"
+            )
     markdown = re.sub(r"^```(\w+) .*$", r"```\1", markdown, flags=re.MULTILINE)
     here = (ROOT / page.file.src_uri).parent
     return LINK.sub(
