@@ -1,8 +1,8 @@
 """Makes a site of the pages of the checkout: the hooks of MkDocs that `mkdocs.yml` names.
 
-The pages are written for a forge: links lead from file to file, above `docs/`, too. So the site has the folders of the checkout. It holds
-every page, and every file that a page links to; a link to a folder leads to a list of its files. What is linked and not there fails the
-build, as `mkdocs build --strict` is run by `.ci/docs`.
+The pages are written to be read on GitHub and its like: links lead from file to file, also out of `docs/`. So the site has the folders of
+the checkout. It holds every page, and every file that a page links to; a link to a folder leads to a list of its files. A link that leads
+nowhere fails `mkdocs build --strict`, which `.ci/docs` runs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """What a forge takes and Python-Markdown does not: words behind a fence's language, and links to folders.
+    """Change what GitHub takes and Python-Markdown does not: words behind a fence's language, and links to folders.
 
     In the reference the whole docstring takes the place of its first sentence.
     """
