@@ -19,7 +19,19 @@ from msplit.cli.main import COMMANDS
 from msplit.rules.ruleset import RULES
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit
 
-PAGES = ("usage.md", "rules.md", "files.md", "library.md", "builds.md", "production.md", "training.md", "scaling.md")
+PAGES = (
+    "usage.md",
+    "analyze.md",
+    "assign.md",
+    "bench.md",
+    "rules.md",
+    "files.md",
+    "library.md",
+    "builds.md",
+    "production.md",
+    "training.md",
+    "scaling.md",
+)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUICK = ("--duration", "0.1", "--warmup", "0", "--builds", "1", "--engine", "tensorflow")
 
