@@ -27,6 +27,8 @@ PAGES = (
     "rules.md",
     "files.md",
     "library.md",
+    "compile.md",
+    "annotate.md",
     "builds.md",
     "production.md",
     "training.md",
