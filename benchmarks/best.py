@@ -23,16 +23,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import models
 
 from msplit import api
+from msplit.assignment.model import price
 from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
-from msplit.decide.model import price
 from msplit.engines.base import Job
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.inputs.make import feeds_for
-from msplit.measure.stream_ids import assignments_for
-from msplit.measure.verification import compare
+from msplit.run.stream_ids import assignments_for
+from msplit.verify.compare import compare
 
 STEPS = 60
 

@@ -42,9 +42,9 @@ from msplit.engines.cuda.profiling.step_costs import estimated as estimated_step
 from msplit.engines.cuda.runtime.executables import Compiled, executable_for, plan_for
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
-from msplit.measure.profile import ProfileRequest, profile
 from msplit.report import jsonio
 from msplit.report.profile import estimated
+from msplit.run.profile import ProfileRequest, profile
 from msplit.schedule.machine import Machine
 from msplit.schedule.predict import predict
 from msplit.schedule.problem import Problem

@@ -21,8 +21,8 @@ import models
 import training_models
 
 from msplit import api
-from msplit.measure.results import Settings
 from msplit.report import benchmark, jsonio, render
+from msplit.verify.results import Settings
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ class Log:
         self._began, self._last = time.time(), ""
 
     def __call__(self, what: str, share: float) -> None:
-        """See `measure.measure.Progress`."""
+        """See `bench.timing.Progress`."""
         del share
         if what != self._last:
             self._last = what

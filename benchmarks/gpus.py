@@ -29,7 +29,7 @@ from pools import flood
 
 import msplit
 from msplit.inputs.make import feeds_for
-from msplit.serving.load.prepared import of_build, of_ports
+from msplit.serving.loadtest.corpus import of_build, of_ports
 
 MODELS = "ple:128,mmoe:1024,bert:128,bert:1024,inception_v3:128"
 ROUNDS = 20

@@ -30,13 +30,13 @@ import models
 import table
 
 from msplit import api
-from msplit.decide.environment import environment
+from msplit.core import statistics
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.search import measurement
+from msplit.engines.environment import environment
 from msplit.inputs.make import make_inputs
-from msplit.measure import statistics
-from msplit.measure.tuning import TuneSettings, tune
+from msplit.run.tuning import TuneSettings, tune
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.search.candidates import Candidate, candidate_of, single
 from msplit.schedule.search.choose import best, choose

@@ -33,19 +33,19 @@ from training_torch import ByHand
 from training_xla import WholeXla
 
 from msplit import api, samples
+from msplit.assignment.model import price
+from msplit.benchmark.timing import bench
 from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
-from msplit.decide.model import price
 from msplit.engines.base import Engine, Job, TensorFlowOptions
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.measure.measure import bench
-from msplit.measure.results import BenchResult, Settings
-from msplit.measure.running import Variant
-from msplit.measure.stream_ids import assignments_for
 from msplit.opset import proto
 from msplit.report import jsonio
+from msplit.run.stream_ids import assignments_for
+from msplit.verify.built import Variant
+from msplit.verify.results import BenchResult, Settings
 
 PLAIN, XLA, CLUSTERS = "TensorFlow", "TensorFlow, XLA (jit_compile)", "TensorFlow, XLA (auto_jit)"
 ONE = "msplit, 1 stream"

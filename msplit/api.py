@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msplit import rules
+from msplit.assignment import analysis, assignment, model
+from msplit.assignment.analysis import Analysis
+from msplit.assignment.assignment import Assigned, StreamLoad
+from msplit.assignment.export import EMITS, check_places, emit
+from msplit.assignment.model import load, strip
+from msplit.assignment.replicate import Replicated, Replication, replicate
 from msplit.core.graph import Ints
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
-from msplit.decide import analysis, assignment, model
-from msplit.decide.analysis import Analysis
-from msplit.decide.assignment import Assigned, StreamLoad
-from msplit.decide.export import EMITS, check_places, emit
-from msplit.decide.model import load, strip
-from msplit.decide.replicate import Replicated, Replication, replicate
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import Conflict
 from msplit.formats import WriteReport
@@ -29,22 +29,22 @@ from msplit.rules import RuleSet
 from msplit.shapes import Shapes
 
 if TYPE_CHECKING:
-    from msplit.decide.kernels import Chooser
+    from msplit.assignment.kernels import Chooser
+    from msplit.benchmark.benchmark import Bench, bench
+    from msplit.benchmark.comparison import Compared
     from msplit.engines.cuda.engine import CompiledVariant
-    from msplit.measure.benchmark import Bench, bench
-    from msplit.measure.build import Build, build
-    from msplit.measure.comparison import Compared
-    from msplit.measure.execution import prepare
-    from msplit.measure.function import CompiledFunction, compile
-    from msplit.measure.opening import open
-    from msplit.measure.request import BenchRequest
-    from msplit.measure.results import Settings
-    from msplit.measure.runner import Runner
-    from msplit.measure.tuning import Tuned, TuneSettings
+    from msplit.run.build import Build, build
+    from msplit.run.function import CompiledFunction, compile
+    from msplit.run.open import open
+    from msplit.run.prepare import prepare
+    from msplit.run.request import BenchRequest
+    from msplit.run.runner import Runner
+    from msplit.run.tuning import Tuned, TuneSettings
     from msplit.schedule.search.search import Device
-    from msplit.serving.pool import Pool
-    from msplit.serving.settings import PoolSettings
+    from msplit.serving.pool.pool import Pool
+    from msplit.serving.pool.settings import PoolSettings
     from msplit.training.trainer import Trainer
+    from msplit.verify.results import Settings
 
 __all__ = [
     "EMITS",
@@ -84,22 +84,22 @@ __all__ = [
 ]
 
 _LATER = {
-    "Bench": "msplit.measure.benchmark",
-    "bench": "msplit.measure.benchmark",
-    "Build": "msplit.measure.build",
-    "build": "msplit.measure.build",
-    "open": "msplit.measure.opening",
-    "Compared": "msplit.measure.comparison",
-    "Runner": "msplit.measure.runner",
-    "prepare": "msplit.measure.execution",
-    "Pool": "msplit.serving.pool",
-    "PoolSettings": "msplit.serving.settings",
-    "CompiledFunction": "msplit.measure.function",
-    "compile": "msplit.measure.function",
-    "BenchRequest": "msplit.measure.request",
-    "Tuned": "msplit.measure.tuning",
-    "TuneSettings": "msplit.measure.tuning",
-    "Settings": "msplit.measure.results",
+    "Bench": "msplit.benchmark.benchmark",
+    "bench": "msplit.benchmark.benchmark",
+    "Build": "msplit.run.build",
+    "build": "msplit.run.build",
+    "open": "msplit.run.open",
+    "Compared": "msplit.benchmark.comparison",
+    "Runner": "msplit.run.runner",
+    "prepare": "msplit.run.prepare",
+    "Pool": "msplit.serving.pool.pool",
+    "PoolSettings": "msplit.serving.pool.settings",
+    "CompiledFunction": "msplit.run.function",
+    "compile": "msplit.run.function",
+    "BenchRequest": "msplit.run.request",
+    "Tuned": "msplit.run.tuning",
+    "TuneSettings": "msplit.run.tuning",
+    "Settings": "msplit.verify.results",
     "Trainer": "msplit.training.trainer",
 }
 """What runs a model, by where it is: commands that only decide start without it, in a fifth less time."""
@@ -163,8 +163,8 @@ def pool(
         EngineError: The engine can not run the model, or its outputs are not those of the reference.
         MsplitError: Rows of requests are to be joined, and are not independent; or there is not enough memory.
     """
-    from msplit.serving import making
-    from msplit.serving.settings import PoolSettings
+    from msplit.serving.pool import making
+    from msplit.serving.pool.settings import PoolSettings
 
     settings = PoolSettings(
         groups=groups,
@@ -318,7 +318,7 @@ def compare(
         RulesError: The rules file is wrong.
         AssignError: The rules contradict each other on this graph.
     """
-    from msplit.measure import comparison
+    from msplit.benchmark import comparison
 
     workload = Workload(batch, dict(shapes or {}), gpu=gpu, profile=profile)
     return comparison.compare(flat, ruleset, workload, streams=streams, measure=measure, device=device, tell=tell)

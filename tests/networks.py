@@ -22,7 +22,7 @@ ROWS = 11
 """Of every table."""
 
 WITHIN = 2e-4
-"""How far IEEE float32 may be from TensorFlow's in any case, as `msplit.measure.verification.compare` and `apart` measure it."""
+"""How far IEEE float32 may be from TensorFlow's in any case, as `msplit.verify.compare.compare` and `apart` measure it."""
 
 MOVED = 2.0**-20
 """How far TensorFlow's inputs, weights and variables are moved, relative to each number, to learn how far rounding is carried: by some
@@ -87,9 +87,9 @@ def answers(one: Network) -> dict[str, np.ndarray]:
 
 
 def tolerances(one: Network, expected: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """How far each output may be from TensorFlow's, as `msplit.measure.verification.compare` measures it, where that is more than `WITHIN`:
+    """How far each output may be from TensorFlow's, as `msplit.verify.compare.compare` measures it, where that is more than `WITHIN`:
     `ROOM` times as far as TensorFlow's own is when numbers are `MOVED`."""
-    from msplit.measure.verification import compare
+    from msplit.verify.compare import compare
 
     found: dict[str, float] = {}
     for moved in _answers(one, MOVES)[1:]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from msplit.checks.finding import Finding, Severity, verb
 from msplit.checks.subject import Check, Subject
-from msplit.formats.special import read_bytes
+from msplit.formats.file_kinds import read_bytes
 from msplit.rules import patterns, streamfile
 from msplit.rules.options import MAX_STREAM_FILE
 from msplit.rules.regex import Regex

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msplit.assignment.defaults import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
+from msplit.assignment.display import Facts, Shown
+from msplit.assignment.model import opened, price
 from msplit.checks.finding import Finding, Severity, Skip
 from msplit.checks.registry import chosen
 from msplit.checks.settings import CheckSettings
 from msplit.checks.subject import Check, Subject
 from msplit.core.memory import no_collection
 from msplit.cost import profile_file
-from msplit.decide.basis import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
-from msplit.decide.model import opened, price
-from msplit.decide.shown import Facts, Shown
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
 from msplit.formats.model import Model

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from msplit import rules
 from msplit.analysis.guesses import Guesses, guesses
+from msplit.assignment.defaults import Basis
 from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip, about, listed
 from msplit.checks.settings import CheckSettings
 from msplit.core.graph import Graph, Ints
 from msplit.cost.costs import Costs
-from msplit.decide.basis import Basis
 from msplit.errors import AssignError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import among, as_written

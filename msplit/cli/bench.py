@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import clusters, comparing, options, stock
+from msplit.cli import baseline_options, clusters, options, tensorflow_options
 from msplit.progress import telling
 from msplit.report.text import plural
 
 if TYPE_CHECKING:
     from msplit.flatten.flat import FlatGraph
-    from msplit.measure.request import BenchRequest
+    from msplit.run.request import BenchRequest
 
 
 @dataclass(frozen=True)
-class Run(stock.Stock, options.Execution):
+class Run(tensorflow_options.Stock, options.Execution):
     """What runs: engine, streams, kernels, and what outputs are held against."""
 
     streams: tuple[int, ...]
@@ -118,7 +118,7 @@ class Asked:
     help="How often everything is built anew while measuring.",
 )
 @options.kernel_options
-@stock.stock_options
+@tensorflow_options.stock_options
 @clusters.cluster_options
 @click.option("--no-tensorflow", is_flag=True, help="cuda: do not measure TensorFlow and ONNX Runtime beside it.")
 @click.option(
@@ -153,7 +153,7 @@ class Asked:
 @options.gpu_option(default=None)
 @options.profile_option
 @options.record_option
-@comparing.beside_options
+@baseline_options.beside_options
 @click.option(
     "--format",
     "style",
@@ -171,19 +171,19 @@ def command(
     measured: Measured,
     tuning: Tuning,
     asked: Asked,
-    beside: comparing.Beside,
+    beside: baseline_options.Beside,
 ) -> int:
     """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model.
 
     What sizes and prices MODEL and is not given is as `msplit assign` has recorded it with the model. MODEL may be a build: it is opened,
     verified, and measured beside one stream of the same kernels.
     """
-    from msplit.decide.export import check_places
+    from msplit.assignment.export import check_places
+    from msplit.benchmark.benchmark import bench
+    from msplit.benchmark.sweep import sweep
     from msplit.formats import build
-    from msplit.measure.benchmark import bench
-    from msplit.measure.sweep import sweep
-    from msplit.measure.tuning import write
     from msplit.report import benchmark
+    from msplit.run.tuning import write
 
     if build.is_build(model):
         return _bench_build(model, measured, run.seed, asked.style)
@@ -196,11 +196,11 @@ def command(
     request = _request(run, given, measured, tuning, asked)
     if asked.bisect:
         return _bisect(flat, request, asked.style)
-    comparing.refuse(then, request, beside.limit, flat)
+    baseline_options.refuse(then, request, beside.limit, flat)
     if work.several:
         with telling() as tell:
             swept = sweep(flat, request, work.several, progress=tell)
-        return comparing.report(flat, swept, beside, then, asked.style, force=asked.force)
+        return baseline_options.report(flat, swept, beside, then, asked.style, force=asked.force)
     with telling() as tell:
         found = bench(flat, request, progress=tell)
     written: list[str] = []
@@ -221,10 +221,10 @@ def command(
         written.append(
             f"Written: {asked.trace}, one measured step of {plural(len(found.traced), 'variant')}, for https://ui.perfetto.dev."
         )
-    shown = comparing.Shown(
+    shown = baseline_options.Shown(
         benchmark.document(flat, found, written), benchmark.payload(flat, found, written), (found,), {}
     )
-    return comparing.show(flat, shown, then, beside.limit, asked.style)
+    return baseline_options.show(flat, shown, then, beside.limit, asked.style)
 
 
 _OF_A_BUILD = ("model", "duration", "warmup", "min_rounds", "builds", "tolerance", "seed", "style")
@@ -233,9 +233,9 @@ _OF_A_BUILD = ("model", "duration", "warmup", "min_rounds", "builds", "tolerance
 
 def _bench_build(path: Path, measured: Measured, seed: int, style: str) -> int:
     """Measures a build. Exit code 1 where its outputs are wrong."""
-    from msplit.measure.build_bench import bench_build
-    from msplit.measure.results import Settings
+    from msplit.benchmark.build_bench import bench_build
     from msplit.report import build as report
+    from msplit.verify.results import Settings
 
     context = click.get_current_context()
     for name in context.params:
@@ -251,7 +251,7 @@ def _bench_build(path: Path, measured: Measured, seed: int, style: str) -> int:
     return int(found.failed)
 
 
-def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: comparing.Beside) -> None:
+def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: baseline_options.Beside) -> None:
     """Raises a UsageError for options that do not go together."""
     others = {
         "--tune": tuning.tune,
@@ -300,8 +300,8 @@ def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: compari
 
 def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tuning, asked: Asked) -> BenchRequest:
     """What the options ask for."""
-    from msplit.measure.request import BenchRequest
-    from msplit.measure.results import Settings
+    from msplit.run.request import BenchRequest
+    from msplit.verify.results import Settings
 
     return BenchRequest(
         streams=run.streams,
@@ -333,7 +333,7 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
 
 def _bisect(flat: FlatGraph, request: BenchRequest, style: str) -> int:
     """Finds the node at which outputs begin to differ. Exit code 1 where there is one."""
-    from msplit.measure import bisect
+    from msplit.benchmark import bisect
     from msplit.report import bisect as report
 
     with telling() as tell:

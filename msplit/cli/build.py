@@ -66,9 +66,9 @@ def command(
 
     A build holds machine code, weights, streams and what it was made for. This executes the model.
     """
-    from msplit.measure.build import build
-    from msplit.measure.request import BenchRequest
     from msplit.report import build as report
+    from msplit.run.build import build
+    from msplit.run.request import BenchRequest
 
     if kernels.tune and (kernels.effort == "fast" or kernels.no_capture):
         raise click.UsageError("--tune measures CUDA graphs: leave --effort fast and --no-capture out.")

@@ -49,9 +49,9 @@ class Wanted:
 
     def settings(self, work: options.Work) -> CheckSettings:
         """The settings of the project, with what the options say in their place."""
+        from msplit.assignment.defaults import GIVEN
         from msplit.checks import CheckSettings, Severity
         from msplit.checks import config as reader
-        from msplit.decide.basis import GIVEN
 
         path = self.config or reader.find(Path.cwd())
         settings = CheckSettings() if path is None else reader.load(path)

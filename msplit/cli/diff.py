@@ -40,8 +40,8 @@ def command(
     Nodes are matched by name. Neither model is executed. What is not given is as `msplit assign` has recorded it with NEW.
     """
     from msplit import rules as rule_sets
-    from msplit.decide.basis import Given, settle
-    from msplit.decide.model import price
+    from msplit.assignment.defaults import Given, settle
+    from msplit.assignment.model import price
     from msplit.report import difference
     from msplit.report.compare import Side, compare
 

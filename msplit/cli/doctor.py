@@ -26,14 +26,14 @@ def command(wanted: Sequence[str], engine: str | None, style: str) -> int:
 
     The exit code is 1 where something that --for or --engine asks for is missing, else 0.
     """
-    from msplit.decide import doctor
+    from msplit.cli import machine
     from msplit.report.document import Document, Table
 
-    found = doctor.examine()
-    commands = doctor.commands(found, COMMANDS)
+    found = machine.examine()
+    commands = machine.commands(found, COMMANDS)
     asked = [name for name in wanted if name != "bench" or engine is None]
     asked += [f"bench --engine {engine}"] if engine is not None else []
-    missing = [one for one in commands if one.subject in asked and one.status == doctor.MISSING]
+    missing = [one for one in commands if one.subject in asked and one.status == machine.MISSING]
     fixes = [*(one for one in found if one.fix), *(one for one in commands if one.fix and one.subject in asked)]
     document = Document(
         title="What this machine can do",

@@ -8,7 +8,7 @@ import click
 
 from msplit.cli import options
 from msplit.cli.output import say
-from msplit.cli.pooling import Pooling, pool_options
+from msplit.cli.pool_options import Pooling, pool_options
 
 
 @click.command()

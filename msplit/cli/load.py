@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options
-from msplit.cli.pooling import Engine, Pooling, engine_options, pool_options
+from msplit.cli.pool_options import Engine, Pooling, engine_options, pool_options
 from msplit.progress import telling
 
 if TYPE_CHECKING:
-    from msplit.serving.load.clients import Server
-    from msplit.serving.load.run import LoadSettings
+    from msplit.serving.loadtest.clients import Server
+    from msplit.serving.loadtest.run import LoadSettings
 
 
 class Rates(options.Parameter):
@@ -180,7 +180,7 @@ def command(
     from msplit.formats import build as files
     from msplit.formats.atomic import check_target
     from msplit.report import load as report
-    from msplit.serving.load.run import load as measure
+    from msplit.serving.loadtest.run import load as measure
 
     settings = _settings(load, beside)
     if rest["multistream"]:
@@ -203,7 +203,7 @@ def command(
 
 
 def _settings(load: Loaded, beside: Beside) -> LoadSettings:
-    from msplit.serving.load.run import LoadSettings
+    from msplit.serving.loadtest.run import LoadSettings
 
     rates, shares = load.rate
     clients = load.clients if options.was_given("clients") or shares or not rates else ()
@@ -229,7 +229,7 @@ def _as_multistream(
     choice: options.Choice, settings: LoadSettings, further: Sequence[str]
 ) -> tuple[options.Choice, LoadSettings]:
     """What NVIDIA's arguments say, in place of what is not given here."""
-    from msplit.serving.load.multistream import parse
+    from msplit.serving.loadtest.multistream import parse
 
     asked = parse(further)
     return (
@@ -247,7 +247,7 @@ def _as_multistream(
 
 
 def _server(serving: Serving, model: Path) -> Server | None:
-    from msplit.serving.load.clients import Server
+    from msplit.serving.loadtest.clients import Server
 
     if serving.address is None:
         return None

@@ -49,8 +49,8 @@ def command(
         raise click.UsageError("-o/--output is missing: where to write the profile.")
     from msplit import api, formats
     from msplit.cost import profile_file
-    from msplit.measure.profile import ProfileRequest, profile
     from msplit.report import profile as report
+    from msplit.run.profile import ProfileRequest, profile
 
     flat = choice.load(model)
     api.check_places(flat, [output], force=force)

@@ -52,10 +52,10 @@ def command(
     """
     from msplit import formats
     from msplit import rules as rule_sets
+    from msplit.assignment.defaults import Given, settle
+    from msplit.assignment.export import check_places
+    from msplit.assignment.model import price
     from msplit.cost import DEFAULT_GPU
-    from msplit.decide.basis import Given, settle
-    from msplit.decide.export import check_places
-    from msplit.decide.model import price
     from msplit.report.html import build, render, runs
 
     given = work.arguments()

@@ -12,14 +12,14 @@ import click
 
 from msplit import escape
 from msplit.cli import options, output
-from msplit.cli.pooling import Engine, Pooling, engine_options, pool_options
+from msplit.cli.pool_options import Engine, Pooling, engine_options, pool_options
 from msplit.progress import telling
 
 if TYPE_CHECKING:
+    from msplit.serving.pool.settings import PoolSettings
     from msplit.serving.server.config import ModelConfig
     from msplit.serving.server.models import Models
     from msplit.serving.server.run import Listening
-    from msplit.serving.settings import PoolSettings
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching
 
 
 def _require() -> None:
-    from msplit.decide.doctor import lacking_to_serve
+    from msplit.cli.machine import lacking_to_serve
     from msplit.errors import INSTALL_SERVING, MsplitError
 
     missing = lacking_to_serve()

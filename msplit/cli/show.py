@@ -24,8 +24,8 @@ def command(model: Path, everything: bool, style: str) -> None:
     from msplit.report import contents
 
     if build.is_build(model):
-        from msplit.measure.build import Build
         from msplit.report import build as report
+        from msplit.run.build import Build
 
         made = Build(model, build.read(model))
         options.show(style, "build", report.document(made), lambda: report.payload(made))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import clusters, interrupt, options, output
-from msplit.cli.pooling import Engine, engine_options
+from msplit.cli.pool_options import Engine, engine_options
 from msplit.progress import telling
 
 if TYPE_CHECKING:
     from msplit.engines.base import ClusterOptions
-    from msplit.measure.request import BenchRequest
+    from msplit.run.request import BenchRequest
     from msplit.training.data import Data
     from msplit.training.hosts import Hosts
     from msplit.training.loop import TrainSettings
@@ -196,8 +196,8 @@ def command(
     from msplit.report import train as report
     from msplit.training import hosts, launch
     from msplit.training.loop import train
+    from msplit.training.rendezvous import joined
     from msplit.training.trainer import Trainer
-    from msplit.training.world import joined
 
     if length.resume and length.restore is not None:
         raise click.UsageError(

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from msplit import progress
 from msplit.errors import WriteError
+from msplit.formats.file_kinds import refuse_target
 from msplit.formats.lock import lock
-from msplit.formats.special import refuse_target
 
 _AT_FDCWD = -100
 _NOREPLACE = 1

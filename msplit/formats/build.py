@@ -24,9 +24,9 @@ from pathlib import Path
 from msplit.core.precision import Precision
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file, write_pieces
-from msplit.formats.special import open_regular
+from msplit.formats.file_kinds import open_regular
+from msplit.formats.folder_trust import writers
 from msplit.formats.text import JsonValue
-from msplit.formats.trust import writers
 
 VERSION = 1
 MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels"
@@ -78,7 +78,7 @@ class Manifest:
         capture: Whether a step is one CUDA graph.
         measured: Whether kernels were chosen by timing them; otherwise nothing was compiled.
         outputs: Names of the outputs, in order.
-        computed: Output -> the coarser type that it was computed in, as `verification.computed_in` has it.
+        computed: Output -> the coarser type that it was computed in, as `compare.computed_in` has it.
         rows: Of inputs and of outputs, how many entries of the leading dimension belong to a row (0: it has no rows), where rows are
             independent; None where that was not shown.
         mixes: Why it was not.

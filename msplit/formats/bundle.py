@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from msplit.errors import INSTALL_TENSORFLOW, LoadError
 from msplit.formats import wire
-from msplit.formats.special import open_regular, read_bytes
+from msplit.formats.file_kinds import open_regular, read_bytes
 from msplit.formats.tensors import dtype_name, numpy_dtype, string_array
 from msplit.opset import proto
 

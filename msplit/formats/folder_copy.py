@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msplit.errors import WriteError
-from msplit.formats.special import name_of, open_regular
+from msplit.formats.file_kinds import name_of, open_regular
 
 _AT_ONCE = 1 << 20
 _BLOCK = 512  # what st_blocks counts

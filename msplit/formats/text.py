@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msplit.errors import MsplitError
-from msplit.formats.special import read_bytes
+from msplit.formats.file_kinds import read_bytes
 
 Read = TypeVar("Read")
 
 
 def read_text(path: Path, most: int) -> str:
-    """The text of a file of at most so many bytes, or of a pipe that somebody writes to; see `special.read_bytes`.
+    """The text of a file of at most so many bytes, or of a pipe that somebody writes to; see `file_kinds.read_bytes`.
 
     Raises:
         OSError: It can not be read.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import wire
-from msplit.inputs.ids import constant
+from msplit.inputs.lookups import constant
 from msplit.opset import schema
 from msplit.shapes.registry import plain_shape
 

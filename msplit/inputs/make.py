@@ -16,9 +16,9 @@ from msplit.cost.workload import Workload
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
-from msplit.inputs.composite import Spec, structure
 from msplit.inputs.files import names_in, read_value
 from msplit.inputs.scalars import scalars
+from msplit.inputs.sparse_ragged import Spec, structure
 from msplit.inputs.special import RANDOM, Kind
 from msplit.inputs.values import made_up
 from msplit.opset import schema

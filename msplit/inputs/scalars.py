@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.ids import is_constant_array
+from msplit.inputs.lookups import is_constant_array
 from msplit.opset.traits import ops_with, traits
 
 _UNARY, _BINARY, _LOOKS = ops_with("keeps one value"), ops_with("keeps two values"), ops_with("asks for shapes")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.examples import decode, features_of
-from msplit.inputs.ids import Lookup, Use, use_of
+from msplit.inputs.lookups import Lookup, Use, use_of
 from msplit.opset.traits import PARSERS
 
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
-from msplit.inputs.composite import Spec
 from msplit.inputs.examples import Feature, features_of, make_examples
-from msplit.inputs.ids import Use, constant, is_calculated_with, outside, use_of
+from msplit.inputs.lookups import Use, constant, is_calculated_with, outside, use_of
 from msplit.inputs.scalars import setting
+from msplit.inputs.sparse_ragged import Spec
 from msplit.inputs.special import COUNTS, LARGE_INTEGER, RANDOM, Kind, chosen, numbers
 from msplit.inputs.vocabulary import Keys
 from msplit.opset.traits import PARSERS, ops_with

@@ -17,8 +17,8 @@ from msplit.errors import MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.endpoints import split_tensor
+from msplit.formats.file_kinds import open_regular
 from msplit.formats.model import Model
-from msplit.formats.special import open_regular
 from msplit.opset.traits import ops_with
 
 MAX_FILE_BYTES = 1 << 28

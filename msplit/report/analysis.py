@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
-from msplit.decide.analysis import Analysis
 from msplit.formats import left_out_text
 from msplit.formats.model import Endpoint
 from msplit.report import isomorphic

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from msplit.decide.assignment import Assigned, present_ids
-from msplit.decide.export import devices
+from msplit.assignment.assignment import Assigned, present_ids
+from msplit.assignment.export import devices
 from msplit.errors import MsplitError
 from msplit.flatten.origin import Conflict, with_ids
 from msplit.formats import WriteReport

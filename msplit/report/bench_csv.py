@@ -7,10 +7,10 @@ import io
 from collections.abc import Iterable
 
 from msplit import escape
+from msplit.benchmark.benchmark import Bench
+from msplit.core.statistics import Ratio, Summary
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.benchmark import Bench
-from msplit.measure.results import VariantResult
-from msplit.measure.statistics import Ratio, Summary
+from msplit.verify.results import VariantResult
 
 COLUMNS = (
     "model", "batch", "variant", "asked", "engine", "streams", "verified", "skipped",

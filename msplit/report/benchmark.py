@@ -6,17 +6,17 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from msplit.benchmark.benchmark import Bench
+from msplit.benchmark.utilization import advice
+from msplit.benchmark.utilization import busy as measured_busy
 from msplit.core.precision import Precision
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.table_hits import Hits
-from msplit.measure.benchmark import Bench
-from msplit.measure.busy import advice
-from msplit.measure.busy import busy as measured_busy
-from msplit.measure.results import BenchResult, VariantResult
-from msplit.measure.verification import OutputComparison
 from msplit.report import bounds, busy, layers, network, placement, tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, gain, heading, micros, percent, plural, size
+from msplit.verify.compare import OutputComparison
+from msplit.verify.results import BenchResult, VariantResult
 
 _MOST_TABLES = 12
 _MOST_OUTPUTS = 8

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from msplit.benchmark.bisect import Bisected, Suspect
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.bisect import Bisected, Suspect
-from msplit.measure.verification import OutputComparison
 from msplit.report.document import Document, Table
 from msplit.report.text import dimensions, heading, plural
+from msplit.verify.compare import OutputComparison
 
 _WHERE = {
     "cpu": "on the CPU, with simulated streams: what a GPU's kernels do is not seen",

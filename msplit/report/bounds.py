@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from msplit.measure.limits import Limits
-from msplit.measure.results import VariantResult
+from msplit.benchmark.bounds import Limits
 from msplit.report.document import Table
 from msplit.report.text import micros, percent
 from msplit.schedule.judge import WORTH
 from msplit.schedule.simulate import Breakdown
+from msplit.verify.results import VariantResult
 
 _OVER = 1.005
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msplit.measure.build import Build
-from msplit.measure.build_bench import BuildBench
+from msplit.benchmark.build_bench import BuildBench
 from msplit.report import benchmark
 from msplit.report.document import Document, Table
 from msplit.report.text import dimensions, heading, size
+from msplit.run.build import Build
 
 
 def document(found: Build) -> Document:

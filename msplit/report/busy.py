@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msplit.measure.busy import Busy
+from msplit.benchmark.utilization import Busy
 from msplit.report.bounds import short
 from msplit.report.document import Table
 

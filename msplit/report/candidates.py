@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msplit.measure.comparison import Compared, Row
+from msplit.benchmark.comparison import Compared, Row
 from msplit.report.document import Document, Table
 from msplit.report.text import heading, micros, plural, ratio
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from msplit.formats.contents import Contents, FunctionHead, GraphContents
 from msplit.formats.model import Endpoint
+from msplit.formats.summary import Contents, FunctionHead, GraphContents
 from msplit.report.document import Document, Table
 from msplit.report.text import count, dimensions, heading, plural
 

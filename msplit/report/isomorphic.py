@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msplit.analysis.isomorphic import NearlyIsomorphic
-from msplit.decide.analysis import Analysis
+from msplit.assignment.analysis import Analysis
 from msplit.report.document import Name, Table, first
 from msplit.report.text import count, dimensions, micros
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msplit.measure.ablation import AblationStep
-from msplit.measure.benchmark import Bench
-from msplit.measure.results import VariantResult
-from msplit.measure.statistics import Ratio
+from msplit.benchmark.benchmark import Bench
+from msplit.core.statistics import Ratio
 from msplit.report.document import Table
 from msplit.report.text import gain, micros, plural
+from msplit.run.ablation import AblationStep
+from msplit.verify.results import VariantResult
 
 _FEW_SIZES = 4
 """Sizes of groups in the sentence about them."""

@@ -10,7 +10,7 @@ from msplit.report import plot
 from msplit.report.benchmark import machine
 from msplit.report.document import Document, Table
 from msplit.report.text import count, micros, percent, plural, ratio
-from msplit.serving.load.results import ArmResult, LoadResult, Point, Run, Spread
+from msplit.serving.loadtest.results import ArmResult, LoadResult, Point, Run, Spread
 
 _QUANTITIES = ("p50", "p90", "p99", "mean", "max")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msplit.measure.results import VariantResult
 from msplit.report.document import Table
 from msplit.report.text import count, micros, plural, size
+from msplit.verify.results import VariantResult
 
 _MOST = 8
 """Most pairs of tasks that are shown; JSON has all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msplit.measure.baseline import Change, Compared, Timed
+from msplit.benchmark.baseline import Change, Compared, Timed
 from msplit.report.document import Table
 from msplit.report.text import micros, plural
 

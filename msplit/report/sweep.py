@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msplit.benchmark.sweep import Line, Sweep, lines
+from msplit.core.statistics import Ratio, Summary
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.results import VariantResult
-from msplit.measure.statistics import Ratio, Summary
-from msplit.measure.sweep import Line, Sweep, lines
 from msplit.report import benchmark, plot
 from msplit.report.document import Document, Table
 from msplit.report.text import heading, micros
+from msplit.verify.results import VariantResult
 
 
 def document(flat: FlatGraph, found: Sweep, written: Sequence[str] = ()) -> Document:

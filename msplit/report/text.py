@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from msplit.measure.statistics import Ratio
+    from msplit.core.statistics import Ratio
 
 
 def count(value: int) -> str:

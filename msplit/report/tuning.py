@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from typing import Any
 
+from msplit.core.statistics import Ratio
 from msplit.flatten.flat import FlatGraph
-from msplit.measure.mixed_precision import Mixed
-from msplit.measure.statistics import Ratio
-from msplit.measure.tuning import Tuned
 from msplit.report.document import Table
 from msplit.report.text import micros, plural
+from msplit.run.tuning import Tuned
 from msplit.schedule.search.search import Found, Measurement
+from msplit.verify.mixed_precision import Mixed
 
 SHOWN = 8
 """Candidates in the table; JSON has them all."""

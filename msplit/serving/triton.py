@@ -19,19 +19,19 @@ from typing import Any
 from google.protobuf import text_encoding
 
 from msplit._version import __version__
-from msplit.decide.model import opened
+from msplit.assignment.model import opened
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as builds
 from msplit.formats import folder_copy
 from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file
 from msplit.inputs.reference import load_reference
-from msplit.measure.build import rows_of
-from msplit.measure.opening import whole_reference
-from msplit.measure.request import BenchRequest
-from msplit.serving.ports import Port, Ports, Shape
-from msplit.serving.recipes import batches_of
-from msplit.serving.settings import PoolSettings
+from msplit.run.build import rows_of
+from msplit.run.open import whole_reference
+from msplit.run.request import BenchRequest
+from msplit.serving.pool.ports import Port, Ports, Shape
+from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.sources import batches_of
 from msplit.shapes import infer
 
 TYPES = {

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from msplit.errors import Busy, Closed, EngineError, MsplitError, TimedOut
-from msplit.measure.request import BenchRequest
-from msplit.serving.settings import PoolSettings
+from msplit.run.request import BenchRequest
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.triton import PARAMETER
 
 try:
@@ -38,7 +38,7 @@ class TritonPythonModel:
         served = json.loads(config["parameters"][PARAMETER]["string_value"])
         if args.get("model_instance_kind") == "GPU":
             _see_only(args["model_instance_device_id"])
-        from msplit.serving.making import pool  # once it is known which GPU is ours
+        from msplit.serving.pool.making import pool  # once it is known which GPU is ours
 
         source = Path(args["model_repository"]) / args["model_version"] / served["source"]
         request = BenchRequest(device="cpu", engine="cuda") if served["device"] == "cpu" else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from msplit.engines.base import Feeds, is_array, is_tensor, type_name
 from msplit.errors import EngineError, LoadError
-from msplit.inputs.composite import Spec
+from msplit.inputs.sparse_ragged import Spec
 from msplit.shapes.registry import shape_text
 
 Specs = Mapping[str, Spec]

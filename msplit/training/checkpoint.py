@@ -24,8 +24,8 @@ from msplit.engines.tensorflow.bundle import save
 from msplit.errors import LoadError
 from msplit.formats.atomic import leftovers, write_bytes_atomic, write_group_atomic
 from msplit.formats.bundle import Checkpoint
+from msplit.formats.file_kinds import read_bytes
 from msplit.formats.model import Model
-from msplit.formats.special import read_bytes
 
 STATE = "checkpoint"
 """Name of the file that lists a folder's checkpoints, as `tf.train.latest_checkpoint` reads it."""

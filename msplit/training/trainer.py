@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
+from msplit.assignment.display import Facts, Shown
+from msplit.assignment.model import opened
 from msplit.core.graph import Graph
-from msplit.decide.model import opened
-from msplit.decide.shown import Facts, Shown
 from msplit.engines.base import (
     BESIDE_VARIABLES,
     FIRST_SCALE,
@@ -34,17 +34,17 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.atomic import reported
 from msplit.formats.lock import Held, hold
 from msplit.inputs.make import input_specs
-from msplit.measure.execution import prepare
-from msplit.measure.initial import initial_state, variables_of
-from msplit.measure.request import BenchRequest
-from msplit.measure.runner import Runner
 from msplit.opset.state import written
 from msplit.progress import Progress
+from msplit.run.prepare import prepare
+from msplit.run.request import BenchRequest
+from msplit.run.runner import Runner
 from msplit.training import checkpoint
-from msplit.training.ahead import Ahead
 from msplit.training.batches import batches_of, fitting
+from msplit.training.prefetch import Ahead
+from msplit.training.rendezvous import ALONE, World
 from msplit.training.shards import shards_of
-from msplit.training.world import ALONE, World
+from msplit.verify.initial_state import initial_state, variables_of
 
 STREAMS = 8
 """The largest number where nobody says one."""

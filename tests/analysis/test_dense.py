@@ -42,7 +42,7 @@ def test_whatever_is_called_dense_is_dense_to_the_engine() -> None:
     pytest.importorskip("torch", reason="PyTorch, the cuda engine's kernel library, is not installed")
     from tests.engines.cuda.cases import job
     from tests.engines.cuda.passes.embedding.models import feeds_of, flat_columns
-    from tests.engines.cuda.passes.embedding.test_densify import COLUMNS
+    from tests.engines.cuda.passes.embedding.test_static_shapes import COLUMNS
 
     dense = set()
     for name, (make, feature) in COLUMNS.items():

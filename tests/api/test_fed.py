@@ -5,12 +5,12 @@ import json
 import pytest
 
 from msplit.api import load
+from msplit.benchmark.benchmark import bench
 from msplit.errors import EngineError
-from msplit.measure.benchmark import bench
-from msplit.measure.request import BenchRequest
-from msplit.measure.results import Settings
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
+from msplit.run.request import BenchRequest
+from msplit.verify.results import Settings
 from tests.formats import foreign as graphs
 from tests.formats.foreign import built
 from tests.inputs import foreign

@@ -11,13 +11,13 @@ import pytest
 
 import msplit
 from msplit import api, formats
-from msplit.decide.assignment import plan_of, present_ids
+from msplit.assignment.assignment import plan_of, present_ids
 from msplit.errors import EngineError, LoadError, MsplitError, RulesError, WriteError
-from msplit.measure.stream_ids import assignments_for
-from msplit.measure.variants import choose_engine
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
 from msplit.rules import RuleSet
+from msplit.run.stream_ids import assignments_for
+from msplit.run.variants import choose_engine
 from tests.fuzz import plans
 from tests.graphs import parse
 
@@ -110,7 +110,7 @@ def test_what_crosses_is_counted_once_per_reading_stream_and_where_the_kernels_a
         e:Relu(x)[_stream_id=2]
         f:AddN(b,d,e,a)[_stream_id=2]
     """)
-    from msplit.decide.assignment import _crossing
+    from msplit.assignment.assignment import _crossing
 
     ids = present_ids(flat)
     edges, moved, unknown = _crossing(flat, costs, ids)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from msplit import api, formats
+from msplit.assignment.defaults import settle
 from msplit.cost.workload import Workload
-from msplit.decide.basis import settle
-from msplit.measure.tuning import write
+from msplit.run.tuning import write
 from tests.cli.runner import SAMPLES, fine
 
 MMOE = SAMPLES / "mmoe_small.pb"
@@ -50,7 +50,7 @@ def test_a_file_of_outputs_says_its_own_batch(assigned: Path, tmp_path: Path) ->
 
 def test_what_tuning_writes_has_a_record(assigned: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from tests.measure.test_tuning import tuned_of
+    from tests.run.test_tuning import tuned_of
 
     job, tuned = tuned_of("towers_small.pb")
     write(job.flat, tuned, output=tmp_path / "o.pb", workload=Workload(2, gpu="a100"))

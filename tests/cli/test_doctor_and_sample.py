@@ -17,8 +17,8 @@ import pytest
 
 import msplit as library
 from msplit import samples
+from msplit.cli import machine as doctor
 from msplit.cli.main import COMMANDS
-from msplit.decide import doctor
 from msplit.engines.tensorflow import runtime
 from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW, EngineError
 from tests.cli.runner import ROOT, fine, msplit, unchanged

@@ -12,8 +12,8 @@ import pytest
 import msplit
 from msplit.core.arguments import listed, number, path, whole
 from msplit.errors import MsplitError
-from msplit.measure.request import BenchRequest
-from msplit.serving.settings import PoolSettings
+from msplit.run.request import BenchRequest
+from msplit.serving.pool.settings import PoolSettings
 
 STRANGE: list[Any] = [5, None, 1.5, "a", ["a"], {"a": 1}, True, object(), float("nan"), -1, b"x", [None], (), [[1]]]
 STRANGE += [np.array([1, 2]), {}]

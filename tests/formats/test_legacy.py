@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
+from msplit.benchmark.benchmark import bench
 from msplit.flatten import flatten
-from msplit.measure.benchmark import bench
-from msplit.measure.request import BenchRequest
-from msplit.measure.results import Settings
+from msplit.run.request import BenchRequest
 from msplit.shapes import infer
+from msplit.verify.results import Settings
 from tests.cli.runner import msplit
 from tests.formats.models import read
 

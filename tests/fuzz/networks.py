@@ -63,7 +63,7 @@ def run(case: Divided, folder: Path) -> Result:
 
 
 def _infer(case: Divided) -> str:
-    from msplit.measure.verification import compare
+    from msplit.verify.compare import compare
     from tests.networks import WITHIN, answers, network, tolerances
 
     one = network(case.seed)

@@ -70,13 +70,13 @@ def step(feeds: Any) -> dict[str, Any]:
 @cache
 def service() -> Any:
     """A server's inside, for as long as the process lasts."""
-    from msplit.serving.arenas import SimulatedArena, StepArena
-    from msplit.serving.pool import About, Pool
-    from msplit.serving.ports import Port, Ports
+    from msplit.serving.pool.pool import About, Pool
+    from msplit.serving.pool.ports import Port, Ports
+    from msplit.serving.pool.settings import PoolSettings
+    from msplit.serving.pool.slots import SimulatedArena, StepArena
     from msplit.serving.server.metrics import Metrics
     from msplit.serving.server.models import Models, Version, signature_of
     from msplit.serving.server.service import Service
-    from msplit.serving.settings import PoolSettings
 
     dtypes = {name: np.dtype(dtype) for name, (dtype, _) in SHAPES.items()}
     shapes = {rows: {name: (rows, *shape) for name, (_, shape) in SHAPES.items()} for rows in BATCHES}

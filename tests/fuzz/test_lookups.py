@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msplit.engines.cuda.passes.embedding import masked, masked_segments
+from msplit.engines.cuda.passes.embedding import masked_rows, masked_segments
 from msplit.engines.cuda.passes.embedding.proof import KnownValues
 from tests.campaign import examples
 from tests.fuzz import lookups
@@ -52,6 +52,6 @@ def test_rows_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         facts.kept.pop((op.node, 0), None)
         return proof and replace(proof, outputs={0: (proof.ops[-1].node, 0)}, stays=True)
 
-    monkeypatch.setitem(masked._RULES, "_UniquePadded", wrong)
+    monkeypatch.setitem(masked_rows._RULES, "_UniquePadded", wrong)
     monkeypatch.setattr(KnownValues, "has_gaps", lambda *_: False)
     assert len(problems([15, 205, 241, 284])) == 4

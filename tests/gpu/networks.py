@@ -73,8 +73,8 @@ def make(path: Path, seconds: float, first: int, most_bytes: int) -> None:
 def _answered(seed: int) -> dict[str, Any]:
     """A network with what TensorFlow answers, how far rounding carries that, and how far rounding to coarser types puts it."""
     from msplit.core.precision import Precision
-    from msplit.measure.mixed_precision import emulated_errors
     from msplit.opset import proto
+    from msplit.verify.mixed_precision import emulated_errors
     from tests.engines.cuda.cases import flat_of, job
     from tests.networks import answers, network, tolerances
 
@@ -261,7 +261,7 @@ def run_network(case: dict[str, Any], mode: str, precision: str, streams: int, d
     from msplit.engines.cuda.autotune.tuner import Tuner
     from msplit.engines.cuda.engine import ENGINE
     from msplit.engines.cuda.options import Torture
-    from msplit.measure.verification import compare
+    from msplit.verify.compare import compare
     from tests.engines.cuda.cases import job, scattered
     from tests.networks import WITHIN
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from msplit.measure.benchmark import bench
-from msplit.measure.bisect import bisect
-from msplit.measure.request import BenchRequest
-from msplit.measure.results import Settings
+from msplit.benchmark.benchmark import bench
+from msplit.benchmark.bisect import bisect
+from msplit.run.request import BenchRequest
+from msplit.verify.results import Settings
 from tests.training_graphs import BATCH, graph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.tf]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from msplit.measure.benchmark import bench
-from msplit.measure.busy import advice, busy
-from msplit.measure.request import BenchRequest
-from msplit.measure.results import Settings
+from msplit.benchmark.benchmark import bench
+from msplit.benchmark.utilization import advice, busy
+from msplit.run.request import BenchRequest
+from msplit.verify.results import Settings
 from tests.cli.runner import SAMPLES, process
 
 pytestmark = pytest.mark.gpu

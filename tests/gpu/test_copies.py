@@ -17,8 +17,9 @@ from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels import classifier, mlp
 from msplit.engines.cuda.ops.fused import CLASSIFIER, MLP, SQUEEZE
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.passes import concat_in_place, fuse_prologue, pipeline
-from msplit.measure.verification import compare
+from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.passes.convolution import concat_into, fuse_prologue
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import bits, flat_of, job, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, INT32, _Graph, random_graphs
 
@@ -82,9 +83,7 @@ def distance(found, expected):
 @pytest.mark.parametrize("options", [{}, {"fuse": True}, {"fuse": True, "group": True}])
 def test_in_ieee_precision_with_both_everywhere(batch, options, monkeypatch):
     """As if everything had measured faster. Libraries' results are copied to their places."""
-    monkeypatch.setattr(
-        pipeline, "writes_on", lambda device, measure: lambda graph, op: op.op in concat_in_place._MAKES
-    )
+    monkeypatch.setattr(pipeline, "writes_on", lambda device, measure: lambda graph, op: op.op in concat_into._MAKES)
     monkeypatch.setattr(pipeline, "prologues_on", lambda device, measure: lambda graph, found: (True, None))
     flat, given = net(), feeds(batch)
     expected = run(flat, given)

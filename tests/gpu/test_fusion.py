@@ -17,7 +17,7 @@ from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.inputs.make import make_inputs
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import flat_of, options_of, scattered
 from tests.engines.cuda.random_graphs import POINTWISE, random_graphs
 

@@ -18,7 +18,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.inputs.make import feeds_for
 from msplit.opset import proto
-from msplit.serving.load.prepared import of_build, of_ports
+from msplit.serving.loadtest.corpus import of_build, of_ports
 from tests.engines.cuda.cases import flat_of, job
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_gpus(2)]

@@ -11,7 +11,7 @@ from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.options import Torture
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.engines.cuda.alike_branches import alike_branches
 from tests.engines.cuda.cases import flat_of, job, run, scattered
 

@@ -19,11 +19,12 @@ from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ops.matmul import product
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.passes import fuse_cast, pipeline
+from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.passes.convolution import fuse_cast
 from msplit.inputs.make import make_inputs
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import bits, flat_of, job, run, scattered
-from tests.engines.cuda.passes.test_merge_convolutions import block
+from tests.engines.cuda.passes.convolution.test_merge_convolutions import block
 from tests.engines.cuda.random_graphs import FLOAT, POINTWISE, random_graphs
 from tests.gpu.test_products import lowered
 

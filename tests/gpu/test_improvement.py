@@ -16,7 +16,7 @@ import torch
 import msplit
 from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.inputs.make import make_inputs
-from msplit.measure import improvement
+from msplit.run import upgrade
 
 pytestmark = pytest.mark.gpu
 
@@ -170,4 +170,4 @@ def test_a_greedy_caller_keeps_nothing_from_taking_over():
             for thread in threads:
                 thread.join()
         assert found.before_us > 0
-        assert not improvement._alone.locked()
+        assert not upgrade._alone.locked()

@@ -12,7 +12,7 @@ from msplit.cost import profile_file
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.inputs.make import make_inputs
-from msplit.measure.profile import ProfileRequest, profile
+from msplit.run.profile import ProfileRequest, profile
 from tests.cli.runner import SAMPLES, fine, msplit
 
 pytestmark = pytest.mark.gpu

@@ -21,11 +21,11 @@ from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, to_tf3
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels import attention
 from msplit.inputs.make import make_inputs
-from msplit.measure.mixed_precision import emulated_errors
-from msplit.measure.verification import compare
 from msplit.opset.traits import MATMULS
+from msplit.verify.compare import compare
+from msplit.verify.mixed_precision import emulated_errors
 from tests.engines.cuda.cases import job, run, scattered
-from tests.engines.cuda.passes.test_merge_convolutions import block
+from tests.engines.cuda.passes.convolution.test_merge_convolutions import block
 from tests.engines.cuda.random_graphs import FLOAT
 from tests.engines.cuda.test_tf32 import deep
 from tests.gpu.test_products import lowered

@@ -12,8 +12,8 @@ from msplit.engines.base import HasTimeline, Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs
-from msplit.measure.results import Settings
 from msplit.report.trace import from_bench
+from msplit.verify.results import Settings
 from tests.cli.runner import SAMPLES
 from tests.report.perfetto import complaints
 

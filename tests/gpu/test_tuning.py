@@ -17,7 +17,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.search import measurement
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
-from msplit.measure.tuning import TuneSettings, write
+from msplit.run.tuning import TuneSettings, write
 from msplit.schedule.search.candidates import candidates as all_candidates
 from msplit.schedule.search.candidates import single
 

@@ -15,7 +15,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.training.hosts import rank_of
-from msplit.training.world import joined
+from msplit.training.rendezvous import joined
 from tests.engines.cuda.cases import options_of, scattered, step_then
 from tests.engines.cuda.together import part
 from tests.training_graphs import BATCH, stored

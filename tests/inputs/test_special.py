@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.tensorflow.engine import reference
-from msplit.inputs.ids import use_of
+from msplit.inputs.lookups import use_of
 from msplit.inputs.make import make_inputs
 from msplit.inputs.special import LARGE, RANDOM, SMALL, Fresh, Kind, Name, kinds, lengths
 from tests.engines.cuda.cases import graph_of

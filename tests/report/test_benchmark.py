@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from msplit.measure.ablation import AblationStep
-from msplit.measure.benchmark import Bench
-from msplit.measure.results import BenchResult, Check, Settings, VariantResult
-from msplit.measure.statistics import Ratio, Summary
-from msplit.measure.verification import compare
+from msplit.benchmark.benchmark import Bench
+from msplit.core.statistics import Ratio, Summary
 from msplit.report import benchmark
 from msplit.report.render import to_markdown, to_terminal
+from msplit.run.ablation import AblationStep
+from msplit.verify.compare import compare
+from msplit.verify.results import BenchResult, Check, Settings, VariantResult
 from tests.graphs import flat
 
 ONE, TWO, XLA = "msplit, 1 stream, CUDA graph", "msplit, 2 streams, CUDA graph", "TensorFlow with XLA"

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from msplit import api
+from msplit.benchmark.bounds import limits
+from msplit.core.statistics import summarize
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError
 from msplit.inputs.make import make_inputs
-from msplit.measure.limits import limits
-from msplit.measure.results import VariantResult
-from msplit.measure.statistics import summarize
 from msplit.report import bounds
 from msplit.schedule.machine import Machine
 from msplit.schedule.simulate import SWITCHES, Breakdown
+from msplit.verify.results import VariantResult
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 

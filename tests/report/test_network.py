@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from msplit.measure.results import VariantResult
-from msplit.measure.statistics import summarize
+from msplit.core.statistics import summarize
 from msplit.report import network, render
 from msplit.report.document import Document
+from msplit.verify.results import VariantResult
 
 
 def sent(number: int, size: int) -> dict[str, object]:

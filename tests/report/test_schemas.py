@@ -16,16 +16,16 @@ import pytest
 
 from msplit import api
 from msplit.api import compare
+from msplit.benchmark.benchmark import bench
+from msplit.benchmark.bounds import limits
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs
-from msplit.measure.benchmark import bench
-from msplit.measure.limits import limits
-from msplit.measure.request import BenchRequest
-from msplit.measure.tuning import TuneSettings
 from msplit.report import benchmark, candidates, jsonio
+from msplit.run.request import BenchRequest
+from msplit.run.tuning import TuneSettings
+from tests.assignment.test_kernels import QUICK
 from tests.cli.runner import ROOT, SAMPLES, fine
-from tests.decide.test_kernels import QUICK
 
 FOLDER = files("msplit") / "data" / "schemas"
 SCHEMAS = {entry.name.removesuffix(".json"): json.loads(entry.read_text("utf-8")) for entry in FOLDER.iterdir()}
@@ -142,7 +142,7 @@ def test_a_bench_with_everything() -> None:
         compare_tensorflow=False,
         tune=TuneSettings(0.5),
     )
-    from tests.measure.test_tuning import _reference
+    from tests.run.test_tuning import _reference
 
     found = bench(flat, replace(request, reference=_reference(flat)))
     _, costs = api.price(flat, batch=2)

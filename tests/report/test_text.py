@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from msplit.measure.statistics import Ratio
+from msplit.core.statistics import Ratio
 from msplit.report import jsonio, render, text
 from msplit.report.document import Document, Table
 

@@ -11,9 +11,9 @@ import pytest
 import msplit
 from msplit.engines.base import Span, Timeline
 from msplit.errors import EngineError
-from msplit.measure.results import Settings
 from msplit.report import trace
 from msplit.report.trace import Run, Slice
+from msplit.verify.results import Settings
 from tests.cli.runner import SAMPLES
 from tests.report.perfetto import complaints
 

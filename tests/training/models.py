@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.base import Feeds
-from msplit.measure.request import BenchRequest
+from msplit.run.request import BenchRequest
 
 ON_TENSORFLOW = BenchRequest(engine="tensorflow", streams=(1,))
 ROWS = 96

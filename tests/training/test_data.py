@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit.errors import LoadError
-from msplit.inputs.composite import Spec
-from msplit.training.ahead import Ahead
+from msplit.inputs.sparse_ragged import Spec
 from msplit.training.data import Batching, constant, open_data
+from msplit.training.prefetch import Ahead
 
 SPECS = {
     "x": Spec("x", "float32", (None, 2), 0, 0),

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from msplit.engines.base import Feeds
 from msplit.engines.cuda.options import Shards
 from msplit.errors import LoadError, MsplitError, RankLost
-from msplit.inputs.composite import Spec
-from msplit.training import hosts, launch, world
+from msplit.inputs.sparse_ragged import Spec
+from msplit.training import hosts, launch, rendezvous
 from msplit.training.data import Data
 from msplit.training.hosts import Hosts, Rank
 from msplit.training.shards import part, shards_of, whole
@@ -231,14 +231,14 @@ def test_a_signal_while_they_are_started_reaches_all_of_them(monkeypatch: pytest
 def nobody(monkeypatch: pytest.MonkeyPatch) -> int:
     """A port at which nobody listens."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(world, "MEET", 1.0)
+    monkeypatch.setattr(rendezvous, "MEET", 1.0)
     return free_ports(1)[0]
 
 
 def test_a_wrong_address_and_a_port_in_use(nobody: int) -> None:
     with (
         pytest.raises(RankLost, match=rf"127.0.0.1:{nobody}: the first process does not answer"),
-        world.joined(Rank(1, 2, 1, "127.0.0.1", nobody), on_gpu=False, tell=print),
+        rendezvous.joined(Rank(1, 2, 1, "127.0.0.1", nobody), on_gpu=False, tell=print),
     ):
         pass
     with socket.socket() as one:
@@ -247,16 +247,16 @@ def test_a_wrong_address_and_a_port_in_use(nobody: int) -> None:
         port = one.getsockname()[1]
         with (
             pytest.raises(RankLost, match="can not listen"),
-            world.joined(Rank(0, 2, 0, "127.0.0.1", port), on_gpu=False, tell=print),
+            rendezvous.joined(Rank(0, 2, 0, "127.0.0.1", port), on_gpu=False, tell=print),
         ):
             pass
 
 
 def test_one_that_does_not_come_is_waited_for_no_longer_than_said(nobody: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "_REASON", 0.1)
+    monkeypatch.setattr(rendezvous, "_REASON", 0.1)
     with (
         pytest.raises(RankLost, match="1 of 2 processes came within 1 s"),
-        world.joined(Rank(0, 2, 0, "127.0.0.1", nobody), on_gpu=False, tell=print),
+        rendezvous.joined(Rank(0, 2, 0, "127.0.0.1", nobody), on_gpu=False, tell=print),
     ):
         pass
 
@@ -265,7 +265,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with (
         pytest.raises(MsplitError, match="no GPU for rank 1: 1 can be seen"),
-        world.joined(Rank(1, 2, 1, "a", 1), on_gpu=True, tell=print),
+        rendezvous.joined(Rank(1, 2, 1, "a", 1), on_gpu=True, tell=print),
     ):
         pass
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"

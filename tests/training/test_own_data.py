@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit.measure.request import BenchRequest
+from msplit.run.request import BenchRequest
 from msplit.training import data as training_data
 from msplit.training.loop import TrainSettings, train
 from msplit.training.trainer import Trainer

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from msplit.analysis.rows.node import ANY, View, refused_input, rule, rules
 from msplit.analysis.rows.states import FIXED, Array, Listed, Mixed, Mixes, PerRow, State, either, merged
-from msplit.analysis.rows.view import ANY, View, refused_input, rule, rules
 from msplit.core.graph import Function
 from msplit.opset.traits import ops_with
 from msplit.shapes.result import Result

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.analysis.rows.node import ANY, Decide, View, entries, rule
 from msplit.analysis.rows.states import FIXED, Mixed, Mixes, PerRow, Sizes, State, number, sizes_state
-from msplit.analysis.rows.view import ANY, Decide, View, entries, rule
 from msplit.shapes.registry import UNKNOWN, Node, Shape, Value, axis_of, known
 from msplit.shapes.values import LIMIT, TABLE
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from msplit.analysis.rows.node import View, agreed, not_along, refused_input, rule, rules
 from msplit.analysis.rows.states import FIXED, Mixes, PerRow, State
-from msplit.analysis.rows.view import View, agreed, not_along, refused_input, rule, rules
 from msplit.opset.traits import ops_with
 from msplit.shapes.registry import Shape
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from msplit.analysis.rows.elements import broadcast
+from msplit.analysis.rows.node import View, agreed, not_along, rule, rules
 from msplit.analysis.rows.states import (
     COORDINATES,
     EACH,
@@ -19,7 +20,6 @@ from msplit.analysis.rows.states import (
     PerRow,
     State,
 )
-from msplit.analysis.rows.view import View, agreed, not_along, rule, rules
 from msplit.opset.traits import ops_with
 from msplit.shapes.registry import Sizes as Shape
 from msplit.shapes.registry import axis_of

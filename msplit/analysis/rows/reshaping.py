@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from msplit.analysis.rows.counts import Linear, asked_sizes
+from msplit.analysis.rows.node import View, not_along, rule
 from msplit.analysis.rows.states import COORDINATES, PLACE, Mixes, PerRow, State, with_axis, without
-from msplit.analysis.rows.view import View, not_along, rule
 from msplit.shapes.registry import UNKNOWN, axis_of
 
 

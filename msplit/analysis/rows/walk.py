@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from msplit.analysis.rows import elements
 from msplit.analysis.rows.control import call, passing
 from msplit.analysis.rows.counts import ARITHMETIC, arithmetic, limited
+from msplit.analysis.rows.node import RULES, Arrays, View
 from msplit.analysis.rows.states import (
     FIXED,
     LARGEST,
@@ -24,7 +25,6 @@ from msplit.analysis.rows.states import (
     State,
     merged,
 )
-from msplit.analysis.rows.view import RULES, Arrays, View
 from msplit.core.graph import CONTROL, Function, Graph
 from msplit.opset import schema
 from msplit.opset.traits import ENTER, EXIT, FREE_OF_EFFECTS, MERGE, NEXT, SWITCH, ops_with

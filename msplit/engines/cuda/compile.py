@@ -33,21 +33,21 @@ from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
-from msplit.engines.cuda.passes.fuse_cast import decide_on as casts_on
-from msplit.engines.cuda.passes.fuse_cast import find_casts
-from msplit.engines.cuda.passes.fuse_prologue import decide_on as prologues_on
-from msplit.engines.cuda.passes.fuse_prologue import find_prologues
-from msplit.engines.cuda.passes.fuse_squeeze import list_layers
+from msplit.engines.cuda.passes.convolution.fuse_cast import decide_on as casts_on
+from msplit.engines.cuda.passes.convolution.fuse_cast import find_casts
+from msplit.engines.cuda.passes.convolution.fuse_prologue import decide_on as prologues_on
+from msplit.engines.cuda.passes.convolution.fuse_prologue import find_prologues
+from msplit.engines.cuda.passes.convolution.fuse_squeeze import list_layers
+from msplit.engines.cuda.passes.convolution.merge_convolutions import decide_on, find_siblings
+from msplit.engines.cuda.passes.distributed.split import Split
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
-from msplit.engines.cuda.passes.merge_convolutions import decide_on, find_siblings
-from msplit.engines.cuda.passes.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.pipeline import Context, run_passes, shapes_of
 from msplit.engines.cuda.passes.pointwise_fusion import inductor
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
-from msplit.engines.cuda.passes.round_results import expect_rounded, takes_tf32
+from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
+from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.specialize import list_choices, trace
-from msplit.engines.cuda.passes.split import Split
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_stream_seconds
 from msplit.engines.cuda.runtime.host import HostOptions, HostPart
 from msplit.errors import EngineError

@@ -27,7 +27,7 @@ from msplit.opset.traits import VARIABLES
 from msplit.shapes import Shapes, infer
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.passes.rehearse import Rehearsed
+    from msplit.engines.cuda.passes.dry_run import Rehearsed
 
 OPS_TOLD = 8
 """Ops that a sentence lists."""
@@ -183,7 +183,7 @@ def _built(raised: Raised, partition: Partition, sizes: Shapes, always: bool) ->
     if limit is not None and limit < LEAST_ADDRESS_SPACE and "torch" not in sys.modules:
         return None, f"PyTorch does not load within {limit >> 20:,} MB of address space, which is the limit here"
     try:
-        from msplit.engines.cuda.passes.rehearse import rehearse
+        from msplit.engines.cuda.passes.dry_run import rehearse
     except (ImportError, OSError, MemoryError) as problem:  # a limit on memory, a broken installation
         why = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
         return None, f"PyTorch can not be loaded ({why})"

@@ -11,12 +11,12 @@ from msplit import rules
 from msplit.analysis.embedding_columns import columns
 from msplit.analysis.guesses import guesses
 from msplit.analysis.suggest import suggest
+from msplit.assignment.defaults import Basis
 from msplit.checks import Subject, examine
 from msplit.core.assignment import Assignment
 from msplit.core.graph import Ints
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
-from msplit.decide.basis import Basis
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import STREAM_ID
 from msplit.progress import phase

@@ -10,8 +10,8 @@ from typing import Any
 
 from msplit.errors import LoadError
 from msplit.formats.build import is_build
-from msplit.formats.special import read_bytes
-from msplit.serving.settings import MAX_GROUPS, PoolSettings
+from msplit.formats.file_kinds import read_bytes
+from msplit.serving.pool.settings import MAX_GROUPS, PoolSettings
 
 _LARGEST = 16 << 20
 

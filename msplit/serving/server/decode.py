@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from msplit.errors import LoadError
 from msplit.formats import tensors as protos
 from msplit.formats import wire
-from msplit.serving.ports import Port
+from msplit.serving.pool.ports import Port
 from msplit.serving.server import messages, tensors
 from msplit.serving.server.models import place_for, refuse_missing
 from msplit.serving.server.refusal import Refusal, invalid

@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from time import perf_counter
 
-from msplit.serving.pool import Pool
+from msplit.serving.pool.pool import Pool
 
 PATIENCE = 0.02
 """Seconds after the last request for which a loop looks again and again; then it takes naps."""

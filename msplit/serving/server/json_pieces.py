@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from msplit.errors import LoadError
 from msplit.inputs.json_values import json_array, loads
-from msplit.serving.ports import Port
+from msplit.serving.pool.ports import Port
 from msplit.serving.server.decode import MOST_FIELDS
 from msplit.serving.server.refusal import Refusal, invalid
 

@@ -8,23 +8,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from msplit.decide.model import load
+from msplit.assignment.model import load
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import wire
 from msplit.formats.build import is_build
-from msplit.formats.contents import contents
+from msplit.formats.file_kinds import open_regular
 from msplit.formats.meta import fitting
-from msplit.formats.special import open_regular
+from msplit.formats.summary import contents
 from msplit.inputs.files import records
-from msplit.measure.request import BenchRequest
 from msplit.progress import Progress, phase, silent
-from msplit.serving.making import pool
+from msplit.run.request import BenchRequest
+from msplit.serving.pool.making import pool
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.server import decode
 from msplit.serving.server.config import ModelConfig, distinct
 from msplit.serving.server.models import Models, Signature, Version, signature_of
 from msplit.serving.server.refusal import Refusal
-from msplit.serving.settings import PoolSettings
 
 ALL = ("all",)
 """All signatures of a model."""

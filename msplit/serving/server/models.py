@@ -8,8 +8,8 @@ from functools import cached_property
 
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.meta import DEFAULT_SIGNATURE
-from msplit.serving.pool import Pool
-from msplit.serving.ports import Port
+from msplit.serving.pool.pool import Pool
+from msplit.serving.pool.ports import Port
 from msplit.serving.server.driver import Driver
 from msplit.serving.server.refusal import Code, Refusal, invalid
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from msplit.serving.pool import Pool
+from msplit.serving.pool.pool import Pool
 from msplit.serving.server.models import Signature, known_as
 from msplit.serving.server.refusal import invalid, refusal
 

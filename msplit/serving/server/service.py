@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from msplit._version import __version__
 from msplit.errors import DeviceLost, MsplitError
-from msplit.serving.ports import Port
+from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version

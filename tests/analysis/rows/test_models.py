@@ -8,7 +8,7 @@ import pytest
 
 from msplit import samples
 from msplit.analysis.rows import independent_rows
-from msplit.decide.model import load
+from msplit.assignment.model import load
 from msplit.errors import MsplitError
 from msplit.flatten import flatten
 from msplit.formats import read

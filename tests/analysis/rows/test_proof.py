@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msplit.analysis.rows import independent_rows, proof
 from msplit.analysis.rows.states import FIXED, PerRow, Sizes
 from msplit.analysis.rows.walk import Pass
-from msplit.decide.model import load
+from msplit.assignment.model import load
 from msplit.errors import MsplitError
 from msplit.flatten import flatten
 from msplit.formats import read
@@ -33,7 +33,7 @@ GRAPHS = Path(__file__).parents[3] / "sample_graphs"
 
 def test_it_needs_no_framework():
     code = (
-        "import sys; from msplit.analysis.rows import independent_rows; from msplit.decide.model import load;"
+        "import sys; from msplit.analysis.rows import independent_rows; from msplit.assignment.model import load;"
         f"independent_rows(load({str(GRAPHS / 'mmoe_small.pb')!r}));"
         "print([m for m in ('torch', 'tensorflow', 'networkx') if m in sys.modules])"
     )

@@ -17,7 +17,7 @@ from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import reference
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 
 SAMPLES = Path(__file__).parents[3] / "sample_graphs"
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.measure.verification import compare
 from msplit.report.analysis import _coverage_note
 from msplit.shapes import infer
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import SAMPLES, graph_of, job
 
 pytestmark = pytest.mark.tf

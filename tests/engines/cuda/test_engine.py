@@ -17,8 +17,8 @@ from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
-from msplit.measure.verification import compare
 from msplit.samples import build, fill
+from msplit.verify.compare import compare
 from tests.campaign import campaign
 from tests.engines.cuda.cases import (
     SAMPLES,

@@ -16,7 +16,7 @@ from msplit.engines.cuda import compile
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ops.segment import IN_ORDER
 from msplit.engines.cuda.options import KernelMode, Shards
-from msplit.engines.cuda.passes import collectives as collectives_pass
+from msplit.engines.cuda.passes.distributed import collectives as collectives_pass
 from msplit.errors import EngineError
 from tests.campaign import CAMPAIGN, campaign
 from tests.engines.cuda.cases import flat_of, options_of, scattered

@@ -7,13 +7,13 @@ from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.seeds import remark
+from msplit.engines.random_seeds import remark
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import graph_of, job, run, scattered
 
 pytestmark = pytest.mark.tf

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit import api
+from msplit.benchmark.benchmark import bench
 from msplit.cost.workload import Workload
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.gpus import PEER_COPY, apart, gpus_of
@@ -22,12 +23,11 @@ from msplit.errors import EngineError, MsplitError
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import feeds_for
-from msplit.measure.benchmark import bench
-from msplit.measure.request import BenchRequest
-from msplit.measure.results import Settings
-from msplit.measure.verification import compare
+from msplit.run.request import BenchRequest
 from msplit.schedule.plan.check import check
 from msplit.schedule.split.problem import MEMORY_FOR_WEIGHTS
+from msplit.verify.compare import compare
+from msplit.verify.results import Settings
 from tests.campaign import examples
 from tests.engines.cuda.cases import SAMPLES, bits, flat_of, job, run, scattered
 from tests.engines.cuda.random_graphs import random_graphs

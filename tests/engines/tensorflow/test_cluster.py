@@ -29,11 +29,11 @@ from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.cluster import parse
 from msplit.inputs.make import make_inputs
-from msplit.measure.initial import initial_state
-from msplit.measure.verification import compare
 from msplit.opset.traits import VARIABLES
 from msplit.shapes import infer
 from msplit.training.trainer import to_train
+from msplit.verify.compare import compare
+from msplit.verify.initial_state import initial_state
 from tests.campaign import CAMPAIGN
 from tests.engines.tensorflow.clusters import free_ports, here
 from tests.engines.tensorflow.test_samples import SAMPLES, load

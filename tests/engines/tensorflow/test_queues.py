@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from msplit.api import load
+from msplit.benchmark.benchmark import bench
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow import session
 from msplit.engines.tensorflow.engine import ENGINE
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import EndOfData, EngineError, MsplitError, TimedOut
-from msplit.measure.benchmark import bench
-from msplit.measure.request import BenchRequest
-from msplit.measure.results import Settings
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
-from msplit.serving.making import pool
-from msplit.serving.settings import PoolSettings
+from msplit.run.request import BenchRequest
+from msplit.serving.pool.making import pool
+from msplit.serving.pool.settings import PoolSettings
+from msplit.verify.results import Settings
 from tests.cli.runner import ROOT, msplit
 
 pytestmark = pytest.mark.tf

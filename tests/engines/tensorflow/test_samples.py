@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from msplit.benchmark.timing import bench
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError
@@ -14,10 +15,9 @@ from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference
-from msplit.measure.measure import bench
-from msplit.measure.results import Settings
-from msplit.measure.running import Variant
-from msplit.measure.verification import compare
+from msplit.verify.built import Variant
+from msplit.verify.compare import compare
+from msplit.verify.results import Settings
 
 pytestmark = pytest.mark.tf
 

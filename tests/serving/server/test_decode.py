@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("prometheus_client")
 
-from msplit.serving.ports import Port
+from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages
 from msplit.serving.server.refusal import LONGEST, Refusal
 from tests.campaign import examples

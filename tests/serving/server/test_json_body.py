@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.serving.ports import Port
+from msplit.serving.pool.ports import Port
 from msplit.serving.server import json_body
 from msplit.serving.server.refusal import Refusal
 from tests.campaign import examples

@@ -14,14 +14,14 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from msplit.serving.arenas import SimulatedArena, StepArena
-from msplit.serving.pool import About, Pool
-from msplit.serving.ports import Port, Ports
+from msplit.serving.pool.pool import About, Pool
+from msplit.serving.pool.ports import Port, Ports
+from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.slots import SimulatedArena, StepArena
 from msplit.serving.server import messages, rest
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models, Version, signature_of
 from msplit.serving.server.service import Service, answer
-from msplit.serving.settings import PoolSettings
 from tests.fuzz.limits import limited
 
 MB = 1 << 20

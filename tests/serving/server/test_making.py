@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from msplit.errors import LoadError, MsplitError
-from msplit.measure.request import BenchRequest
+from msplit.run.request import BenchRequest
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.server import making, messages, tensors
 from msplit.serving.server.config import ModelConfig
 from msplit.serving.server.models import Models, Version, signature_of
 from msplit.serving.server.refusal import Refusal
-from msplit.serving.settings import PoolSettings
 from tests.serving.server import trivial
 
 

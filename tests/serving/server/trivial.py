@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from msplit.errors import DeviceLost, EngineError, InvalidInput
-from msplit.serving.arenas import SimulatedArena, StepArena
-from msplit.serving.pool import About, Pool
-from msplit.serving.ports import Port, Ports
+from msplit.serving.pool.pool import About, Pool
+from msplit.serving.pool.ports import Port, Ports
+from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.slots import SimulatedArena, StepArena
 from msplit.serving.server import run
 from msplit.serving.server.models import Models, Version, signature_of
-from msplit.serving.settings import PoolSettings
 
 BATCHES = (1, 4)
 WIDTH = 8

@@ -17,7 +17,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.kernels.store import kept_in
 from msplit.errors import MsplitError, WriteError
 from msplit.formats.atomic import append_bytes
-from msplit.formats.special import read_bytes
+from msplit.formats.file_kinds import read_bytes
 from msplit.formats.text import JsonValue
 
 T = TypeVar("T")

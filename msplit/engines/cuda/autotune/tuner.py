@@ -23,7 +23,7 @@ import torch
 from msplit.engines.cuda.autotune.choices import Choices, Family
 from msplit.engines.cuda.autotune.timer import CudaTimer, bytes_of
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels.ahead import Ahead, can_compile_ahead, compiling_ahead
+from msplit.engines.cuda.kernels.precompile import Ahead, can_compile_ahead, compiling_ahead
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

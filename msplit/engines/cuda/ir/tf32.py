@@ -1,4 +1,4 @@
-"""Rounding to TF32: of numbers, and what attributes of ops say of it. See `passes.round_results`."""
+"""Rounding to TF32: of numbers, and what attributes of ops say of it. See `precision.round_results`."""
 
 from __future__ import annotations
 

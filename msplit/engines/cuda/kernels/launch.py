@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from msplit.engines.cuda.kernels.ahead import is_ahead, through_triton
 from msplit.engines.cuda.kernels.binary import PARAMETERS, POINTER, Binary
+from msplit.engines.cuda.kernels.precompile import is_ahead, through_triton
 from msplit.engines.cuda.kernels.store import Store
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.errors import EngineError
@@ -41,7 +41,7 @@ class Code:
 def launch(code: Code, grid: tuple[int, ...]) -> Callable[..., None]:
     """What starts a kernel on a grid of programs, given its tensors and numbers by place and its constants by name.
 
-    Constants that are types are given as PyTorch's. In `ahead.Ahead.noting` kernels are noted only.
+    Constants that are types are given as PyTorch's. In `precompile.Ahead.noting` kernels are noted only.
     """
     return functools.partial(_launch, code, grid)
 

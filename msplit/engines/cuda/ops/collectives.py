@@ -1,4 +1,4 @@
-"""What processes that train together exchange in a step: see `passes.exchange`, which puts these ops in front of updates.
+"""What processes that train together exchange in a step: see `distributed.allreduce`, which puts these ops in front of updates.
 
 Each op is one collective on one flat buffer, and hands a token to the next one: all processes have to say the same in the same order,
 whatever the order is in which each has what it says.

@@ -1,4 +1,4 @@
-"""Copies from one GPU to another, which only `passes.split` puts in."""
+"""Copies from one GPU to another, which only `distributed.split` puts in."""
 
 from __future__ import annotations
 

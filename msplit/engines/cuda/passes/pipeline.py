@@ -22,39 +22,39 @@ from msplit.engines.cuda.ir.verify import Stage, fingerprint, verify
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.attention import choose as attention
 from msplit.engines.cuda.passes.attention.rewrite import fuse_attention
-from msplit.engines.cuda.passes.concat_in_place import concat_in_place
-from msplit.engines.cuda.passes.concat_in_place import decide_on as writes_on
-from msplit.engines.cuda.passes.cse import eliminate_common_subexpressions
-from msplit.engines.cuda.passes.eliminate_identity import eliminate_identity
+from msplit.engines.cuda.passes.canonical.cse import eliminate_common_subexpressions
+from msplit.engines.cuda.passes.canonical.eliminate_identity import eliminate_identity
+from msplit.engines.cuda.passes.canonical.flatten_matmul import flatten_convolution, flatten_matmul
+from msplit.engines.cuda.passes.canonical.fuse_epilogue import fuse_epilogue
+from msplit.engines.cuda.passes.canonical.match_rows import fuse_layer_norm, fuse_softmax
+from msplit.engines.cuda.passes.canonical.reassociate_bias import reassociate_bias
+from msplit.engines.cuda.passes.convolution.concat_into import concat_in_place
+from msplit.engines.cuda.passes.convolution.concat_into import decide_on as writes_on
+from msplit.engines.cuda.passes.convolution.fold_affine import fold_affine
+from msplit.engines.cuda.passes.convolution.fold_padding import fold_dilation, fold_padding
+from msplit.engines.cuda.passes.convolution.fuse_cast import decide_on as casts_on
+from msplit.engines.cuda.passes.convolution.fuse_cast import fuse_cast
+from msplit.engines.cuda.passes.convolution.fuse_mlp import decide_on as mlps_on
+from msplit.engines.cuda.passes.convolution.fuse_mlp import fuse_mlp
+from msplit.engines.cuda.passes.convolution.fuse_prologue import decide_on as prologues_on
+from msplit.engines.cuda.passes.convolution.fuse_prologue import fuse_prologue
+from msplit.engines.cuda.passes.convolution.fuse_squeeze import decide_on as squeezes_on
+from msplit.engines.cuda.passes.convolution.fuse_squeeze import fuse_squeeze
+from msplit.engines.cuda.passes.convolution.merge_convolutions import decide_on, merge_siblings
+from msplit.engines.cuda.passes.distributed.allreduce import exchange
+from msplit.engines.cuda.passes.distributed.split import Split, own_constants, split_graph
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
 from msplit.engines.cuda.passes.embedding.pad_hits import pad_hits
 from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
 from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique, fold_partition
-from msplit.engines.cuda.passes.embedding.row_updates import merge_row_updates, sum_in_updates
-from msplit.engines.cuda.passes.embedding.split_row_unions import split_row_unions
-from msplit.engines.cuda.passes.exchange import exchange
-from msplit.engines.cuda.passes.flatten_matmul import flatten_convolution, flatten_matmul
-from msplit.engines.cuda.passes.fold_affine import fold_affine
-from msplit.engines.cuda.passes.fold_padding import fold_dilation, fold_padding
-from msplit.engines.cuda.passes.fuse_cast import decide_on as casts_on
-from msplit.engines.cuda.passes.fuse_cast import fuse_cast
-from msplit.engines.cuda.passes.fuse_epilogue import fuse_epilogue
-from msplit.engines.cuda.passes.fuse_mlp import decide_on as mlps_on
-from msplit.engines.cuda.passes.fuse_mlp import fuse_mlp
-from msplit.engines.cuda.passes.fuse_prologue import decide_on as prologues_on
-from msplit.engines.cuda.passes.fuse_prologue import fuse_prologue
-from msplit.engines.cuda.passes.fuse_squeeze import decide_on as squeezes_on
-from msplit.engines.cuda.passes.fuse_squeeze import fuse_squeeze
+from msplit.engines.cuda.passes.embedding.row_unions import split_row_unions
 from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
-from msplit.engines.cuda.passes.match_rows import fuse_layer_norm, fuse_softmax
-from msplit.engines.cuda.passes.merge_convolutions import decide_on, merge_siblings
-from msplit.engines.cuda.passes.merge_updates import merge_assigns, merge_updates
-from msplit.engines.cuda.passes.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
-from msplit.engines.cuda.passes.reassociate_bias import reassociate_bias
-from msplit.engines.cuda.passes.round_results import expect_rounded, takes_tf32
+from msplit.engines.cuda.passes.precision.mixed_precision import compute_in_half
+from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.specialize import Tracer, specialize
-from msplit.engines.cuda.passes.split import Split, own_constants, split_graph
+from msplit.engines.cuda.passes.updates.merge_updates import merge_assigns, merge_updates
+from msplit.engines.cuda.passes.updates.row_updates import merge_row_updates, sum_in_updates
 from msplit.progress import phase
 
 VERIFY = "MSPLIT_VERIFY"

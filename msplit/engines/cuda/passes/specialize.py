@@ -35,10 +35,10 @@ from msplit.engines.cuda.ir.tf32 import constant_in_tf32
 from msplit.engines.cuda.ir.windows import TILES, keeps_channels_last
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
-from msplit.engines.cuda.passes.embedding.densify import prove
 from msplit.engines.cuda.passes.embedding.intervals import COUNTED
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Proof
-from msplit.engines.cuda.passes.round_results import Rounding, takes_tf32
+from msplit.engines.cuda.passes.embedding.static_shapes import prove
+from msplit.engines.cuda.passes.precision.round_results import Rounding, takes_tf32
 from msplit.errors import EngineError
 from msplit.opset.traits import CONV2D
 from msplit.progress import done, phase

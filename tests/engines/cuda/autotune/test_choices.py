@@ -25,7 +25,7 @@ from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.kernels import store, toolchain
 from msplit.engines.cuda.kernels.tiles import Tile, Tiles
-from msplit.engines.cuda.passes import merge_convolutions
+from msplit.engines.cuda.passes.convolution import merge_convolutions
 from msplit.errors import MsplitError
 from msplit.formats import atomic
 from msplit.formats.text import JsonValue

@@ -22,7 +22,7 @@ from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.tf32 import ROUNDED, to_tf32
 from msplit.engines.cuda.passes import pipeline, specialize
 from msplit.engines.cuda.passes.pointwise_fusion import fuse
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import flat_of, job, run
 
 CPU = torch.device("cpu")

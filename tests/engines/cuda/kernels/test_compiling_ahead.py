@@ -16,8 +16,8 @@ from msplit.engines.cuda.autotune import tuner
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.kernels import ahead as launches
-from msplit.engines.cuda.kernels.ahead import compiling_ahead, through_triton
+from msplit.engines.cuda.kernels import precompile as launches
+from msplit.engines.cuda.kernels.precompile import compiling_ahead, through_triton
 from msplit.formats.text import JsonValue
 
 active: ContextVar[Any] = ContextVar("active", default=None)

@@ -233,8 +233,8 @@ def test_early_kernels_wait_for_what_is_in_front_on_their_stream_and_on_others(p
 def test_siblings_are_decided_by_measurement_in_tf32_only(monkeypatch):
     from msplit.engines.cuda.autotune.tuner import Tuner
     from msplit.engines.cuda.device.device import precision
-    from msplit.engines.cuda.passes.merge_convolutions import FAMILY, decide_on, find_siblings
-    from tests.engines.cuda.passes.test_merge_convolutions import block, source_of
+    from msplit.engines.cuda.passes.convolution.merge_convolutions import FAMILY, decide_on, find_siblings
+    from tests.engines.cuda.passes.convolution.test_merge_convolutions import block, source_of
 
     graph = block()
     x = graph.placeholder("x", [1, 17, 17, 256])

@@ -191,7 +191,7 @@ def test_all_that_may_be_chosen_gives_the_library_s_numbers(
 ):
     from msplit.engines.cuda.autotune import conv
     from msplit.engines.cuda.ir.graph import Op
-    from msplit.engines.cuda.passes.merge_convolutions import lowered
+    from msplit.engines.cuda.passes.convolution.merge_convolutions import lowered
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     attrs = {"strides": (1, 2, 2, 1), "padding": padding, "fused_ops": ("BiasAdd", "Relu"), "num_args": 1}

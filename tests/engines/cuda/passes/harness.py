@@ -7,7 +7,7 @@ from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.executables import plan_for
 from msplit.engines.cuda.runtime.stream_program import arrange
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, kernels, program_of
 
 RNG = np.random.default_rng(0)

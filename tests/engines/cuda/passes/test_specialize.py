@@ -158,7 +158,7 @@ def test_one_executable_takes_values_that_give_other_shapes():
     flat = graph_of(dynamic, outputs=["kept", "sum", "count"])
     from msplit.engines.cuda.engine import ENGINE
     from msplit.engines.tensorflow.engine import reference
-    from msplit.measure.verification import compare
+    from msplit.verify.compare import compare
     from tests.engines.cuda.cases import job, scattered
 
     feeds = {"x": np.ones((5, 4), np.float32)}

@@ -18,7 +18,7 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.profiling.step_costs import LEAST_US, estimated
 from msplit.inputs.make import make_inputs
-from msplit.measure.profile import ProfileRequest, profile
+from msplit.run.profile import ProfileRequest, profile
 from tests.cli.runner import SAMPLES
 from tests.engines.cuda.cases import flat_of, job, options_of
 from tests.engines.cuda.passes.attention.graphs import attention_graph

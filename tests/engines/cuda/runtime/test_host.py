@@ -17,7 +17,7 @@ from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import (
     SAMPLES,
     assert_equals_tensorflow,

@@ -17,7 +17,7 @@ from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.executables import plan_for
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, arrange
 from msplit.engines.tensorflow.engine import reference
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.campaign import examples
 from tests.engines.cuda.cases import bits, flat_of, program_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs

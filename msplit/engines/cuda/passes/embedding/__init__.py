@@ -1,5 +1,5 @@
 """Embedding columns: what is proved about them, and all of them as one kernel.
 
-`densify` turns the value-dependent ops that feature columns are made of into the dense patterns they encode, where the graph proves
+`static_shapes` turns the value-dependent ops that feature columns are made of into the dense patterns they encode, where the graph proves
 it; `fuse_lookups` lays the lookups of all columns together into one op.
 """

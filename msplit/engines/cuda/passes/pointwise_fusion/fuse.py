@@ -19,7 +19,7 @@ from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import SECONDS, Compiler, Kernel, Layout, Report, layout
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Outline, contract, outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import find_groups
-from msplit.engines.cuda.passes.round_results import read_by_products, takes_tf32
+from msplit.engines.cuda.passes.precision.round_results import read_by_products, takes_tf32
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.opset.traits import VIEWS
 from msplit.progress import phase

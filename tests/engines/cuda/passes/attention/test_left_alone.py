@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
 from msplit.engines.cuda.passes.pipeline import Context, run_passes
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, kernels, program_of
 from tests.engines.cuda.passes.harness import normal, run_source

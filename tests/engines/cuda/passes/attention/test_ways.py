@@ -5,7 +5,7 @@ import pytest
 
 from msplit import samples
 from msplit.engines.cuda.engine import ENGINE
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import (
     assert_equals_tensorflow,
     exported,

@@ -11,7 +11,7 @@ from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.passes.embedding.index_chain import where_rows_lie
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import graph_of, job, kernels
 from tests.engines.cuda.passes.embedding.models import EDGES, STRANGE
 

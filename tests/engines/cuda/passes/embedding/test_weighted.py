@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.passes.embedding import masked, masked_segments
+from msplit.engines.cuda.passes.embedding import masked_rows, masked_segments
 from msplit.engines.cuda.passes.embedding.proof import Mixed
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.campaign import examples
 from tests.engines.cuda.cases import flat_of, graph_of, job, program_of
 
@@ -197,7 +197,7 @@ def test_a_value_with_gaps_never_takes_the_place_of_tensorflows(monkeypatch):
         return proof and replace(proof, outputs={0: (proof.ops[-1].node, 0)}, stays=True)
 
     tried = []
-    monkeypatch.setitem(masked._RULES, "_UniquePadded", lambda *given: tried.append(wrong(*given)) or tried[-1])
+    monkeypatch.setitem(masked_rows._RULES, "_UniquePadded", lambda *given: tried.append(wrong(*given)) or tried[-1])
     feeds = {"ids": np.array([1, 5, 0, 5]), "w": np.ones(4, np.float32)}
     check(at_constant_places(feeds["ids"]), [feeds], capture=False)
     assert any(proof and proof.outputs for proof in tried)
@@ -239,7 +239,7 @@ def test_no_op_reads_rows_with_gaps_beside_rows_without(monkeypatch):
             refused.append(op.op)
             raise
 
-    monkeypatch.setitem(masked._RULES, "SegmentSum", wrong)
+    monkeypatch.setitem(masked_rows._RULES, "SegmentSum", wrong)
     feeds = {"ids": np.array([1, 5, 0, 5]), "w": np.ones(4, np.float32)}
     check(at_constant_places(feeds["ids"]), [feeds], capture=False)
     assert refused == ["SegmentSum"]

@@ -12,7 +12,7 @@ from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.executables import plan_for
 from msplit.engines.cuda.runtime.stream_program import arrange
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.campaign import examples
 from tests.engines.cuda.alike_branches import alike_branches
 from tests.engines.cuda.cases import CPU, flat_of, scattered

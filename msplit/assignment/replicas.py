@@ -1,0 +1,340 @@
+"""Copies of a model side by side in one graph: what they share, what each has of its own, and how their outputs become one.
+
+Shared is what is the same for all of them: inputs, lookup tables with what fills them, queues and iterators, and whatever is computed of
+these without a weight, such as hashed strings. All else is there once per replica, in a scope of its own: nodes, variables, loop frames,
+functions. The inputs and outputs of the whole are called as those of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.assignment.shared_nodes import FLOATING, initializers, refuse, shared_nodes
+from msplit.core.graph import Graph
+from msplit.errors import MsplitError
+from msplit.formats.endpoints import endpoint, split_tensor
+from msplit.formats.model import Endpoint, Model
+from msplit.formats.protos import add_node
+from msplit.formats.writer import STREAM_ID
+from msplit.opset import proto
+from msplit.opset.traits import DRAWS, PLACEHOLDERS, VARIABLES
+
+_NAMES_OF_A_STEP = ("frame_name", "var_name")
+"""Attributes that name what is there once per step and name: loop frames, temporary variables."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One copy.
+
+    Attributes:
+        graph_def: Where its nodes and functions are taken from: the model's own graph, or one that differs in constants alone.
+        stream: Stream id of all its nodes.
+        device: Device of all its nodes, "" for none. What the model pins to a CPU stays on that of this task.
+        seed: Added to the seeds of what draws random numbers: those of equal seeds would be the same in all replicas.
+        host: What runs on the host and so is on no stream, as (function, node); None for the function is the graph itself.
+    """
+
+    graph_def: Any = field(repr=False)
+    stream: int
+    device: str = ""
+    seed: int = 0
+    host: Container[tuple[str | None, str]] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Copies in one graph.
+
+    Attributes:
+        inputs: Tensor by name of the input.
+        outputs: By name of the output its node, type and shape.
+        variables: Name of a variable -> the replica whose value it has, and what it is called in the model.
+        init_op: What fills the tables, "" where there are none.
+        shared: Nodes that are there once.
+        copied: Nodes of one replica.
+    """
+
+    graph_def: Any = field(repr=False)
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, Endpoint]
+    variables: Mapping[str, tuple[int, str]]
+    init_op: str
+    shared: int
+    copied: int
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What things of the model are called in the ensemble. The scope "" is that of what all share.
+
+    Attributes:
+        needed: Nodes that the outputs need.
+        shared: Those of them that all share.
+        fed: Placeholder by the tensor inside of the model that it stands for.
+    """
+
+    graph: Graph
+    needed: NDArray[np.bool_]
+    shared: NDArray[np.bool_]
+    fed: Mapping[tuple[str, int], str]
+
+    def node(self, scope: str, name: str) -> str:
+        return name if self.shared[self.graph.index[name]] else f"{scope}/{name}"
+
+    def tensor(self, scope: str, name: str, port: int) -> str:
+        fed = self.fed.get((name, port))
+        return fed or f"{self.node(scope, name)}{f':{port}' if port else ''}"
+
+    def input(self, scope: str, text: str) -> str:
+        return f"^{self.node(scope, text[1:])}" if text[0] == "^" else self.tensor(scope, *split_tensor(text))
+
+    def together(self, scope: str, classes: Sequence[bytes]) -> list[bytes]:
+        """Who a node lies with: the replica's own. What is left out, or belongs to one replica of many, holds nobody."""
+        names = [text[5:].decode(errors="replace") for text in classes if text.startswith(b"loc:@")]
+        numbers = [(name, self.graph.index.get(name)) for name in names]
+        there = [name for name, number in numbers if number is not None and self.needed[number]]
+        return [
+            f"loc:@{self.node(scope, name)}".encode() for name in there if scope or self.shared[self.graph.index[name]]
+        ]
+
+
+def ensemble(model: Model, replicas: Sequence[Replica], combine: str) -> Ensemble:
+    """Puts copies of a model side by side.
+
+    Args:
+        model: What is fed and fetched; nodes that its outputs do not need are left out.
+        replicas: The copies, one or more.
+        combine: What becomes of their outputs: ``mean``, or ``stack`` along a new first axis. One that no weight reaches stays as it is.
+
+    Raises:
+        MsplitError: An output can not be averaged, or the model trains or has parts that can not be copied.
+        LoadError: What is shared is not the same in all replicas.
+    """
+    inner, graph, needed = _reached(model)
+    refuse(model, graph, needed)
+    init = initializers(model, graph, needed)
+    needed |= graph.ancestors(init)
+    shared = needed & shared_nodes(model, graph, [replica.graph_def for replica in replicas], init)
+    fed = {(end.node, end.port): _free(f"{end.node}_{end.port}", graph.index) for end in inner}
+    names = _Names(graph, needed, shared, fed)
+    made = proto.graph_pb2.GraphDef(versions=model.graph_def.versions)
+    for end in inner:
+        shape: dict[str, Any] = {} if end.shape is None else {"shape": end.shape}
+        add_node(made, fed[end.node, end.port], "Placeholder", dtype=_type_of(model, end), **shape)
+    _copy(made, model.graph_def, names)
+    base = _free_scope(model)
+    scopes = {f"{base}_{number}": replica for number, replica in enumerate(replicas)}
+    for scope, replica in scopes.items():
+        _copy(made, replica.graph_def, names, scope, replica)
+    outputs = _outputs(made, model, names, list(scopes), combine)
+    init_op = _free("init", {node.name for node in made.node}) if init else ""
+    if init:
+        add_node(made, init_op, "NoOp", [f"^{graph.names[node]}" for node in init])
+    copied = np.flatnonzero(needed & ~shared).tolist()
+    own = [graph.names[node] for node in copied if graph.ops[node] in VARIABLES]
+    defaults = np.flatnonzero(shared & ~graph.ancestors(init) & graph.with_ops(VARIABLES)).tolist()
+    variables = {graph.names[node]: (0, graph.names[node]) for node in defaults}  # what an input has by default
+    variables |= {f"{scope}/{name}": (number, name) for number, scope in enumerate(scopes) for name in own}
+    there = {node.name for node in made.node}
+    fed_by = {end.name: names.fed.get((end.node, end.port), end.tensor) for end in model.inputs}
+    inputs = {name: tensor for name, tensor in fed_by.items() if split_tensor(tensor)[0] in there}
+    return Ensemble(made, inputs, outputs, variables, init_op, int(np.count_nonzero(shared)), len(copied))
+
+
+def has_variables(model: Model) -> bool:
+    """Whether the outputs of a model need variables."""
+    _, graph, needed = _reached(model)
+    return bool(np.any(needed & graph.with_ops(VARIABLES)))
+
+
+def _reached(model: Model) -> tuple[list[Endpoint], Graph, NDArray[np.bool_]]:
+    """What is fed inside of the model, the graph without what computes that, and which of its nodes the outputs need."""
+    index, ops = model.graph.index, model.graph.ops
+    inner = {(end.node, end.port): end for end in model.inputs if ops[index[end.node]] not in PLACEHOLDERS}
+    graph = _without_what_feeds(model.graph, inner.values())
+    kept = () if model.meta is None else model.inputs  # a signature takes them, needed or not
+    roots = [index[end.node] for end in (*model.outputs, *kept) if (end.node, end.port) not in inner]
+    return list(inner.values()), graph, graph.ancestors(roots)
+
+
+def _without_what_feeds(graph: Graph, inner: Collection[Endpoint]) -> Graph:
+    """The graph without what computes its inputs, where they are no placeholders."""
+    edges = graph.edges
+    kept = np.ones(len(edges), np.bool_)
+    for end in inner:
+        kept &= (edges.src != graph.index[end.node]) | (edges.port != end.port)
+    return replace(graph, edges=edges.where(kept)) if inner else graph
+
+
+def _free_scope(model: Model) -> str:
+    """A beginning that no name of the model has, and no function as its end."""
+    base = "replica"
+    functions = [function.signature.name for function in model.graph_def.library.function]
+    while any(name.startswith(f"{base}_") for name in model.graph.names) or any(
+        f"_{base}_" in name for name in functions
+    ):
+        base += "s"
+    return base
+
+
+def _free(name: str, taken: Container[str]) -> str:
+    number, found = 0, name
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+def _copy(made: Any, source: Any, names: _Names, scope: str = "", replica: Replica | None = None) -> None:
+    """Copies what a replica has of its own, or without one what all share, and the functions that are called there."""
+    library = {function.signature.name: function for function in reversed(source.library.function)}
+    encoded = {node.name: node for node in reversed(source.node)}
+    suffix = f"_{scope}" if scope else ""
+    called: list[str] = []
+    for number in np.flatnonzero(names.needed & (names.shared != (replica is not None))).tolist():
+        node = made.node.add()
+        node.CopyFrom(encoded[names.graph.names[number]])
+        _adapt(node, names, scope, replica)
+        called += _rename_functions(node, library, suffix)
+    _copy_functions(made, source.library, library, called, scope, replica)
+
+
+def _copy_functions(
+    made: Any, encoded: Any, library: Mapping[str, Any], called: list[str], scope: str, replica: Replica | None
+) -> None:
+    """Copies functions, those that they call, and which of them are gradients of others."""
+    suffix = f"_{scope}" if scope else ""
+    copied = set()
+    while called:
+        name = called.pop()
+        if name in copied:
+            continue
+        copied.add(name)
+        function = made.library.function.add()
+        function.CopyFrom(library[name])
+        function.signature.name += suffix
+        inside = {one.name for one in (*function.signature.input_arg, *function.node_def)}
+        for node in function.node_def:
+            _settle(node, name, replica)
+            groups = node.attr["_class"].list.s if "_class" in node.attr else []
+            for number, text in enumerate(groups):
+                if scope and text[5:].decode(errors="replace") not in inside:  # no node but a name, which each has
+                    groups[number] = text[:5] + f"{scope}/".encode() + text[5:]
+            called += _rename_functions(node, library, suffix)
+    for gradient in encoded.gradient:
+        if {gradient.function_name, gradient.gradient_func} <= copied:
+            made.library.gradient.add(
+                function_name=gradient.function_name + suffix, gradient_func=gradient.gradient_func + suffix
+            )
+
+
+def _adapt(node: Any, names: _Names, scope: str, replica: Replica | None) -> None:
+    """Makes a copied node one of a replica, or one that all share."""
+    inputs = [names.input(scope, text) for text in node.input]
+    del node.input[:]
+    node.input.extend(inputs)
+    if "_class" in node.attr:
+        together = names.together(scope, node.attr["_class"].list.s)
+        del node.attr["_class"]
+        if together:
+            node.attr["_class"].list.s.extend(together)
+    _settle(node, None, replica)
+    if replica is None:
+        return
+    own = {key: node.attr[key].s for key in _NAMES_OF_A_STEP if key in node.attr}
+    if node.op in VARIABLES:
+        own["shared_name"] = node.attr["shared_name"].s or node.name.encode()
+    for key, value in own.items():
+        node.attr[key].s = f"{scope}/".encode() + value
+    node.name = f"{scope}/{node.name}"
+    if replica.device:
+        node.device = _device(replica.device, node.device)
+
+
+def _settle(node: Any, function: str | None, replica: Replica | None) -> None:
+    """Puts a node on the stream of its replica, and has it draw what no other draws; what all share is on none."""
+    if STREAM_ID in node.attr:
+        del node.attr[STREAM_ID]
+    if replica is None:
+        return
+    if (function, node.name) not in replica.host:
+        node.attr[STREAM_ID].i = replica.stream
+    seeded = any(key in node.attr and node.attr[key].i for key in ("seed", "seed2"))
+    if seeded and node.op in DRAWS:  # without one TensorFlow takes another each time
+        node.attr["seed2"].i += replica.seed
+
+
+def _device(device: str, pinned: str) -> str:
+    """The device of a replica's node. What is pinned to a CPU has no kernel elsewhere: it is on the CPU of the same task."""
+    if "CPU" not in pinned.upper():
+        return device
+    parts = [part for part in device.split("/") if part.startswith(("job:", "replica:", "task:"))]
+    return "".join(f"/{part}" for part in (*parts, "device:CPU:0"))
+
+
+def _rename_functions(node: Any, library: Mapping[str, Any], suffix: str) -> Iterator[str]:
+    """Has a node call the functions of its replica, and gives the names that they had."""
+    if node.op in library:
+        yield node.op
+        node.op += suffix
+    waiting = list(node.attr.values())
+    while waiting:
+        value = waiting.pop()
+        for called in (*([value.func] if value.HasField("func") else ()), *value.list.func):
+            if called.name in library:
+                yield called.name
+                called.name += suffix
+            waiting += called.attr.values()
+
+
+def _outputs(made: Any, model: Model, names: _Names, scopes: Sequence[str], combine: str) -> dict[str, Endpoint]:
+    """Combines what the replicas give, under the names of the model's own outputs."""
+    taken = {node.name for node in made.node}
+    found: dict[str, Endpoint] = {}
+    for end in model.outputs:
+        same = next((other for other in model.outputs if other.tensor == end.tensor and other.name in found), None)
+        if same is not None:
+            found[end.name] = replace(found[same.name], name=end.name)
+            continue
+        if names.shared[names.graph.index[end.node]] or (end.node, end.port) in names.fed:
+            node, port = split_tensor(names.tensor("", end.node, end.port))
+            found[end.name] = replace(end, node=node, port=port)
+            continue
+        node = _free(f"{end.node}_{end.port}" if end.port else end.node, taken)
+        dtype, shape = _type_of(model, end), end.shape
+        parts = [names.tensor(scope, end.node, end.port) for scope in scopes]
+        if combine == "stack":
+            add_node(made, node, "Pack", parts, T=dtype, N=len(parts), axis=0)
+            shape = None if shape is None else (len(parts), *shape)
+        elif dtype in FLOATING:
+            total, count = _free(f"{node}/sum", taken), _free(f"{node}/count", taken)
+            add_node(made, total, "AddN", parts, T=dtype, N=len(parts))
+            add_node(made, count, "Const", dtype=dtype, value=(dtype, len(parts)))
+            add_node(made, node, "RealDiv", [total, count], T=dtype)
+            taken |= {total, count}
+        else:
+            raise MsplitError(
+                f"output {end.name!r} is of type {dtype}, of which there is no mean",
+                where=str(model.path),
+                fix="stack the outputs (--combine stack), or name those to average with --outputs",
+            )
+        taken.add(node)
+        found[end.name] = Endpoint(end.name, node, 0, dtype, shape)
+    return found
+
+
+def _type_of(model: Model, end: Endpoint) -> str:
+    dtype = end.dtype or endpoint(model.graph, model.graph.index[end.node], end.port).dtype
+    if not dtype:
+        raise MsplitError(
+            f"the type of {end.name!r} ({end.tensor}) is not known: it comes of a custom op",
+            where=str(model.path),
+            fix="name a tensor in front of it or behind it with --inputs or --outputs",
+        )
+    return dtype.removesuffix("_ref")

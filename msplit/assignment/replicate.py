@@ -1,0 +1,223 @@
+"""Ensembles: several copies of a model in one graph, with weights of their own, written as a model."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit import formats
+from msplit.assignment.model import opened
+from msplit.assignment.replicas import Ensemble, Replica, ensemble, has_variables
+from msplit.assignment.saved_model import saved_model
+from msplit.errors import LoadError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.flatten.origin import original
+from msplit.formats import writer
+from msplit.formats.model import Format, Model
+from msplit.formats.sniffer import SAVED_MODEL_FILES
+from msplit.progress import phase
+
+COMBINE = ("mean", "stack")
+
+_DEVICE = re.compile(r"(/(job:[a-z0-9_]+|replica:\d+|task:\d+|(device:)?[A-Za-z_]+:(\d+|\*)))+")
+
+
+@dataclass(frozen=True)
+class Replication:
+    """What an ensemble is to be.
+
+    Attributes:
+        times: Replicas.
+        weights: Of the first replicas, where they are not the model's own: the beginning of a checkpoint's file names or a SavedModel;
+            for a model without variables, one like it with other constants.
+        combine: What becomes of the outputs: ``mean``, or ``stack`` along a new first axis.
+        streams: Replica k has stream id k modulo this; None: each has a stream of its own.
+        devices: Replica k is on device k modulo their number; none: what the model says.
+    """
+
+    times: int
+    weights: Sequence[str | os.PathLike[str]] = ()
+    combine: str = "mean"
+    streams: int | None = None
+    devices: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """What was written.
+
+    Attributes:
+        path: The file or folder.
+        outputs: The tensor that has it, by the name of each output.
+        shared: Nodes that are there once.
+        copied: Nodes of one replica.
+        notes: What a user should know.
+    """
+
+    path: Path
+    outputs: Mapping[str, str]
+    shared: int
+    copied: int
+    notes: tuple[str, ...] = ()
+
+
+def replicate(
+    model: FlatGraph | str | os.PathLike[str],
+    replication: Replication,
+    out: str | os.PathLike[str],
+    *,
+    force: bool = False,
+) -> Replicated:
+    """Writes an ensemble: one graph of several copies of a model, which share inputs and tables and whose outputs are combined.
+
+    A GraphDef becomes one in the same format, anything else a SavedModel. For variables TensorFlow is needed, which writes checkpoints.
+
+    Args:
+        model: From `load`, or where the model is. It is not modified.
+        replication: What to make of it.
+        out: File or folder to write; appears at once and whole, or not at all.
+        force: Replace what is there.
+
+    Raises:
+        MsplitError: The model can not be copied, or its outputs not be combined; or the options make no sense.
+        LoadError: Weights can not be read, or are of another model.
+        WriteError: It can not be written. What was there before is unharmed.
+    """
+    _check(replication)
+    flat = opened(model)
+    source = flat.model
+    bare = source.format.binary is Format.GRAPH_DEF
+    target = replace(source, format=source.format if bare else Format.SAVED_MODEL)
+    writer.check_place(target, Path(out), force=force)
+    trained = has_variables(source)
+    if trained and bare and len(replication.weights) < replication.times:
+        raise LoadError(
+            "holds a graph without the values of its variables",
+            where=str(source.path),
+            fix="give --weights for each replica, freeze the model, or give a SavedModel",
+        )
+    frozen = [] if trained else [_like(source, Path(path)) for path in replication.weights]
+    streams = replication.streams or replication.times
+    devices = replication.devices or ("",)
+    host = frozenset(
+        original(flat, int(flat.origin_function[node]), int(flat.origin_node[node]))[:2]
+        for node in np.flatnonzero(flat.host & (flat.origin_node >= 0)).tolist()
+    )
+    with phase("copying"):
+        replicas = [
+            Replica(
+                frozen[number].graph_def if number < len(frozen) else source.graph_def,
+                number % streams,
+                devices[number % len(devices)],
+                number,
+                host,
+            )
+            for number in range(replication.times)
+        ]
+        made = ensemble(source, replicas, replication.combine)
+    if bare and not made.variables:
+        with phase("writing"):
+            writer.write_message(target, made.graph_def, Path(out), force=force)
+    else:
+        values = _values(source, made, [Path(path) for path in replication.weights]) if made.variables else {}
+        with phase("writing"):
+            message = saved_model(source, made)
+            target = replace(target, format=Format.SAVED_MODEL)
+            writer.write_message(target, message, Path(out), force=force, beside=_beside(source, values))
+    tensors = {name: end.tensor.removesuffix(":0") for name, end in made.outputs.items()}
+    return Replicated(Path(out), tensors, made.shared, made.copied, _notes(source, replication))
+
+
+def _check(replication: Replication) -> None:
+    if replication.times < 1:
+        raise MsplitError(f"{replication.times} replicas are none", fix="give --times 2 or more")
+    if len(replication.weights) > replication.times:
+        raise MsplitError(
+            f"there are weights for {len(replication.weights)} replicas, and {replication.times} are to be made",
+            fix="give --times as many, or leave it out",
+        )
+    if replication.combine not in COMBINE:
+        raise MsplitError(
+            f"outputs can not be combined by {replication.combine!r}", fix=f"one of: {', '.join(COMBINE)}"
+        )
+    wrong = next((device for device in replication.devices if not _DEVICE.fullmatch(device)), None)
+    if wrong is not None:
+        raise MsplitError(f"{wrong!r} is no device", fix="write it as /gpu:0, or /job:worker/task:1/device:GPU:0")
+
+
+def _like(model: Model, path: Path) -> Model:
+    """A model that differs from another one in constants alone."""
+    choice = model.choice
+    other = formats.read(
+        path,
+        tags=choice.tags,
+        signature=choice.signature,
+        inputs=choice.inputs,
+        outputs=choice.outputs,
+        record=False,
+    )
+    if formats.structure_hash(other) != formats.structure_hash(model):
+        raise LoadError(
+            f"is not the same graph as {model.path}: more than its constants differ",
+            where=str(path),
+            fix="export both by the same code; other models are joined by the code that builds them",
+        )
+    return other
+
+
+def _values(model: Model, made: Ensemble, weights: Sequence[Path]) -> dict[str, NDArray[Any]]:
+    """Values of all variables of an ensemble."""
+    names = list(dict.fromkeys(name for _, name in made.variables.values()))
+    read: dict[Path | None, Mapping[str, NDArray[Any]]] = {}
+    found = {}
+    for variable, (number, name) in made.variables.items():
+        path = weights[number] if number < len(weights) else None
+        if path not in read:
+            read[path] = _of_model(model, names, path)
+        found[variable] = read[path][name]
+    return found
+
+
+def _of_model(model: Model, names: Sequence[str], path: Path | None) -> Mapping[str, NDArray[Any]]:
+    """Values of a model's variables: its own, or those of a checkpoint."""
+    if path is None:
+        return formats.variables(model, names)
+    if any((path / name).is_file() for name in SAVED_MODEL_FILES):
+        path = path / "variables" / "variables"
+    values = formats.variables(model, names, checkpoint=path)
+    wrong = [said for name in names if (said := formats.differs(model, name, values[name]))]
+    if wrong:
+        raise LoadError(f"is of another model than {model.path}", where=str(path), details=wrong[:8])
+    return values
+
+
+def _beside(model: Model, values: Mapping[str, NDArray[Any]]) -> Callable[[Path], None]:
+    """What fills the folder of a SavedModel, its main file aside: assets, and the values of variables."""
+
+    def fill(folder: Path) -> None:
+        if model.is_saved_model:
+            writer.copy_beside(model, folder, lambda name: name in ("assets", "assets.extra"))
+        if values:
+            from msplit.engines.tensorflow.bundle import save
+
+            (folder / "variables").mkdir()
+            save(folder / "variables" / "variables", {(name, ""): value for name, value in values.items()})
+
+    return fill
+
+
+def _notes(model: Model, replication: Replication) -> tuple[str, ...]:
+    notes = []
+    own = replication.times - len(replication.weights)
+    if len({os.path.realpath(path) for path in replication.weights}) + min(own, 1) < replication.times:
+        notes.append("Replicas have equal weights, and so give equal results: --weights PATH gives each its own.")
+    if model.targets:
+        notes.append(f"Left out, as it gives no tensor: {', '.join(model.targets[:8])}.")
+    return tuple(notes)

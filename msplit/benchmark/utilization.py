@@ -1,0 +1,78 @@
+"""How busy a model keeps the GPU, and what to do first to keep it busier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msplit.benchmark.bounds import Limits
+from msplit.verify.results import VariantResult
+
+_WORKS, _FILLED = 0.8, 0.6
+"""Above these shares a GPU is as good as full: kernels end with fewer and fewer blocks, and steps begin and end."""
+
+_STREAMS = 8
+"""With so many streams, more of them seldom gain."""
+
+
+@dataclass(frozen=True)
+class Busy:
+    """How busy the GPU is in one variant. Shares from 0 to 1, None where nobody can tell.
+
+    Attributes:
+        works: Of a user's step, in which the device works, by its own clock.
+        driver: Of the time in which steps follow each other, in which a kernel ran, as the driver tells (NVML's utilization).
+        filled: Of the GPU's processors that kernels fill while the device works, by what each kernel takes alone.
+    """
+
+    label: str
+    works: float | None
+    driver: float | None
+    filled: float | None
+
+
+def busy(variants: Sequence[VariantResult], limits: Limits | None) -> tuple[Busy, ...]:
+    """How busy the GPU is in each variant of which that is known."""
+    found = []
+    for one in variants:
+        if one.host is None:
+            continue
+        works = None if one.device is None else min(1.0, one.device.median / one.host.median)
+        driver = None if one.utilization_percent is None else one.utilization_percent / 100
+        if works is not None or driver is not None:
+            found.append(Busy(one.label, works, driver, None if limits is None else _filled(one, limits)))
+    return tuple(found)
+
+
+def _filled(variant: VariantResult, limits: Limits) -> float | None:
+    """Only of what runs the kernels that were timed: larger ones fill more."""
+    if variant.device is None or limits.reached(variant) is None:
+        return None
+    return min(1.0, limits.steps.sm_time_us / (variant.device.median * 1e6))
+
+
+def advice(found: Sequence[Busy], variants: Sequence[VariantResult]) -> list[str]:
+    """What to do first to use the GPU more, in a sentence or two: fuse and group, more streams, more requests, then more GPUs."""
+    by_label = {one.label: one for one in found}
+    measured = [one for one in variants if one.host is not None and one.label in by_label]
+    if not measured:
+        return []
+    best = min(measured, key=lambda one: one.host.median if one.host is not None else 0.0)
+    one = by_label[best.label]
+    works = one.works if one.works is not None else one.driver
+    filled = (
+        one.filled if one.filled is not None else max((b.filled for b in found if b.filled is not None), default=None)
+    )
+    told = [f"{best.label}, the fastest here, keeps the GPU busy {works:.0%} of the time"] if works is not None else []
+    if filled is not None:
+        told.append(f"its kernels fill {filled:.0%} of the processors while they run")
+    if works is not None and works >= _WORKS and (filled is None or filled >= _FILLED):
+        return [f"{'; '.join(told)}: this GPU is full, and more GPUs are what is left."]
+    steps = []
+    if not any("fused" in label or "grouped" in label for label in by_label):
+        steps.append("fused and grouped kernels (--engine cuda, without --no-fuse and --no-group)")
+    if max(variant.streams for variant in measured) < _STREAMS and (filled is None or filled < _FILLED):
+        steps.append("more streams (--streams 16)")
+    steps.append("more requests in flight (msplit load)")
+    order = "; then ".join(steps)
+    return [f"{'; '.join(told)}. To use it more, first {order}; more GPUs come last."]

@@ -1,0 +1,1 @@
+"""Convolutions and dense layers that take along what stands in front of them and behind them."""

@@ -1,0 +1,302 @@
+"""A scale, a shift and a ReLU in front of a convolution ride on its load (a prologue).
+
+What stands behind a convolution is folded into it (`fold_affine`, `fuse_epilogue`). Where a Concat or a sum lies between, a normalization
+can not go back: DenseNet and ResNet-v2 normalize in front of each convolution (He et al., "Identity Mappings in Deep Residual Networks",
+ECCV 2016), and so does squeeze-and-excitation, whose factors are another value of the model (Hu et al., CVPR 2018). Our own kernel does
+that to its data between their load and the product.
+
+A library can not, and a window of several elements does it to the same data again for each. So whether the convolution with its prologue
+beats the best one behind a kernel of its own is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from msplit.engines.cuda.autotune import conv
+from msplit.engines.cuda.autotune.choices import Family
+from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
+from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.tf32 import ROUNDED
+from msplit.engines.cuda.ir.windows import PROLOGUE, PROLOGUE_STEPS, TILES
+from msplit.engines.cuda.kernels.tiles import Tiles
+from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.passes.convolution.fold_affine import affine
+from msplit.engines.cuda.passes.convolution.merge_convolutions import lowered
+from msplit.engines.cuda.passes.pattern import Readers, channels_last
+from msplit.opset.traits import CONV2D
+
+OP = "_PrologueConv2D"
+_RANK = 4
+_FEWEST_CHANNELS = 16
+"""With fewer, the kernel sums over several elements of the window at once, and dividing to find them costs more than a kernel saves."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A convolution that could have a prologue.
+
+    Attributes:
+        convolution: As it is.
+        steps: What stands in front of it, in `PROLOGUE_STEPS`' order.
+        absorbed: The ops of these steps.
+        data: What they begin with.
+        operands: Of the steps that have one: constants per channel, or a factor per image and channel.
+    """
+
+    convolution: Op
+    steps: tuple[str, ...]
+    absorbed: tuple[Op, ...]
+    data: Key
+    operands: tuple[Any, ...]
+
+
+Decide = Callable[[OpGraph, Candidate], "tuple[bool, Tiles | None]"]
+"""Whether a convolution takes its prologue, and the tiles of its kernel; none where a library runs it step by step."""
+
+
+def fuse_prologue(graph: OpGraph, decide: Decide) -> bool:
+    """Lets each convolution take what stands in front of it along, where that is decided."""
+    changed = False
+    for found in find_prologues(graph):
+        takes, tiles = decide(graph, found)
+        if takes:
+            _fuse(graph, found, tiles)
+            changed = True
+    return changed
+
+
+def find_prologues(graph: OpGraph) -> list[Candidate]:
+    """Convolutions of NHWC data with a constant filter that alone read what is scaled, shifted or cut off."""
+    readers = Readers(graph)
+    found = (_candidate(graph, readers, op) for op in graph.ops.values() if op.op in CONV2D)
+    return [one for one in found if one is not None]
+
+
+class InFront(NamedTuple):
+    """What an op's data go through that it could do to them itself: as `Candidate` has it."""
+
+    steps: tuple[str, ...]
+    absorbed: tuple[Op, ...]
+    data: Key
+    operands: tuple[Any, ...]
+
+
+def _candidate(graph: OpGraph, readers: Readers, convolution: Op) -> Candidate | None:
+    shape, filter = graph.shapes.get(convolution.inputs[0]), graph.constants.get(convolution.inputs[1])
+    if shape is None or filter is None or len(shape) != _RANK or not channels_last(convolution) or 0 in shape:
+        return None
+    if (
+        shape[-1] != filter.shape[2]
+        or shape[-1] < _FEWEST_CHANNELS
+        or convolution.inputs.count(convolution.inputs[0]) > 1
+    ):
+        return None
+    found = in_front(graph, readers, convolution, shape, filter.dtype)
+    return None if found is None else Candidate(convolution, *found)
+
+
+def in_front(
+    graph: OpGraph, readers: Readers, reader: Op, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> InFront | None:
+    """What scales, shifts and cuts off the data of an op, NHWC, which alone reads them; None where there is nothing of it.
+
+    Args:
+        reader: The op.
+        shape: Of its data.
+        dtype: Which these must be of, as what they are made of.
+    """
+    key, walk = reader.inputs[0], _Walk(graph, readers, reader, shape)
+    while (op := graph.ops.get(key[0])) is not None and readers.only(key) is not None and not walk.over:
+        data = walk.take(op)
+        if data is None:
+            break
+        key = data
+    operands, present = walk.operands(dtype), (walk.scales, walk.shifts, walk.relu)
+    if not any(present) or operands is None or key in graph.constants or graph.dtypes.get(key) != dtype.name:
+        return None
+    steps = tuple(step for step, there in zip(PROLOGUE_STEPS, present, strict=True) if there)
+    return InFront(steps, tuple(walk.absorbed), key, operands)
+
+
+class _Walk:
+    """From an op back over what only scales, shifts and cuts off its data.
+
+    Attributes:
+        absorbed: The ops so far, the last one first.
+        scale: Per channel, of the data where it is now.
+        shift: Likewise.
+        factors: Those that another value has for each image and channel.
+        relu: Whether the last op is a ReLU.
+        over: Whether nothing further can be taken.
+    """
+
+    def __init__(self, graph: OpGraph, readers: Readers, convolution: Op, shape: tuple[int, ...]) -> None:
+        self.graph, self.readers, self.convolution, self.shape = graph, readers, convolution, shape
+        self.absorbed: list[Op] = []
+        self.scale, self.shift = np.ones(shape[-1]), np.zeros(shape[-1])
+        self.factors: Key | None = None
+        self.relu = self.over = False
+
+    @property
+    def scales(self) -> bool:
+        """Whether there are factors."""
+        return self.factors is not None or bool((self.scale != 1).any())
+
+    @property
+    def shifts(self) -> bool:
+        """Whether something is added."""
+        return bool((self.shift != 0).any())
+
+    def take(self, op: Op) -> Key | None:
+        """Takes an op along: the data that it reads. None where it does anything else."""
+        if op.op == "Relu":
+            data = None if self.absorbed else op.inputs[0]
+            self.relu = self.relu or data is not None
+        else:
+            data = self._affine(op) or self._factors(op)
+        if data is not None:
+            self.absorbed.append(op)
+        return data
+
+    def _affine(self, op: Op) -> Key | None:
+        for data in op.inputs[:2]:
+            if data in self.graph.constants or self.graph.shapes.get(data) != self.shape or op.inputs.count(data) > 1:
+                continue
+            step = affine(self.graph, self.readers, self.convolution, op, data, self.shape, (_RANK - 1,))
+            if step is not None:
+                self.shift = self.shift + self.scale * step[1]
+                self.scale = self.scale * step[0]
+                return data
+        return None
+
+    def _factors(self, op: Op) -> Key | None:
+        """A product with a value of one factor per image and channel. It comes first of all, and instead of constant factors."""
+        if op.op != "Mul" or self.scales:
+            return None
+        own = (self.shape[0], 1, 1, self.shape[3])
+        for data, other in (op.inputs, op.inputs[::-1]):
+            if self.graph.shapes.get(data) == self.shape != own and self.graph.shapes.get(other) == own:
+                self.factors, self.over = other, True
+                return data
+        return None
+
+    def operands(self, dtype: np.dtype[Any]) -> tuple[Any, ...] | None:
+        """Of the steps that have one, those of data in half precision in float32; None where the type can not hold them."""
+        dtype = dtype if dtype.itemsize > 2 else np.dtype(np.float32)
+        with np.errstate(all="ignore"):
+            scale, shift = (one.astype(dtype) for one in (self.scale, self.shift))
+        if not all(np.isfinite(one.astype(np.float64)).all() for one in (scale, shift)):
+            return None
+        factors = [scale if self.factors is None else self.factors] if self.scales else []
+        return (*factors, *([shift] if self.shifts else []))
+
+
+def _fuse(graph: OpGraph, found: Candidate, tiles: Tiles | None) -> None:
+    op = found.convolution
+    operands = [one if isinstance(one, tuple) else graph.constant(one) for one in found.operands]
+    op.op, op.inputs = OP, [found.data, *op.inputs[1:], *operands]
+    op.attrs = {**op.attrs, PROLOGUE: found.steps, **({} if tiles is None else {TILES: tiles})}
+    op.source_nodes = [*op.source_nodes, *(node for one in found.absorbed for node in one.source_nodes)]
+    for one in found.absorbed:
+        del graph.ops[one.node]
+
+
+FAMILY: Family[Tiles | None] = Family(
+    "prologues", lambda tiles: tiles, lambda value: value.or_none(conv.tiles_of), None
+)
+"""The choices that are made here: `Tiles`, or None where a kernel of its own in front of the convolution is better."""
+
+
+def decide_on(device: torch.device, *, measure: bool) -> Decide:
+    """What `fuse_prologue` asks, for data that lie as NHWC on this device: on a GPU by measurement; elsewhere, where nothing can be
+    measured, windows of one element take it, since they read each of their data once."""
+
+    def decide(graph: OpGraph, found: Candidate) -> tuple[bool, Tiles | None]:
+        op = found.convolution
+        filter = graph.constants[op.inputs[1]]
+        if device.type != "cuda":
+            return filter.shape[:2] == (1, 1), None
+        if not measure or not conv.worth_a_kernel(to_torch(filter[:0]).dtype):
+            return False, None
+        shapes = [graph.shape(key) for key in (found.data, *op.inputs[1:])]
+        own = tuple(isinstance(one, tuple) for one in found.operands)
+        rounded = bool(op.attrs.get(ROUNDED))
+        key = (found.steps, own, op.op, attrs_key(op.attrs), rounded, filter.dtype.name, *shapes)
+        tiles = Tuner.of(device).decide(FAMILY, key, lambda: _Trial.of(graph, found, device))
+        return tiles is not None, tiles
+
+    return decide
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """A convolution and what stands in front of it on the device, with data at random.
+
+    Attributes:
+        plain: The convolution, which reads what is prepared.
+        fused: The one with the prologue.
+        arguments: Data, filter as the library wants it to lie, and what else `fused` reads, of which `own` are the convolution's.
+    """
+
+    plain: Op
+    fused: Op
+    arguments: list[torch.Tensor]
+    own: int
+
+    @staticmethod
+    def of(graph: OpGraph, found: Candidate, device: torch.device) -> _Trial:
+        op = found.convolution
+        filter = FILTERS[op.op](to_torch(graph.constants[op.inputs[1]], device), True)
+        chance = torch.Generator(device).manual_seed(0)
+
+        def like(one: Any) -> torch.Tensor:
+            if not isinstance(one, tuple):
+                return to_torch(one, device)
+            dtype = torch_dtype(graph.dtypes.get(one, "")) if one in graph.dtypes else filter.dtype
+            return torch.randn(graph.shape(one) or (), device=device, dtype=dtype, generator=chance)
+
+        rest = [like(key) for key in (*op.inputs[2:], *found.operands)]
+        fused = replace(op, op=OP, attrs={**op.attrs, PROLOGUE: found.steps})
+        return _Trial(op, fused, [like(found.data), filter, *rest], len(op.inputs) - 2)
+
+    def kernels(self, expected: torch.Tensor) -> Iterator[tuple[Tiles, Op]]:
+        """Our kernels that could run it, of all tiles: those that are best without a prologue, which leaves the data in shared memory for
+        the tensor cores, often are not with one."""
+        data, filter = self.arguments[:2]
+        results = int(filter.shape[3])
+        for tiles in conv.candidates(data, filter, expected.numel() // max(results, 1), [results]):
+            yield tiles, replace(self.fused, attrs={**self.fused.attrs, TILES: tiles})
+
+    def calls(self) -> Iterator[Callable[[], Any]]:
+        """Calls of all kernels of ours that `winner` times."""
+        data, filter, *rest = self.arguments
+        conv.choose(self.plain, [data, filter, *rest[: self.own]], lowered)
+        for tiles, op in self.kernels(lowered(self.plain)(data, filter, *rest[: self.own])[0]):
+            yield functools.partial(lowered(op), data, filter.contiguous() if tiles.turned else filter, *rest)
+
+    def winner(self, tuner: Tuner) -> Tiles | None:
+        """The fastest kernel with a prologue, if it beats one that only reads and writes the data, which what it replaces can not beat,
+        with the best convolution behind it."""
+        data, filter, *rest = self.arguments
+        chosen, weights = conv.choose(self.plain, [data, filter, *rest[: self.own]], lowered)
+        convolution = lowered(chosen)
+
+        def apart(data: torch.Tensor, weights: torch.Tensor, *rest: torch.Tensor) -> Any:
+            return convolution(torch.relu(data), weights, *rest)
+
+        (expected,) = lowered(self.fused)(*self.arguments)
+        baseline = RotatingWeights(apart, data, copies(weights), rest[: self.own])
+        lying = {False: copies(filter), True: copies(filter.contiguous())}
+        calls = (
+            (tiles, RotatingWeights(lowered(op), data, lying[tiles.turned], rest))
+            for tiles, op in self.kernels(expected)
+        )
+        return tuner.first_to_beat(tuner.ranked(calls, [expected], cold=True), baseline)

@@ -1,0 +1,1 @@
+"""A step over several GPUs or processes: copies, and what they exchange."""

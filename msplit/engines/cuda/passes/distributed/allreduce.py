@@ -1,0 +1,324 @@
+"""What processes that train together have to say to each other in a step: the graph of a whole batch, of which each has some rows.
+
+All of them run the same ops on the same variables, and each on rows of its own. So a value is the *same* everywhere (variables, and what
+is made of them alone), *local* (rows, and what is made of them), or a *part*: the whole batch's is the mean of those of all, as with
+sums over rows of a mean loss, and with what is linear in such sums. Which one it is follows op by op. Where a part goes into anything
+that is not linear, into an update or out of the step, its mean is put in its place, so that what follows is what the whole batch gives:
+gradients that are clipped by their norm, a loss that is divided by a sum of weights, a normalization that is written out. Rows that go
+into an update of rows are gathered from all. In the end every update takes the same everywhere, and so variables stay the same.
+
+A value of fixed size that is made of rows is a part. To find these, the shapes are looked at that another size of the batch gives. Where
+the graph fixes the batch there are none: then what an update takes is averaged there, gradients that were clipped after that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from msplit.engines.base import STEPS
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
+from msplit.engines.cuda.ops.segment import IN_ORDER
+from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS, RowOptimizer
+from msplit.engines.cuda.options import Shards
+from msplit.engines.cuda.passes.distributed.collectives import Said, insert
+from msplit.errors import EngineError
+from msplit.opset.traits import SPARSE_SEGMENTS, ops_with
+
+_DISTINCT, _SUM, _DRAWN = "_UniquePadded", "UnsortedSegmentSum", "_StatefulRandom"
+_LINEAR, _MULTIPLY, _DIVIDE = (ops_with(word) for word in ("linear", "multiply", "divide"))
+_PICKS, _CHANGES_ROWS = ops_with("reduction") & ops_with("exact"), ops_with("changes rows")
+_SUMS = {_SUM, *(f"{op}Grad" for op in SPARSE_SEGMENTS)}
+
+
+class Kind(Enum):
+    """What a value of this process is to that of the whole batch."""
+
+    SAME = "the same"
+    PART = "the mean of all is the whole batch's"
+    LOCAL = "of the rows of this process"
+
+
+@dataclass
+class _Walk:
+    """What is known of the values of a graph, op by op."""
+
+    graph: OpGraph
+    shards: Shards
+    resized: Mapping[Key, tuple[int, ...]] | None
+    kinds: dict[Key, Kind] = field(default_factory=dict)
+    waves: dict[Key, int] = field(default_factory=dict)
+    longer: set[Key] = field(default_factory=set)  # made of gathered rows: the same, whatever the size of the batch
+    again: frozenset[int] = frozenset()  # ops that find the distinct ids of all processes, and sum up their rows
+    slices: frozenset[Key] = frozenset()  # rows of sparse gradients
+    said: dict[tuple[Key, bool], Said] = field(default_factory=dict)  # by value, and whether its rows are gathered
+    reads: dict[tuple[int, int], tuple[Key, bool]] = field(default_factory=dict)  # by op and slot what it reads instead
+    place: int = 0
+
+    def kind(self, key: Key) -> Kind:
+        """Of a value."""
+        if key in self.kinds:
+            return self.kinds[key]
+        return Kind.LOCAL if key in self.graph.constants and self.resizes(key) else Kind.SAME
+
+    def resizes(self, key: Key) -> bool:
+        """Whether the size of the batch is one of its sizes, as far as that is known."""
+        other = None if self.resized is None else self.resized.get(key)
+        return other is not None and self.graph.shapes.get(key) != other
+
+    def is_number(self, key: Key) -> bool:
+        """Whether it is made of numbers that have a mean."""
+        return self.graph.dtypes.get(key, "").startswith(("float", "bfloat"))
+
+    def say(self, op: Op, slot: int, *, gathered: bool = False, scaled: bool = False) -> None:
+        """Lets an op read what is exchanged in the place of what it reads."""
+        key = op.inputs[slot]
+        wave = self.waves.get(key, 0)
+        self.said.setdefault((key, gathered), Said(key, wave, self.place, gathered, scaled))
+        self.reads[op.node, slot] = key, gathered
+
+    def outputs(self, op: Op) -> Iterator[Key]:
+        """The values that an op makes."""
+        port = 0
+        while (op.node, port) in self.graph.dtypes or (op.node, port) in self.graph.shapes:
+            yield op.node, port
+            port += 1
+
+    def visit(self, op: Op) -> None:
+        """Finds out about what an op makes, from what it reads."""
+        self.place += 1
+        slots = mutated(op)
+        if slots:
+            self._update(op, slots)
+        elif op.node in self.again:
+            self.say(op, 0, gathered=True, scaled=op.op == _SUM)
+        elif op.op == _DRAWN and (self.resized is None or self.resizes((op.node, 0))):
+            self.kinds[op.node, 0] = Kind.LOCAL
+        else:
+            self._compute(op)
+        wave = max(
+            (self.waves.get(key, 0) + ((op.node, slot) in self.reads) for slot, key in enumerate(op.inputs)),
+            default=0,
+        )
+        longer = any(
+            key in self.longer or self.reads.get((op.node, slot), (key, False))[1] for slot, key in enumerate(op.inputs)
+        )
+        for key in self.outputs(op):
+            self.waves[key] = wave
+            if longer:
+                self.longer.add(key)
+
+    def _compute(self, op: Op) -> None:
+        kinds = [self.kind(key) for key in op.inputs]
+        if set(kinds) == {Kind.LOCAL} and {*op.inputs} <= self.slices and op.op not in _LINEAR:  # as for their norm
+            for slot in range(len(kinds)):
+                self.say(op, slot, gathered=True, scaled=True)
+            return
+        if op.op == _SUM and op.inputs[0] in self.longer and kinds[:2] == [Kind.SAME, Kind.LOCAL]:
+            self.say(op, 1, gathered=True)
+            return
+        for slot, key in enumerate(op.inputs):
+            if kinds[slot] is Kind.PART and (key, False) in self.said:  # its mean is there already
+                self.say(op, slot)
+                kinds[slot] = Kind.SAME
+        parts = [slot for slot, kind in enumerate(kinds) if kind is Kind.PART]
+        if Kind.LOCAL not in kinds:
+            if not parts:
+                longer = any(key in self.longer for key in op.inputs)
+                self._are(op, Kind.SAME, Kind.SAME if longer else Kind.LOCAL)
+                return
+            if self._is_linear(op, parts):
+                self._are(op, Kind.PART, Kind.LOCAL)
+                return
+        # What normalized by moments of its own rows has a gradient that does.
+        elif op.op.startswith("FusedBatchNormGrad"):
+            parts = []
+        for slot in parts:
+            self.say(op, slot)
+        if Kind.LOCAL not in kinds:
+            self._are(op, Kind.SAME, Kind.LOCAL)
+        elif self.resized is None or op.op in _PICKS or op.op == "Prod":
+            self._are(op, Kind.LOCAL, Kind.LOCAL)
+        else:
+            self._are(op, Kind.PART, Kind.LOCAL)
+
+    def _is_linear(self, op: Op, parts: Sequence[int]) -> bool:
+        if not all(map(self.is_number, self.outputs(op))):
+            return False
+        if op.op in _MULTIPLY or op.op == "DivNoNan":
+            return parts == [0] or (len(parts) == 1 and op.op not in _DIVIDE and op.op != "DivNoNan")
+        return op.op in _LINEAR
+
+    def _are(self, op: Op, fixed: Kind, rows: Kind) -> None:
+        """Says of what kind the outputs of an op are that have a fixed size, and those that the batch has a part in."""
+        for key in self.outputs(op):
+            kind = rows if self.resizes(key) else fixed
+            is_known = self.resized is not None and key in self.resized
+            if kind is Kind.PART and not (is_known and self.is_number(key)):
+                kind = Kind.LOCAL
+            if kind is not Kind.SAME:
+                self.kinds[key] = kind
+
+    def _update(self, op: Op, slots: tuple[int, ...]) -> None:
+        rows = ROW_OPTIMIZERS.get(op.op)
+        for slot, key in enumerate(op.inputs):
+            kind = self.kind(key)
+            if slot in slots:
+                continue
+            if rows is not None and slot in (rows.gradient, rows.indices) and self._gathers(op, rows):
+                if slot == rows.gradient and key in self.longer and kind is Kind.SAME:
+                    continue  # they are of all processes already
+                scaled = slot == rows.gradient and self.is_number(key) and key not in self.graph.constants
+                self.say(op, slot, gathered=True, scaled=scaled and kind is not Kind.SAME)
+            elif kind is Kind.SAME:
+                continue
+            elif self.is_number(key) and (
+                slot == rows.gradient if rows is not None else op.op not in _CHANGES_ROWS and not self.resizes(key)
+            ):
+                self.say(op, slot)
+            else:
+                what = "rows of the batch" if self.resizes(key) or op.op in _CHANGES_ROWS else "what is no mean"
+                raise EngineError(
+                    f"{op.op}: a variable takes {what}, which each of {self.shards.count} processes has others of",
+                    where=f"node {op.name}",
+                    fix="train on one GPU, or leave that update out: --target",
+                )
+
+    def _gathers(self, op: Op, rows: RowOptimizer) -> bool:
+        """Whether each process has rows of its own to update, and a gradient for each of them."""
+        indices, gradient = op.inputs[rows.indices], op.inputs[rows.gradient]
+        return self.kind(indices) is Kind.LOCAL and self.graph.shape(gradient) != ()
+
+
+def exchange(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple[int, ...]] | None) -> bool:
+    """Puts in what has to be exchanged. Whether rows are gathered, so that some shapes are others afterwards.
+
+    Args:
+        graph: Specialized, for the rows of one process.
+        shards: How many there are, and which inputs each has rows of its own of.
+        resized: Shapes that another size of the batch gives; None where the graph fixes it.
+
+    Raises:
+        EngineError: A variable would not be the same everywhere.
+    """
+    again = _sum_again(graph, shards)
+    walk = _Walk(graph, shards, resized, again=again, slices=_slices(graph, again))
+    for name, key in graph.feeds.items():
+        # What the host makes of inputs is local unless it is known to have a fixed size.
+        if name in shards.inputs or (name.endswith("(host)") and (resized is None or walk.resizes(key))):
+            walk.kinds[key] = Kind.LOCAL
+    for op in list(graph.ops.values()):
+        walk.visit(op)
+    fetched = [key for key in graph.fetches.values() if walk.kind(key) is Kind.PART or _is_loss(walk, key)]
+    for key in fetched:
+        walk.said.setdefault((key, False), Said(key, walk.waves.get(key, 0), walk.place))
+    _draw_apart(graph, walk)
+    made = insert(graph, [*walk.said.values()], walk.reads, shards.count)
+    for (number, slot), what in walk.reads.items():
+        graph.ops[number].inputs[slot] = made[what]
+        if what[1] and graph.ops[number].op == _SUM:
+            graph.ops[number].attrs[IN_ORDER] = True  # each process sums up the rows of all
+    graph.fetches = {name: made[key, False] if key in fetched else key for name, key in graph.fetches.items()}
+    graph.sort()
+    return any(gathered for _, gathered in walk.said)
+
+
+def _is_loss(walk: _Walk, key: Key) -> bool:
+    """Whether a local value is a scalar that has a mean."""
+    return walk.kind(key) is Kind.LOCAL and walk.graph.shapes.get(key) == () and walk.is_number(key)
+
+
+def _sum_again(graph: OpGraph, shards: Shards) -> frozenset[int]:
+    """Behind the distinct ids of sparse gradients and the sums of their rows, of one process, puts those of all, which read them as they
+    are: they are to be gathered. Gives the ops that do so."""
+    reached = {graph.feeds[name] for name in graph.feeds if name in shards.inputs or name.endswith("(host)")}
+    readers, kept = graph.consumers(), graph.kept()
+    added: dict[int, Op] = {}
+    names: dict[Key, Key] = {}
+    for number, op in graph.ops.items():
+        if reached.isdisjoint(op.inputs):
+            continue
+        reached |= {(number, port) for port in range(graph.ports(number) + 1)}
+        sums = [graph.ops[reader] for reader in readers.get((number, 1), ())]
+        before = graph.ops.get(op.inputs[0][0])
+        is_second = before is not None and before.op == _DISTINCT
+        if op.op != _DISTINCT or is_second or (number, 1) in kept or not all(_sums(one, (number, 1)) for one in sums):
+            continue
+        distinct = _like(graph, op, op.op, [(number, 0)])
+        count = graph.shapes[number, 0][0] * shards.count
+        every = [
+            _like(graph, one, _SUM, [(one.node, 0), (distinct.node, 1), graph.constant(np.array(count, np.int32))])
+            for one in sums
+        ]
+        added |= {one.node: one for one in (distinct, *every)}
+        names[number, 0] = distinct.node, 0
+        names |= {(old.node, 0): (new.node, 0) for old, new in zip(sums, every, strict=True)}
+    graph.rename(names)
+    graph.ops |= added
+    graph.sort()
+    return frozenset(added)
+
+
+def _slices(graph: OpGraph, again: frozenset[int]) -> frozenset[Key]:
+    """The rows of sparse gradients, back to where they come from. Those of one process are as many times larger as the batch is."""
+    waiting = [op.inputs[ROW_OPTIMIZERS[op.op].gradient] for op in graph.ops.values() if op.op in ROW_OPTIMIZERS]
+    waiting += [graph.ops[graph.ops[number].inputs[0][0]].inputs[0] for number in again if graph.ops[number].op == _SUM]
+    return _linear_in(graph, waiting) | _squared(graph)
+
+
+def _squared(graph: OpGraph) -> frozenset[Key]:
+    """Rows of sparse gradients of which a variable takes squares: one by one, as Keras' optimizers do, and not of their sums."""
+    taken = [op.inputs[ROW_OPTIMIZERS[op.op].gradient] for op in graph.ops.values() if op.op in ROW_OPTIMIZERS]
+    taken += [op.inputs[0] for op in graph.ops.values() if op.op == _SUM]
+    rows = _linear_in(graph, taken)
+    squares = [made for key in rows if (made := graph.ops.get(key[0])) is not None and made.op == "Square"]
+    return frozenset(op.inputs[0] for op in squares if rows & _linear_in(graph, op.inputs))
+
+
+def _linear_in(graph: OpGraph, keys: Sequence[Key]) -> frozenset[Key]:
+    """Values, and those that they are multiples of."""
+    waiting, found = [*keys], set[Key]()
+    while waiting:
+        key = waiting.pop()
+        made = graph.ops.get(key[0])
+        if key in found or made is None:
+            continue
+        found.add(key)
+        scaled = [one for one in made.inputs if math.prod(graph.shape(one) or (1,)) != 1]
+        if len(scaled) == 1 and (made.op in _MULTIPLY or made.op == "Neg"):  # such as by the learning rate
+            waiting += scaled
+        elif made.op in _DIVIDE:
+            waiting.append(made.inputs[0])
+    return frozenset(found)
+
+
+def _sums(op: Op, places: Key) -> bool:
+    return op.op in _SUMS and op.inputs[1] == places
+
+
+def _like(graph: OpGraph, op: Op, name: str, inputs: list[Key]) -> Op:
+    """An op that makes what another makes, of other inputs."""
+    number = graph.fresh()
+    ports = range(graph.ports(op.node))
+    graph.shapes |= {(number, port): graph.shapes[op.node, port] for port in ports if (op.node, port) in graph.shapes}
+    graph.dtypes |= {(number, port): graph.dtypes[op.node, port] for port in ports}
+    return Op(number, op.name, name, dict(op.attrs), inputs, op.source_nodes[:1])
+
+
+def _draw_apart(graph: OpGraph, walk: _Walk) -> None:
+    """Lets each process draw other random numbers for its rows."""
+    drawn = [op for op in graph.ops.values() if op.op == _DRAWN and walk.kind((op.node, 0)) is Kind.LOCAL]
+    if not drawn:
+        return
+    steps, number = graph.feeds[STEPS], graph.fresh()
+    first = drawn[0]
+    graph.ops[number] = Op(
+        number, first.name, "_OwnSteps", {"ranks": walk.shards.count}, [steps], first.source_nodes[:1]
+    )
+    graph.shapes[number, 0], graph.dtypes[number, 0] = (), "int64"
+    for op in drawn:
+        op.inputs = [(number, 0) if key == steps else key for key in op.inputs]

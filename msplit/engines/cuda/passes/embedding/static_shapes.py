@@ -1,0 +1,215 @@
+"""Value-dependent ops as the dense patterns that they encode, where the graph proves it.
+
+What `tf.feature_column` and `safe_embedding_lookup_sparse` emit for a column is a sparse tensor's life: `Where`, `SparseReshape`,
+`SparseFillEmptyRows`, `Unique`, `SparseSegmentMean`, and their shapes depend on values, so that such a graph can not be captured. For
+many columns they do not: a bucketized column has an id in every row, whatever is fed. The densifier goes over the ops in
+topological order, beside `specialize`, which knows every shape and constant by then. It keeps an interval for integers and truth
+values (`intervals`), makes a constant of what can have one value only, and has a rule for each op whose result is known from constant
+structure. Nothing is assumed of the values that are fed, so that what is not proved stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.passes.embedding import masked_rows
+from msplit.engines.cuda.passes.embedding.proof import KnownValues, Mixed, Proof, is_grid, run_length
+from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with
+
+
+def prove(facts: KnownValues, op: Op) -> Proof | None:
+    """Whether an op that is about to run is something simpler."""
+    rule = _RULES.get(op.op)
+    try:
+        found = rule(facts, op) if rule is not None else None
+        if found is None:
+            found = masked_rows.prove(facts, op)
+    except Mixed:
+        return None
+    if found is None or not any(isinstance(value, tuple) and facts.has_gaps(value) for value in found.outputs.values()):
+        return found
+    return Proof(ops=found.ops)  # a value with gaps never takes the place of TensorFlow's
+
+
+def _gather(facts: KnownValues, op: Op) -> Proof | None:
+    """All rows in order are the rows themselves."""
+    indices, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
+    if indices is None or shape is None or indices.ndim != 1 or op.attrs.get("batch_dims", 0) or not shape:
+        return None
+    axis = facts.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
+    if axis is None or not -len(shape) <= int(axis) < len(shape):
+        return None
+    size = shape[int(axis)]
+    if indices.size != size or not np.array_equal(indices, np.arange(size)):
+        return None
+    return Proof({0: op.inputs[0]})
+
+
+def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
+    """All elements in order."""
+    indices, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
+    if indices is None or shape is None or indices.ndim != 2 or not 0 < indices.shape[1] <= len(shape):
+        return None
+    depth = indices.shape[1]
+    if not is_grid(indices, shape[:depth]):
+        return None
+    view = facts.reshape(op, op.inputs[0], (indices.shape[0], *shape[depth:]))
+    return Proof({0: (view.node, 0)}, [view])
+
+
+def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
+    """Constant indices tell which rows are empty, whatever the values are."""
+    indices, shape = facts.array(op.inputs[0]), facts.array(op.inputs[2])
+    if indices is None or shape is None or indices.ndim != 2 or not shape.size:
+        return None
+    rows, row_of = int(shape[0]), indices[:, 0]
+    if rows < 0 or (row_of.size and not 0 <= row_of.min() <= row_of.max() < rows):
+        return None  # TensorFlow refuses it, and so does the lowering
+    empty = np.ones(rows, bool)
+    empty[row_of] = False
+    missing = np.flatnonzero(empty)
+    fillers = np.zeros((missing.size, indices.shape[1]), indices.dtype)
+    fillers[:, 0] = missing
+    order = np.argsort(np.concatenate([row_of, missing]), kind="stable")
+    position = np.empty_like(order)
+    position[order] = np.arange(order.size)
+    values: Key = op.inputs[1]
+    ops: list[Op] = []
+    if missing.size:
+        count = facts.constant(np.array([missing.size], np.int64))
+        ops.append(facts.new("Fill", op, [count, op.inputs[3]]))
+        axis = facts.constant(np.array(0, np.int32))
+        ops.append(facts.new("ConcatV2", op, [values, (ops[-1].node, 0), axis]))
+        values = (ops[-1].node, 0)
+    if not np.array_equal(order, np.arange(order.size)):
+        ops.append(facts.gather(op, values, order))
+        values = (ops[-1].node, 0)
+    where = np.concatenate([indices, fillers])[order]
+    return Proof({0: where, 1: values, 2: empty, 3: position[: row_of.size]}, ops)
+
+
+def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
+    """Rows by constant segments: as many segments as those say; k rows each are one axis more."""
+    ids = facts.array(op.inputs[2])
+    if ids is None or ids.ndim != 1 or not ids.size or ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
+        return None
+    count, length = int(ids[-1]) + 1, run_length(ids)
+    shape = facts.shape(op.inputs[0])
+    if not length or shape is None:
+        number = facts.constant(np.array(count, np.int32))
+        fixed = facts.new(f"{op.op}WithNumSegments", op, [*op.inputs, number], dict(op.attrs))
+        return Proof({0: (fixed.node, 0)}, [fixed])
+    rows = facts.gather(op, op.inputs[0], op.inputs[1])
+    return _grouped(facts, op, [rows], (count, length, *shape[1:]), op.op.removeprefix("SparseSegment"))
+
+
+def _grouped(facts: KnownValues, op: Op, ops: list[Op], shape: tuple[int, ...], how: str) -> Proof:
+    """Groups of rows, of shape [groups, rows, …], reduced to one row each."""
+    if shape[1] > 1:
+        ops.append(facts.reshape(op, (ops[-1].node, 0) if ops else op.inputs[0], shape))
+        reduction = "Sum" if how == "SqrtN" else how
+        axis = facts.constant(np.array([1], np.int32))
+        ops.append(facts.new(reduction, op, [(ops[-1].node, 0), axis], {"keep_dims": False}))
+        if how == "SqrtN":
+            dtype = np.dtype(str(op.attrs.get("T", "float32")))
+            divisor = facts.constant(np.array(math.sqrt(shape[1]), dtype))
+            ops.append(facts.new("RealDiv", op, [(ops[-1].node, 0), divisor], {"T": dtype.name}))
+    return Proof({0: (ops[-1].node, 0) if ops else op.inputs[0]}, ops)
+
+
+def _segment(facts: KnownValues, op: Op) -> Proof | None:
+    ids, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
+    if ids is None or shape is None or ids.shape != shape[:1] or not ids.size:
+        return None
+    if ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
+        return None
+    count, length = int(ids[-1]) + 1, run_length(ids)
+    if length:
+        return _grouped(facts, op, [], (count, length, *shape[1:]), op.op.removeprefix("Segment"))
+    if op.op == "SegmentMean":  # has no unsorted kind
+        return None
+    number = facts.constant(np.array(count, np.int32))
+    fixed = facts.new(f"Unsorted{op.op}", op, [*op.inputs, number], dict(op.attrs))
+    return Proof({0: (fixed.node, 0)}, [fixed])
+
+
+def _select(facts: KnownValues, op: Op) -> Proof | None:
+    """A condition that is the same everywhere chooses one side, if that needs no broadcasting."""
+    found = facts.range(op.inputs[0])
+    if found is None or found[0] != found[1]:
+        return None
+    chosen = op.inputs[1 if found[0] else 2]
+    return Proof({0: chosen}) if op.op == "Select" or _is_largest(facts, chosen, op.inputs) else None
+
+
+def _is_largest(facts: KnownValues, chosen: Key, keys: list[Key]) -> bool:
+    """Whether values broadcast to the shape of one of them."""
+    shapes = [shape for key in keys if (shape := facts.shape(key)) is not None]
+    try:
+        return len(shapes) == len(keys) and np.broadcast_shapes(*shapes) == facts.shape(chosen)
+    except ValueError:
+        return False
+
+
+def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
+    """Every position has its value."""
+    indices, shape = facts.array(op.inputs[0]), facts.array(op.inputs[1])
+    if indices is None or shape is None:
+        return None
+    sizes = tuple(int(size) for size in shape.reshape(-1))
+    if not is_grid(indices.reshape(-1, 1) if indices.ndim < 2 else indices, sizes):
+        return None
+    if facts.shape(op.inputs[2]) != (math.prod(sizes),):
+        return None
+    view = facts.reshape(op, op.inputs[2], sizes)
+    return Proof({0: (view.node, 0)}, [view])
+
+
+def _partition(facts: KnownValues, op: Op) -> Proof | None:
+    """Which rows go where is known."""
+    parts = facts.array(op.inputs[1])
+    if parts is None or parts.ndim != 1:
+        return None
+    ops = [
+        facts.gather(op, op.inputs[0], np.flatnonzero(parts == number))
+        for number in range(int(op.attrs["num_partitions"]))
+    ]
+    return Proof({port: (row.node, 0) for port, row in enumerate(ops)}, ops)
+
+
+def _stitch(facts: KnownValues, op: Op) -> Proof | None:
+    """Where each row comes from is known."""
+    half = len(op.inputs) // 2
+    places = [array for key in op.inputs[:half] if (array := facts.array(key)) is not None]
+    if len(places) != half or any(array.ndim != 1 for array in places):
+        return None
+    place = np.concatenate(places)
+    if not place.size or place.min() < 0:
+        return None
+    source = np.full(int(place.max()) + 1, -1, np.int64)
+    source[place] = np.arange(place.size)  # of several rows with one place the last stays
+    if (source < 0).any():
+        return None
+    axis = facts.constant(np.array(0, np.int32))
+    joined = facts.new("ConcatV2", op, [*op.inputs[half:], axis])
+    if np.array_equal(source, np.arange(place.size)):
+        return Proof({0: (joined.node, 0)}, [joined])
+    rows = facts.gather(op, (joined.node, 0), source)
+    return Proof({0: (rows.node, 0)}, [joined, rows])
+
+
+_RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
+    **dict.fromkeys(GATHERS, _gather),
+    "GatherNd": _gather_nd,
+    "SparseFillEmptyRows": _fill_empty_rows,
+    **dict.fromkeys(SPARSE_SEGMENTS, _sparse_segment),
+    **dict.fromkeys(ops_with("dense segment"), _segment),
+    **dict.fromkeys(SELECT, _select),
+    "SparseToDense": _sparse_to_dense,
+    "DynamicPartition": _partition,
+    **dict.fromkeys(ops_with("stitch"), _stitch),
+}

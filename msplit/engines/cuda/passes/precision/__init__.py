@@ -1,0 +1,1 @@
+"""Half precision where it gains, and rounding where results are made."""

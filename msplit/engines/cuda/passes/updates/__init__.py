@@ -1,0 +1,1 @@
+"""Updates of many variables, or of rows of many tables, as one op."""

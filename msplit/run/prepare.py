@@ -1,0 +1,278 @@
+"""A model ready to run: what a service calls, after `bench` has said what it gains."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from msplit.assignment.model import opened
+from msplit.core import statistics
+from msplit.core.precision import Precision
+from msplit.core.statistics import Ratio
+from msplit.engines.base import Arrays, Executable, HasBuffers, HasState, TensorFlowOptions
+from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.errors import EngineError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.progress import Progress, prepared, silent, timing
+from msplit.run.ablation import on_one_stream
+from msplit.run.compilation import Compiled, chosen_variant, compiled
+from msplit.run.request import FAST, FULL, BenchRequest
+from msplit.run.runner import Runner
+from msplit.run.tuning import Tuned
+from msplit.run.upgrade import Inputs, hurrying, one_at_a_time, start_improving
+from msplit.run.variants import Setup, as_it_runs, naming_open_shapes, set_up
+from msplit.verify.built import Running, Variant
+from msplit.verify.check import Verification, seconds_of, verified
+from msplit.verify.compare import computed_in
+
+ROUNDS = 11
+"""Of a step on several streams beside one on one stream. In all but one of them several must be faster to be taken."""
+
+_ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda engine"
+
+
+def prepare(
+    flat: FlatGraph | str | os.PathLike[str],
+    request: BenchRequest | None = None,
+    *,
+    variant: str | None = None,
+    progress: Progress | None = None,
+    improve: bool = False,
+    state: Arrays | None = None,
+) -> Runner:
+    """Makes a model ready to run, and verifies it once, with the request that `bench` took.
+
+    This executes the model.
+
+    Args:
+        flat: From `load`, or where the model is.
+        request: As for `bench`: the engine, the largest number of streams, the rules or the plan, batch and shapes. What says how to
+            measure is not looked at.
+        variant: Label of the variant of the bench to run, or what it were called if all streams asked for were used. By
+            default the plan, where there is one, else that of the layers of the bench
+            (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation, on one stream unless
+            several measure faster. TensorFlow runs on one stream, where it is the fastest, or over its cluster.
+        progress: Told what is being done and how much of it is done.
+        improve: Be ready as soon as with ``effort="fast"``, whatever the request's, and prepare in full meanwhile, in a thread: what
+            that makes is verified, against the first one, too, and takes over between two steps if it is faster (`Runner.improved`).
+        state: Of a graph that trains, the values that its variables begin with, in place of the model's own.
+
+    Raises:
+        EngineError: The engine can not run the model, or its outputs are not those of the reference.
+        MsplitError: An input does not fit, or there is no such variant.
+    """
+    request = request or BenchRequest()
+    if request.tune is not None:
+        raise MsplitError("tuning is for bench", fix="bench with it, write the plan, and prepare with that plan")
+    if improve and variant is not None:
+        raise MsplitError("improve=True chooses what runs, and a variant is named", fix="leave one of the two out")
+    if improve and not request.capture:
+        raise MsplitError(
+            "improve=True is for captured graphs: to launch step by step shares settings of PyTorch with what is being prepared",
+            fix="leave out capture=False, or improve=True",
+        )
+    if not improve:
+        with hurrying() if request.is_fast else one_at_a_time():
+            ready = make_ready(flat, request, variant, progress, state=state)
+            CUDA.forget(ready.setup.job.flat)  # weights of other kernels, and in another precision
+            return ready.runner
+    with hurrying():
+        ready = make_ready(flat, replace(request, effort=FAST), None, progress)
+    runner, flat = ready.runner, ready.setup.job.flat
+    if runner.engine != CUDA.name:
+        note = "improve is for the cuda engine: TensorFlow runs the model as it does otherwise, and nothing takes over"
+        return replace(runner, notes=(*runner.notes, note))
+
+    def in_full() -> tuple[Runner, Inputs]:
+        try:
+            better = make_ready(flat, replace(request, effort=FULL))
+        finally:
+            CUDA.forget(flat)
+        return better.runner, Inputs(
+            better.setup.fresh, request.settings, Precision(request.precision), computed_in(flat)
+        )
+
+    start_improving(runner, in_full)
+    return runner
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A model that is ready to run, with what was made on the way.
+
+    Attributes:
+        chosen: What runs.
+        setup: What the request meant.
+        tuned: What tuning found, if it was asked for.
+        why: Why this was chosen.
+    """
+
+    runner: Runner
+    chosen: Variant
+    setup: Setup
+    tuned: Tuned | None
+    why: str
+
+
+def make_ready(
+    flat: FlatGraph | str | os.PathLike[str],
+    request: BenchRequest,
+    variant: str | None = None,
+    progress: Progress | None = None,
+    *,
+    state: Arrays | None = None,
+) -> Ready:
+    """See `prepare`, which does so. Here the request may ask for tuning: then what that finds runs. What was compiled is kept."""
+    asked = replace(request, compare_tensorflow=False, save_reference=None, timelines=False)
+    with timing() as phases, ExitStack() as errors:
+        flat = opened(flat)
+        errors.enter_context(naming_open_shapes(flat, request))
+        # Only what is chosen gets kernels that are timed and compiled. A plan was made for such kernels, and tuning times them.
+        setup = set_up(
+            flat, asked, sketch=request.plan is None and request.tune is None, state=state, progress=progress
+        )
+        made = compiled(setup, progress)
+        sketched = chosen_variant(setup, made, variant)
+        # Streams and larger kernels are held against one stream of plain kernels on changing inputs, as in a bench.
+        one = next(one for one in made.variants if one.engine is sketched.engine and one.against is None)
+        chosen, why = as_it_runs(sketched, request), _why(made, sketched.label)
+        how = Verification(setup.fresh, request.settings, setup.reference, progress or silent)
+        ready, outrun = _built(chosen, one, how), tuple[str, ...]()
+        if variant is None and made.tuned is None and _can_be_outrun(sketched, request):
+            alone = as_it_runs(on_one_stream(sketched, one), request)
+            gain = _gain_over(ready, alone)
+            if gain is not None and not gain.low > 1:
+                why = f"measured, {chosen.label} is {gain.value:.2f} times as fast as one stream of the same kernels, which runs"
+                outrun = (why,)
+                ready.close()
+                chosen, ready = alone, _built(alone, one, how)
+        _share(ready, request)
+        prepared()
+    own = chosen.job.tensorflow
+    spread = chosen.job.streams > 1 or own.devices or own.cluster is not None
+    notes = made.notes if chosen.engine is CUDA or spread else (_ON_ONE,)
+    sums = phases.stop()
+    covered = setup.fresh.covered(seconds_of(sums)) if chosen.engine is CUDA else ()
+    runner = runner_of(
+        ready.running,
+        chosen.job.feeds,
+        label=chosen.label,
+        engine=setup.engine.name,
+        why=setup.why,
+        outputs=tuple(output.name for output in setup.job.flat.outputs),
+        checks=tuple(ready.checks),
+        notes=(*notes, *outrun, *setup.unverified, *covered),
+        preparation=sums,
+    )
+    return Ready(runner, chosen, setup, made.tuned, why)
+
+
+def _built(chosen: Variant, one: Variant, how: Verification) -> Running:
+    """What runs a variant, verified: held against one stream of plain kernels, too, where it is another and one GPU can hold it.
+
+    Raises:
+        EngineError: It gives other outputs than it must.
+    """
+    alone = bool(chosen.job.options.split) or chosen.label == one.label
+    beside = [replace(chosen, against=None)] if alone else [one, replace(chosen, against=one.label, over=())]
+    with verified(beside, how) as running:
+        _refuse_wrong(running)
+        return running.pop()  # what is still listed is closed
+
+
+def _can_be_outrun(chosen: Variant, request: BenchRequest) -> bool:
+    """Whether msplit has put a step on several streams, which one stream might outrun. Who asks for a plan or for several GPUs gets them,
+    and what is to be ready in a hurry is not measured."""
+    options, streams = chosen.job.options, chosen.used or chosen.job.streams
+    settled = request.plan is not None or request.is_fast or options.split or options.shards is not None
+    return chosen.engine is CUDA and streams > 1 and not settled
+
+
+def _gain_over(ready: Running, alone: Variant) -> Ratio | None:
+    """How many times faster a step is than one on one stream, by the device's clock; None where there is none. Variables, and what random
+    ops count, are afterwards what they were before.
+
+    Raises:
+        EngineError: One stream of these kernels can not be built.
+    """
+    executable = ready.running
+    state = executable.save_state() if isinstance(executable, HasState) else {}
+    try:
+        if executable.device_times(1) is None:
+            return None
+        other = alone.engine.build(alone.job)
+        try:
+            ours, theirs = cuda.side_by_side([executable, other], ROUNDS, random.Random(0))
+        finally:
+            other.close()
+    except BaseException:
+        ready.close()
+        raise
+    if isinstance(executable, HasState):
+        executable.load_state(state)
+    return statistics.ratio([theirs], [ours], over=alone.label, clock="device")
+
+
+def _share(ready: Running, request: BenchRequest) -> None:
+    """Has what was verified with variables of its own go on with those that others use, where that is asked for."""
+    cluster = ready.variant.job.tensorflow.cluster
+    if cluster is None or request.cluster is None or request.cluster.container is None:
+        return
+    ready.close()
+    shared = TensorFlowOptions(cluster=replace(cluster, container=request.cluster.container))
+    ready.build(replace(ready.variant.job, tensorflow=shared))
+
+
+def runner_of(
+    executable: Executable, feeds: Arrays, *, outputs: tuple[str, ...], engine: str = CUDA.name, **told: Any
+) -> Runner:
+    """A runner of what is ready to run on inputs of such types and shapes; `told` are its other attributes."""
+    return Runner(
+        engine=engine,
+        inputs={name: (value.dtype.name, value.shape) for name, value in feeds.items()},
+        buffers=_buffers(executable, feeds),
+        outputs=outputs,
+        facts=executable.facts(),
+        executable=executable,
+        **told,
+    )
+
+
+def _why(made: Compiled, label: str) -> str:
+    """Why a variant was chosen, in a sentence."""
+    if made.tuned is not None:
+        return made.tuned.why
+    known = {step.label: step.predicted_us for step in made.steps if step.predicted_us is not None}
+    if label not in known:
+        return "it is what was asked for"
+    others = "; ".join(f"{name} {time:,.1f} µs" for name, time in known.items() if name != label)
+    return f"predicted {known[label]:,.1f} µs a step" + (f" ({others})" if others else "")
+
+
+def _refuse_wrong(running: Sequence[Running]) -> None:
+    """Raises what is wrong with outputs.
+
+    Raises:
+        EngineError: A variant gives other outputs than it must.
+    """
+    for one in running:
+        for check in one.checks:
+            if not check.passed:
+                raise EngineError(
+                    f"{one.variant.label} gives other outputs than {check.against} ({check.precision}):",
+                    details=check.comparison.describe().splitlines(),
+                    fix="see `msplit bench`, which compares every way to run the model",
+                )
+
+
+def _buffers(executable: Executable, feeds: Arrays) -> Arrays:
+    """The executable's own where it has some."""
+    own = executable.buffers() if isinstance(executable, HasBuffers) else {}
+    return {name: own[name] if name in own else np.array(value) for name, value in feeds.items()}

@@ -1,0 +1,189 @@
+"""What a model is to be run with: what `bench` compares, and what `prepare` makes ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from msplit.assignment.defaults import ON_COSTS, RECORDED, Given, settle
+from msplit.core.arguments import MAX_STREAMS, listed, whole
+from msplit.core.precision import Precision
+from msplit.cost import DEFAULT_GPU
+from msplit.cost.profile import Profile
+from msplit.cost.workload import Workload
+from msplit.engines.base import ClusterOptions, TensorFlowOptions
+from msplit.engines.cuda.options import Shards
+from msplit.engines.tensorflow.devices import Function
+from msplit.errors import MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.run.tuning import TuneSettings
+from msplit.verify.results import Settings
+
+FULL, FAST = "full", "fast"
+EFFORTS = (FULL, FAST)
+"""What `BenchRequest.effort` may be."""
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What to run and how to measure it.
+
+    Attributes:
+        streams: Numbers of streams to compare; 1 is always measured too.
+        ruleset: Rules for a graph without ids (or in place of its ids); None: its own ids, else the rule set ``auto``.
+        engine: ``cuda`` or ``tensorflow``; None: ``cuda`` where it can run, else ``tensorflow``.
+        batch: Size of unknown leading dimensions.
+        shapes: Whole shapes by input name.
+        inputs: Files by input name, and under "" one that names its inputs itself: .npy, .npz, TFRecord or JSON.
+        gpu: Data sheet that prices the nodes; None: the default.
+        profile: What was measured on this graph, in place of the data sheet. Shapes that are not given are the profile's.
+        seed: Of made-up inputs.
+        precision: What float32 is computed in, on every engine: ``ieee``, ``tf32``, ``bf16`` or ``fp16``; see `Precision`.
+        capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
+        layout: Memory layout of convolutions: ``auto`` measures.
+        effort: ``full``, or ``fast`` to be ready in seconds: no kernel is timed and none is compiled of fused ops, so that libraries run
+            what they can, and outputs are held against the same ops without any rewrite and against one stream, unless there is a
+            `reference`. Cuda engine only.
+        fuse: Whether to show, on the cuda engine, what one kernel for each group of pointwise ops adds.
+        group: Whether to show what batching alike branches adds to that.
+        device: ``cuda``, or ``cpu`` to simulate the streams of the cuda engine.
+        devices: Numbers of the GPUs to use, as CUDA counts those that it sees; none: the current one. Of several, each runs a share of the
+            rows of every step that is prepared (rows have to be independent), and each runs whole steps of a pool. A bench measures the
+            first one alone, too. Cuda engine only.
+        split: Numbers of the GPUs that the streams of one step are divided over, evenly and in order, as the rule ``device`` assigns them;
+            empty: one GPU. Such a step is not captured, whatever `capture` says: it is launched kernel by kernel. Cuda engine only.
+        compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU, and ONNX Runtime, where it and tf2onnx are
+            installed.
+        compare_xla: And with XLA, which compiles for seconds to minutes.
+        reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
+            are given, they are the file's.
+        save_reference: Where to save inputs and reference outputs.
+        force: Whether that may replace what is there.
+        op_libraries: Shared objects with custom TensorFlow ops.
+        cluster: Processes that run it, in place of this one; TensorFlow only. Each stream is a device of theirs.
+        settings: How to measure.
+        tune: Search for the fastest plan first, for up to the largest number of `streams`; cuda engine only.
+        plan: A plan file to run, too: one that `save_plan` wrote runs in its own order; cuda engine only.
+        shards: Of a graph that trains on several GPUs: what this process is fed of the batch; see `msplit.Trainer`.
+        timelines: Also time the parts of one step of every variant.
+        place: A function that gives each node its device, in place of streams: ``module:function``, a file that
+            ``assign --emit placement`` wrote, or the function (see
+            `engines.tensorflow.devices`). TensorFlow runs it.
+        log_placement: Also ask where TensorFlow put each node.
+        tensorflow: How TensorFlow runs the model. Each of NVIDIA's switches in it is a row of its own of a bench, and of nothing else.
+        command: The command line, for the record.
+    """
+
+    streams: Sequence[int] = (1, 2, 4)
+    ruleset: str | None = None
+    engine: str | None = None
+    batch: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    gpu: str | None = None
+    profile: Profile | None = None
+    seed: int = 0
+    precision: str = "tf32"
+    capture: bool = True
+    layout: str = "auto"
+    effort: str = FULL
+    fuse: bool = True
+    group: bool = True
+    device: str = "cuda"
+    devices: Sequence[int] = ()
+    split: Sequence[int] = ()
+    compare_tensorflow: bool = True
+    compare_xla: bool = True
+    reference: Path | None = None
+    save_reference: Path | None = None
+    force: bool = False
+    op_libraries: Sequence[Path] = ()
+    cluster: ClusterOptions | None = None
+    settings: Settings = field(default_factory=Settings)
+    tune: TuneSettings | None = None
+    plan: Path | None = None
+    shards: Shards | None = None
+    timelines: bool = False
+    place: str | Function | None = None
+    log_placement: bool = False
+    tensorflow: TensorFlowOptions = field(default_factory=TensorFlowOptions)
+    command: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("streams", "devices", "split"):
+            object.__setattr__(self, name, listed(name, getattr(self, name)))
+        for streams in self.streams:
+            whole("the number of streams", streams, 1, MAX_STREAMS)
+        if self.batch is not None:
+            whole("the batch", self.batch)
+        whole("the seed", self.seed, 0)
+        Precision.read(self.precision)
+        for number in self.devices:
+            whole("the number of a GPU", number, 0)
+        given = [whole("the number of a GPU", number, -1) for number in self.split]
+        if len(set(self.devices)) < len(self.devices):
+            raise MsplitError(f"GPUs are {list(self.devices)}", fix="name each once")
+        if self.effort not in EFFORTS:
+            raise MsplitError(f"there is no effort {self.effort!r}", fix=f"one of: {', '.join(EFFORTS)}")
+        if self.cluster is not None and self.engine not in (None, "tensorflow"):
+            raise MsplitError(
+                f"a cluster runs TensorFlow, not the {self.engine} engine", fix="leave one of the two out"
+            )
+        if len(set(given)) != len(given) or -1 in given or len(given) == 1:
+            raise MsplitError(
+                f"a step can not be split over the GPUs {', '.join(map(str, self.split))}",
+                fix="name two GPUs or more, each once, such as 0,1",
+            )
+        if self.tune is not None and not hasattr(self.tune, "max_error"):
+            raise MsplitError(f"tune is a {type(self.tune).__name__}", fix="give TuneSettings")
+        if self.tune is not None and self.tune.max_error is not None and not Precision(self.precision).half:
+            raise MsplitError(
+                f"a largest error is given, and nothing is in half precision: it is {self.precision}",
+                fix="give the precision bf16 or fp16, or no largest error",
+            )
+        if self.is_fast and self.tune is not None:
+            raise MsplitError("to tune is to measure, and the effort is fast", fix="leave one of the two out")
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The devices as the cuda engine calls them; one at least."""
+        return tuple(f"{self.device}:{number}" for number in self.devices) or (self.device,)
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Likewise those that share the rows of a step; none where there is one."""
+        return self.places if len(self.places) > 1 else ()
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether nothing is timed or compiled before it runs."""
+        return self.effort == FAST
+
+    @property
+    def fuses(self) -> bool:
+        """Whether groups of pointwise ops may become kernels, which are compiled."""
+        return self.fuse and not self.is_fast
+
+    @property
+    def workload(self) -> Workload:
+        """What the model is run with."""
+        return Workload(self.batch, self.shapes, self.inputs, self.gpu or DEFAULT_GPU, self.profile)
+
+
+def as_recorded(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, tuple[str, ...]]:
+    """A request with what it leaves open and the record of the model's assignment says, and that in words.
+
+    A file of reference outputs says the batch and the shapes itself.
+    """
+    if flat.model.record is None:
+        return request, ()
+    basis = settle(flat, Given(None, None, request.batch, request.shapes, request.gpu, request.profile))
+    work = basis.workload
+    request = replace(request, gpu=work.gpu, profile=work.profile)
+    sized = request.reference is None
+    if sized:
+        request = replace(request, batch=work.batch, shapes=work.shapes)
+    keys = ON_COSTS if sized else ("gpu", "profile")
+    used = any(key in basis.said and basis.origin[key] == RECORDED for key in keys)
+    return request, (f"run with {basis.words(keys)}",) if used or basis.missing else ()

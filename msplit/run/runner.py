@@ -1,0 +1,199 @@
+"""A model that is ready to run, step by step, and may be replaced by a better one between two steps."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Thread, current_thread
+from types import TracebackType
+from typing import Any
+
+from msplit import escape
+from msplit.assignment.display import Facts, Shown
+from msplit.engines.base import Arrays, Executable, Feeds, Following, Prefetches, StaysOnDevice, refuse
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.errors import Closed, EngineError
+from msplit.progress import Sums
+from msplit.run.tensors import as_array
+from msplit.verify.results import Check
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """What came of preparing in full.
+
+    Attributes:
+        label: What runs now.
+        before_us: A step on the device of what ran first, the median of some, without copies of inputs and outputs; None without a GPU.
+        after_us: Likewise of what was prepared in full.
+        taken: Whether it took over; it did not where its steps are no faster.
+    """
+
+    label: str
+    before_us: float | None
+    after_us: float | None
+    taken: bool
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster; None without a GPU."""
+        return None if self.before_us is None or not self.after_us else self.before_us / self.after_us
+
+
+class FairLock:
+    """A lock that nobody who holds it again and again keeps from who waits: a plain one may be taken back before the other has woken up,
+    up to 215 times where it was held for 0.1 ms each time.
+
+    Attributes:
+        count: How often it was taken.
+    """
+
+    def __init__(self) -> None:
+        self._gate, self._held = threading.Lock(), threading.Lock()
+        self.count = 0
+
+    def __enter__(self) -> None:
+        with self._gate:
+            self._held.acquire()
+        self.count += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.release()
+
+
+@dataclass(eq=False, repr=False)
+class Runner(Shown):
+    """A model that is ready to run, for inputs of fixed shapes. Close it, or use it in a ``with`` statement.
+
+    Threads that call it take turns; for steps side by side make one each.
+
+    Attributes:
+        label: What it is called in a bench.
+        engine: The engine that runs it.
+        why: Why this engine.
+        inputs: Type and shape of every input by name. Each step takes all of them.
+        buffers: An array for every input by name, to be filled in place: what a step is given from here is not copied on the host once
+            more, where the engine can spare it. They may be filled again when the step has returned. They stay what they are; what takes
+            over later copies them like any others.
+        outputs: Names of the outputs that each step gives.
+        checks: What its outputs were held against.
+        notes: What was done to the assignment, and what was not verified.
+        facts: Streams, waits, kernels, bytes: whatever the engine tells.
+        executable: What the engine made. Steps take turns on it.
+        preparation: Where the time of `prepare` went: `seconds` in all, and in `phases`, the longest first, what was done (`phase`), its
+            own `seconds` and how often (`times`).
+        improved: Of `prepare` with ``improve=True``: what came of it, once it is there; `improved.cancel()` gives it up. What takes over
+            replaces `label`, `checks`, `notes`, `facts`, `executable` and `preparation`. None otherwise.
+    """
+
+    label: str
+    engine: str
+    why: str
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    buffers: Arrays
+    outputs: tuple[str, ...]
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...]
+    facts: Mapping[str, Any]
+    executable: Executable
+    preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
+    improved: Future[Improvement] | None = field(default=None, init=False)
+    _turn: FairLock = field(default_factory=FairLock, init=False)
+    _thread: Thread | None = field(default=None, init=False)
+    _told: bool = field(default=False, init=False)
+    _closed: bool = field(default=False, init=False)
+
+    def _facts(self) -> Facts:
+        inputs = [(f"input {name}", f"{dtype} {list(shape)}") for name, (dtype, shape) in self.inputs.items()]
+        return [("variant", self.label), ("engine", self.engine), *inputs, ("outputs", ", ".join(self.outputs))]
+
+    def step(self, feeds: Feeds, *, on_device: bool = False, then: Feeds | Following | None = None) -> dict[str, Any]:
+        """One step, which is over when this returns.
+
+        Args:
+            feeds: By name, the `buffers` or any other arrays, or tensors of any library that speaks DLPack. What is on the GPU does not
+                come through the host (but for a model of which a part runs there).
+            on_device: Leave outputs on the GPU.
+            then: What the next step will be fed, where that is known: arrays are copied to the GPU while this step runs. That step is given
+                this very mapping, whose arrays are not changed before; what is wrong with them it says itself. Where another step comes
+                first, they were copied in vain. A function that gives it, or None, is called while this step runs. Where GPUs share the
+                rows, or TensorFlow runs the model, it is not looked at.
+
+        Returns:
+            Outputs by name, of the caller's own: arrays or, `on_device`, PyTorch tensors, which other libraries take by DLPack (outputs
+            that the host makes, such as strings, are arrays all the same).
+
+        Raises:
+            EngineError: An input is missing, or has another type or shape than the one that was prepared; or the engine has no device to
+                leave outputs on.
+            Closed: It was closed.
+        """
+        if self.improved is not None and not self._told and self.improved.done():
+            self._tell(self.improved)
+        if self.engine == TENSORFLOW.name:
+            return self._by_tensorflow(feeds, on_device=on_device)
+        if not isinstance(feeds, Mapping) or len(feeds) != len(self.inputs):  # the engine looks for what it needs only
+            refuse(feeds, self.inputs)
+        with self._turn:
+            self._refuse_closed()
+            executable = self.executable
+            if then is not None and isinstance(executable, Prefetches):
+                following: Following = then if callable(then) else lambda: then
+                return executable.step_prefetching(feeds, following, on_device=on_device)
+            if not on_device:
+                return executable.step(feeds)
+            assert isinstance(executable, StaysOnDevice)
+            return executable.step_on_device(feeds)
+
+    def _by_tensorflow(self, feeds: Feeds, *, on_device: bool) -> dict[str, Any]:
+        """A step in a session, which would take other shapes and types, and hands out its very constants: who changes one changes the
+        model."""
+        if on_device:
+            raise EngineError(
+                "TensorFlow gives outputs on the host", fix="leave out on_device, or run on the cuda engine"
+            )
+        refuse(feeds, self.inputs)
+        arrays = {name: as_array(name, value) for name, value in feeds.items()}
+        with self._turn:
+            self._refuse_closed()
+            outputs = self.executable.step(arrays)
+        return {name: value.copy() for name, value in outputs.items()}
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise Closed("the model is closed", fix="prepare or open it again")
+
+    def _tell(self, improved: Future[Improvement]) -> None:
+        """Warns of what went wrong."""
+        self._told = True
+        if not improved.cancelled() and (problem := improved.exception()) is not None:
+            said = escape.line(str(problem))
+            warnings.warn(f"{self.label} goes on, prepared with effort fast: {said}", RuntimeWarning, stacklevel=3)
+
+    def close(self) -> None:
+        """Gives streams and memory back, and gives up what would improve it. It can not run afterwards."""
+        if self.improved is not None:
+            self.improved.cancel()
+        if self._thread is not None and self._thread is not current_thread():
+            self._thread.join()
+        with self._turn:
+            self._closed = True
+            self.executable.close()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take_over(self, better: Runner) -> None:
+        """Runs what another one ran from the next step on. In a turn."""
+        self.label, self.checks, self.notes = better.label, better.checks, better.notes
+        self.facts, self.preparation, self.executable = better.facts, better.preparation, better.executable

@@ -1,0 +1,484 @@
+"""The ways to run a model that are compared: which engine, on which streams, with which kernels, and what outputs are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from msplit import formats
+from msplit.assignment.export import check_places
+from msplit.assignment.model import price
+from msplit.assignment.plans import stored_job
+from msplit.core.precision import Precision
+from msplit.cost.costs import Costs
+from msplit.engines import onnxruntime as onnx
+from msplit.engines.base import Arrays, Engine, Job
+from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, EngineOptions, KernelMode
+from msplit.engines.random_seeds import remark
+from msplit.engines.tensorflow.devices import foreign_text
+from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensorflow.engine import reference as tensorflow_reference
+from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.inputs.make import feeds_for
+from msplit.inputs.reference import Reference, load_reference, save_reference
+from msplit.inputs.scalars import setting
+from msplit.inputs.special import RANDOM, Fresh, Kind, kinds
+from msplit.opset import schema
+from msplit.opset.state import written
+from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with
+from msplit.progress import Progress, phase
+from msplit.run.ablation import Ablation, list_steps, plural
+from msplit.run.profile import compared
+from msplit.run.request import BenchRequest
+from msplit.run.stream_ids import StreamIds, assignments_for
+from msplit.run.tensorflow_rows import mixed, switched, tensorflow_variants
+from msplit.schedule.plan import planfile
+from msplit.shapes import Shapes, infer
+from msplit.shapes.inputs import stated_shapes
+from msplit.verify.built import Variant
+from msplit.verify.initial_state import initial_state
+from msplit.verify.mixed_precision import Mixed, keep_within
+from msplit.verify.reference_fit import fit
+
+_OWN_DATA = ops_with("data source")
+
+_ON_CPU = "TensorFlow on the CPU"
+
+_NO_VARIABLES = "the reference holds no variables: what a step makes of them was compared with the same ops one by one and between streams"
+
+ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What a request means for a model.
+
+    Attributes:
+        request: The request, with batch and shapes of the reference or the profile where it names none itself.
+        why: Why this engine.
+        job: The model on one stream.
+        priced: Shapes of its tensors and costs of its nodes.
+        assignments: Ids for each number of streams above one.
+        variants: What is compared, before larger kernels.
+        ablation: What shows what larger kernels add, on the cuda engine, as far as it is known before anything is compiled.
+        planned: What runs the plan file, if there is one.
+        reference: What outputs are held against; None where there is nothing.
+        fresh: Makes sets of inputs from seeds.
+        mixed: What stays in float32 so that errors are as small as asked for; None where nothing is asked.
+        notes: What was done to the assignment.
+        unverified: What can not be verified.
+        plan_notes: What does not fit the plan file.
+    """
+
+    request: BenchRequest
+    engine: Engine
+    why: str
+    job: Job
+    priced: tuple[Shapes, Costs]
+    assignments: tuple[StreamIds, ...]
+    variants: tuple[Variant, ...]
+    ablation: Ablation
+    planned: Variant | None
+    reference: Reference | None
+    fresh: Fresh
+    notes: tuple[str, ...]
+    plan_notes: tuple[str, ...]
+    unverified: tuple[str, ...]
+    mixed: Mixed | None = None
+
+
+@contextmanager
+def naming_open_shapes(flat: FlatGraph, request: BenchRequest) -> Iterator[None]:
+    """Where shapes of inputs are to be looked at for an error, its way out names those inputs of which the file says none."""
+    try:
+        yield
+    except EngineError as error:
+        given = {*request.shapes, *request.inputs}
+        stated = stated_shapes(flat)
+        names = [
+            name for name, shape in stated.items() if shape is None and name not in given and setting(name) is None
+        ]
+        if names and "--shape" in (error.fix or ""):
+            error.fix = f"say the shape of {', '.join(names[:3])}, which the file does not: --shape {names[0]}=1,128"
+        raise
+
+
+def set_up(
+    flat: FlatGraph,
+    request: BenchRequest,
+    *,
+    sketch: bool = False,
+    state: Arrays | None = None,
+    progress: Progress | None = None,
+) -> Setup:
+    """Chooses engine and streams, lists what is asked for, and makes inputs and reference outputs. TensorFlow runs the model once for
+    these; the cuda engine compiles nothing, see `compilation`, but to find what half precision does where an error is the limit.
+
+    Of a `sketch`, what is listed will be compiled as far as to tell it apart and to simulate it: no kernel is timed, and none is compiled
+    of fused ops. `as_it_runs` makes one of its variants whole.
+
+    `state` are the values that variables of a training graph begin with; where it is not given, its initializers are run.
+
+    Raises:
+        EngineError: The engine can not run the model; the message names what and the way out.
+        MsplitError: An input does not fit.
+    """
+    from msplit.engines.cuda.coverage import needed_nodes
+
+    engine, why = choose_engine(request, flat)
+    _refuse(request, engine, why)
+    refuse_devices(request, engine, why)
+    request, reached = _reached(request)
+    stored = None if request.plan is None else planfile.load(request.plan)
+    if request.save_reference is not None:
+        check_places(flat, [request.save_reference], force=request.force)
+    request, loaded, notes = _sized(flat, request)
+    sizes, costs = price(flat, request.workload)
+
+    def feeds_of(seed: int, kind: Kind = RANDOM) -> Arrays:
+        return feeds_for(flat, request.workload, seed=seed, kind=kind)
+
+    with phase("making inputs"):
+        feeds = feeds_of(request.seed)
+    state = _state(flat, request) if state is None else state
+    fresh = Fresh(feeds_of, _kinds(flat, feeds, feeds_of, request, state) if engine is CUDA else ())
+    reference, unverified = _reference(flat, engine, feeds, request, state) if loaded is None else (loaded, ())
+    if loaded is not None:
+        feeds = loaded.feeds
+        unverified = (_NO_VARIABLES,) if state and engine is CUDA else ()
+    if request.save_reference is not None:
+        saved = replace(reference or _by_tensorflow(flat, feeds, request, state), source=_ON_CPU)
+        save_reference(request.save_reference, saved, force=request.force)
+    assignments, said = ([], []) if request.place is not None else assignments_for(flat, sizes, costs, request)
+    refused = cuda.refused_folders() if engine is CUDA else ()
+    if request.is_fast and engine is TENSORFLOW:
+        notes.append("effort fast is for the cuda engine: TensorFlow runs as it does otherwise")
+    launched = SPLIT_IS_LAUNCHED if request.split and request.capture else ""
+    notes += filter(
+        None, [*reached, *said, launched, formats.left_out_text(flat.model), *refused, remark(flat, needed_nodes(flat))]
+    )
+    if engine is TENSORFLOW and request.cluster is None:
+        notes += filter(None, [foreign_text(flat.graph.devices)])
+    job = Job(
+        flat=flat,
+        ids=np.zeros(len(flat), np.int32),
+        streams=1,
+        feeds=feeds,
+        op_libraries=request.op_libraries,
+        costs=costs,
+        state=state,
+        tensorflow=request.tensorflow.without_switches,
+        precision=Precision(request.precision),
+    )
+    mixed = None
+    if request.tune is not None and request.tune.max_error is not None:
+        seeds = range(request.settings.seed + 1, request.settings.seed + 1 + request.settings.verify_inputs)
+        own = replace(job, options=cuda_options(request))
+        mixed = keep_within(own, request.tune.max_error, [feeds, *map(feeds_of, seeds)], progress)
+        job = replace(job, wide=mixed.wide)
+    if request.shared:  # told before anything is compiled
+        cuda.shared_batch(replace(job, options=replace(cuda_options(request), devices=request.shared)))
+    if engine is TENSORFLOW:
+        variants = tensorflow_variants(job, assignments, request)
+    else:
+        variants = _cuda_variants(job, assignments, request, sketch)
+    planned, plan_notes = None, list[str]()
+    if stored is not None and request.plan is not None:
+        own, plan_notes = stored_job(replace(job, options=cuda_options(request)), stored)
+        planned = Variant(plan_label(request.plan), engine, own, one_stream(variants).label)
+    return Setup(
+        request=request,
+        engine=engine,
+        why=why,
+        job=job,
+        priced=(sizes, costs),
+        assignments=tuple(assignments),
+        variants=tuple(variants),
+        ablation=_ablation(variants, assignments, request) if engine is CUDA else Ablation(),
+        planned=planned,
+        reference=reference,
+        fresh=fresh,
+        notes=tuple(notes),
+        plan_notes=tuple(plan_notes),
+        unverified=(*unverified, *own_data(flat)),
+        mixed=mixed,
+    )
+
+
+def _kinds(
+    flat: FlatGraph, usual: Arrays, feeds_of: Callable[..., Arrays], request: BenchRequest, state: Arrays
+) -> tuple[Kind, ...]:
+    """Random inputs, and kinds of special ones that are others than the usual; nothing where steps differ by what they draw or read
+    themselves."""
+    draws = not DRAWS.isdisjoint(flat.graph.ops) and not state  # further steps draw further numbers
+    if draws or own_data(flat) or not request.settings.verify_inputs:
+        return ()
+    with phase("making inputs"):
+        rows = max((len(value) for value in usual.values() if value.ndim), default=0)
+
+        def differs(kind: Kind) -> bool:
+            made = feeds_of(request.seed, kind)
+            return any(not np.array_equal(made[name], value) for name, value in usual.items())
+
+        return (RANDOM, *filter(differs, kinds(rows)))
+
+
+def _state(flat: FlatGraph, request: BenchRequest) -> Arrays:
+    """What variables begin with, where steps change them, or other processes have to be given them."""
+    if request.cluster is None and not any(map(written, flat.graph.ops)):
+        return {}
+    return initial_state(flat, op_libraries=request.op_libraries)
+
+
+def _reached(request: BenchRequest) -> tuple[BenchRequest, tuple[str, ...]]:
+    """The request with the devices of its cluster, and streams for which there are as many, and what to tell of it.
+
+    Raises:
+        EngineError: A task of the cluster can not be reached.
+    """
+    if request.cluster is None:
+        return request, ()
+    from msplit.engines.tensorflow.cluster import connect
+
+    devices = request.cluster.devices or connect(request.cluster.cluster)
+    streams = tuple(dict.fromkeys(min(count, len(devices)) for count in request.streams))
+    request = replace(request, streams=streams, cluster=replace(request.cluster, devices=devices))
+    return request, (f"the cluster has {plural(len(devices), 'device')} to compute on, one for each stream",)
+
+
+def _sized(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, Reference | None, list[str]]:
+    """The request with batch and shapes of its reference or its profile where it names none itself, that reference, and what to tell."""
+    notes: list[str] = []
+    loaded = None
+    if request.profile is not None:
+        notes += compared(request.profile, precision=request.precision, layout=request.layout)
+    if request.reference is not None:
+        loaded = load_reference(request.reference)
+        batch, shapes = fit(flat, loaded, request.reference, batch=request.batch, shapes=request.shapes)
+        if batch != request.batch:
+            notes.append(f"the batch is {batch}, as in {request.reference}")
+        request = replace(request, batch=batch, shapes=shapes)
+    if request.profile is not None and request.batch is None:
+        request = replace(request, shapes={**request.profile.shapes, **request.shapes})
+    return request, loaded, notes
+
+
+def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
+    """Raises what is asked for and the engine can not do.
+
+    Raises:
+        EngineError: That.
+    """
+    if engine is not CUDA and (request.tune is not None or request.plan is not None):
+        option = "--tune" if request.tune is not None else "--plan"
+        raise EngineError(f"{option} is for the cuda engine; {why}", fix="see `msplit doctor`")
+    if engine is not TENSORFLOW and (request.place is not None or request.log_placement):
+        option = "--place" if request.place is not None else "--log-placement"
+        raise EngineError(f"{option} is for TensorFlow, which puts nodes on devices", fix="give --engine tensorflow")
+    if request.timelines and request.cluster is not None:
+        raise EngineError("a step over a cluster is not traced", fix="leave --trace or --cluster out")
+    if engine is not CUDA and request.split:
+        raise EngineError(
+            f"--split is for the cuda engine; {why}",
+            fix="give TensorFlow devices: `msplit assign --rules device --emit placement`",
+        )
+    if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
+        raise EngineError(
+            "TensorFlow tells no times of single kernels on a GPU, so its steps can not be traced",
+            fix="trace the cuda engine (--engine cuda), or run on the CPU (CUDA_VISIBLE_DEVICES='')",
+        )
+
+
+def refuse_devices(request: BenchRequest, engine: Engine, why: str) -> None:
+    """Raises where GPUs are asked for that are not there, or that the engine does not choose.
+
+    Raises:
+        EngineError: That.
+    """
+    if not request.devices:
+        return
+    if engine is not CUDA:
+        fix = "choose what TensorFlow sees with CUDA_VISIBLE_DEVICES; see `msplit doctor`"
+        raise EngineError(f"--gpus is for the cuda engine; {why}", fix=fix)
+    if lost := cuda.missing(request.places):
+        raise EngineError(lost, fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
+
+
+def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple[Engine, str]:
+    """The engine to run on, and why. Where none is asked for, one that can run a graph, if it is given.
+
+    Raises:
+        EngineError: The engine asked for can not run here.
+    """
+    if request.cluster is not None or (request.engine is None and (request.place is not None or request.log_placement)):
+        request = replace(request, engine=TENSORFLOW.name)
+    if request.engine is not None:
+        if request.engine not in ENGINES:
+            raise MsplitError(f"there is no engine {request.engine!r}", fix=f"one of: {', '.join(ENGINES)}")
+        engine = ENGINES[request.engine]
+        why_not = engine.unavailable() if request.device == "cuda" or request.engine != "cuda" else None
+        if why_not:
+            raise EngineError(f"the {engine.name} engine can not run here: {why_not}", fix="see `msplit doctor`")
+        return engine, "asked for"
+    why_not = CUDA.unavailable()
+    if why_not is None:
+        from msplit.engines.cuda.coverage import cover
+
+        reasons = [] if flat is None else cover(flat, infer(flat, batch=request.batch, shapes=request.shapes)).reasons
+        if reasons and request.tune is None and request.plan is None:
+            return TENSORFLOW, f"the cuda engine can not run this model: {'; '.join(reasons)}"
+        return CUDA, "there are a CUDA device and PyTorch"
+    neither = TENSORFLOW.unavailable()
+    if neither:
+        raise EngineError(
+            f"no engine can run here: {neither}; and for the cuda engine, {why_not}",
+            fix=f"{INSTALL_TENSORFLOW} runs models on the CPU; `msplit doctor --for bench` says what else there is",
+        )
+    return TENSORFLOW, f"the cuda engine can not run here: {why_not}"
+
+
+def as_it_runs(variant: Variant, request: BenchRequest) -> Variant:
+    """A variant of a sketch with kernels that are chosen and compiled, on all GPUs that are asked for."""
+    options = replace(variant.job.options, measure=not request.is_fast, compile=None)
+    whole = replace(variant, job=replace(variant.job, options=options))
+    return on_all(whole, request) if request.shared else whole
+
+
+def on_all(variant: Variant, request: BenchRequest) -> Variant:
+    """A variant of which all GPUs that are asked for share the rows."""
+    options = replace(variant.job.options, devices=request.shared)
+    label = f"{variant.label}, {len(request.shared)} {'GPUs' if options.on_gpu else 'simulated GPUs'}"
+    return replace(
+        variant, label=label, job=replace(variant.job, options=options), against=variant.label, over=(variant.label,)
+    )
+
+
+def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchRequest, sketch: bool) -> list[Variant]:
+    how = ("CUDA graph" if request.capture else "eager") + job.precision.suffix
+    variants = []
+    if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
+        stock = replace(job, precision=job.precision.wide)
+        variants.append(Variant("TensorFlow", TENSORFLOW, stock, optional=True))
+        if request.compare_xla and DRAWN_ON_DEVICE.isdisjoint(job.flat.graph.ops):  # XLA draws others
+            xla = replace(stock, tensorflow=replace(job.tensorflow, xla=True))
+            variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
+        variants += [*switched(variants[:1], request), *mixed(variants[0])[: bool(job.precision.half)]]
+    options = cuda_options(request)
+    if sketch:
+        options = replace(options, measure=False, compile=False)
+    one = f"msplit, 1 stream, {how}"
+    if request.compare_tensorflow and request.device == "cuda" and onnx.runs_on_gpu() and not onnx.why_not(job.flat):
+        against = variants[0].label if variants else one
+        for label, captured in (("ONNX Runtime", False), ("ONNX Runtime, CUDA graph", True)):
+            variants.append(Variant(label, onnx.OnnxRuntime(captured), job, against, optional=True))
+    if request.capture and request.device == "cuda":
+        eager = replace(job, options=replace(options, capture=False))
+        variants.append(Variant("msplit, 1 stream, eager", CUDA, eager, one))
+    variants.append(Variant(one, CUDA, replace(job, options=options)))
+    for streams, ids, _ in assignments:
+        label, asked = f"msplit, {plural(streams, 'stream')}, {how}", (plural(streams, "stream"),)
+        own = replace(job, ids=ids, streams=streams, options=options)
+        variants.append(Variant(label, CUDA, own, one, asked=asked))
+        if request.split:
+            where = f"{plural(streams, 'stream')} on {len(request.split)} GPUs"
+            label = f"msplit, {where}, eager{job.precision.suffix}"
+            over = replace(own, options=replace(options, split=tuple(request.split)))
+            variants.append(Variant(label, CUDA, over, one, asked=(where,)))
+    return variants
+
+
+def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], request: BenchRequest) -> Ablation:
+    """The steps above one stream, for the largest number of streams."""
+    most = None
+    if assignments:
+        streams, ids, _ = max(assignments, key=lambda found: found.streams)
+        most = (streams, ids, next(variant.label for variant in variants if variant.job.ids is ids))
+    larger = [KernelMode.FUSED] if request.fuses else []
+    if request.group:
+        larger.append(KernelMode.of(fuses=request.fuses, groups=True))
+    return list_steps(one_stream(variants), most, larger)
+
+
+def cuda_options(request: BenchRequest) -> EngineOptions:
+    """What the cuda engine is told of a request, larger kernels left out."""
+    return EngineOptions(
+        device=request.places[0],
+        layout=request.layout,
+        capture=request.capture,
+        measure=not request.is_fast,
+        shards=request.shards,
+    )
+
+
+def plan_label(plan: Path) -> str:
+    """What the variant of a plan file is called."""
+    return f"msplit, {plan}"
+
+
+def one_stream(variants: Sequence[Variant]) -> Variant:
+    """What plans are compared with: one stream, as the others run."""
+    alone = [variant for variant in variants if variant.engine is CUDA and variant.job.streams == 1]
+    return next((variant for variant in alone if variant.against is None), alone[0])
+
+
+def own_data(flat: FlatGraph) -> tuple[str, ...]:
+    """What to tell of a graph that brings its data itself: nobody can give two runs of it the same."""
+    graph = flat.graph
+    fed = {(tensor.node, tensor.port) for tensor in flat.inputs}
+
+    def read(node: int) -> set[tuple[int, int]]:
+        edges = graph.out_edges(node)
+        return {(node, port) for port in graph.edges.port[edges].tolist()}
+
+    sources = [node for node, op in enumerate(graph.ops) if op in _OWN_DATA and not read(node) <= fed]
+    if not sources:
+        return ()
+    node = sources[0]
+    count = schema.output_count(graph.ops[node], graph.attrs[node]) or 1
+    name = graph.names[node]
+    tensors = ",".join([name, *(f"{name}:{port}" for port in range(1, min(count, 4)))]) + (",…" if count > 4 else "")
+    return (
+        f"the model takes its data from {name} ({graph.ops[node]}) itself, so that every step has another batch: outputs are held "
+        "against those of other batches, and may differ for that alone; to verify and measure on the same data, feed it: "
+        f"--inputs {tensors}",
+    )
+
+
+def _tensorflow_sees_gpu() -> bool:
+    if TENSORFLOW.unavailable():
+        return False
+    from msplit.engines.tensorflow import runtime
+
+    return runtime.has_gpu()
+
+
+def _by_tensorflow(flat: FlatGraph, feeds: Arrays, request: BenchRequest, state: Arrays) -> Reference:
+    made = tensorflow_reference(flat, feeds, op_libraries=request.op_libraries, state=state)
+    return Reference(feeds, made, _ON_CPU, learns=not own_data(flat))
+
+
+def _reference(
+    flat: FlatGraph, engine: Engine, feeds: Arrays, request: BenchRequest, state: Arrays
+) -> tuple[Reference | None, tuple[str, ...]]:
+    """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference, unless it is to
+    run in half precision."""
+    if engine is TENSORFLOW:
+        if not Precision(request.precision).half:
+            return None, ()
+    elif request.is_fast:
+        return None, (
+            "with effort fast outputs were held against the same ops one by one and between streams, not against TensorFlow: bring a "
+            "reference with --reference",
+        )
+    if TENSORFLOW.unavailable():
+        return None, (
+            "TensorFlow is not here, so outputs were held against the same ops and between streams: bring a reference with --reference",
+        )
+    return _by_tensorflow(flat, feeds, request, state), ()

@@ -1,0 +1,261 @@
+"""A server that runs somewhere, as an arm: processes that send it requests over gRPC, each its share of the table's rows.
+
+What a client takes itself is part of what is measured: one in Python sends some thousands of requests per second, so there are several.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msplit.engines.base import Arrays
+from msplit.engines.process import Problem, Process, serve, told
+from msplit.errors import Busy, EngineError, MsplitError, TimedOut
+from msplit.serving.loadtest.dispatcher import Part, Watch, drive, settled
+from msplit.serving.loadtest.table import MOST_PARTS, Layout, Table
+from msplit.serving.loadtest.targets import ECHO
+
+TENSORFLOW, KSERVE = "tensorflow", "kserve"
+PROTOCOLS = (TENSORFLOW, KSERVE)
+"""TensorFlow Serving's `Predict`, and the Open Inference Protocol's `ModelInfer`, which Triton and KServe speak."""
+
+_NAP = 2e-5
+_CONNECT = 10.0
+"""Seconds until a server must have answered."""
+
+_PATIENCE = 60.0
+"""Seconds for a plain request: the first ones may be slow."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """What answers.
+
+    Attributes:
+        address: Its host and port.
+        model: What it calls the model.
+        protocol: One of `PROTOCOLS`.
+        processes: Clients that send side by side.
+
+    Raises:
+        MsplitError: There is no such protocol, or that are too many processes.
+    """
+
+    address: str
+    model: str
+    protocol: str = TENSORFLOW
+    processes: int = 4
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise MsplitError(f"there is no protocol {self.protocol!r}", fix=f"one of: {', '.join(PROTOCOLS)}")
+        if not 1 <= self.processes <= MOST_PARTS:
+            raise MsplitError(f"{self.processes} processes can not send", fix=f"give 1 to {MOST_PARTS}")
+        if importlib.util.find_spec("grpc") is None:
+            raise MsplitError("gRPC is not installed, and clients need it", fix="pip install 'grpcio>=1.71'")
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """What one of the processes is told."""
+
+    server: Server
+    feeds: Sequence[Arrays]
+    layout: Layout
+    handle: int
+    part: Part
+
+
+class ServerArm:
+    """A server, seen through its clients. See `targets.Arm`."""
+
+    def __init__(self, server: Server, feeds: Sequence[Arrays], table: Table) -> None:
+        self.label, self.echo = "server", ECHO
+        clients = f"{server.processes} client process{'' if server.processes == 1 else 'es'}"
+        self.about = f"{server.model} at {server.address}, {server.protocol}'s protocol, {clients}"
+        self.plain: Sequence[Arrays] = ()
+        self._processes = []
+        for number in range(server.processes):
+            process = Process(__name__, "a client", [table.handle])
+            self._processes.append(process)
+            process.send(Client(server, feeds, table.layout, table.handle, Part(number, server.processes)))
+
+    def ready(self) -> None:
+        """Waits until all of them have had answers.
+
+        Raises:
+            EngineError: The server gives none.
+        """
+        self.plain, *_ = [told(process.receive()) for process in self._processes]
+
+    def run(self, table: Table, watch: Watch, timeout: float | None) -> Mapping[str, int]:
+        """See `Arm`."""
+        for process in self._processes:
+            process.send(timeout)
+        problems: dict[str, int] = {}
+        for process in self._processes:
+            while not process.said(0.01):
+                watch.look()
+                process.alive()
+            for text, count in told(process.receive()).items():
+                problems[text] = problems.get(text, 0) + count
+        return problems
+
+    def facts(self) -> Mapping[str, Any]:
+        """See `Arm`."""
+        return {}
+
+    def close(self) -> None:
+        """See `Arm`."""
+        for process in self._processes:
+            process.close()
+
+
+class Channel:
+    """Sends prepared requests. Their bytes are made once. What `dispatcher.drive` drives."""
+
+    def __init__(self, server: Server, feeds: Sequence[Arrays]) -> None:
+        import grpc
+
+        self._grpc = grpc
+        unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        self._channel = grpc.insecure_channel(server.address, unlimited)
+        try:
+            grpc.channel_ready_future(self._channel).result(_CONNECT)
+        except grpc.FutureTimeoutError:
+            self._channel.close()  # otherwise a thread goes on trying
+            raise EngineError(
+                f"no server answers at {server.address}", fix="start one: msplit serve MODEL; or check host and port"
+            ) from None
+        encode, self._decode, method = _protocol(server)
+        self._call = self._channel.unary_unary(method)
+        self._requests = {id(one): encode(one) for one in feeds}
+
+    def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
+        """Sends one of the prepared requests. The protocols have no priorities that all servers know."""
+        del priority
+        reply: Any = _Reply(self._call.future(self._requests[id(feeds)], timeout=timeout), self)
+        return reply  # type: ignore[no-any-return]
+
+    def step(self, feeds: Arrays) -> Arrays:
+        """Sends one, and waits for its answer."""
+        found: Arrays = self.submit(feeds, timeout=_PATIENCE).result()
+        return found
+
+    def drive(self, seconds: float = 0.0) -> bool:
+        """Nothing: gRPC has threads."""
+        del seconds
+        return False
+
+    def decoded(self, call: Any) -> Arrays:
+        """The answer of a call that is over.
+
+        Raises:
+            Busy, TimedOut: The server did not take it, or not in time.
+            EngineError: The server refused it.
+            CancelledError: Nobody waits for it any more.
+        """
+        try:
+            data = call.result()
+        except self._grpc.FutureCancelledError:
+            raise CancelledError from None
+        except self._grpc.RpcError as problem:
+            code, said = problem.code(), str(problem.details())
+            if code is self._grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise Busy(said) from None
+            if code is self._grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimedOut(said) from None
+            raise EngineError(f"the server says {code.name}: {said}") from None
+        return self._decode(data)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reply:
+    """A call as a future whose result is an answer."""
+
+    call: Any
+    channel: Channel
+
+    def add_done_callback(self, told: Callable[[Any], None]) -> None:
+        self.call.add_done_callback(lambda call: told(self))
+
+    def cancel(self) -> bool:
+        found: bool = self.call.cancel()
+        return found
+
+    def result(self) -> Arrays:
+        return self.channel.decoded(self.call)
+
+
+def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[bytes], Arrays], str]:
+    """How a request becomes bytes, how bytes become an answer, and the method."""
+    from msplit.serving.server import decode, messages, tensors
+
+    def predict(feeds: Arrays) -> bytes:
+        request = messages.PredictRequest()
+        request.model_spec.name = server.model
+        for name, value in feeds.items():
+            tensors.to_tensor_proto(np.asarray(value), request.inputs[name], as_content=True)
+        data: bytes = request.SerializeToString()
+        return data
+
+    def predicted(data: bytes) -> Arrays:
+        response = messages.PredictResponse.FromString(data)
+        return {name: decode.array_of(proto, name) for name, proto in response.outputs.items()}
+
+    def infer(feeds: Arrays) -> bytes:
+        request = messages.ModelInferRequest(model_name=server.model)
+        for name, value in feeds.items():
+            dtype = "object" if value.dtype.kind in "OSU" else value.dtype.name
+            request.inputs.add(name=name, datatype=tensors.open_name(dtype), shape=value.shape)
+            request.raw_input_contents.append(tensors.raw_content(value))
+        data: bytes = request.SerializeToString()
+        return data
+
+    def inferred(data: bytes) -> Arrays:
+        response = messages.ModelInferResponse.FromString(data)
+        raw = [*response.raw_output_contents] or [None] * len(response.outputs)
+        return {one.name: decode.array_of_infer(one, data) for one, data in zip(response.outputs, raw, strict=True)}
+
+    if server.protocol == TENSORFLOW:
+        return predict, predicted, "/tensorflow.serving.PredictionService/Predict"
+    return infer, inferred, "/inference.GRPCInferenceService/ModelInfer"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Sends its share of each run until nobody asks any more."""
+    parent = int(arguments[1])
+    opened: list[tuple[Channel, Table, Client]] = []
+
+    def alive() -> None:
+        if os.getppid() != parent:
+            raise EngineError("nobody waits for it any more")
+
+    def answer(message: Any) -> Any:
+        try:
+            if isinstance(message, Client):
+                channel = Channel(message.server, message.feeds)
+                opened.append((channel, Table(message.layout, message.handle), message))
+                asked = message.feeds if message.part.number == 0 else message.feeds[:1]
+                return [{name: np.array(value) for name, value in channel.step(one).items()} for one in asked]
+            ((channel, table, client),) = opened
+            watch = Watch(table, alive)
+            with settled():
+                return dict(drive(table, channel, client.feeds, watch, timeout=message, nap=_NAP, part=client.part))
+        except MsplitError as problem:
+            return Problem(problem.what, problem.where, problem.fix)
+
+    serve(arguments, answer)
+
+
+if __name__ == "__main__":
+    from msplit.serving.loadtest import clients  # so that what comes through the pipe is of the classes that are here
+
+    clients.main(sys.argv[1:])

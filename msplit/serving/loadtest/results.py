@@ -1,0 +1,234 @@
+"""What a load run found: latency and throughput by arm and level, with what repeats differ by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.serving.loadtest.corpus import Verdict
+from msplit.serving.loadtest.generator import Level, Sent
+from msplit.serving.loadtest.table import DONE, FAILED, GIVEN_UP, MISSHAPEN, REFUSED, SENT, TIMED_OUT, Table
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Times of requests, in µs."""
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+    max: float
+
+    @staticmethod
+    def of(times: NDArray[Any]) -> Latency | None:
+        """Of times in ns; None of none."""
+        if not len(times):
+            return None
+        p50, p90, p99 = np.percentile(times, [50, 90, 99]) / 1e3
+        return Latency(float(p50), float(p90), float(p99), float(times.mean()) / 1e3, float(times.max()) / 1e3)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm at one level, once. Warm-up is left out of all but `failed`, `checked`, `wrong`, `says` and
+    `why`.
+
+    Attributes:
+        seconds: How long was measured.
+        requests: Requests that belong to that time: sent in it, or due in it where the load is open.
+        answered: How many of them have an answer.
+        refused, timed_out: How many have none, and why.
+        given_up: How many still waited when the run was over for a second: more came than could be answered.
+        failed: How many have none for another reason.
+        throughput: Answers per second of that time.
+        latency: From sending to the answer, of an open load from when a request was due; None where none was answered.
+        by_priority: The same by priority, where there are several.
+        checked: Answers that were held against what they should be.
+        wrong: How many of them are wrong.
+        says: What is wrong with the first one; "" where nothing is.
+        why: Why a request failed; "" where none did.
+        most_in_flight: Most requests that were sent and not answered.
+        late_us: How long after a request was due the generator sent it, µs: 99 % are no later. 0 of a closed load.
+        cut: Whether the table was full before its time.
+    """
+
+    seconds: float
+    requests: int
+    answered: int
+    refused: int
+    timed_out: int
+    given_up: int
+    failed: int
+    throughput: float
+    latency: Latency | None
+    by_priority: Mapping[int, Latency | None]
+    checked: int
+    wrong: int
+    says: str
+    why: str
+    most_in_flight: int
+    late_us: float
+    cut: bool
+
+
+def measured(table: Table, sent: Sent, verdict: Verdict, *, is_open: bool, why: str = "") -> Run:
+    """What a finished run took, out of its table, and what is wrong with its answers."""
+    count = table.counters[SENT]
+    status, answered = table.status[:count], table.answered[:count]
+    began = table.scheduled[:count] if is_open else table.sent[:count]
+    inside = (began >= sent.begin) & (began < sent.end)
+    done = inside & (status == DONE)
+    times = answered - began
+    priorities = table.priority[:count]
+    levels = np.unique(priorities[inside]).tolist()
+    seconds = max((sent.end - sent.begin) / 1e9, 1e-9)
+    ended = (answered >= sent.begin) & (answered < sent.end) & (status == DONE)
+    late = (table.sent[:count] - table.scheduled[:count])[inside] if is_open else np.zeros(0)
+    return Run(
+        seconds=seconds,
+        requests=int(inside.sum()),
+        answered=int(done.sum()),
+        refused=int((inside & (status == REFUSED)).sum()),
+        timed_out=int((inside & (status == TIMED_OUT)).sum()),
+        given_up=int((inside & (status == GIVEN_UP)).sum()),
+        failed=int(((status == FAILED) | (status == MISSHAPEN)).sum()),
+        throughput=float(ended.sum()) / seconds,
+        latency=Latency.of(times[done]),
+        by_priority={level: Latency.of(times[done & (priorities == level)]) for level in levels}
+        if len(levels) > 1
+        else {},
+        checked=verdict.checked,
+        wrong=verdict.wrong,
+        says=verdict.says,
+        why=why,
+        most_in_flight=in_flight(table.sent[:count], answered),
+        late_us=float(np.percentile(late, 99)) / 1e3 if len(late) else 0.0,
+        cut=sent.full,
+    )
+
+
+def in_flight(sent: NDArray[np.int64], answered: NDArray[np.int64]) -> int:
+    """Most requests that were on their way at once. What is answered when another is sent is on its way no more."""
+    if not len(sent):
+        return 0
+    before = np.searchsorted(np.sort(answered), np.sort(sent), side="right")
+    return int((np.arange(1, len(sent) + 1) - before).max())
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over the repeats: the median, the least and the most."""
+
+    value: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread | None:
+        """None of none."""
+        return Spread(float(np.median(values)), min(values), max(values)) if values else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """An arm at a level, over all repeats.
+
+    Attributes:
+        arm: Its label.
+        level: What it was asked.
+        name: What that is called.
+        runs: Each repeat.
+        limited: Whether the generator, not the arm, sets the figure, in words; "" where it does not.
+    """
+
+    arm: str
+    level: Level
+    name: str
+    runs: tuple[Run, ...]
+    limited: str = ""
+
+    @property
+    def throughput(self) -> Spread:
+        """Answers per second."""
+        found = Spread.of([run.throughput for run in self.runs])
+        assert found is not None
+        return found
+
+    def latency(self, quantity: str, priority: int | None = None) -> Spread | None:
+        """``p50``, ``p90``, ``p99``, ``mean`` or ``max`` in µs, of all requests or of a priority; None where nothing was answered."""
+        found = [run.latency if priority is None else run.by_priority.get(priority) for run in self.runs]
+        return Spread.of([getattr(one, quantity) for one in found if one is not None])
+
+    @property
+    def priorities(self) -> tuple[int, ...]:
+        """Those that there were, where there were several."""
+        return tuple(sorted({level for run in self.runs for level in run.by_priority}))
+
+    def total(self, quantity: str) -> int:
+        """A count over all repeats, such as ``wrong``."""
+        return sum(getattr(run, quantity) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """Something that answered.
+
+    Attributes:
+        label: What it is called.
+        about: What it is, in words.
+        echo: Label of the arm that shows what handing over to it costs by itself; "" for such an arm.
+        facts: What is known of it, such as what a pool says at the end.
+        skipped: Why it was not measured; "" where it was.
+    """
+
+    label: str
+    about: str
+    echo: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    skipped: str = ""
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """What `load` found.
+
+    Attributes:
+        model: What was loaded.
+        arms: What answered, in the order of the report, echoes last.
+        points: Arm by arm, level by level.
+        seconds, warmup, repeat: How it was measured.
+        rows: Of a request; 0 where the model has none.
+        distinct: Prepared requests, and of those how many have an answer that would pass for no other's.
+        checked_against: What gave the answers that they are held against.
+        tolerances: By output, of the first arm.
+        notes: What is worth knowing.
+        environment: Machine and versions.
+    """
+
+    model: str
+    arms: tuple[ArmResult, ...]
+    points: tuple[Point, ...]
+    seconds: float
+    warmup: float
+    repeat: int
+    rows: int
+    distinct: tuple[int, int]
+    checked_against: str
+    tolerances: Mapping[str, float]
+    notes: tuple[str, ...]
+    environment: Mapping[str, Any]
+
+    @property
+    def wrong(self) -> int:
+        """Answers that were not right."""
+        return sum(point.total("wrong") for point in self.points)
+
+    @property
+    def broken(self) -> int:
+        """Requests that failed for another reason than those that a load may have: too many waited, or one waited too long."""
+        return sum(point.total("failed") for point in self.points)

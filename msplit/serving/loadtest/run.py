@@ -1,0 +1,429 @@
+"""Loads a model: prepares requests, opens what answers them, and measures all of it in turns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from msplit.assignment.model import opened
+from msplit.core.arguments import number, whole
+from msplit.core.precision import Precision
+from msplit.engines.environment import environment, gpus
+from msplit.errors import EngineError, MsplitError
+from msplit.flatten.flat import FlatGraph
+from msplit.formats import build as files
+from msplit.progress import Progress, phase, silent
+from msplit.run.ablation import plural
+from msplit.run.request import BenchRequest
+from msplit.run.variants import own_data
+from msplit.serving.loadtest import corpus as requests
+from msplit.serving.loadtest.clients import Server, ServerArm
+from msplit.serving.loadtest.corpus import Checker, Prepared
+from msplit.serving.loadtest.dispatcher import Watch, settled
+from msplit.serving.loadtest.generator import Generator, Level, Sending
+from msplit.serving.loadtest.results import ArmResult, LoadResult, Point, Run, measured
+from msplit.serving.loadtest.table import Layout, Table
+from msplit.serving.loadtest.targets import SESSIONS, Arm, RemoteArm, Spec, echoes, of_pool
+from msplit.serving.pool.settings import PoolSettings
+from msplit.verify.compare import computed_in
+
+AUTO = "auto"
+"""Of `LoadSettings.beside`: TensorFlow in all ways where it sees a GPU."""
+
+_FASTEST = 400_000
+"""Requests per second for which there is room, as far as memory goes."""
+
+_PER_ROW = 48
+"""Bytes of a request in the table, beside its answer."""
+
+_NEAR = 0.7
+"""Share of what its echo answers above which the generator may set an arm's figure."""
+
+_LATE = 0.2
+"""Share of the median latency above which it matters how late requests were sent."""
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """How a model is loaded.
+
+    Attributes:
+        clients: Closed loop: how many clients send, each when it has its answer.
+        rates: Open loop: arrivals per second.
+        shares: Likewise, as shares of the most that the same arm has answered in the closed loop.
+        seconds, warmup: Of measuring and before it, for each arm and level.
+        repeat: How often all of it is done.
+        rows: Of a request.
+        distinct: Prepared requests, each with inputs of its own.
+        mix: Share of requests by priority; empty: all of them 0.
+        timeout: Seconds that a request may wait to be started.
+        most: Requests after warming up, after which a run ends; 0: when its time is over.
+        beside: What of `arms.SESSIONS` is measured beside the pool, or ``auto``.
+        threads: That call TensorFlow's sessions.
+        config: A file with a ConfigProto as text, for those sessions.
+        memory: Bytes for the requests of a run and their answers; a run ends when they are full.
+    """
+
+    clients: Sequence[int] = (1, 2, 4, 8, 16)
+    rates: Sequence[float] = ()
+    shares: Sequence[float] = ()
+    seconds: float = 2.0
+    warmup: float = 0.5
+    repeat: int = 3
+    rows: int = 1
+    distinct: int = 64
+    mix: Mapping[int, float] = field(default_factory=dict)
+    timeout: float | None = None
+    most: int = 0
+    beside: Sequence[str] = (AUTO,)
+    threads: int = 16
+    config: Path | None = None
+    memory: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        for name, value, low in (
+            ("repeat", self.repeat, 1),
+            ("rows", self.rows, 1),
+            ("distinct", self.distinct, 1),
+            ("threads", self.threads, 1),
+            ("most", self.most, 0),
+            *(("the number of clients", one, 1) for one in self.clients),
+        ):
+            whole(name, value, low)
+        for name, time in (("seconds", self.seconds), ("warmup", self.warmup), ("timeout", self.timeout)):
+            if time is not None:
+                number(name, time)
+        if not self.clients and (self.shares or not self.rates):
+            said = "shares are of the most that clients find" if self.shares else "there is no load"
+            raise MsplitError(said, fix="give clients" if self.shares else "give clients, or rates")
+        if not all(0 < one < float("inf") for one in (*self.rates, *self.shares)) or self.seconds <= 0:
+            raise MsplitError("rates, shares and seconds are above 0", fix="give numbers above 0")
+        if any(share < 0 for share in self.mix.values()) or (self.mix and not sum(self.mix.values()) > 0):
+            raise MsplitError(
+                f"{dict(self.mix)} are no shares", fix="give a share for each priority, such as 0:0.1,1:0.9"
+            )
+        unknown = [name for name in self.beside if name not in (*SESSIONS, AUTO)]
+        if unknown:
+            raise MsplitError(f"there is no {unknown[0]!r} to measure", fix=f"one of: {', '.join(SESSIONS)}")
+
+
+@dataclass(eq=False)
+class _Bench:
+    """What is measured: the arms by label, each with what checks its answers, and the points so far."""
+
+    table: Table
+    generator: Generator
+    settings: LoadSettings
+    tell: Progress
+    parts: int = 1
+    arms: dict[str, Arm] = field(default_factory=dict)
+    checkers: dict[str, Checker] = field(default_factory=dict)
+    runs: dict[tuple[str, str], tuple[Level, list[Run]]] = field(default_factory=dict)
+    done: int = 0
+
+    def measure(self, label: str, key: str, level: Level, seed: int) -> None:
+        """One run of one arm."""
+        arm, settings = self.arms[label], self.settings
+        steps = settings.repeat * len(self.arms) * self.levels
+        self.tell(f"{label}, {key}", min(self.done / max(steps, 1), 1.0))
+        asked = Sending(
+            level=level,
+            seconds=settings.seconds,
+            warmup=settings.warmup,
+            distinct=settings.distinct,
+            seed=seed,
+            mix=tuple(settings.mix.items()),
+            most=settings.most,
+            parts=self.parts,
+        )
+        self.table.clear()
+        self.generator.start(asked)
+        watch = Watch(self.table, self.generator.process.alive)
+        problems = arm.run(self.table, watch, settings.timeout)
+        sent = self.generator.finish()
+        verdict = self.checkers[label].check(self.table)
+        run = measured(self.table, sent, verdict, is_open=level.is_open, why=next(iter(problems), ""))
+        self.runs.setdefault((label, key), (level, []))[1].append(run)
+        self.done += 1
+
+    @property
+    def levels(self) -> int:
+        """How many there are."""
+        return len(self.settings.clients) + len(self.settings.rates) + len(self.settings.shares)
+
+    def best(self, label: str) -> float:
+        """The most that an arm has answered in the closed loop, per second."""
+        found = [
+            max(run.throughput for run in runs)
+            for (one, _), (level, runs) in self.runs.items()
+            if one == label and not level.is_open
+        ]
+        return max(found, default=0.0)
+
+
+def load(
+    model: FlatGraph | str | os.PathLike[str],
+    request: BenchRequest | None = None,
+    *,
+    settings: LoadSettings | None = None,
+    pool: PoolSettings | None = None,
+    server: Server | None = None,
+    progress: Progress | None = None,
+) -> LoadResult:
+    """Sends many requests to a pool of a model or a build from another process, checks every answer, and measures.
+
+    This executes the model.
+
+    Args:
+        model: From `msplit.load`, or where a model or a build is.
+        request: As for `msplit.prepare`.
+        settings: How it is loaded.
+        pool: How the pool answers.
+        server: What answers in place of a pool; the model says inputs and right answers.
+        progress: Told what is being done and how much of it is done.
+
+    Raises:
+        EngineError: The engine can not run the model, or plain steps give other outputs than they should.
+        MsplitError: What is asked for does not fit the model.
+    """
+    from msplit.serving.pool.making import pool as make_pool
+
+    settings, pool_settings = settings or LoadSettings(), pool or PoolSettings()
+    request = replace(request or BenchRequest(), batch=settings.rows)
+    if settings.mix and max(settings.mix) >= pool_settings.priorities:
+        pool_settings = replace(pool_settings, priorities=max(settings.mix) + 1)
+    is_build = not isinstance(model, FlatGraph) and files.is_build(model)
+    flat = None if is_build else opened(model)
+    if server is not None and flat is None:
+        raise MsplitError("a build says nothing of what a server should answer", fix="give the model itself")
+    if server is not None:
+        settings = replace(settings, beside=[name for name in settings.beside if name != AUTO])
+    with ExitStack() as stack:
+        made: Any = None
+        notes: list[str] = []
+        if server is None:
+            made = make_pool(model if flat is None else flat, request, settings=pool_settings, progress=progress)
+            stack.callback(made.close, finish=False)
+            notes += made.about.notes
+        notes += () if flat is None else own_data(flat)
+        ready = _prepared(flat, model, made, request, settings)
+        layout = Layout(_rows(settings, ready), ready.kept)
+        table = Table(layout)
+        stack.callback(table.close)
+        main: Arm
+        if server is None:
+            about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}{_of_each(request)}"
+            main = of_pool("pool", about, made, ready.feeds, on_gpu=request.device == "cuda" and made.polls)
+            pool_settings = replace(pool_settings, groups=made.settings.groups)
+        else:
+            main = client = ServerArm(server, ready.feeds, table)
+            stack.callback(client.close)
+            client.ready()
+        specs = _specs(flat, ready, request, settings, pool_settings)
+        others, skipped = _beside(stack, [replace(spec, layout=layout, handle=table.handle) for spec in specs])
+        threads = settings.threads if any(arm.echo != main.echo for arm in others) else 0
+        generator = Generator(table)
+        stack.callback(generator.close)
+        bench = _Bench(table, generator, settings, progress or silent, parts=1 if server is None else server.processes)
+        for arm in (main, *others, *echoes(ready.feeds, ready.answers, threads)):
+            checker = Checker(ready, arm.plain)
+            if checker.wrong:
+                _refuse_wrong(arm, main, checker, ready)
+                skipped.append(ArmResult(arm.label, arm.about, arm.echo, {}, f"gives other outputs: {checker.wrong}"))
+                continue
+            bench.arms[arm.label], bench.checkers[arm.label] = arm, checker
+        _measure(bench)
+        results = tuple(ArmResult(one.label, one.about, one.echo, dict(one.facts())) for one in bench.arms.values())
+        checker = bench.checkers[main.label]
+        return LoadResult(
+            model=str(flat.model.path if flat is not None else model),
+            arms=(*results, *skipped),
+            points=_points(bench),
+            seconds=settings.seconds,
+            warmup=settings.warmup,
+            repeat=settings.repeat,
+            rows=settings.rows,
+            distinct=(len(ready.feeds), checker.told_apart()),
+            checked_against=ready.source,
+            tolerances=checker.tolerances,
+            notes=tuple(notes),
+            environment=environment(request.command),
+        )
+
+
+def _of_each(request: BenchRequest) -> str:
+    """Where a pool's groups are, if that is to be told."""
+    return f" on each of {len(request.devices)} GPUs" if len(request.devices) > 1 else ""
+
+
+def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: BenchRequest, settings: LoadSettings) -> Prepared:
+    """Requests and what their answers should be: by TensorFlow where there is a model, else by plain steps of a build's pool, which was
+    verified when it was opened."""
+    with phase("preparing requests"):
+        if flat is not None:
+            feeds = requests.from_model(flat, request, settings.distinct)
+        else:
+            base = requests.of_build(Path(model))
+            feeds = requests.of_ports(base, pool.inputs, settings.rows, settings.distinct, request.seed)
+    computed: Mapping[str, str] = {}
+    source = "plain steps, one request at a time"
+    if flat is not None:
+        computed = computed_in(flat)
+        try:
+            answers = requests.by_tensorflow(flat, feeds, request)
+            source = "TensorFlow on the CPU, one request at a time"
+        except EngineError:
+            if pool is None:
+                raise
+            answers = requests.by_steps(pool.step, feeds)
+    else:
+        answers = requests.by_steps(pool.step, feeds)
+    return Prepared(feeds, answers, source, Precision(request.precision).on(gpu=_may_round(request)), computed)
+
+
+def _may_round(request: BenchRequest) -> bool:
+    """Whether there is a GPU that may make products in TF32."""
+    return request.device == "cuda" and bool(gpus())
+
+
+def _rows(settings: LoadSettings, ready: Prepared) -> int:
+    """Requests for which the table has room."""
+    length = settings.seconds + settings.warmup
+    fastest = max([_FASTEST if settings.clients or settings.shares else 0, *(1.2 * rate for rate in settings.rates)])
+    if settings.most:
+        length = min(length, settings.warmup + settings.most / fastest)
+    wanted = int(fastest * length) + 10_000
+    each = _PER_ROW + sum(kept.bytes for kept in ready.kept.values())
+    return max(1024, min(wanted, settings.memory // each))
+
+
+def _specs(
+    flat: FlatGraph | None, ready: Prepared, request: BenchRequest, settings: LoadSettings, pool_settings: PoolSettings
+) -> list[Spec]:
+    """What of TensorFlow is measured beside the pool."""
+    names = list(settings.beside)
+    if AUTO in names:
+        names = list(SESSIONS) if flat is not None and request.device == "cuda" and _sees_gpu() else []
+    if names and flat is None:
+        raise MsplitError("TensorFlow runs no builds", fix="load the model itself to have it measured beside")
+    if flat is None:
+        return []
+    nowhere = Layout(0, {})
+    return [
+        Spec(
+            kind=name,
+            model=flat.model.path,
+            choice=flat.model.choice,
+            feeds=ready.feeds,
+            request=request,
+            settings=pool_settings,
+            threads=settings.threads,
+            config=settings.config,
+            layout=nowhere,
+            handle=-1,
+        )
+        for name in dict.fromkeys(names)
+    ]
+
+
+def _sees_gpu() -> bool:
+    from msplit.engines.tensorflow import runtime
+    from msplit.engines.tensorflow.engine import ENGINE
+
+    return ENGINE.unavailable() is None and runtime.has_gpu()
+
+
+def _beside(stack: ExitStack, specs: Sequence[Spec]) -> tuple[list[Arm], list[ArmResult]]:
+    """Starts what is measured beside the pool, and waits for it: all at once, but for what takes a share of the memory that is free."""
+    alone = [[spec] for spec in specs if spec.takes_memory]
+    ready: list[Arm] = []
+    skipped: list[ArmResult] = []
+    for several in [[spec for spec in specs if not spec.takes_memory], *alone]:
+        started = []
+        for spec in several:
+            arm = RemoteArm(spec)
+            stack.callback(arm.close)
+            started.append(arm)
+        for arm in started:
+            with phase(f"opening {arm.label}"):
+                try:
+                    arm.ready()
+                    ready.append(arm)
+                except EngineError as problem:
+                    skipped.append(ArmResult(arm.label, arm.about, arm.echo, {}, problem.what))
+    return ready, skipped
+
+
+def _refuse_wrong(arm: Arm, main: Arm, checker: Checker, ready: Prepared) -> None:
+    """Raises where it is the pool that gives other outputs.
+
+    Raises:
+        EngineError: It is.
+    """
+    if arm is main:
+        raise EngineError(
+            f"{'the server gives' if arm.label == 'server' else 'plain steps give'} other outputs than {ready.source}: {checker.wrong}",
+            fix="see `msplit bench`, which compares every way to run the model; one whose steps change it has no right answers",
+        )
+
+
+def _measure(bench: _Bench) -> None:
+    """All levels of all arms in turns, again and again; who goes first changes, and what is sent does not."""
+    settings = bench.settings
+    labels = list(bench.arms)
+    best: dict[str, float] = {}
+    with phase("measuring"), settled():
+        for repeat in range(settings.repeat):
+            turn = labels[repeat % len(labels) :] + labels[: repeat % len(labels)]
+            for clients in settings.clients:
+                for label in turn:
+                    bench.measure(label, _key(clients=clients), Level(clients=clients), repeat)
+            for rate in settings.rates:
+                for label in turn:
+                    bench.measure(label, _key(rate=rate), Level(rate=rate), repeat)
+            best = best or {label: bench.best(label) for label in labels if bench.arms[label].echo}
+            for share in settings.shares:
+                for label in turn:
+                    rate = share * best.get(label, max(best.values(), default=0.0))
+                    if rate > 0:
+                        bench.measure(label, _key(share=share), Level(rate=rate), repeat)
+
+
+def _key(*, clients: int = 0, rate: float = 0.0, share: float = 0.0) -> str:
+    """What a level is called."""
+    if clients:
+        return f"{clients} client{'' if clients == 1 else 's'}"
+    return f"{rate:,.6g}/s" if rate else f"{100 * share:.6g} %"
+
+
+def _points(bench: _Bench) -> tuple[Point, ...]:
+    """What was measured, arm by arm, and where the generator was the limit."""
+    found = []
+    for label, arm in bench.arms.items():
+        for (one, key), (level, runs) in bench.runs.items():
+            if one == label:
+                point = Point(label, level, key, tuple(runs))
+                echo = bench.runs.get((arm.echo, key))
+                found.append(
+                    replace(point, limited=limit(point, Point(arm.echo, level, key, tuple(echo[1])) if echo else None))
+                )
+    return tuple(found)
+
+
+def limit(point: Point, echo: Point | None) -> str:
+    """Whether handing over, and not what answers, sets the figures of a point, in words."""
+    if any(run.cut for run in point.runs):
+        return "ended early: no more memory for answers"
+    if echo is None:
+        return ""
+    most = echo.throughput.value
+    if not point.level.is_open:
+        return f"the generator alone reaches {most:,.0f}/s" if point.throughput.value > _NEAR * most else ""
+    late, latency = max(run.late_us for run in point.runs), point.latency("p50")
+    if latency is not None and late > _LATE * latency.value:
+        return f"requests were sent up to {late:,.0f} µs late"
+    return ""

@@ -1,0 +1,264 @@
+"""Inputs and outputs of a pool: what a request must bring, how requests become one step, and how its outputs become answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, refuse
+from msplit.engines.cuda import engine as cuda
+from msplit.errors import EngineError
+from msplit.run.tensors import as_array, lies_on
+
+Shape = tuple[int, ...]
+
+_TEXT = np.dtype(object)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output.
+
+    Attributes:
+        dtype: NumPy's name of its type; ``object`` for strings.
+        shape: A first dimension of None has the rows.
+        most: How many values an input may have.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...]
+    most: int = field(default=1 << 62, compare=False)
+
+    @property
+    def said(self) -> str:
+        """Type and shape for messages, as in ``float32 [-1, 4]``."""
+        return f"{self.dtype} {[-1 if size is None else size for size in self.shape]}"
+
+
+class Ports:
+    """Inputs and outputs of one model.
+
+    Args:
+        dtypes: Of inputs.
+        shapes: Of inputs, by the rows of each step that there is, ascending; by 0 where a model has one step of fixed shapes.
+        rows: Of inputs and of outputs, how many entries of the first axis belong to a row (0: it has no rows), where rows are independent;
+            None where that was not shown.
+        mixes: Why it was not.
+        pads: Whether steps are of these batches only, so that one is filled up to the next.
+        device: Where tensors stay that lie there, "cuda" or "cpu"; others are brought to the host. None: all are.
+
+    Attributes:
+        joins: Whether several requests may share a step, and one may be filled up to it.
+        batches: Rows of steps, ascending; empty where shapes are fixed.
+    """
+
+    def __init__(
+        self,
+        dtypes: Mapping[str, np.dtype[Any]],
+        shapes: Mapping[int, Mapping[str, Shape]],
+        rows: tuple[Mapping[str, int], Mapping[str, int]] | None,
+        mixes: str = "",
+        *,
+        pads: bool = True,
+        device: str | None = None,
+    ) -> None:
+        self.batches = tuple(batch for batch in shapes if batch)
+        self._pads, self._device = pads, device
+        self.joins, self._mixes = rows is not None and bool(self.batches), mixes
+        largest = [*shapes.values()][-1]
+        dtypes = {name: _kept_as(dtype) for name, dtype in dtypes.items()}
+        entries, self._made = rows if rows is not None and self.joins else ({}, {})
+        self._entries = {name: entries.get(name, 0) for name in largest}
+        changing = [name for name in largest if len({shape[name][:1] for shape in shapes.values()}) > 1]
+        leading = set(changing) | {name for name, count in self._entries.items() if count}
+        self.inputs = {
+            name: Port(
+                dtypes[name].name,
+                (None, *shape[1:]) if name in leading else shape,
+                max(math.prod(one[name]) for one in shapes.values()),
+            )
+            for name, shape in largest.items()
+        }
+        self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
+        self._shapes = dict(shapes)
+        self._shared = [name for name, count in self._entries.items() if not count and self.joins]
+        self._texts = [name for name in largest if dtypes[name] == _TEXT]
+
+    def outputs(self, example: Arrays) -> dict[str, Port]:
+        """What answers have, by the outputs of a step."""
+        return {
+            name: Port(_kept_as(value.dtype).name, (None, *value.shape[1:]) if self._made.get(name) else value.shape)
+            for name, value in example.items()
+        }
+
+    def check(self, feeds: Feeds) -> tuple[Feeds, int, Hashable]:
+        """What a request brings, as arrays, or as tensors that stay where they are and may be read; its rows, 0 where a model has none; and
+        its key (see `Request`).
+
+        Raises:
+            EngineError: An input is missing or is none, or has another type or shape than it must.
+        """
+        if (
+            self.joins and not self._texts and type(feeds) is dict and len(feeds) == len(self._wanted)
+        ):  # as most requests are
+            rows = -1
+            for name, dtype, shape, count in self._wanted:
+                value = feeds.get(name)
+                if type(value) is not np.ndarray or value.dtype != dtype:
+                    break
+                if not count:
+                    if value.shape != shape:
+                        break
+                    continue
+                if rows < 0 and value.ndim:
+                    rows = len(value) // count
+                if value.shape[:1] != (rows * count,) or value.shape[1:] != shape[1:]:
+                    break
+            else:
+                if 0 < rows <= self.batches[-1]:
+                    return feeds, rows, self._key(feeds)
+        if not hasattr(feeds, "items"):
+            said = f"a request is a mapping from names of inputs to arrays, not a {type(feeds).__name__}"
+            raise EngineError(said, fix=f"the inputs are: {', '.join(self.inputs)}")
+        arrays = {name: self._taken(name, value) for name, value in feeds.items()}
+        rows = self._rows(arrays)
+        refuse(arrays, {name: (dtype.name, self._shape(name, rows)) for name, dtype, _, _ in self._wanted})
+        for name in self._texts:
+            arrays[name] = _as_bytes(name, arrays[name])
+        return arrays, rows, self._key(arrays)
+
+    def _taken(self, name: str, value: Any) -> Any:
+        if self._device is not None and name not in self._shared and lies_on(value, self._device):
+            return cuda.settled(name, value)
+        return as_array(name, value) if is_array(value) or is_tensor(value) else value
+
+    def _shape(self, name: str, rows: int) -> Shape:
+        """Of an input of so many rows."""
+        if rows in self._shapes:
+            return self._shapes[rows][name]
+        shape, count = self._shapes[self.batches[-1]][name], self._entries[name]
+        return (rows * count, *shape[1:]) if count else shape
+
+    def _rows(self, feeds: Feeds) -> int:
+        """How many rows a request has.
+
+        Raises:
+            EngineError: There is no step for it.
+        """
+        given = {name: tuple(value.shape) for name, value in feeds.items() if is_array(value) or is_tensor(value)}
+        if not self.joins:
+            if given.keys() != self._entries.keys():
+                return max(self._shapes)  # what is wrong with it is said later
+            fitting = [batch for batch, shapes in self._shapes.items() if shapes == given]
+            if not fitting and len(self._shapes) > 1:
+                raise EngineError(
+                    f"inputs are of none of the batches that are ready ({', '.join(map(str, self.batches))})",
+                    details=[f"they can not be filled up to one: {self._mixes}"],
+                    fix="send one of those, or make this batch ready, too",
+                )
+            return fitting[0] if fitting else next(iter(self._shapes))
+        sizes = {name: given[name][0] / count for name, count in self._entries.items() if count and given.get(name)}
+        if len(set(sizes.values())) > 1 or not all(size.is_integer() for size in sizes.values()):
+            said = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
+            raise EngineError(f"inputs have different numbers of rows: {said}", fix="give all of them the same batch")
+        rows = int(next(iter(sizes.values()), self.batches[-1]))
+        if not 0 < rows <= self.batches[-1]:
+            raise EngineError(
+                f"a batch of {rows} is not between 1 and {self.batches[-1]}, the largest that is ready",
+                fix="cut it, or raise max_batch",
+            )
+        return rows
+
+    def _key(self, feeds: Feeds) -> Hashable:
+        """Requests share a step where what has no rows is equal."""
+        if not self.joins:
+            return None
+        return tuple(
+            [tuple(feeds[name].flat) if name in self._texts else feeds[name].tobytes() for name in self._shared]
+        )
+
+    def rung(self, rows: int) -> int:
+        """Rows of the smallest step that has so many."""
+        if not self._pads:
+            return rows
+        return next((batch for batch in self.batches if batch >= rows), rows)
+
+    def join(self, feeds: Sequence[Feeds], rung: int) -> Feeds:
+        """The inputs of several requests as those of one step, its end filled up with the first row of all: what is legal in a row, an
+        index in range for example, is so there, too."""
+        if not self.joins:
+            return feeds[0]
+        return {
+            name: _filled([one[name] for one in feeds], rung * count, count) if count else feeds[0][name]
+            for name, count in self._entries.items()
+        }
+
+    def cut(self, outputs: dict[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The answers to requests of so many rows each, out of a step's outputs: parts of them, and of what has no rows one for each."""
+        if not self.joins or (len(rows) == 1 and rows[0] in self.batches):
+            return [outputs]
+        if len(set(rows)) == 1:  # to go along an array takes a third of the time that it takes to cut it
+            count = len(rows)
+            columns = [
+                [*value[: made * sum(rows)].reshape(count, made * rows[0], *value.shape[1:])]
+                if (made := self._made.get(name))
+                else [value, *(_copied(value) for _ in rows[1:])]
+                for name, value in outputs.items()
+            ]
+            return [dict(zip(outputs, values, strict=True)) for values in zip(*columns, strict=True)]
+        answers = []
+        start = 0
+        for count in rows:
+            end = start + count
+            answers.append(
+                {
+                    name: value[start * made : end * made]
+                    if (made := self._made.get(name))
+                    else (_copied(value) if start else value)
+                    for name, value in outputs.items()
+                }
+            )
+            start = end
+        return answers
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if is_array(value) else value.clone()
+
+
+def _filled(parts: Sequence[NDArray[Any]], size: int, entries: int) -> NDArray[Any]:
+    """Arrays one behind the other, and then the first entries again and again."""
+    missing = size - sum(map(len, parts))
+    if not missing and len(parts) == 1:
+        return parts[0]
+    return np.concatenate([*parts, *[parts[0][:entries]] * (missing // entries)])
+
+
+def _kept_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Strings are one type, however NumPy keeps them."""
+    return _TEXT if dtype.kind in "OSU" else dtype
+
+
+def _as_bytes(name: str, value: NDArray[Any]) -> NDArray[Any]:
+    """An array of strings as one of bytes, so that requests that keep them in other ways can share a step.
+
+    Raises:
+        EngineError: Something else is in it, at which the whole step would fail.
+    """
+    if value.dtype.kind == "S" or all(type(one) is bytes for one in value.flat):
+        return value.astype(_TEXT, copy=False)
+    found = np.empty(value.shape, _TEXT)
+    fix = "give bytes, or text, which is sent as UTF-8"
+    for place, one in enumerate(value.flat):
+        if not isinstance(one, bytes | str):
+            raise EngineError(f"input {name} has a {type(one).__name__} among its strings", fix=fix)
+        try:
+            found.flat[place] = one if isinstance(one, bytes) else one.encode()
+        except UnicodeEncodeError as problem:
+            raise EngineError(f"input {name} has a text that UTF-8 can not have: {problem}", fix=fix) from None
+    return found

@@ -1,0 +1,1 @@
+"""Holds outputs and variables of an engine against a reference, and says what differs."""

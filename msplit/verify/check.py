@@ -1,0 +1,616 @@
+"""Builds variants of one model and checks that they agree. One whose outputs are wrong is not measured at all."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from msplit.core.precision import Precision
+from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, HasState
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
+from msplit.engines.cuda.options import EngineOptions
+from msplit.engines.tensorflow.engine import REFERENCE
+from msplit.errors import EngineError, OutOfMemory, WrongShape
+from msplit.inputs.reference import Reference
+from msplit.inputs.special import RANDOM, Fresh, Kind, Name
+from msplit.opset.traits import DRAWS
+from msplit.progress import Progress, Sums, phase
+from msplit.verify.built import KeepsMemory, KnowsDevice, NeedsDevices, Running, Variant
+from msplit.verify.compare import (
+    Comparison,
+    best_of,
+    compare,
+    compare_state,
+    computed_in,
+    least_state_tolerances,
+    output_tolerances,
+    state_tolerances,
+)
+from msplit.verify.mixed_precision import emulated_errors
+from msplit.verify.results import Check, Settings
+
+Pair = tuple[Running, Running, Precision]
+"""A variant, what it is held against, and the coarser of their precisions."""
+
+Compared = Callable[..., Comparison]
+"""Compares outputs, of what is got and what is expected, in a precision, of all that are held against each other."""
+
+
+@dataclass(frozen=True, eq=False)
+class Verification:
+    """How variants are verified: on inputs that `fresh` makes from a seed and, if there is one, against a reference.
+
+    `computed` is as `Reference` has it. `rounding` is, for those that are held to it, as `compare` has it. Where it is `proved` that the
+    rewritten graph does what it did op by op, only streams and kernels are left to verify.
+    """
+
+    fresh: Callable[[int], Arrays] | Fresh
+    settings: Settings
+    reference: Reference | None
+    tell: Progress
+    computed: Mapping[str, str] | None = None
+    rounding: Mapping[Variant, Mapping[str, float]] = field(default_factory=dict)
+    special: bool = True
+    proved: bool = False
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those of special inputs."""
+        return self.fresh.kinds if self.special and isinstance(self.fresh, Fresh) else ()
+
+    def made(self, seed: int, kind: Kind) -> Arrays:
+        """Inputs of a kind."""
+        return self.fresh(seed, kind) if isinstance(self.fresh, Fresh) else self.fresh(seed)
+
+    def refuse(self, kind: Kind, why: str) -> None:
+        """Notes that nothing can be verified on a kind of inputs."""
+        if isinstance(self.fresh, Fresh):
+            self.fresh.refused.setdefault(kind.name.value, why)
+
+
+SPECIAL = "verifying special inputs"
+"""The phase in which that is done."""
+
+
+def seconds_of(sums: Sums) -> float:
+    """Sum up the seconds that special inputs took."""
+    return sum(one.seconds for one in sums.phases if one.phase == SPECIAL)
+
+
+UNCHANGED = "the graph op by op"
+"""What runs of our engine without any rewriting is called where TensorFlow is not asked."""
+
+
+@contextmanager
+def verified(variants: Sequence[Variant], how: Verification) -> Iterator[list[Running]]:
+    """Builds all and verifies them; what is wrong in IEEE precision is not built again. At the end, those still listed are closed.
+
+    Raises:
+        EngineError: An engine can not run a variant that is not optional.
+        ValueError: Labels are not unique, or one that is named is not there.
+    """
+    running = [Running(variant, partner) for variant, partner in zip(variants, _partners(variants), strict=True)]
+    for engine in {id(variant.engine): variant.engine for variant in variants}.values():
+        if isinstance(engine, NeedsDevices):
+            engine.prepare([variant.job for variant in variants if variant.engine is engine])
+    try:
+        fitted = _verify_in_ieee(running, how)
+        proved = any(one.checks for one in running)
+        how = replace(how, rounding=_rounding(running, how), proved=proved)
+        for number, one in enumerate(running):
+            how.tell(f"building {one.variant.label}", number / len(running))
+            if not one.skipped and one.passed:
+                one.build(one.variant.job)
+        if not fitted:
+            _find_room(running, how)
+        _verify(running, how)
+        yield running
+    finally:
+        for one in running:
+            one.close()
+
+
+def rebuild(running: Sequence[Running], how: Verification) -> None:
+    """Builds what is still alive anew and checks once that it agrees."""
+    alive = [one for one in running if one.alive]
+    for one in alive:
+        one.close()
+    for number, one in enumerate(alive):
+        how.tell(f"building {one.variant.label} anew", number / len(alive))
+        one.build(one.variant.job)
+    before = [len(one.checks) for one in alive]
+    once = replace(how.settings, verify_inputs=min(1, how.settings.verify_inputs))
+    _verify(alive, replace(how, settings=once, reference=None, special=False))
+    for one, count in zip(alive, before, strict=True):
+        one.checks[count:] = [check for check in one.checks[count:] if not check.passed]
+
+
+def _partners(variants: Sequence[Variant]) -> list[str | None]:
+    """What each variant's outputs are held against: what it names, or its engine's first variant on one stream."""
+    labels = [variant.label for variant in variants]
+    if len(set(labels)) != len(labels) or not labels:
+        raise ValueError(f"variants need labels of their own, not {labels}")
+    partners: list[str | None] = []
+    for number, variant in enumerate(variants):
+        if variant.against is not None:
+            if variant.against not in labels:
+                raise ValueError(f"no variant is called {variant.against!r}")
+            partners.append(variant.against)
+            continue
+        earlier = [v for v in variants[:number] if v.engine.name == variant.engine.name and v.job.streams == 1]
+        partners.append(earlier[0].label if earlier else None)
+    return partners
+
+
+def _verify_in_ieee(running: Sequence[Running], how: Verification) -> bool:
+    """Where the measured precision is TF32, checks everything once in IEEE float32 and its tight tolerance first, or the given one. Whether
+    there was memory for all side by side, as far as that was tried.
+
+    That builds everything twice. So where what runs is to be ready at once, it is only done of the last, launch by launch, with special
+    inputs.
+    """
+    if all(_precision(one.variant).ieee for one in running):
+        return True
+    ours = [one.variant.job.options for one in running if one.variant.engine.name == CudaEngine.name]
+    hurried = bool(ours) and not any(options.measure for options in ours)
+    if hurried and (not how.kinds or ours[-1].split or ours[-1].shards is not None):
+        return True
+    # It is the graph that this proves right. Kernels that are chosen by timing are held against the libraries' when they are timed, and
+    # what runs is verified again below: to time them in this precision, too, takes as long as all else.
+    strict = []
+    one_is_chosen = hurried and len(running) <= 2  # and held against one stream below
+    for one in running[-1:] if one_is_chosen else running:
+        job = one.variant.job
+        options = replace(job.options, measure=False)
+        if hurried:  # to capture it takes longer than its steps
+            options = replace(options, capture=False, devices=())
+        job = replace(job, precision=Precision.IEEE, options=options)
+        strict.append(Running(replace(one.variant, job=job), one.partner))
+    try:
+        fitted = _fit(strict, how)
+        if hurried and not fitted:
+            return True
+        if not fitted:
+            again = [how.fresh(seed) for seed in _seeds(how.settings)]
+            first = [] if how.reference is None else [how.reference.feeds]
+            for one in strict:
+                one.close()
+            gc.collect()  # what could not be built may be held by parts of itself
+            _free_memory(strict)
+            for one in _built_in_turn(strict, how):
+                one.answer(first, again)
+                _free_memory([one])
+        _verify(strict, how if fitted else replace(how, special=False))
+        for one, checked in zip(running[-len(strict) :], strict, strict=True):
+            one.checks += checked.checks
+            one.skipped = checked.skipped
+        return fitted
+    finally:
+        for one in strict:
+            one.close()
+
+
+def _fit(strict: Sequence[Running], how: Verification) -> bool:
+    """Builds all, and tells whether there is memory for that. (Who handled the error would hold what could not be built.)
+
+    Raises:
+        OutOfMemory: There is not, and they change variables: those go from step to step, side by side.
+    """
+    try:
+        list(_built_in_turn(strict, how))
+    except OutOfMemory:
+        if any(one.save_state() for one in strict):
+            raise
+        return False
+    return True
+
+
+def _find_room(running: Sequence[Running], how: Verification) -> None:
+    """Steps each once, for some take their memory then. What finds none beside the others is closed and skipped, but for the last of an
+    engine. Steps that change variables never come here (see `_fit`).
+
+    Raises:
+        OutOfMemory: There is no room for that one.
+    """
+    for number, one in enumerate(running):
+        if one.executable is None:
+            continue
+        how.tell(f"a first step of {one.variant.label}", number / len(running))
+        try:
+            one.step(one.variant.job.feeds)
+        except OutOfMemory as problem:
+            if not any(
+                other.alive and other.variant.engine is one.variant.engine for other in running if other is not one
+            ):
+                raise
+            one.skipped = f"{problem.what} It has no room beside the other variants"
+        if one.skipped:  # who handles the error holds what was begun
+            one.close()
+            _free_memory([one])
+
+
+def _free_memory(closed: Sequence[Running]) -> None:
+    for one in closed:
+        if isinstance(one.variant.engine, KeepsMemory):
+            one.variant.engine.free_memory()
+
+
+def _built_in_turn(strict: Sequence[Running], how: Verification) -> Iterator[Running]:
+    """Each that can run, as soon as it is built."""
+    for number, one in enumerate(strict):
+        how.tell(f"building {one.variant.label} in IEEE precision", number / len(strict))
+        one.build(one.variant.job)
+        if one.executable is not None:
+            yield one
+
+
+def _seeds(settings: Settings) -> range:
+    """Of the inputs that variants are held against each other on."""
+    return range(settings.seed + 1, settings.seed + 1 + settings.verify_inputs)
+
+
+def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Mapping[str, float]]:
+    """How far rounding alone puts the outputs of variants in TF32 or half precision on one GPU: what float32 gives with what they read and
+    give rounded as they do, beside IEEE float32.
+
+    Not of what is to be ready at once, not of steps that change variables, which carry rounding on from one to the next, and not where the
+    user gives a tolerance.
+    """
+    found: dict[Variant, Mapping[str, float]] = {}
+    known: dict[tuple[Precision, frozenset[int]], Mapping[str, float]] = {}
+    inputs = [*([] if how.reference is None else [how.reference.feeds]), *map(how.fresh, _seeds(how.settings))]
+    for one in running if inputs and how.settings.tolerance is None else ():
+        job = one.variant.job
+        ours = isinstance(one.variant.engine, CudaEngine) and not one.skipped and one.passed
+        if not ours or _precision(one.variant).ieee or job.state or job.options.split or not job.options.measure:
+            continue
+        key = job.precision, job.wide
+        if key not in known:
+            how.tell(f"rounding as {one.variant.label} does", len(known) / len(running))
+            with phase("emulating the precision"):
+                known[key] = emulated_errors(job, inputs)
+        found[one.variant] = known[key]
+    return found
+
+
+def _precision(variant: Variant) -> Precision:
+    """What a variant is computed in: on a CPU never in TF32, as far as its engine tells before it is built where it will run."""
+    engine, job = variant.engine, variant.job
+    on_cpu = isinstance(engine, KnowsDevice) and engine.device(job).upper().startswith("CPU")
+    if job.precision.ieee and job.tensorflow.cluster is not None and not on_cpu:
+        return Precision.TF32  # servers of a cluster have a setting of their own, which a client can not change
+    return job.precision.on(gpu=not on_cpu)
+
+
+def _verify(running: Sequence[Running], how: Verification) -> None:
+    """Steps all variants in lock-step on the same inputs and compares them."""
+    built = [one for one in running if one.can_step]
+    if not built:
+        return
+    settings, reference = how.settings, how.reference
+    state = built[0].save_state()
+    if state:
+        state = _with_scale(built, state, how)
+    computed = computed_in(built[0].variant.job.flat) if how.computed is None else how.computed
+    own = {one: _precision(one.variant) for one in built}
+
+    def compared(
+        got: Arrays, expected: Arrays, precision: Precision, *held: Running, carried: Mapping[str, float] | None = None
+    ) -> Comparison:
+        coarsest = (one.variant for one in held if own[one] is precision)  # the other one's is less
+        rounding = next((how.rounding[one] for one in coarsest if one in how.rounding), None)
+        most = partial(compare, precision=precision, tolerance=settings.tolerance, computed=computed)
+        return most(got, expected, rounding=rounding, carried=carried)
+
+    truth = _truth(built, how, state) if settings.verify_inputs else None
+    try:
+        if how.kinds:
+            with phase(SPECIAL):
+                _verify_special(built, truth or built[0], state, how, own, compared)
+        _verify_beside(built, truth if reference is not None and reference.learns else None, state, how, own, compared)
+    finally:
+        if truth is not None:
+            truth.close()
+
+
+def _verify_beside(
+    built: Sequence[Running],
+    truth: Running | None,
+    state: Arrays,
+    how: Verification,
+    own: Mapping[Running, Precision],
+    compared: Compared,
+) -> None:
+    """Compares all with the reference, and each with its partner on the same random inputs; with variables, with the truth as well."""
+    settings, reference = how.settings, how.reference
+
+    def from_the_same_values() -> None:
+        if state:
+            begun = _begun(built, state)
+            for one in built:
+                if isinstance(one.running, HasState):
+                    one.running.load_state(begun)
+
+    from_the_same_values()
+    if reference is not None:
+        for number, one in enumerate(built):
+            how.tell(f"verifying {one.variant.label}", number / len(built))
+            with phase("verifying outputs"):
+                comparison = compared(one.step(reference.feeds), reference.outputs, own[one], one)
+            one.checks.append(Check(reference.source, own[one], 1, comparison))
+    partner_of = {one.variant.label: one for one in built}
+    # A variant without a partner that runs is held against the first that does, whatever its engine.
+    partners = {one: partner_of.get(one.partner or "", built[0]) for one in built}
+    pairs = [(one, partner) for one, partner in partners.items() if one is not partner]
+    asked = list(pairs)
+    truth = truth if state else None
+    while pairs or truth:
+        held = [(one, other, Precision.coarsest(own[one], own[other])) for one, other in pairs]
+        for (one, other, precision), outcome in _in_lock_step(built, held, state, how, compared).items():
+            one.checks.append(Check(other.variant.label, precision, settings.verify_inputs, outcome))
+        if state and settings.verify_inputs:
+            with phase("verifying variables"):
+                if truth is not None:
+                    held += [(one, truth, own[one]) for one in built if isinstance(one.variant.engine, CudaEngine)]
+                _verify_state(held, state, how)
+        truth = None
+        # To agree with what is wrong says nothing: then it has to agree with what that was held against.
+        unproved = [(one, partners[other]) for one, other in asked if one.passed and not other.passed]
+        pairs = [pair for pair in unproved if pair[0] is not pair[1] and pair not in asked]
+        asked += pairs
+        from_the_same_values()
+        how = replace(how, reference=None)  # whose step is none of theirs any more
+
+
+def _in_lock_step(
+    built: Sequence[Running],
+    pairs: Sequence[Pair],
+    state: Arrays,
+    how: Verification,
+    compared: Compared,
+) -> dict[Pair, Comparison]:
+    """What the outputs of all are, step by step, on the same inputs: the first comparison that fails, or else that of the first step.
+
+    With variables the second step is another variant's only as far as what the first learned is. So where its outputs differ, its partner
+    takes the steps again, to tell how much of that is rounding.
+    """
+    outcomes: dict[Pair, Comparison] = {}
+    unsure: list[tuple[Pair, int, Arrays, Arrays]] = []
+    fed = [how.reference.feeds] if state and how.reference is not None else []
+
+    def note(pair: Pair, found: Comparison) -> None:
+        if pair not in outcomes or (outcomes[pair].passed and not found.passed):
+            outcomes[pair] = found
+
+    for number in range(how.settings.verify_inputs if pairs else 0):
+        how.tell("verifying", number / how.settings.verify_inputs)
+        with phase("verifying outputs"):
+            feeds = how.fresh(_seeds(how.settings)[number])
+            outputs = {one: one.step(feeds) for one in built}
+            for pair in pairs:
+                one, partner, precision = pair
+                found = compared(outputs[one], outputs[partner], precision, one, partner)
+                if fed and not found.passed:
+                    unsure.append((pair, len(fed) + 1, outputs[one], outputs[partner]))
+                else:
+                    note(pair, found)
+            if state:
+                fed.append(feeds)
+    for pair, steps, got, expected in unsure:
+        one, partner, precision = pair
+        carried: Mapping[str, float] = {}
+        if isinstance(partner.running, HasState) and not _draws(partner):
+            again = partial(_outputs_after, partner, fed[:steps])
+            carried = output_tolerances(state, expected, again, precision=precision)
+        note(pair, compared(got, expected, precision, one, partner, carried=carried))
+    return outcomes
+
+
+def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> Arrays:
+    """The state with a loss scale with which no gradient overflows in the steps that verify, and half as much to be sure; the state itself
+    where no loss is scaled. A step that is left out is right, and gives other variables than that of another precision."""
+    for one in built:
+        if isinstance(one.running, HasState) and LOSS_SCALE in one.running.save_state():
+            inputs = [] if how.reference is None else [how.reference.feeds]
+            inputs += [
+                how.made(seed, kind) for kind in _kinds(how, half=True) or [RANDOM] for seed in _seeds(how.settings)
+            ]
+            scale = FIRST_SCALE[LOSS_SCALE]
+            while scale > 1:
+                one.running.load_state({**state, **FIRST_SCALE, LOSS_SCALE: scale})
+                for feeds in inputs:
+                    one.step(feeds)
+                if one.running.save_state()[LOSS_SCALE] == scale:
+                    break
+                scale = np.array(scale / 2, scale.dtype)
+            return {**state, **FIRST_SCALE, LOSS_SCALE: np.array(scale / 2, scale.dtype)}
+    return state
+
+
+def _truth(built: Sequence[Running], how: Verification, state: Arrays) -> Running | None:
+    """Reference for what the model makes of special inputs, and of variables: the outputs of a first step, such as a loss, tell nothing of
+    these, and variants that share a mistake agree. That is TensorFlow on the CPU or, where it is not asked, our engine without any
+    rewriting. None where neither runs the model, there is nothing to ask, or nothing runs on our engine."""
+    jobs = [one.variant.job for one in built if isinstance(one.variant.engine, CudaEngine)]
+    learns = how.reference is not None and how.reference.learns
+    if not jobs or not (how.kinds or (state and learns)):
+        return None
+    if learns and how.reference is not None:
+        truth = Running(Variant(how.reference.source, REFERENCE, jobs[0]), None)
+    elif how.proved or jobs[0].options.split or jobs[0].options.shards is not None:
+        return None
+    else:
+        options = EngineOptions(jobs[0].options.device, capture=False, measure=False, simplify=False)
+        job = replace(jobs[0], ids=np.zeros_like(jobs[0].ids), streams=1, options=options)
+        truth = Running(Variant(UNCHANGED, ENGINE, job, optional=True), None)
+    truth.build(truth.variant.job)
+    return truth if truth.can_step else None
+
+
+def _kinds(how: Verification, *, half: bool) -> list[Kind]:
+    """Kinds of inputs for a precision: in half precision those of ordinary size, within float16's range."""
+    return [kind for kind in how.kinds if not half or kind.name not in (Name.LARGE, Name.SMALL)]
+
+
+def _verify_special(
+    built: Sequence[Running],
+    truth: Running,
+    state: Arrays,
+    how: Verification,
+    own: Mapping[Running, Precision],
+    compared: Compared,
+) -> None:
+    """Compares outputs of our engine, and what a step makes of variables, on each kind of special inputs; with variables also in a second
+    step, behind a random one: of those that begin with zeros the first tells little.
+
+    Each kind has to pass by itself. Variables may do so with another seed, see `best_of`; nothing else may.
+    """
+    ours = [one for one in built if one is not truth and isinstance(one.variant.engine, CudaEngine)]
+    kinds = _kinds(how, half=any(own[one].half for one in ours))
+    first = [how.fresh(how.settings.seed + 1)] if state else []
+    sets = [(kind, list[Arrays]()) for kind in kinds]
+    if state:
+        sets += [(kind, first) for kind in (RANDOM, *[kind for kind in kinds if kind.name is Name.EDGES][:1])]
+    found: dict[tuple[Running, str], list[Comparison]] = {}
+    for number, (kind, before) in enumerate(sets if ours else ()):
+        how.tell(SPECIAL, number / len(sets))
+        variables: dict[Running, list[Comparison]] = {one: [] for one in ours}
+        for attempt in range(how.settings.verify_inputs if state else 1):
+            left = [one for one in ours if not (variables[one] and variables[one][-1].passed)]
+            fed = [*before, how.made(how.settings.seed + 1 + attempt, kind)]
+            begun = _begun([truth], state) if state else state
+            try:
+                expected, after = _stepped(truth, fed, begun) if left else ({}, {})
+            except EngineError as problem:
+                if kind is RANDOM and not isinstance(problem, WrongShape):
+                    raise
+                how.refuse(kind, problem.what)
+                break
+            tolerances: dict[Precision, dict[str, float]] = {}
+            for one in left:
+                try:
+                    outputs, mine = _stepped(one, fed, begun)
+                except WrongShape as problem:  # the host made something longer, or shorter, of them
+                    how.refuse(kind, problem.what)
+                    continue
+                if not attempt:
+                    comparison = compared(outputs, expected, own[one], one)
+                    if not comparison.passed and (kind.name is Name.LARGE or before):
+                        moved = partial(_moved_outputs, truth, fed, begun)
+                        start = begun if before else fed[-1]
+                        carried = output_tolerances(start, expected, moved, precision=own[one])
+                        comparison = compared(outputs, expected, own[one], one, carried=carried)
+                    found.setdefault((one, ""), []).append(comparison)
+                if state:
+                    repeat = partial(_variables_after, truth, fed)
+                    variables[one].append(
+                        _learned(mine, after, begun, repeat, own[one], how, tolerances, _draws(truth))
+                    )
+        for one, tried in variables.items():
+            if tried:
+                found.setdefault((one, "variables of "), []).append(best_of(tried))
+    for (one, what), comparisons in found.items():
+        failed = [each for each in comparisons if not each.passed]
+        worst = failed[0] if failed else max(comparisons, key=lambda each: each.needed)
+        one.checks.append(Check(f"{what}{truth.variant.label}", own[one], len(comparisons), worst))
+
+
+def _learned(
+    mine: Arrays,
+    after: Arrays,
+    state: Arrays,
+    stepped: Callable[[Arrays], Arrays],
+    precision: Precision,
+    how: Verification,
+    known: dict[Precision, dict[str, float]],
+    draws: bool,
+) -> Comparison:
+    """Compare variables with what they should be after the same steps; what rounding does to them is only asked where they differ, and
+    `known` afterwards."""
+    tolerance = how.settings.tolerance
+    found = compare_state(mine, after, least_state_tolerances(state, after, precision, tolerance), state)
+    if found.passed:
+        return found
+    if precision not in known:
+        known[precision] = state_tolerances(
+            state, after, stepped, draws=draws, precision=precision, tolerance=tolerance
+        )
+    return compare_state(mine, after, known[precision], state)
+
+
+def _moved_outputs(truth: Running, fed: Sequence[Arrays], state: Arrays, moved: Arrays) -> Arrays:
+    """Outputs of the last of some steps, from moved variables or, of one step alone, on moved inputs."""
+    return _stepped(truth, fed, moved)[0] if len(fed) > 1 else _stepped(truth, [moved], state)[0]
+
+
+def _stepped(one: Running, fed: Sequence[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
+    """The outputs of the last of some steps, and the variables after it, from the variables before the first."""
+    if state and isinstance(one.running, HasState):
+        one.running.load_state(state)
+    outputs = [one.step(feeds) for feeds in fed][-1]
+    return {name: np.array(value) for name, value in outputs.items()}, one.save_state() if state else {}
+
+
+def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:
+    """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
+    did in one is what the next learns from."""
+    found: dict[int, list[Comparison]] = {}
+    tolerances: dict[tuple[Running, Precision], dict[str, float]] = {}  # on the first input: each costs two more steps
+    for number in range(how.settings.verify_inputs):
+        feeds = how.fresh(how.settings.seed + 1 + number)
+        held = list(dict.fromkeys(each for pair in pairs for each in pair[:2]))
+        begun = _begun(held, state)
+        made = {each: _variables_after(each, [feeds], begun) for each in held}
+        for index, (one, partner, precision) in enumerate(pairs):
+            if (partner, precision) not in tolerances:
+                tolerances[partner, precision] = state_tolerances(
+                    begun,
+                    made[partner],
+                    partial(_variables_after, partner, [feeds]),
+                    draws=_draws(partner),
+                    precision=precision,
+                    tolerance=how.settings.tolerance,
+                )
+            compared = compare_state(made[one], made[partner], tolerances[partner, precision], state)
+            found.setdefault(index, []).append(compared)
+    for index, comparisons in found.items():
+        one, partner, precision = pairs[index]
+        together = best_of(comparisons)
+        if together.outputs:
+            name = f"variables of {partner.variant.label}"
+            one.checks.append(Check(name, precision, len(comparisons), together))
+
+
+def _begun(held: Sequence[Running], state: Arrays) -> Arrays:
+    """The values of variables to begin with, and under `STEPS` how many steps are behind them, for random ops to count.
+
+    Sessions of TensorFlow that draw random numbers can not be told how many: all of them take as many steps as the one that took most.
+    """
+    sessions = [one for one in held if not isinstance(one.variant.engine, CudaEngine) and _draws(one)]
+    most = max((one.since for one in sessions), default=0)
+    for one in sessions:
+        for _ in range(most - one.since):
+            one.step(one.variant.job.feeds)
+    return {**state, STEPS: np.array(most, np.int64)}
+
+
+def _draws(one: Running) -> bool:
+    """Tell whether its steps draw random numbers, as far as its functions are not known to be left out."""
+    graph = one.variant.job.flat.graph
+    bodies = (function.body.ops for function in graph.functions.values())
+    return any(not DRAWS.isdisjoint(ops) for ops in (graph.ops, *bodies))
+
+
+def _outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
+    """The outputs of the last of some steps, from the variables before the first."""
+    return _stepped(one, fed, state)[0]
+
+
+def _variables_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
+    """The variables after some steps, from those before the first; none where it does not tell."""
+    return _stepped(one, fed, state)[1] if isinstance(one.running, HasState) else {}

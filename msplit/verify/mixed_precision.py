@@ -1,0 +1,171 @@
+"""Which ops stay in float32 so that half precision keeps within an error that the user allows.
+
+What an op's rounding does to the outputs is learned from steps in which only a few ops are in half precision. Then ops return to it,
+those first that do the least for the time that they save, as long as every output stays within the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from msplit.core.arguments import number
+from msplit.core.precision import Precision
+from msplit.engines.base import Arrays, Job
+from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.cuda.options import KernelMode
+from msplit.progress import Progress, phase
+from msplit.verify.compare import compare
+
+MOST = 32
+"""Evaluations. Each compiles the model without timing a kernel, and runs a step per set of inputs."""
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What was chosen.
+
+    Attributes:
+        most: The largest error that was allowed.
+        error: The largest that an output has: the distance from IEEE float32 (see `OutputComparison`).
+        errors: That of each output.
+        ops: How many ops half precision was for.
+        in_half: How many of them run in it.
+        wide: Nodes whose ops stay in float32.
+        evaluations: How many choices were tried.
+    """
+
+    most: float
+    error: float
+    errors: Mapping[str, float]
+    ops: int
+    in_half: int
+    wide: frozenset[int]
+    evaluations: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bound is kept. Where it is not, all ops are in float32, and that is too far away already."""
+        return self.error <= self.most
+
+
+def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress | None = None) -> Mixed:
+    """Chooses which nodes of a job in half precision stay in float32, on the cuda engine. The choice is the same each time.
+
+    Args:
+        most: The largest error of an output.
+        inputs: What it has to hold for; more than one set is a check that it does so in general.
+
+    Raises:
+        MsplitError: The bound is no number above zero.
+        EngineError: The engine can not run the model.
+    """
+    most = number("the largest error", most, above=True)
+    own = replace(_plain(job), wide=frozenset())
+    units = cuda.in_half(own)
+    times = [1.0 if own.costs is None else max(float(own.costs.time_us[list(nodes)].sum()), 1e-3) for nodes in units]
+    expected = CUDA.try_out(replace(own, precision=Precision.IEEE), inputs)
+    seen: dict[frozenset[int], Mapping[str, float]] = {}
+
+    def wide(chosen: frozenset[int]) -> frozenset[int]:
+        half = {node for unit in chosen for node in units[unit]}
+        return frozenset(node for nodes in units for node in nodes) - half
+
+    def error(chosen: frozenset[int]) -> float:
+        if chosen not in seen:
+            if tell:
+                tell("choosing what stays in float32", len(seen) / MOST)
+            seen[chosen] = errors_of(CUDA.try_out(replace(own, wide=wide(chosen)), inputs), expected)
+        return max(seen[chosen].values(), default=0.0)
+
+    with phase("choosing what stays in float32"):
+        chosen = choose(times, error, most)
+    return Mixed(
+        most=most,
+        error=error(chosen),
+        errors=seen[chosen],
+        ops=len(units),
+        in_half=len(cuda.in_half(replace(own, wide=wide(chosen)))),
+        wide=wide(chosen),
+        evaluations=len(seen),
+    )
+
+
+def emulated_errors(job: Job, inputs: Sequence[Arrays]) -> dict[str, float]:
+    """How far from IEEE float32 each output of a job in half precision, or in TF32, is where its ops compute in float32, and only round as
+    they do; the root mean square over several inputs.
+
+    Raises:
+        EngineError: The engine can not run the model.
+    """
+    own = _plain(job)
+    wide = replace(own, precision=Precision.IEEE)
+    rounding = own if job.precision.half else wide
+    emulated = CUDA.try_out(replace(rounding, options=replace(own.options, emulate=True)), inputs)
+    exact = CUDA.try_out(wide, inputs)
+    each = [errors_of([one], [other]) for one, other in zip(emulated, exact, strict=True)]
+    return {name: math.hypot(*(errors[name] for errors in each)) / len(each) ** 0.5 for name in each[0]}
+
+
+def _plain(job: Job) -> Job:
+    """The job on one stream of one device, by libraries' kernels that nobody times."""
+    options = replace(job.options, mode=KernelMode.PLAIN, measure=False, compile=False, capture=False, plan=None)
+    options = replace(options, devices=(), split=(), torture=None)
+    return replace(job, ids=np.zeros_like(job.ids), streams=1, options=options)
+
+
+def errors_of(got: Sequence[Arrays], expected: Sequence[Arrays]) -> dict[str, float]:
+    """How far each output is from what is expected, over all inputs; infinite where no tolerance would do, as for integers that differ."""
+    found: dict[str, float] = {}
+    for one, other in zip(got, expected, strict=True):
+        for output in compare(one, other).outputs:
+            away = output.distance if math.isfinite(output.needed) else math.inf
+            found[output.name] = max(found.get(output.name, 0.0), away)
+    return found
+
+
+def choose(
+    gains: Sequence[float], error: Callable[[frozenset[int]], float], most: float, evaluations: int = MOST
+) -> frozenset[int]:
+    """Units that may all be in half precision with an error of `most`, or none where that is too much already.
+
+    Args:
+        gains: What each unit gains from it, such as its time; units that are near each other in the model are near each other here.
+        error: With these units in half precision and no others.
+        evaluations: Most different sets that are asked about, up to two more.
+    """
+    everything = frozenset(range(len(gains)))
+    if error(everything) <= most or error(frozenset()) > most:
+        return everything if error(everything) <= most else frozenset()
+    left = evaluations
+    alone: dict[tuple[int, ...], float] = {tuple(sorted(everything)): math.inf}
+    while left > evaluations // 2:
+        split = max((units for units in alone if len(units) > 1), key=lambda units: alone[units], default=None)
+        if split is None:
+            break
+        del alone[split]
+        for half in (split[: len(split) // 2], split[len(split) // 2 :]):
+            alone[half] = error(frozenset(half))
+            left -= 1
+
+    def harm(units: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        return alone[units] ** 2 / sum(gains[unit] for unit in units), units  # what rounds apart adds up in squares
+
+    chosen = frozenset[int]()
+    waiting = [sorted(alone, key=harm)]
+    while waiting and left > 0:
+        tried = waiting.pop()
+        wanted = chosen.union(*tried)
+        left -= 1
+        if error(wanted) <= most:
+            chosen = wanted
+        elif len(tried) > 1:
+            waiting += [tried[len(tried) // 2 :], tried[: len(tried) // 2]]
+        elif len(tried[0]) > 1:
+            units = tried[0]
+            waiting += [[units[len(units) // 2 :]], [units[: len(units) // 2]]]
+    return chosen

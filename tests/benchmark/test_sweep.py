@@ -1,0 +1,173 @@
+"""One bench over several batches: a table, a plot, CSV, and a comparison with an earlier result."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from msplit import api
+from msplit.benchmark.sweep import lines, sweep
+from msplit.errors import EngineError, MsplitError
+from msplit.report import bench_csv, jsonio
+from msplit.report import sweep as report
+from msplit.report.render import to_markdown
+from msplit.run.request import BenchRequest
+from tests.assignment.test_kernels import QUICK
+from tests.cli.runner import SAMPLES, fine, msplit
+from tests.report.test_schemas import validate
+
+pytestmark = pytest.mark.tf
+MODEL = SAMPLES / "towers_small.pb"
+SHORT = (
+    "--engine",
+    "tensorflow",
+    "--duration",
+    "0",
+    "--warmup",
+    "0",
+    "--min-iters",
+    "2",
+    "--builds",
+    "1",
+    "--streams",
+    "2,16",
+)
+
+
+@pytest.fixture(scope="module")
+def swept():
+    flat = api.load(MODEL)
+    request = BenchRequest(engine="tensorflow", streams=(2, 16), settings=QUICK, ruleset="auto")
+    return flat, sweep(flat, request, (1, 8))
+
+
+def test_each_batch_is_a_column_and_each_way_a_row(swept) -> None:
+    flat, found = swept
+    assert [{shape[0] for _, shape in run.inputs.values()} for run in found.runs.values()] == [{1}, {8}]
+    shown = lines(found)
+    assert shown[0].name == "TensorFlow, 1 stream"
+    assert all(list(line.variants) == [1, 8] for line in shown)
+    text = to_markdown(report.document(flat, found))
+    assert "|  | 1 | 8 |" in text
+    assert text.count("**One step, by batch**") == 1
+    assert text.count("| verified | outputs are equal") == 1
+    data = json.loads(jsonio.dumps("bench", report.payload(flat, found)))
+    validate("bench", data)
+    assert [run["batch"] for run in data["runs"]] == [1, 8]
+    assert [point["batch"] for point in data["sweep"]["lines"][0]["points"]] == [1, 8]
+
+
+def test_the_plot_is_well_formed_and_tells_what_it_shows(swept) -> None:
+    flat, found = swept
+    root = ElementTree.fromstring(report.figure(flat, found))
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{space}svg"
+    assert len(root.findall(f"{space}g")) == len(lines(found))
+    assert "TensorFlow, 1 stream: 1: " in root.findtext(f"{space}desc")
+    assert not [element for element in root.iter() if element.tag.endswith(("script", "image", "use"))]
+
+
+def test_csv_has_a_row_per_variant_and_batch(swept) -> None:
+    flat, found = swept
+    rows = list(csv.DictReader(io.StringIO(bench_csv.text(flat, found.runs.values()))))
+    assert [row["batch"] for row in rows] == ["1"] * (len(rows) // 2) + ["8"] * (len(rows) // 2)
+    for row, variant in zip(rows, [v for run in found.runs.values() for v in run.result.variants], strict=True):
+        assert row["variant"] == variant.label
+        assert float(row["host_median_us"]) == pytest.approx(variant.host.median * 1e6, abs=1e-3)
+        assert row["verified"] == ("yes" if variant.checks else "")
+    assert (rows[0]["over"], rows[1]["verified"]) == ("", "yes")
+    assert float(rows[1]["host_gain"]) > 0
+
+
+def test_a_name_that_is_a_formula_stays_text(swept) -> None:
+    flat, found = swept
+    hostile = replace(flat, model=replace(flat.model, path=Path('=HYPERLINK("http://x")')))
+    (row, *_) = csv.DictReader(io.StringIO(bench_csv.text(hostile, found.runs.values())))
+    assert row["model"] == '\'=HYPERLINK("http://x")' or row["model"].startswith("'=")
+
+
+def test_a_batch_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = api.load(MODEL)
+    request = BenchRequest(engine="tensorflow", streams=(2,), settings=QUICK)
+    from msplit.benchmark import sweep as module
+
+    def bench(flat, request, *, progress=None):
+        if request.batch == 4:
+            raise EngineError("out of memory")
+        return real(flat, request, progress=progress)
+
+    real = module.bench
+    monkeypatch.setattr(module, "bench", bench)
+    found = sweep(flat, request, (2, 4))
+    assert (list(found.runs), found.failed) == ([2], {4: "out of memory"})
+    assert "batch 4 could not be run: out of memory" in to_markdown(report.document(flat, found))
+    with pytest.raises(EngineError, match="out of memory"):
+        sweep(flat, request, (4,))
+
+
+def test_what_is_for_one_batch_is_refused(tmp_path: Path) -> None:
+    for option in (
+        ("--reference", "r.npz"),
+        ("--plan", "p.json"),
+        ("--trace", "t.json"),
+        ("--save-reference", "s.npz"),
+        ("--tune",),
+    ):
+        done = msplit("bench", MODEL, "--batch", "1,2", *option)
+        assert done.code == 2
+        assert f"{option[0]} takes one --batch" in " ".join(done.err.split())
+    with pytest.raises(MsplitError, match="no input has an unknown size"):
+        sweep(api.load(SAMPLES / "while_v1.pb", inputs=[]), BenchRequest(engine="tensorflow"), (1, 2))
+    done = msplit("bench", MODEL, "--plot", "x.svg")
+    assert (done.code, "--batch 1,8,32" in done.err) == (2, True)
+    assert "ends in .svg" in msplit("bench", MODEL, "--batch", "1,2", "--plot", "x.png").err
+    assert "'--batch'" in msplit("bench", MODEL, "--batch", "1,0").err
+
+
+def test_the_command_writes_all_of_it_and_compares(tmp_path: Path) -> None:
+    plot, then = tmp_path / "plot.svg", tmp_path / "then.json"
+    done = fine("bench", MODEL, *SHORT, "--batch", "2,4", "--plot", plot, "--format", "json")
+    then.write_text(done.out)
+    assert plot.read_text().startswith("<svg")
+    assert done.json["written"] == [f"Written: {plot}, the times by batch."]
+    # A measurement that was ten thousand times faster is missed by everything, and by more than noise.
+    fast = json.loads(done.out)
+    for run in fast["runs"]:
+        for variant in run["result"]["variants"]:
+            variant["host"] |= {"median": variant["host"]["median"] / 1e4, "iqr": 0.0}
+            variant["host"] |= {"median_us": variant["host"]["median"] * 1e6, "iqr_us": 0.0}
+    (tmp_path / "fast.json").write_text(json.dumps(fast))
+    worse = msplit(
+        "bench", MODEL, *SHORT, "--batch", "2,4", "--baseline", tmp_path / "fast.json", "--fail-if-slower", "5%"
+    )
+    assert worse.code == 1
+    assert "slower than the baseline" in worse.err
+    assert "Beside" in worse.out
+    told = msplit("bench", MODEL, *SHORT, "--batch", "2", "--baseline", tmp_path / "fast.json", "--format", "json")
+    assert told.code == 0
+    assert len(told.json["baseline"]["changes"]) == len(told.json["result"]["variants"])
+    validate("bench", told.json)
+    rows = list(csv.DictReader(io.StringIO(fine("bench", MODEL, *SHORT, "--batch", "2", "--format", "csv").out)))
+    assert {row["batch"] for row in rows} == {"2"}
+
+
+def test_a_baseline_of_other_circumstances_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    told = fine("bench", MODEL, *SHORT, "--batch", "2", "--format", "json").json
+    told["result"]["environment"]["gpus"] = [{"name": "NVIDIA H200"}]
+    (tmp_path / "then.json").write_text(json.dumps(told))
+    base = ("bench", MODEL, *SHORT, "--batch", "2", "--baseline", tmp_path / "then.json")
+    refused = msplit(*base, "--fail-if-slower", "5")
+    assert (refused.code, refused.out) == (2, "")
+    assert "another GPU: NVIDIA H200 then" in " ".join(refused.err.split())
+    warned = msplit(*base)
+    assert warned.code == 0
+    assert "another GPU: NVIDIA H200 then" in " ".join(warned.out.split())
+    assert msplit("bench", MODEL, "--fail-if-slower", "5%").code == 2
+    assert msplit(*base, "--fail-if-slower", "-1").code == 2
+    assert msplit(*base, "--fail-if-slower", "nan").code == 2

@@ -1,0 +1,277 @@
+"""What waits for a step: nothing is lost, first come first served, and when a step is due."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from msplit.errors import Busy
+from msplit.serving.pool.queue import COMPANY, NEVER, SHARE, Queue, Request
+from tests.campaign import examples
+
+LEVELS, BATCHES = 3, (1, 4, 8)
+
+
+def request(rows: int = 1, key: Hashable = "", level: int = 0, since: float = 0.0, deadline: float = NEVER) -> Request:
+    return Request({}, rows, key, level, since, deadline, Future())
+
+
+@dataclass
+class Model:
+    """A queue, and the obvious one beside it. Seconds are whole numbers, so that nothing is rounded."""
+
+    delay: float
+    most: int
+    now: float = 1.0
+    waiting: list[Request] = field(default_factory=list)
+    gone: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.queue = Queue(LEVELS, BATCHES, self.delay, self.most)
+
+    def put(self, rows: int, key: Hashable, level: int, patience: float | None) -> None:
+        one = request(rows, key, level, self.now, NEVER if patience is None else self.now + patience)
+        if self.most and len(self.waiting) >= self.most:
+            with pytest.raises(Busy, match=f"{self.most} requests wait"):
+                self.queue.put(one)
+        else:
+            self.queue.put(one)
+            self.waiting.append(one)
+
+    def cancel(self, number: int) -> None:
+        if self.waiting:
+            self.waiting[number % len(self.waiting)].answer.cancel()
+
+    def take(self, last: int) -> None:
+        due = {(one.level, one.key) for one in self.waiting if one.level <= last and self._is_due(one)}
+        found = self.queue.take(self.now, last)
+        self._forget([one for one in self.waiting if one.answer._state == "CANCELLED_AND_NOTIFIED"])
+        allowed = [one for one in self.waiting if one.level <= last]
+        if not found:
+            assert not any(self._is_due(one) for one in allowed)
+            return
+        first = found[0]
+        assert (first.level, first.key) in due
+        assert {one.key for one in found} == {first.key}
+        assert all(one in allowed for one in found)
+        assert len(found) == 1 or (first.key is not None and sum(one.rows for one in found) <= BATCHES[-1])
+        for one in found:  # nobody of the same level and key came before
+            assert one is next(each for each in self.waiting if (each.level, each.key) == (one.level, one.key))
+            assert not one.answer.cancel()  # it runs
+            self._forget([one])
+
+    def _forget(self, these: list[Request]) -> None:
+        for one in these:
+            self.waiting.remove(one)
+            self.gone.append(one)
+
+    def _is_due(self, one: Request) -> bool:
+        line = [each for each in self.waiting if (each.level, each.key) == (one.level, one.key)]
+        return (
+            one.key is None or sum(each.rows for each in line) >= BATCHES[-1] or line[0].since <= self.now - self.delay
+        )
+
+    def expire(self) -> None:
+        late = [one for one in self.waiting if one.deadline < self.now]
+        found = self.queue.expired(self.now)
+        assert {id(one) for one in found} == {id(one) for one in late if not one.answer.cancelled()}
+        assert all(one.answer.running() for one in found)
+        self._forget(late)
+
+    def look(self) -> None:
+        queue = self.queue
+        assert queue.count == len(self.waiting)
+        exact = NEVER
+        for one in self.waiting:
+            due = one.since if self._is_due(one) else one.since + self.delay
+            exact = min(exact, due, one.deadline)
+        assert queue.next_time <= exact or (self._is_due_now() and queue.next_time <= self.now)
+        if not self.waiting:
+            assert queue.next_time == NEVER
+
+    def _is_due_now(self) -> bool:
+        return any(self._is_due(one) for one in self.waiting)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("put"),
+            st.integers(1, BATCHES[-1]),
+            st.sampled_from(["a", "b", None]),
+            st.integers(0, LEVELS - 1),
+            st.none() | st.integers(0, 4),
+        ),
+        st.tuples(st.just("take"), st.integers(0, LEVELS - 1)),
+        st.tuples(st.just("cancel"), st.integers(0, 20)),
+        st.tuples(st.just("expire")),
+        st.tuples(st.just("later"), st.integers(0, 3)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=examples(300, 20_000))
+@example(  # what was due is cancelled: what shares its key and is not due keeps waiting
+    steps=[("put", 2, "b", 0, None), ("cancel", 0), ("later", 2), ("put", 1, "b", 1, None), ("take", 1)],
+    delay=2.0,
+    most=0,
+    finish=False,
+)
+@given(steps=STEPS, delay=st.sampled_from([0.0, 2.0]), most=st.sampled_from([0, 3]), finish=st.booleans())
+def test_nothing_is_lost_and_who_comes_first_is_served_first(
+    steps: list[tuple[object, ...]], delay: float, most: int, finish: bool
+) -> None:
+    model = Model(delay, most)
+    for name, *values in steps:
+        if name == "later":
+            model.now += values[0]  # type: ignore[operator]
+        else:
+            getattr(model, str(name))(*values)
+        model.look()
+    if finish:
+        model.now += 10
+        while model.queue.count:
+            model.take(LEVELS - 1)
+        assert not model.waiting
+    else:
+        left = model.queue.clear()
+        assert [id(one) for one in left if one.answer.running()] == [id(one) for one in left]  # the cancelled are told
+        assert {id(one) for one in left} == {id(one) for one in model.waiting if not one.answer.cancelled()}
+    assert (model.queue.count, model.queue.next_time) == (0, NEVER)
+    states = [one.answer._state for one in [*model.gone, *model.waiting]]
+    assert set(states) <= {"RUNNING", "CANCELLED_AND_NOTIFIED"}
+    assert model.queue.taken == len(states)
+    assert model.queue.cancelled == states.count("CANCELLED_AND_NOTIFIED")
+
+
+def test_a_step_that_is_not_full_waits_exactly_so_long_and_a_full_one_does_not() -> None:
+    queue = Queue(1, (1, 4), delay=5.0)
+    queue.put(request(rows=3, since=1.0))
+    assert queue.next_time == 6.0
+    assert queue.take(5.999) == []
+    queue.put(request(rows=1, since=2.0))
+    assert queue.next_time <= 2.0  # so that whoever looks at it comes at once
+    assert [one.rows for one in queue.take(2.0)] == [3, 1]
+    queue.put(request(rows=1, since=3.0))
+    assert queue.take(7.999) == []
+    assert [one.rows for one in queue.take(8.0)] == [1]
+
+
+def test_what_a_step_leaves_over_is_due_when_it_is_full_itself() -> None:
+    queue = Queue(1, (1, 4), delay=5.0)
+    for second in (1.0, 2.0, 3.0):
+        queue.put(request(rows=4, since=second))
+    for _ in range(3):
+        assert queue.next_time <= 3.0
+        assert [one.rows for one in queue.take(3.0)] == [4]
+    assert queue.next_time == NEVER
+
+
+def test_requests_that_share_no_step_wait_for_no_company() -> None:
+    queue = Queue(1, (1, 4), delay=5.0)
+    queue.put(request(key=None, since=1.0))
+    assert queue.next_time <= 1.0
+    assert len(queue.take(1.0, busy=True)) == 1
+
+
+def test_while_others_are_in_flight_a_step_waits_for_company_and_no_longer() -> None:
+    queue = Queue(1, (1, 4))
+    queue.put(request(since=1.0))
+    assert queue.take(1.0 + COMPANY / 2, busy=True) == []
+    assert len(queue.take(1.0 + COMPANY * 2, busy=True)) == 1
+
+
+def test_a_request_may_be_larger_than_what_is_left_of_a_step() -> None:
+    queue = Queue(1, (1, 4))
+    for rows in (3, 2, 1):
+        queue.put(request(rows=rows))
+    assert [[one.rows for one in queue.take(0.0)] for _ in range(2)] == [[3], [2, 1]]
+
+
+def test_a_step_has_room_for_another_level_where_it_would_be_filled_up() -> None:
+    queue = Queue(2, (1, 4))
+    for level, rows in ((0, 1), (0, 1), (1, 1), (1, 2)):
+        queue.put(request(rows=rows, level=level))
+    assert [(one.level, one.rows) for one in queue.take(0.0)] == [(0, 1), (0, 1), (1, 1)]
+
+
+def flood(queue: Queue, levels: int = LEVELS, each: int = 200) -> None:
+    """Requests of all levels, each a step of its own."""
+    for level in range(levels):
+        for _ in range(each):
+            queue.put(request(key=None, level=level))
+
+
+@pytest.mark.parametrize("before", [(), (0,), (1,), (2,), (0, 2), (2, 1)])
+def test_levels_share_steps_whatever_ran_before(before: tuple[int, ...]) -> None:
+    """Of five steps the more urgent of two neighbours gets four; what a level had while nobody else wanted anything is forgotten."""
+    queue = Queue(LEVELS, BATCHES)
+    for level in before:
+        for _ in range(300):
+            queue.put(request(key=None, level=level))
+        while queue.count:
+            queue.take(0.0)
+    flood(queue)
+    turn = sum(SHARE**level for level in range(LEVELS))
+    for _ in range(5):
+        found = [queue.take(0.0)[0].level for _ in range(turn)]
+        assert found.count(0) in range(SHARE**2 - 2, SHARE**2 + 3)
+        assert found.count(1) in range(SHARE - 1, SHARE + 2)
+        assert found.count(2) in range(3)
+        assert len(set(found)) > 1
+
+
+def test_a_level_that_comes_back_is_not_behind_for_what_its_own_arenas_did() -> None:
+    queue = Queue(2, BATCHES)
+    queue.put(request(key=None, level=1))
+    for _ in range(500):
+        queue.put(request(key=None, level=0))
+        queue.take(0.0, level=0)
+    flood(queue, levels=2)
+    found = [queue.take(0.0)[0].level for _ in range(10)]
+    assert found.count(0) >= 7
+
+
+@settings(max_examples=examples(50, 2000))
+@given(st.lists(st.integers(-1, LEVELS - 1), min_size=60, max_size=200), st.integers(0, LEVELS - 1))
+def test_no_level_starves(arrivals: list[int], level: int) -> None:
+    """However requests come, one that waits at the head of its level is served within a turn."""
+    queue = Queue(LEVELS, BATCHES)
+    mine = request(key=None, level=level)
+    for number, other in enumerate(arrivals):
+        if number == len(arrivals) // 4:
+            queue.put(mine)
+        if other >= 0 and (other != level or number < len(arrivals) // 4):
+            queue.put(request(key=None, level=other))
+            queue.put(request(key=None, level=other))
+        queue.take(0.0)
+    ahead = sum(1 for other in arrivals[: len(arrivals) // 4] if other == level) * 2
+    turn = sum(SHARE**one for one in range(LEVELS))
+    for _ in range((ahead + 2) * (turn + LEVELS)):
+        queue.take(0.0)
+    assert mine.answer.running()
+
+
+@pytest.mark.parametrize("keys", [["a"] * 3000, [None] * 3000, [str(number) for number in range(3000)]])
+def test_the_time_of_a_request_does_not_grow_with_the_queue(keys: list[Hashable]) -> None:
+    """Counted in comparisons of times, not in seconds."""
+    looked = 0
+
+    class Time(float):
+        def __lt__(self, other: float) -> bool:
+            nonlocal looked
+            looked += 1
+            return float(self) < float(other)
+
+    queue = Queue(1, (1, 4))
+    for number, key in enumerate(keys):
+        queue.put(request(key=key, since=Time(number)))
+    while queue.count:
+        queue.take(1e9)
+    assert looked < 40 * len(keys)
