@@ -18,11 +18,14 @@ from msplit.opset import schema
 _MOST_INLINED, _DEEPEST = 100_000, 100
 """Most nodes of a function whose gradient is made, with all that it calls, and most calls inside of each other."""
 
-GRADIENT_RESULT = "result_{}"
-"""Names of the nodes of an expanded gradient that give its results."""
+GRADIENT = "gradients"
+"""Name of the node of an expanded gradient that gives its results."""
 
 Expand = Callable[[Any, Any, Sequence[int]], Any]
-"""Makes the GraphDef of a gradient, its parameters first, of a FunctionDef, the library it needs and the types of the results; or None."""
+"""Makes the GraphDef of a gradient, with placeholders `argument_0` and so on, or None.
+
+It is given a FunctionDef, the library that it needs, and the types of the results.
+"""
 
 _GRADIENT_OF, _TO = "gradient of ", " to "
 
@@ -90,14 +93,11 @@ class Library(Mapping[str, Function]):
         if graph_def is None:
             return None
         body = to_graph(graph_def, self)
-        given = [node for node, op in enumerate(body.ops) if op == "_Arg"]
-        results = [GRADIENT_RESULT.format(i) for i in range(len(types))]
-        return Function(
-            name=name,
-            body=body,
-            parameters=tuple(Argument(body.names[node], body.attrs[node]["T"], node) for node in given),
-            results=tuple(Argument(n, dtype, body.index[n]) for n, dtype in zip(results, types, strict=True)),
-        )
+        signature = self._encoded[of].signature
+        names = [f"argument_{number}" for number in range(len(signature.input_arg) + len(signature.output_arg))]
+        parameters = [Argument(one, body.attrs[body.index[one]]["dtype"], body.index[one]) for one in names]
+        results = [Argument(GRADIENT, dtype, body.index[GRADIENT], port) for port, dtype in enumerate(types)]
+        return Function(name, body, tuple(parameters), tuple(results))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._encoded)

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from msplit.errors import EngineError
-from msplit.formats.functions import GRADIENT_RESULT
-
-_GRADIENT = "gradient"
+from msplit.formats.functions import GRADIENT
 
 _PASSES = 4
 """Most times that TensorFlow is asked: where functions call others it inlines these first, and a gradient with the next pass."""
 
 
 def expanded(function: Any, library: Any, types: Sequence[int]) -> Any:
-    """The GraphDef that computes the gradient of a function, parameters first; None where TensorFlow has none or is not installed.
+    """The GraphDef that computes the gradient of a function, of `argument_0` and so on; None where TensorFlow has none or is not installed.
 
     It is what the runtime of TensorFlow makes of the node, which differs from `tf.gradients` (gradients of integers, for one).
 
@@ -33,50 +31,31 @@ def expanded(function: Any, library: Any, types: Sequence[int]) -> Any:
     from tensorflow.core.protobuf import config_pb2, device_properties_pb2
     from tensorflow.python.grappler import cluster, tf_optimizer
 
-    graph_def = tf.compat.v1.GraphDef()
-    graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
-    graph_def.library.CopyFrom(library)
-    for inner in graph_def.library.function:
+    made = tf.compat.v1.GraphDef(library=library, versions={"producer": tf.version.GRAPH_DEF_VERSION})
+    for inner in made.library.function:
         inner.attr.pop("_noinline", None)
     given = [argument.type for argument in (*function.signature.input_arg, *function.signature.output_arg)]
-    arguments, results = (
-        [name.format(i) for i in range(len(of))] for name, of in (("argument_{}", given), (GRADIENT_RESULT, types))
-    )
+    arguments = [f"argument_{number}" for number in range(len(given))]
     for name, dtype in zip(arguments, given, strict=True):
-        graph_def.node.add(name=name, op="Placeholder").attr["dtype"].type = dtype
-    gradient = graph_def.node.add(name=_GRADIENT, op="SymbolicGradient", input=arguments)
+        made.node.add(name=name, op="Placeholder").attr["dtype"].type = dtype
+    gradient = made.node.add(name="gradient", op="SymbolicGradient", input=arguments)
     gradient.attr["Tin"].list.type.extend(given)
     gradient.attr["Tout"].list.type.extend(types)
     gradient.attr["f"].func.name = function.signature.name
-    for port, (name, dtype) in enumerate(zip(results, types, strict=True)):
-        graph_def.node.add(name=name, op="Identity", input=[f"{_GRADIENT}:{port}"]).attr["T"].type = dtype
-    config = config_pb2.ConfigProto()
-    rewriting = config.graph_options.rewrite_options
-    rewriting.optimizers.append("function")
-    rewriting.min_graph_nodes, rewriting.meta_optimizer_iterations = -1, rewriting.ONE
+    results = made.node.add(name=GRADIENT, op="IdentityN", input=[f"gradient:{port}" for port in range(len(types))])
+    results.attr["T"].list.type.extend(types)
+    rewriting = {"optimizers": ["function"], "min_graph_nodes": -1, "meta_optimizer_iterations": 1}
+    config = config_pb2.ConfigProto(graph_options={"rewrite_options": rewriting})
     cpu = device_properties_pb2.NamedDevice(name="/CPU:0", properties={"type": "CPU"})  # no GPU is touched
-    made = graph_def
     for _ in range(_PASSES):
         try:
             with quiet_stderr(), tf.Graph().as_default():
                 tf.graph_util.import_graph_def(made, name="")
                 meta = tf.compat.v1.train.export_meta_graph()
-                meta.collection_def["train_op"].node_list.value.extend(results)
+                meta.collection_def["train_op"].node_list.value.append(GRADIENT)
                 made = tf_optimizer.OptimizeGraph(config, meta, cluster=cluster.Cluster(devices=[cpu]))
         except (ValueError, tf.errors.OpError):
             return None
-        nodes = {node.name: node for node in made.node}
-        if not any(node.op == "SymbolicGradient" for node in made.node) and nodes.keys() >= {*arguments, *results}:
-            break
-    else:
-        return None  # some op of the function has no gradient there
-    for position, name in enumerate(arguments):
-        node = nodes[name]
-        dtype = node.attr["dtype"].type
-        node.op = "_Arg"
-        node.attr.clear()
-        node.attr["T"].type, node.attr["index"].i = dtype, position
-    ordered = [nodes.pop(name) for name in arguments]
-    result = type(graph_def)(versions=made.versions)
-    result.node.extend([*ordered, *nodes.values()])
-    return result
+        if all(node.op != "SymbolicGradient" for node in made.node):
+            return made if {node.name for node in made.node}.issuperset(arguments) else None
+    return None  # some op of the function has no gradient there
