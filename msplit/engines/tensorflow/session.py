@@ -324,7 +324,7 @@ def _load(session: Any, model: Model, placed: Placed) -> None:
     try:
         _restore(session, model, placed)
     except tensorflow().errors.DataLossError:
-        verify(model)  # TensorFlow names neither the tensor nor what to do
+        verify(model)  # of a checkpoint TensorFlow names neither the tensor nor what to do
         raise
 
 
