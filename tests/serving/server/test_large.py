@@ -309,9 +309,9 @@ def test_large_answers_hold_up_nobody(answering: Service, path: str, dtype: str)
     for _ in range(10):
         status, said, held = asked(answering, path, data)
         assert status in (0, 200), said
-        if held < HELD:
+        if held < HELD / 2:
             break
-    assert held < HELD
+    assert held < HELD / 2
     found = read(path, said).ravel()
     if dtype == "object":
         assert found.tolist() == [STRING] * STRINGS
