@@ -7,7 +7,7 @@ import pytest
 
 from msplit.engines.cuda.coverage import cover
 from msplit.flatten.origin import original, to_ids
-from msplit.measure.verification import compare
+from msplit.verify.compare import compare
 from tests.engines.cuda.cases import flat_of, run
 
 pytestmark = pytest.mark.tf
