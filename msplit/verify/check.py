@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.precision import Precision
-from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, HasState
+from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.tensorflow.engine import REFERENCE
@@ -22,7 +22,7 @@ from msplit.inputs.reference import Reference
 from msplit.inputs.special import RANDOM, Fresh, Kind, Name
 from msplit.opset.traits import DRAWS
 from msplit.progress import Progress, Sums, phase
-from msplit.verify.built import KeepsMemory, KnowsDevice, NeedsDevices, Running, Variant
+from msplit.verify.built import Running, Variant
 from msplit.verify.compare import (
     Comparison,
     best_of,
@@ -98,8 +98,7 @@ def verified(variants: Sequence[Variant], how: Verification) -> Iterator[list[Ru
     """
     running = [Running(variant, partner) for variant, partner in zip(variants, _partners(variants), strict=True)]
     for engine in {id(variant.engine): variant.engine for variant in variants}.values():
-        if isinstance(engine, NeedsDevices):
-            engine.prepare([variant.job for variant in variants if variant.engine is engine])
+        engine.prepare([variant.job for variant in variants if variant.engine is engine])
     try:
         fitted = _verify_in_ieee(running, how)
         proved = any(one.checks for one in running)
@@ -238,8 +237,7 @@ def _find_room(running: Sequence[Running], how: Verification) -> None:
 
 def _free_memory(closed: Sequence[Running]) -> None:
     for one in closed:
-        if isinstance(one.variant.engine, KeepsMemory):
-            one.variant.engine.free_memory()
+        one.variant.engine.free_memory()
 
 
 def _built_in_turn(strict: Sequence[Running], how: Verification) -> Iterator[Running]:
@@ -283,7 +281,7 @@ def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Ma
 def _precision(variant: Variant) -> Precision:
     """What a variant is computed in: on a CPU never in TF32, as far as its engine tells before it is built where it will run."""
     engine, job = variant.engine, variant.job
-    on_cpu = isinstance(engine, KnowsDevice) and engine.device(job).upper().startswith("CPU")
+    on_cpu = engine.device(job).upper().startswith("CPU")
     if job.precision.ieee and job.tensorflow.cluster is not None and not on_cpu:
         return Precision.TF32  # servers of a cluster have a setting of their own, which a client can not change
     return job.precision.on(gpu=not on_cpu)
@@ -335,8 +333,7 @@ def _verify_beside(
         if state:
             begun = _begun(built, state)
             for one in built:
-                if isinstance(one.running, HasState):
-                    one.running.load_state(begun)
+                one.running.load_state(begun)
 
     from_the_same_values()
     if reference is not None:
@@ -411,7 +408,7 @@ def _in_lock_step(
     for pair, steps, got, expected in unsure:
         one, partner, precision = pair
         carried: Mapping[str, float] = {}
-        if isinstance(partner.running, HasState) and not _draws(partner):
+        if partner.running.keeps_state and not _draws(partner):
             again = partial(_outputs_after, partner, fed[:steps])
             carried = output_tolerances(state, expected, again, precision=precision)
         note(pair, compared(got, expected, precision, one, partner, carried=carried))
@@ -422,7 +419,7 @@ def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> A
     """The state with a loss scale with which no gradient overflows in the steps that verify, and half as much to be sure; the state itself
     where no loss is scaled. A step that is left out is right, and gives other variables than that of another precision."""
     for one in built:
-        if isinstance(one.running, HasState) and LOSS_SCALE in one.running.save_state():
+        if LOSS_SCALE in one.running.save_state():
             inputs = [] if how.reference is None else [how.reference.feeds]
             inputs += [
                 how.made(seed, kind) for kind in _kinds(how, half=True) or [RANDOM] for seed in _seeds(how.settings)
@@ -580,7 +577,7 @@ def _moved_outputs(truth: Running, fed: Sequence[Arrays], state: Arrays, moved: 
 
 def _stepped(one: Running, fed: Iterable[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
     """The outputs of the last of some steps, and the variables after it, from the variables before the first."""
-    if state and isinstance(one.running, HasState):
+    if state:
         one.running.load_state(state)
     outputs = [one.step(feeds) for feeds in fed][-1]
     return {name: np.array(value) for name, value in outputs.items()}, one.save_state() if state else {}
@@ -643,4 +640,4 @@ def _outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays
 
 def _variables_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
     """The variables after some steps, from those before the first; none where it does not tell."""
-    return _stepped(one, fed, state)[1] if isinstance(one.running, HasState) else {}
+    return _stepped(one, fed, state)[1] if one.running.keeps_state else {}

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.engines.base import GOOD_STEPS, LOSS_SCALE, HasState
+from msplit.engines.base import GOOD_STEPS, LOSS_SCALE
 from msplit.errors import EngineError, LoadError, MsplitError, WriteError
 from msplit.formats import atomic, lock
 from msplit.formats.bundle import Checkpoint
@@ -543,7 +543,7 @@ def test_a_step_in_float16_is_verified_and_measured_with_a_scale_that_does_not_o
     ) as trainer:  # what verifies does not train, nor change the scale
         trainer.run(batches(1))
         assert trainer.runner is not None
-        assert isinstance(trainer.runner.executable, HasState)
+        assert trainer.runner.executable.keeps_state
         state = trainer.runner.executable.save_state()
     assert (float(state[LOSS_SCALE]), int(state[GOOD_STEPS])) == (2.0**14, 0)
 
