@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -17,7 +19,21 @@ from msplit.cli.main import COMMANDS
 from msplit.rules.ruleset import RULES
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit
 
-PAGES = ("usage.md", "rules.md", "files.md", "library.md", "builds.md", "production.md", "training.md", "scaling.md")
+PAGES = (
+    "usage.md",
+    "analyze.md",
+    "assign.md",
+    "bench.md",
+    "rules.md",
+    "files.md",
+    "library.md",
+    "compile.md",
+    "annotate.md",
+    "builds.md",
+    "production.md",
+    "training.md",
+    "scaling.md",
+)
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUICK = ("--duration", "0.1", "--warmup", "0", "--builds", "1", "--engine", "tensorflow")
 
@@ -75,11 +91,26 @@ def test_rules_files_are_read(text: str) -> None:
     assert rules.parse(text, "example").rules
 
 
+def options_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_options_doc", ROOT / "scripts" / "make_options_doc.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_options_is_what_the_commands_give() -> None:
+    module = options_script()
+    assert module.TARGET.read_text("utf-8") == module.page(), (
+        "docs/options.md is stale: python scripts/make_options_doc.py"
+    )
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_usage_names_every_option(command: str) -> None:
-    usage = "".join((ROOT / "docs" / page).read_text() for page in ("usage.md", "checks.md", "reports.md"))
+def test_the_page_of_options_names_every_option(command: str) -> None:
+    page = (ROOT / "docs" / "options.md").read_text("utf-8")
+    section = page.partition("\n## ")[0] + page.partition(f"\n## {command}\n")[2].partition("\n## ")[0]
     for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", fine(command, "--help", columns=100).out, re.MULTILINE):
-        assert option == "--help" or re.search(rf"{option}(?![\w-])", usage), option
+        assert re.search(rf"{option}(?![\w-])", section), option
 
 
 def test_usage_names_every_command() -> None:

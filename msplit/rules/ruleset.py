@@ -39,7 +39,7 @@ VERSION = 1
 """The version of the format that this code reads."""
 
 STANDARD = "auto"
-"""The shipped rule set that is used where nobody names one: in the simulator it is never slower than another, see docs/scheduling.md."""
+"""The shipped rule set that is used where nobody names one: simulated, it is never slower than another (benchmarks/notes/schedulers.md)."""
 
 DEFAULT_STREAMS = 4
 """How many streams a rules file that does not say gets."""

@@ -1,0 +1,72 @@
+"""Writes docs/options.md from the commands themselves:  python scripts/make_options_doc.py
+
+A test compares the file with what this would write.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from msplit.cli.main import COMMANDS, cli
+
+TARGET = Path(__file__).parents[1] / "docs" / "options.md"
+
+HEAD = """\
+# All options
+
+<!-- Written by scripts/make_options_doc.py from msplit/cli. Do not edit: a test compares. -->
+
+Every option of every command, as `msplit COMMAND --help` prints it. [usage.md](usage.md) says which command does what, and links to
+a page for each task. All commands also take:
+
+"""
+
+_NUMBER = re.compile(r"(INTEGER|FLOAT)( RANGE)?$")
+"""Click's words for a number."""
+
+TABLE = "| option | meaning |\n| --- | --- |\n"
+
+
+def rows(command: click.Command, context: click.Context) -> dict[str, str]:
+    """Each option of a command, as its help names it, with its meaning, its default and its range."""
+    options = [parameter for parameter in command.get_params(context) if isinstance(parameter, click.Option)]
+    records = filter(None, (option.get_help_record(context) for option in options))
+    return {_cell(_NUMBER.sub("N", names)): _cell(meaning) for names, meaning in records}
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def page() -> str:
+    """The whole file."""
+    found = {}
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        found[name] = (command, rows(command, click.Context(command, info_name=name)))
+    everywhere = [
+        row for row in found["rules"][1].items() if all(row in options.items() for _, options in found.values())
+    ]
+    parts = [HEAD, _table(everywhere), "\n"]
+    for name, (command, options) in found.items():
+        summary = " ".join((command.help or "").partition("\n\n")[0].split())
+        arguments = " ".join(
+            piece for parameter in command.params for piece in parameter.get_usage_pieces(click.Context(command))
+        )
+        parts.append(f"## {name}\n\n    msplit {name} [OPTIONS] {arguments}".rstrip() + f"\n\n{summary}\n\n")
+        parts.append(_table([row for row in options.items() if row not in everywhere]) + "\n")
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+def _table(options: list[tuple[str, str]]) -> str:
+    if not options:
+        return "No options of its own.\n"
+    return TABLE + "".join(f"| `{names}` | {meaning} |\n" for names, meaning in options)
+
+
+if __name__ == "__main__":
+    TARGET.write_text(page(), encoding="utf-8")
