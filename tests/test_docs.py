@@ -114,7 +114,7 @@ def test_the_page_of_options_names_every_option(command: str) -> None:
 
 
 def test_usage_names_every_command() -> None:
-    usage = (ROOT / "docs" / "usage.md").read_text() + (ROOT / "CHANGELOG.md").read_text()
+    usage = "".join((ROOT / "docs" / page).read_text() for page in ("usage.md", "reports.md"))
     for command in COMMANDS:
         assert f"msplit {command}" in usage
 
@@ -171,3 +171,10 @@ def test_the_dockerfile_copies_and_pins_what_there_is() -> None:
     said = text + (ROOT / "docs" / "install.md").read_text()
     for line in re.findall(r"msplit (doctor(?: --[a-z]+ [a-z]+)*)", said):
         assert msplit(*shlex.split(line), "--help").code == 0, line
+
+
+def test_the_reference_is_that_of_the_docstrings() -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "make_reference.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.TARGET.read_text("utf-8") == script.page(), "run: python scripts/make_reference.py"

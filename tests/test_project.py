@@ -328,7 +328,7 @@ def test_the_exact_versions_are_in_the_ranges() -> None:
     groups = PROJECT["dependency-groups"]
     extras = PROJECT["project"]["optional-dependencies"]
     needed = [*PROJECT["project"]["dependencies"], *extras["serve"], *extras["onnx"]]
-    for name, lowest in declared([*needed, *groups["test"], *groups["clients"]]).items():
+    for name, lowest in declared([*needed, *groups["test"], *groups["clients"], *groups["docs"]]).items():
         assert version(exact[name]) >= version(lowest), name
     assert exact["torch"] == "2.13.0"
     assert exact["tensorflow"] == "2.21.0"
@@ -363,7 +363,8 @@ def test_what_is_installed_here_is_declared_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["scripts/demo", "scripts/test", "scripts/lock", ".ci/run", ".ci/wheel", ".ci/lowest", ".ci/nightly"]
+    "script",
+    ["scripts/demo", "scripts/test", "scripts/lock", ".ci/run", ".ci/wheel", ".ci/lowest", ".ci/docs", ".ci/nightly"],
 )
 def test_scripts_are_valid_and_executable(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -16,7 +17,14 @@ pytestmark = pytest.mark.whole_search  # pages show what users see
 
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "docs/ci-example/*.md", "sample_graphs/*.md", "benchmarks/**/*.md")
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "docs/quickstarts/*.md",
+        "docs/ci-example/*.md",
+        "sample_graphs/*.md",
+        "benchmarks/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 INLINE = re.compile(r"`(?:\$ )?msplit ([^`\n]+)`")
@@ -124,13 +132,28 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_index_of_the_documents_names_every_one() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
-    assert [path.name for path in ROOT.glob("docs/*.md") if f"]({path.name})" not in index] == ["README.md"]
+    folder = ROOT / "docs"
+    pages = {
+        path.relative_to(folder).as_posix() for pattern in ("*.md", "quickstarts/*.md") for path in folder.glob(pattern)
+    }
+    assert {page for page in pages if f"]({page})" not in index} == {"README.md"}
+
+
+def script(path: str) -> ModuleType:
+    """A script of the checkout, imported."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_timeline_is_what_msplit_simulates() -> None:
+    tool = script("tools/timeline.py")
+    assert tool.TARGET.read_text("utf-8") == tool.svg(), "run: python tools/timeline.py"
 
 
 def test_the_results_are_those_of_the_raw_data() -> None:
-    spec = importlib.util.spec_from_file_location("table", ROOT / "benchmarks" / "table.py")
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
+    table = script("benchmarks/table.py")
     fix = "run: python benchmarks/table.py --write"
     assert (ROOT / "benchmarks" / "README.md").read_text() == table.page(), fix
     shown = (ROOT / "README.md").read_text()
