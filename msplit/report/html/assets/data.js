@@ -1,11 +1,5 @@
 // The columns of the page as a model: who is inside of whom, who feeds whom, what each box amounts to.
 
-async function unpack() {
-  const bytes = Uint8Array.from(atob(document.getElementById("data").textContent), (char) => char.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
-}
-
 // Groups 0..count-1 by key: the items of key k are items[start[k]] .. items[start[k + 1] - 1], in their order.
 function grouped(keys, count) {
   const start = new Int32Array(count + 1);

@@ -1,4 +1,26 @@
-// Numbers, names and colours as people read them.
+// What all pages need: their data, and numbers, names and colours as people read them.
+
+const by = (id) => document.getElementById(id);
+
+async function unpack() {
+  const bytes = Uint8Array.from(atob(by("data").textContent), (char) => char.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// Draws the page, or says why it can not.
+async function start(begin) {
+  try {
+    await begin();
+    document.documentElement.dataset.ready = "true";
+  } catch (problem) {
+    by("failure").hidden = false;
+    by("failure").textContent = typeof DecompressionStream === "undefined"
+      ? "This browser is too old to unpack the report: Chrome 80, Firefox 113, Safari 16.4 or newer can."
+      : `The report could not be drawn: ${problem.message}`;
+    console.error(problem);
+  }
+}
 
 function micros(value) {
   if (value < 100) return `${+value.toPrecision(3)} µs`;

@@ -1,7 +1,6 @@
 // Puts the parts together.
 
 const MOST_RESULTS = 50;
-const by = (id) => document.getElementById(id);
 
 class Search {
   constructor(model, input, list, onPick) {
@@ -174,14 +173,6 @@ async function begin() {
   });
   // For tests: what is drawn, and where.
   window.msplitReport = { model, graph, timeline, select, find, compare, compared: () => compared };
-  document.documentElement.dataset.ready = "true";
 }
 
-begin().catch((problem) => {
-  const failure = by("failure");
-  failure.hidden = false;
-  failure.textContent = typeof DecompressionStream === "undefined"
-    ? "This browser is too old to unpack the report: Chrome 80, Firefox 113, Safari 16.4 or newer can."
-    : `The report could not be drawn: ${problem.message}`;
-  console.error(problem);
-});
+start(begin);
