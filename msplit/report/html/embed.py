@@ -45,7 +45,7 @@ class Kit:
 
 REPORT = Kit(
     "report.html",
-    ("look.js", "data.js", "rows.js", "graph.js", "timeline.js", "panel.js", "main.js"),
+    ("look.js", "data.js", "rows.js", "minimap.js", "graph.js", "timeline.js", "panel.js", "main.js"),
     ("cytoscape.min.js", "cytoscape-dagre.min.js"),
     ("LICENSE.cytoscape", "LICENSE.cytoscape-dagre", "LICENSE.dagre"),
     "Cytoscape.js and dagre (MIT licence)",

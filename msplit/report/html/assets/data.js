@@ -74,7 +74,8 @@ class Model {
     const prefixes = this.top.map((element) => this.prefix[element]).filter((prefix) => prefix !== undefined);
     const shared = prefixes.length ? prefixes.reduce(common) : "";
     // A kernel may have the name of the scope itself.
-    this.scope = prefixes.length > 1 ? shared : "";
+    const path = this.index.has(shared) ? shared.slice(0, Math.max(shared.lastIndexOf("/"), 0)) : shared;
+    this.scope = this.leaves.node.filter((node) => node >= 0).length > 1 ? path : "";
   }
 
   // Per leaf the longest way to it, in links; per box the least and the most of its leaves. Links come sorted by consumer, and leaves in an

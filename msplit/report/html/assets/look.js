@@ -40,8 +40,16 @@ const operations = (value) => scaled(value, ["FLOP", "KFLOP", "MFLOP", "GFLOP", 
 const counted = (value) => value.toLocaleString("en");
 const plural = (value, word, many = `${word}s`) => `${counted(value)} ${value === 1 ? word : many}`;
 
-// A box has one line for a name.
-function unbroken(name) { return name.replaceAll(" ", "\u00a0"); }
+// A name in one line of a box, or in two that part at a slash, of at most so many characters.
+function folded(name, width) {
+  const lines = [name.replaceAll(" ", "\u00a0")];
+  if (name.length > width) {
+    const slashes = [...name].flatMap((char, at) => (char === "/" && at < name.length - 1 ? [at + 1] : [])).reverse();
+    const at = slashes.find((slash) => slash <= width && name.length - slash <= width) ?? slashes[0] ?? 0;
+    lines.splice(0, 1, ...(at ? [lines[0].slice(0, at), lines[0].slice(at)] : lines));
+  }
+  return lines.map((line) => shorten(line, width));
+}
 
 function shorten(name, width) {
   if (name.length <= width) return name;
