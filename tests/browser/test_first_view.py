@@ -9,7 +9,7 @@ import pytest
 
 from msplit.report.html import render
 from msplit.report.html.build import page as build_page
-from tests.browser.conftest import Opened
+from tests.browser.conftest import Opened, axe_core
 from tests.browser.test_report import TOWERS
 from tests.graphs import parse
 
@@ -162,3 +162,13 @@ def test_no_heading_is_hidden_on_a_narrow_screen(pages: dict[str, Path], opened:
         }"""
         assert found.page.evaluate(seen, title), title
         found.page.evaluate("scrollTo(0, 0)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_a_narrow_screen_with_the_map(pages: dict[str, Path], opened: Open, scheme: str):
+    axe = axe_core()
+    found = opened(pages["wide"], scheme, width=400, bypass_csp=True)
+    found.wait("!document.getElementById('map').hidden")
+    found.page.add_script_tag(path=axe)
+    run = "async () => (await axe.run(document)).violations.map((one) => [one.id, one.nodes.map((node) => node.html)])"
+    assert found.page.evaluate(run) == []
