@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from msplit.engines.base import Job
+from msplit.engines.base import Engine, Executable, Job
 
 BETAS = (0.9, 0.999)
 RATE, DECAY, DECAY_STEPS = 1e-3, 0.9, 1000
@@ -23,7 +23,7 @@ FIRST, SECOND = "Adam", "Adam_1"
 
 
 @dataclass(frozen=True)
-class ByHand:
+class ByHand(Engine):
     """Builds it. See `engines.base.Engine`."""
 
     captured: bool
@@ -41,8 +41,10 @@ class ByHand:
         return MixtureOfExperts(job, self)
 
 
-class MixtureOfExperts:
-    """See `engines.base.Executable` and `HasState`. Sizes are those of the variables that it is given first."""
+class MixtureOfExperts(Executable):
+    """See `engines.base.Executable`. Sizes are those of the variables that it is given first."""
+
+    keeps_state = True
 
     def __init__(self, job: Job, how: ByHand) -> None:
         self._how, self._ieee, self._job = how, job.precision.ieee, job

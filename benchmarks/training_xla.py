@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.engines.base import Job
+from msplit.engines.base import Engine, Executable, Job
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.engine import ENGINE
 from msplit.errors import EngineError
@@ -17,7 +17,7 @@ HANDLE = "VarHandleOp"
 
 
 @dataclass(frozen=True)
-class WholeXla:
+class WholeXla(Engine):
     """Builds it. See `engines.base.Engine`."""
 
     name: str = "tensorflow"
@@ -45,8 +45,10 @@ class WholeXla:
         return made
 
 
-class CompiledTraining:
-    """See `engines.base.Executable` and `HasState`."""
+class CompiledTraining(Executable):
+    """See `engines.base.Executable`."""
+
+    keeps_state = True
 
     def __init__(self, job: Job) -> None:
         tf = runtime.tensorflow()

@@ -54,6 +54,11 @@ def said(folder: Path, *arguments: str) -> str:
     return f"{code} {text}"
 
 
+def text_of(problem: Exception) -> str:
+    """An error's text without the folder of this checkout."""
+    return str(problem).replace(f"{ROOT}/", "")
+
+
 def content(path: Path) -> bytes:
     """Bytes of a file, or of all files of a folder with their names."""
     if not path.is_dir():
@@ -88,13 +93,13 @@ def ran(model: Path, batch: int) -> dict[str, Any]:
         flat = msplit.load(model)
         ids = msplit.assign(flat, "auto", streams=STREAMS, batch=batch).ids
     except MsplitError as problem:
-        return {"load": str(problem)}
+        return {"load": text_of(problem)}
     found: dict[str, Any] = {}
     for mode in KernelMode:
         try:
             found[mode] = _compiled(flat, ids, batch, mode)
         except MsplitError as problem:
-            found[mode] = str(problem)
+            found[mode] = text_of(problem)
     return found
 
 

@@ -16,6 +16,7 @@ from msplit.core.memory import no_collection
 from msplit.cost import profile as profiles
 from msplit.cost.costs import Costs
 from msplit.cost.workload import Workload
+from msplit.engines.tensorflow.gradients import expanded
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.build import body, flatten
 from msplit.flatten.flat import FlatGraph
@@ -38,6 +39,8 @@ def load(
 ) -> FlatGraph:
     """Reads a model, without TensorFlow, and makes the flat graph that everything works on.
 
+    One thing is TensorFlow's, where it is installed: the nodes of the gradient of a function, which a graph names (`SymbolicGradient`).
+
     Args:
         path: A GraphDef (`.pb`, `.pbtxt`), a MetaGraphDef (`.meta`) or a SavedModel's folder; told apart by content.
         tags: Tags of the SavedModel's graph, where it has several.
@@ -53,7 +56,13 @@ def load(
     """
     with phase("reading"), no_collection():
         model = formats.read(
-            arguments.path(path), tags=tags, signature=signature, inputs=inputs, outputs=outputs, record=record
+            arguments.path(path),
+            tags=tags,
+            signature=signature,
+            inputs=inputs,
+            outputs=outputs,
+            record=record,
+            gradients=expanded,
         )
     if function is None:
         with phase("flattening"), no_collection():

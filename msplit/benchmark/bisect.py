@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from msplit.benchmark.fetchable import Fetchable, Key, dtype, fetchable, is_number, read_by, reads_variable
 from msplit.core.precision import Precision
-from msplit.engines.base import Arrays, HasState, Job
+from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -208,7 +208,7 @@ class _Sides:
         executable = CUDA.build(self._job(flat, feeds, kernels))
         try:
             outputs = executable.step(feeds)
-            return outputs, executable.save_state() if isinstance(executable, HasState) else {}
+            return outputs, executable.save_state()
         finally:
             executable.close()
 

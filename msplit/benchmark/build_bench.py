@@ -10,7 +10,7 @@ import numpy as np
 
 from msplit.benchmark.timing import bench
 from msplit.core.precision import Precision
-from msplit.engines.base import Executable, Job
+from msplit.engines.base import Engine, Executable, Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.formats.build import Manifest
 from msplit.progress import Progress
@@ -40,16 +40,13 @@ class BuildBench:
 
 
 @dataclass(frozen=True, eq=False)
-class _OneRung:
+class _OneRung(Engine):
     """See `engines.base.Engine`: makes one batch of a build run."""
 
     loaded: Loaded
     program: str
     one_stream: bool
     name: str = "cuda"
-
-    def unavailable(self) -> str | None:
-        return None
 
     def build(self, job: Job) -> Executable:
         del job  # all is settled

@@ -17,7 +17,7 @@ import numpy as np
 
 from msplit.benchmark.diagnose import Hints, diagnose
 from msplit.core import statistics
-from msplit.engines.base import Arrays, HasOwnClock, HasTimeline
+from msplit.engines.base import Arrays
 from msplit.engines.environment import environment
 from msplit.engines.nvidia import utilization
 from msplit.errors import EndOfData
@@ -70,7 +70,7 @@ def bench(
                 _warm_up(measured, settings, tell)
                 _measure(measured, settings, tell, build)
         for one in running:
-            if one.variant.label in timelines and one.alive and isinstance(one.running, HasTimeline):
+            if one.variant.label in timelines and one.alive:
                 tell(f"tracing {one.variant.label}", 1.0)
                 one.timeline = one.running.timeline()
         _ask_driver([one for one in running if one.alive], settings, tell)
@@ -135,10 +135,8 @@ def _step(one: Running) -> float:
 
 def _burst(one: Running) -> list[float]:
     """Seconds of each step of a burst."""
-    running = one.running
-    if isinstance(running, HasOwnClock):
-        return running.times(one.burst)
-    return [_step(one) for _ in range(one.burst)]
+    own = one.running.times(one.burst)
+    return [_step(one) for _ in range(one.burst)] if own is None else own
 
 
 def _timed(call: Callable[[], None]) -> float:

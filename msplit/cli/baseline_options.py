@@ -85,7 +85,7 @@ class _Percent(options.Parameter):
 
 
 beside_options = options.together(
-    click.option("--plot", type=options.PATH, metavar="FILE.svg", help="Draw the time of a step over the batches."),
+    click.option("--plot", type=options.PATH, metavar="FILE.html", help="Draw the time of a step over the batches."),
     click.option(
         "--baseline",
         type=options.PATH,
@@ -137,7 +137,7 @@ def report(flat: FlatGraph, found: Sweep, beside: Beside, then: Baseline | None,
 
     written = []
     if beside.plot is not None and any(run.result.variants for run in found.runs.values()):
-        formats.write_bytes_atomic(beside.plot, sweeps.figure(flat, found).encode(), force=force)
+        formats.write_bytes_atomic(beside.plot, sweeps.page(flat, found).encode(), force=force)
         written.append(f"Written: {beside.plot}, the times by batch.")
     document, payload = sweeps.document(flat, found, written), sweeps.payload(flat, found, written)
     return show(flat, Shown(document, payload, tuple(found.runs.values()), found.failed), then, beside.limit, style)

@@ -294,8 +294,8 @@ def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: baselin
             raise click.UsageError(f"{extra[0]} takes one --batch: bench one at a time.")
     elif beside.plot is not None:
         raise click.UsageError("--plot draws times over batches: give several, such as --batch 1,8,32.")
-    if beside.plot is not None and beside.plot.suffix.lower() != ".svg":
-        raise click.UsageError("--plot draws an SVG: name a file that ends in .svg.")
+    if beside.plot is not None and beside.plot.suffix.lower() != ".html":
+        raise click.UsageError("--plot writes an HTML page: name a file that ends in .html.")
 
 
 def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tuning, asked: Asked) -> BenchRequest:

@@ -36,6 +36,9 @@ _TO_END = 30.0
 _heard = Event()
 """Set by a handler."""
 
+_wakes: set[int] = set()
+"""The ends of pipes into which signals are written for the thread that watches."""
+
 _held_back: list[None] = []
 """One for each `deferred` block that is entered."""
 
@@ -57,6 +60,7 @@ def watched() -> Iterator[None]:
     over = Event()
     arrivals, arrived = os.pipe()
     os.set_blocking(arrived, False)
+    _wakes.add(arrived)
     before = signal.set_wakeup_fd(arrived, warn_on_full_buffer=False)
     watch = Thread(target=_watch, args=(arrivals, over), daemon=True)
     watch.start()
@@ -65,6 +69,7 @@ def watched() -> Iterator[None]:
     finally:
         over.set()
         signal.set_wakeup_fd(before)
+        _wakes.discard(arrived)
         os.close(arrived)
         for number in ours:
             signal.signal(number, _watched[number])
@@ -73,14 +78,30 @@ def watched() -> Iterator[None]:
 def _watch(arrivals: int, over: Event) -> None:
     """Ends the process where a signal that is ours is not heard: the main thread is in a library, and may stay there for ever."""
     while numbers := os.read(arrivals, 64):
-        number, held = numbers[-1], bool(_held_back)
-        if not held and signal.getsignal(number) not in (_interrupted, signal.SIG_DFL):
+        ours = [number for number in numbers if number in _watched and _is_ours(signal.getsignal(number))]
+        if not ours:
             continue  # somebody else's
+        number, held = ours[0], bool(_held_back)
         in_time = _heard.wait(_TO_HEAR[held]) and (held or over.wait(_TO_END))
         _heard.clear()
         if not (in_time or over.is_set()):
             end(number)
     os.close(arrivals)
+
+
+def _is_ours(handler: Any) -> bool:
+    """Tell whether a handler is one of this module, or the system's, which it puts back when a signal has come."""
+    return handler is signal.SIG_DFL or getattr(handler, "__module__", None) == __name__
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: what comes to it is not to wake the parent's thread, which would end the parent."""
+    before = signal.set_wakeup_fd(-1)
+    if before not in _wakes:
+        signal.set_wakeup_fd(before)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def end(number: int) -> None:

@@ -48,7 +48,7 @@ EXAMPLES = {
     "assign": ("msplit assign model.pb --rules auto --streams 4 -o annotated.pb",),
     "bench": (
         "msplit bench model.pb --streams 1,2,4 --batch 128",
-        "msplit bench model.pb --rules auto --streams 16 --batch 1,8,32,128 --plot sweep.svg",
+        "msplit bench model.pb --rules auto --streams 16 --batch 1,8,32,128 --plot sweep.html",
         "msplit bench model.pb --batch 128 --baseline old.json --fail-if-slower 5%",
     ),
     "build": ("msplit build model.pb --batch 1,8,32 -o model.build",),

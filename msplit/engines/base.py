@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,25 +207,6 @@ def type_name(value: Any) -> str:
     return getattr(value.dtype, "name", "") or str(value.dtype).removeprefix("torch.")
 
 
-class Executable(Protocol):
-    """A graph made ready to run. One step is one call."""
-
-    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
-        """Runs one whole step as a user would: host inputs in, host outputs back, synchronous. Outputs by name."""
-
-    def launch(self) -> None:
-        """Runs one step on the inputs of the last `step`, without copies of inputs and outputs, and waits for it."""
-
-    def device_times(self, count: int) -> list[float] | None:
-        """Seconds of each of `count` back-to-back steps by the device's own clock, or None where there is no such clock."""
-
-    def facts(self) -> Mapping[str, Any]:
-        """What is worth reporting: ``streams``, ``waits``, ``peak_bytes``, ``device``, ``kernels`` …; only what is known."""
-
-    def close(self) -> None:
-        """Frees what the executable holds. It can not run afterwards."""
-
-
 @dataclass(frozen=True)
 class Span:
     """Something that ran on a stream in one step.
@@ -264,119 +245,134 @@ class Timeline:
     clock: str
 
 
-@runtime_checkable
-class HasTimeline(Protocol):
-    """An executable that can tell when each part of a step ran."""
-
-    def timeline(self) -> Timeline:
-        """Runs one more step on the inputs of the last one, and times its parts.
-
-        Raises:
-            EngineError: That does not work here; the message says what does.
-        """
-
-
 STEPS = "(steps before this one)"
 """An input of the cuda engine, an int64 scalar, that random ops with a state draw by; no input of a model has such a name."""
 
 
 LOSS_SCALE, GOOD_STEPS = "(loss scale)", "(steps since the loss scale changed)"
-"""What the cuda engine keeps beside variables where it scales losses, a float32 and an int64 scalar; see `HasState`."""
+"""What the cuda engine keeps beside variables where it scales losses, a float32 and an int64 scalar; see `Executable.save_state`."""
 
 FIRST_SCALE: Arrays = {LOSS_SCALE: np.array(2.0**15, np.float32), GOOD_STEPS: np.array(0, np.int64)}
 """What they are before the first step: as Keras and TensorFlow 1 have it."""
 
 BESIDE_VARIABLES = (STEPS, LOSS_SCALE, GOOD_STEPS)
-"""All that `HasState.save_state` may give that is no variable of the model."""
+"""All that `Executable.save_state` may give that is no variable of the model."""
 
 
-@runtime_checkable
-class HasOwnClock(Protocol):
-    """An executable that runs elsewhere, and measures there."""
+class Executable:
+    """A graph made ready to run. One step is one call. What an engine can not do has a default here that says so or does nothing."""
 
-    def times(self, count: int) -> list[float]:
-        """Seconds of each of so many steps on the inputs of the last one, as a user there would measure them."""
+    keeps_state = False
+    """True if it tells what its variables are: `save_state`."""
+    joins_others = False
+    """True if its steps may be those of several processes: `join`."""
 
+    def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
+        """Runs one whole step as a user would: host inputs in, host outputs back, synchronous. Outputs by name."""
+        raise NotImplementedError
 
-@runtime_checkable
-class HasState(Protocol):
-    """An executable whose steps may change variables."""
+    def launch(self) -> None:
+        """Runs one step on the inputs of the last `step`, without copies of inputs and outputs, and waits for it."""
+        raise NotImplementedError
+
+    def device_times(self, count: int) -> list[float] | None:
+        """Seconds of each of `count` back-to-back steps by the device's own clock, or None where there is no such clock."""
+        return None
+
+    def times(self, count: int) -> list[float] | None:
+        """Seconds of each of so many steps on the inputs of the last one, measured by an executable that runs elsewhere; else None."""
+        return None
+
+    def facts(self) -> Mapping[str, Any]:
+        """Reports ``streams``, ``waits``, ``peak_bytes``, ``device``, ``kernels`` …; only what is known."""
+        return {}
+
+    def close(self) -> None:
+        """Frees what the executable holds. It can not run afterwards."""
+
+    def timeline(self) -> Timeline | None:
+        """Runs one more step on the inputs of the last one, and times its parts. None where the engine can not.
+
+        Raises:
+            EngineError: That does not work here; the message says what does.
+        """
+        return None
 
     def save_state(self) -> Arrays:
-        """The values of its variables, by name (see `variables.variable_names`), and under `STEPS` what its random ops count."""
+        """Values of its variables, by name (see `variables.variable_names`), and under `STEPS` what its random ops count."""
+        return {}
 
     def load_state(self, state: Arrays) -> None:
         """Gives variables values. What is none of its own is passed over."""
 
-
-@runtime_checkable
-class JoinsOthers(Protocol):
-    """An executable whose steps may be those of several processes: see `EngineOptions.shards`."""
-
-    def join(self) -> None:
-        """From now on steps are those of all processes of PyTorch's default group, which all call this. Variables are the first one's."""
-
-
-@runtime_checkable
-class SharesState(Protocol):
-    """An executable whose variables live outside of it, where others may use them."""
-
     @property
     def kept(self) -> frozenset[str]:
-        """Variables that had values already when it was built, and have them still."""
+        """Variables outside of it, where others may use them, that had values already when it was built, and have them still."""
+        return frozenset()
 
-
-@runtime_checkable
-class HasBuffers(Protocol):
-    """An executable whose inputs can be written where it reads them."""
+    def join(self) -> None:
+        """Makes steps those of all processes of PyTorch's default group, which all call this. Variables are the first one's. See
+        `EngineOptions.shards`."""
+        raise NotImplementedError
 
     def buffers(self) -> Arrays:
-        """Arrays by input name, for some inputs or all. A step that is given one of them for its input does not copy it on the host."""
-
-
-@runtime_checkable
-class Begins(Protocol):
-    """An executable whose steps need not be waited for at once, so that one thread keeps several devices busy."""
+        """Arrays by input name, for some inputs or none. A step that is given one of them for its input does not copy it on the host."""
+        return {}
 
     def begin(self, feeds: Feeds) -> bool:
-        """Begins a step and does not wait for it. False where nothing was begun, since only `step` can run it."""
+        """Begins a step and does not wait for it, so that one thread keeps several devices busy. False where nothing was begun, since
+        only `step` can run it."""
+        return False
 
     def end(self) -> dict[str, NDArray[Any]]:
         """Waits for the step that was begun. Outputs by name."""
-
-
-@runtime_checkable
-class StaysOnDevice(Protocol):
-    """An executable whose outputs need not leave the device."""
+        raise NotImplementedError
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
-        """One whole step, synchronous, whose outputs are PyTorch tensors of the caller's own on the device. What the host makes, such as
-        strings, are arrays."""
+        """Runs one whole step, synchronous, whose outputs are PyTorch tensors of the caller's own on the device. What the host makes, such
+        as strings, are arrays.
 
-
-@runtime_checkable
-class Prefetches(Protocol):
-    """An executable that takes the inputs of the next step to the device while a step runs."""
+        Raises:
+            EngineError: The engine has no device to leave outputs on.
+        """
+        raise EngineError(
+            "outputs of this engine are on the host", fix="leave out on_device, or run on the cuda engine"
+        )
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """One whole step, synchronous, on `feeds`, and meanwhile copies of what the next step is fed: that very mapping, whose arrays stay
-        as they are until it has begun. Values that are no arrays, or do not fit, are left to that step.
+        """Runs one whole step, synchronous, on `feeds`, and meanwhile copies what the next step is fed to the device: that very mapping,
+        whose arrays stay as they are until it has begun. Values that are no arrays, or do not fit, are left to that step. Without a
+        device nothing is copied.
 
         Args:
             then: Gives what the next step is fed, or None; is called while this one runs.
-            on_device: As `StaysOnDevice` has it.
+            on_device: As in `step_on_device`.
         """
+        return self.step_on_device(feeds) if on_device else self.step(feeds)
 
 
-class Engine(Protocol):
-    """Builds executables."""
+class Engine:
+    """Builds executables.
 
-    @property
-    def name(self) -> str:
-        """What the user calls it."""
+    Attributes:
+        name: Name that the user calls it by.
+    """
+
+    name: str
 
     def unavailable(self) -> str | None:
         """None where this machine can run it, else why not and what would help."""
+        return None
+
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """Hears of all jobs that will be built, before the first of them is, for an engine that must know what devices there will be."""
+
+    def free_memory(self) -> None:
+        """Gives memory of the device that is kept for what is built next back: another library could not have it."""
+
+    def device(self, job: Job) -> str:
+        """ "CPU" or "GPU", perhaps with more behind it: where a job will run; "" where that is not known before it is built."""
+        return ""
 
     def build(self, job: Job) -> Executable:
         """Makes a job ready to run.
@@ -384,3 +380,4 @@ class Engine(Protocol):
         Raises:
             EngineError: The graph has something that the engine can not run; the message names the nodes and the way out.
         """
+        raise NotImplementedError

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Executable, Job
+from msplit.engines.base import Arrays, Engine, Executable, Job
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Format, Model
@@ -36,7 +36,7 @@ _GPU = "CUDAExecutionProvider"
 
 
 @dataclass(frozen=True)
-class OnnxRuntime:
+class OnnxRuntime(Engine):
     """Builds it. See `engines.base.Engine`.
 
     Attributes:
@@ -78,7 +78,7 @@ def runs_on_gpu() -> bool:
     return _GPU in onnxruntime.get_available_providers()
 
 
-class Session:
+class Session(Executable):
     """A session with the model. See `Executable`.
 
     Args:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from msplit.core.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
 from msplit.errors import GraphError, LoadError
 from msplit.flatten.reachable import has_effect, is_stateful
+from msplit.formats.functions import gradient_of
 from msplit.opset import schema
 from msplit.opset.traits import CALLS
 
@@ -32,6 +33,7 @@ MAX_NAME = 1_000
 FREE_CHARACTERS = 1 << 24
 """.. how many characters all of them may have in any case."""
 
+_GRADIENT = "SymbolicGradient"
 _COMPILED = "_XlaMustCompile"
 
 
@@ -69,12 +71,13 @@ class Body:
 def find_calls(graph: Graph, functions: Mapping[str, Function]) -> dict[int, FunctionRef]:
     """Nodes that call a function of the library and are looked into.
 
-    `PartitionedCall`, `StatefulPartitionedCall` and nodes whose op is the function's name. Calls that XLA compiles as a whole stay
+    `PartitionedCall`, `StatefulPartitionedCall`, nodes whose op is the function's name, and `SymbolicGradient`, which calls a function's
+    gradient. Calls that XLA compiles as a whole stay
     nodes, as do calls of functions that are not there.
     """
     ops = set(graph.ops)
     direct = {op for op in ops if op in functions}
-    wanted = direct | (ops & CALLS)
+    wanted = direct | (ops & (CALLS | {_GRADIENT}))
     found: dict[int, FunctionRef] = {}
     if not wanted:
         return found
@@ -83,6 +86,11 @@ def find_calls(graph: Graph, functions: Mapping[str, Function]) -> dict[int, Fun
             continue
         attrs = graph.attrs[node]
         called = FunctionRef(op, attrs) if op in direct else attrs.get("f")
+        if op == _GRADIENT:
+            types = attrs.get("Tout")
+            if not isinstance(called, FunctionRef) or not isinstance(types, tuple):
+                continue
+            called = FunctionRef(gradient_of(called.name, map(str, types)))
         if isinstance(called, FunctionRef) and called.name in functions and attrs.get(_COMPILED) is not True:
             found[node] = called
     return found

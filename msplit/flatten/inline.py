@@ -28,7 +28,8 @@ class Inlined:
     Attributes:
         devices: A body's node without one has its call's.
         function: Per node the index in `functions` of the function it comes from, -1 for the root graph.
-        node: Per node its number in that function's body or in the root graph. Nodes that inlining adds have their call's.
+        node: Per node its number in that function's body or in the root graph. Nodes that inlining adds, and those of gradients, which
+            no file has, have their call's.
         results: What the root's results became.
         finals: What has to run for the root's finals to have run.
         effects: Nodes inside functions that have to run even where nobody uses what they give.
@@ -52,7 +53,7 @@ class _Instance:
     """One place where a body stands.
 
     Attributes:
-        function: Index of its function's name, -1 for the root.
+        function: Index of its function's name, -1 for the root and for a gradient.
         parent: The instance that holds the call, None for the root.
         call: The call's node in the parent's body.
         prefix: What stands in front of its nodes' names.
@@ -82,6 +83,7 @@ class _Inliner:
         self.bodies = bodies
         self.functions = functions
         self.function_index: dict[str, int] = {}
+        self.of_file = frozenset(functions)
         self.instances: list[_Instance] = []
         self.sources: list[Sequence[Mapping[str, Any]]] = []  # of attributes, one per instance
         self.count = 0
@@ -117,7 +119,7 @@ class _Inliner:
                 self.sources.append(CalledAttrs(target.graph.attrs, target.graph.index, prefix, arguments))
                 child = _Instance(
                     target,
-                    self.function_index.setdefault(name, len(self.function_index)),
+                    self.function_index.setdefault(name, len(self.function_index)) if name in self.of_file else -1,
                     instance,
                     call,
                     prefix,
@@ -257,12 +259,18 @@ class _Inliner:
             ops.append(op)
             devices.append(instance.device)
             attrs_of_added.append(attrs)
-            owner.append(instance.parent.function if instance.parent is not None else -1)
-            call.append(instance.call)
+            function, node = _call_of(instance)
+            owner.append(function)
+            call.append(node)
         added = len(self.added)
         ordinary = [instance.body.ordinary for instance in self.instances]
         sizes = [len(nodes) for nodes in ordinary]
-        functions = np.repeat([instance.function for instance in self.instances], sizes)
+        origins = [(i.function, nodes) for i, nodes in zip(self.instances, ordinary, strict=True)]
+        for place, instance in enumerate(self.instances):
+            if instance.parent is not None and instance.function < 0:
+                function, node = _call_of(instance)
+                origins[place] = function, np.full(sizes[place], node, np.int32)
+        functions = np.repeat([function for function, _ in origins], sizes)
         which = np.repeat(np.arange(len(sizes) + 1, dtype=np.int32), [*sizes, added])
         index = np.concatenate([*ordinary, np.arange(added, dtype=np.int32)])
         inside = Edges.together([i.body.edges for i in self.instances], [i.base for i in self.instances])
@@ -276,7 +284,7 @@ class _Inliner:
             attrs=PickedAttrs([*self.sources, attrs_of_added], which, index),
             edges=Edges.of(*map(np.concatenate, columns)),
             function=np.concatenate([functions, owner]).astype(np.int32),
-            node=np.concatenate([*ordinary, call]).astype(np.int32),
+            node=np.concatenate([*(nodes for _, nodes in origins), call]).astype(np.int32),
             functions=list(self.function_index),
             results=tuple(root.results),
             finals=tuple(dict.fromkeys(self._control_source(root, final) for final in root.body.finals)),
@@ -293,6 +301,14 @@ def inline(root: Body, bodies: Mapping[str, Body], functions: Mapping[str, Funct
         functions: All of the library.
     """
     return _Inliner(root, bodies, functions).run()
+
+
+def _call_of(instance: _Instance) -> tuple[int, int]:
+    """The call of an instance that is in the file: its function and its number there. What is called in a gradient has the gradient's."""
+    parent = instance.parent
+    while parent is not None and parent.parent is not None and parent.function < 0:
+        instance, parent = parent, parent.parent
+    return (-1 if parent is None else parent.function), instance.call
 
 
 def _waited_for(body: Body, instance: _Instance) -> set[int]:

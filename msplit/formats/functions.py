@@ -6,20 +6,46 @@ signature of the node's op.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msplit.core.graph import Argument, BrokenInput, Function, Graph, numbered
 from msplit.formats.decode import AttrTable, NodeAttrs
-from msplit.formats.graphdef import connect, interned
-from msplit.formats.tensors import dtype_name
+from msplit.formats.graphdef import connect, interned, to_graph
+from msplit.formats.tensors import dtype_name, dtype_number
 from msplit.opset import schema
+
+_MOST_INLINED, _DEEPEST = 100_000, 100
+"""Most nodes of a function whose gradient is made, with all that it calls, and most calls inside of each other."""
+
+GRADIENT = "gradients"
+"""Name of the node of an expanded gradient that gives its results."""
+
+Expand = Callable[[Any, Any, Sequence[int]], Any]
+"""Makes the GraphDef of a gradient, with placeholders `argument_0` and so on, or None.
+
+It is given a FunctionDef, the library that it needs, and the types of the results.
+"""
+
+_GRADIENT_OF, _TO = "gradient of ", " to "
+
+
+def gradient_of(name: str, types: Iterable[str]) -> str:
+    """The name under which a `Library` has the gradient of a function, as a `SymbolicGradient` node with results of some types has it."""
+    return f"{_GRADIENT_OF}{name}{_TO}{' '.join(types)}"
 
 
 class Library(Mapping[str, Function]):
-    """The functions of a FunctionDefLibrary by name. Of several of one name the first counts; `duplicates` holds the names."""
+    """The functions of a FunctionDefLibrary by name. Of several of one name the first counts; `duplicates` holds the names.
 
-    def __init__(self, library: Any) -> None:
+    Where there is something that expands gradients, that of each function is there, too, under the name that `gradient_of` gives it,
+    but not among the names.
+    """
+
+    def __init__(self, library: Any, expand: Expand | None = None) -> None:
+        self._library, self._expand = library, expand
+        self._gradients: dict[str, Function | None] = {}
+        self._given_gradients = {given.function_name: given.gradient_func for given in library.gradient}
         self._encoded: dict[str, Any] = {}
         self._decoded: dict[str, Function] = {}
         duplicates = []
@@ -30,12 +56,48 @@ class Library(Mapping[str, Function]):
 
     def __getitem__(self, name: str) -> Function:
         function = self._decoded.get(name)
+        if function is None and name not in self._encoded:
+            function = self._gradient(name)
         if function is None:
             function = self._decoded[name] = _decode(self._encoded[name], self)
         return function
 
     def __contains__(self, name: object) -> bool:
-        return name in self._encoded
+        return name in self._encoded or (isinstance(name, str) and self._gradient(name) is not None)
+
+    def _gradient(self, name: str) -> Function | None:
+        """The gradient of a function by the name that `gradient_of` gives it; None for another name, and where TensorFlow has none."""
+        if name not in self._gradients and name.startswith(_GRADIENT_OF):
+            of, _, types = name.removeprefix(_GRADIENT_OF).rpartition(_TO)
+            self._gradients[name] = self._expanded(name, of, types.split())
+        return self._gradients.get(name)
+
+    def _inlined(self, name: str, sizes: dict[str, int], depth: int) -> int:
+        """Nodes of a function with all that it calls, more than `_MOST_INLINED` where it calls itself or far down; kept in `sizes`."""
+        if name not in sizes:
+            sizes[name] = _MOST_INLINED + 1  # until it is known: who finds this is inside of it
+            encoded, called = self._encoded[name], [self._given_gradients.get(name, "")]
+            if depth < _DEEPEST and not encoded.signature.attr:
+                called += [inner for _, inner in self[name].body.calls()]
+                inner_sizes = (self._inlined(inner, sizes, depth + 1) for inner in called if inner in self._encoded)
+                sizes[name] = len(encoded.node_def) + sum(inner_sizes)
+        return sizes[name]
+
+    def _expanded(self, name: str, of: str, types: Sequence[str]) -> Function | None:
+        sizes: dict[str, int] = {}
+        if self._expand is None or of not in self._encoded or self._inlined(of, sizes, 0) > _MOST_INLINED:
+            return None
+        library = type(self._library)(function=[self._encoded[function] for function in sizes])
+        library.gradient.extend(given for given in self._library.gradient if given.function_name in sizes)
+        graph_def = self._expand(self._encoded[of], library, [dtype_number(dtype) for dtype in types])
+        if graph_def is None:
+            return None
+        body = to_graph(graph_def, self)
+        signature = self._encoded[of].signature
+        names = [f"argument_{number}" for number in range(len(signature.input_arg) + len(signature.output_arg))]
+        parameters = [Argument(one, body.attrs[body.index[one]]["dtype"], body.index[one]) for one in names]
+        results = [Argument(GRADIENT, dtype, body.index[GRADIENT], port) for port, dtype in enumerate(types)]
+        return Function(name, body, tuple(parameters), tuple(results))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._encoded)

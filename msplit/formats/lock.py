@@ -6,6 +6,7 @@ They tell what a living process writes from what a killed one has left, and keep
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -18,6 +19,9 @@ from msplit.errors import WriteError
 
 NAME = ".msplit.lock"
 """The file that is locked in a folder of checkpoints while a process writes there; it says which one does."""
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+"""What a file system says that has no such locks."""
 
 _TRIES, _PAUSE = 20, 0.05  # seconds: the other one may be about to write its name, or to go
 
@@ -71,7 +75,7 @@ def hold(folder: Path) -> Held | None:
         The lock, to be kept as long as is written there; None where the file system has none.
 
     Raises:
-        WriteError: Another process holds it; the message names it.
+        WriteError: Another process holds it; the message names it. Or it can not be opened, as that of another user.
         FileNotFoundError: There is no such folder.
     """
     place = Path(os.path.realpath(folder)) / NAME
@@ -92,8 +96,14 @@ def hold(folder: Path) -> Held | None:
             except FileNotFoundError:
                 if not place.parent.is_dir():
                     raise
-            except OSError:
-                return None
+            except OSError as error:
+                if error.errno in _NO_LOCKS:
+                    return None
+                raise WriteError(
+                    f"its lock can not be opened, so that another training may write here: {error.strerror}",
+                    where=str(place),
+                    fix="give each training a folder of its own, or remove this file if no other one writes here",
+                ) from None
             time.sleep(_PAUSE)
     raise WriteError(
         f"another training writes its checkpoints here: {said or 'another process'}",

@@ -15,7 +15,7 @@ from msplit.errors import GraphError, LoadError, MsplitError
 from msplit.formats import endpoints, meta
 from msplit.formats import record as records
 from msplit.formats.endpoints import Endpoints
-from msplit.formats.functions import Library
+from msplit.formats.functions import Expand, Library
 from msplit.formats.graphdef import to_graph
 from msplit.formats.guess import guessed
 from msplit.formats.model import Format, Model, meta_graphs
@@ -33,6 +33,7 @@ def read(
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     record: bool = True,
+    gradients: Expand | None = None,
 ) -> Model:
     """Reads a GraphDef, a MetaGraphDef or a SavedModel and verifies it. Never imports TensorFlow, never runs the model.
 
@@ -45,6 +46,7 @@ def read(
         inputs: What is fed, as names of the signature or ``node`` or ``node:1``, in place of what the file says.
         outputs: What is fetched, likewise. A node without outputs is one that must run.
         record: Whether to look for the record of an assignment.
+        gradients: Makes the nodes of a `SymbolicGradient` when somebody looks into it; without it, it stays one node.
 
     Raises:
         LoadError: The file can not be read, or there is a choice to make; the message lists what there is.
@@ -56,7 +58,7 @@ def read(
     asked = Choice(_tuple(tags), signature, _tuple(inputs), _tuple(outputs))
     message, commented = parse(kind, file)
     found, problem = _record(kind, file) if record else (None, None)
-    model = partial(_model, path, kind, file, message)
+    model = partial(_model, path, kind, file, message, gradients)
     if found is None or asked != Choice():
         return replace(model(asked), commented=commented, record=found, record_problem=problem)
     try:
@@ -68,7 +70,7 @@ def read(
         return replace(model(asked), commented=commented, record_problem=problem)
 
 
-def _model(path: Path, kind: Format, file: Path, message: Any, asked: Choice) -> Model:
+def _model(path: Path, kind: Format, file: Path, message: Any, gradients: Expand | None, asked: Choice) -> Model:
     """The model that a message holds."""
     where = str(path)
     tags, signature, inputs, outputs = asked.tags, asked.signature, asked.inputs, asked.outputs
@@ -82,7 +84,7 @@ def _model(path: Path, kind: Format, file: Path, message: Any, asked: Choice) ->
     graph_def = message if around is None else around.graph_def
     if not graph_def.node:
         raise LoadError("the graph has no nodes", where=where, fix="export the model again")
-    graph = _graph(graph_def, where)
+    graph = _graph(graph_def, where, gradients)
     signatures = meta.signature_names(around) if around is not None else ()
     # Tensors that the user names need no signature to be chosen.
     ask_not = (
@@ -176,8 +178,8 @@ def _record(kind: Format, file: Path) -> tuple[AssignmentRecord | None, str | No
     return found, None
 
 
-def _graph(graph_def: Any, where: str) -> Graph:
-    library = Library(graph_def.library)
+def _graph(graph_def: Any, where: str, gradients: Expand | None) -> Graph:
+    library = Library(graph_def.library, gradients)
     graph = to_graph(graph_def, library)
     defects = [defect.text for defect in verify(graph)]
     defects += [f"function {name!r} is there more than once" for name in library.duplicates]

@@ -91,12 +91,17 @@ def variables(
 
 
 def verify(model: Model) -> None:
-    """Refuses a model any tensor of whose own checkpoint is damaged.
+    """Refuses a model any tensor of whose own checkpoint is damaged; of a model without a checkpoint none is.
 
     Raises:
-        LoadError: One is, or there is no checkpoint; the message names the tensor and the file.
+        LoadError: One is; the message names the tensor and the file.
     """
-    Checkpoint(_prefix(model, None)).verify()
+    try:
+        prefix = _prefix(model, None)
+    except LoadError:
+        return
+    if Path(f"{prefix}.index").exists():
+        Checkpoint(prefix).verify()
 
 
 def differs(model: Model, name: str, value: NDArray[Any]) -> str:

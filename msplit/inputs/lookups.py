@@ -29,12 +29,11 @@ _TO_TABLE = ops_with("hands on weights")
 _BY_COORDINATES = ops_with("gather nd")
 _ROWS_OF_TENSORS = GATHERS - ops_with("reads by handle")
 
-_DIVIDES = ops_with("integer division")
-_MAKES = ops_with("makes")
-_COMPARES, _INEXACT = ops_with("comparison") | ops_with("shape of"), ("float16", "bfloat16", "float32", "float64")
-_CALCULATES = (ops_with("arithmetic") & ops_with("wraps")) | ADD | ops_with("limit") | ops_with("linear")
-_MOVES = ops_with("identity") | ops_with("forwards") | ops_with("reshape") | ops_with("view") | ops_with("repeat")
-_PARTS = ops_with("parts") | SELECT
+DIVIDES = ops_with("integer division")
+MAKES = ops_with("makes")
+CALCULATES = (ops_with("arithmetic") & ops_with("wraps")) | ADD | ops_with("limit") | ops_with("linear")
+MOVES = ops_with("identity") | ops_with("forwards") | ops_with("reshape") | ops_with("view") | ops_with("repeat")
+PARTS = ops_with("parts") | SELECT
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +104,7 @@ def use_of(flat: FlatGraph, node: int, port: int, *, pruned: bool = True) -> Use
         for user, slot in graph.uses(source, at):
             op = graph.ops[user]
             ops.add(op)
-            found = _lookup(flat, user, slot, offset)
+            found = looked_up(flat, user, slot, offset)
             if found is not None:
                 lookups.append(found)
             elif traits(op).ids == slot:
@@ -119,14 +118,14 @@ def use_of(flat: FlatGraph, node: int, port: int, *, pruned: bool = True) -> Use
                 separator = bytes(given.reshape(-1)[0]) if given is not None and given.size else b""
             if op.startswith("TensorArrayScatter") and slot == _SCATTERED:
                 waiting += [(reader, 0, offset) for reader in _reads_of_array(flat, user) if reader not in seen]
-            further = _handed_on(flat, user, slot, offset)
+            further = handed_on(flat, user, slot, offset)
             if not pruned and op in _ROWS_OF_TENSORS and _picks(flat, user):
                 continue
             if further is None or seen.get(user, -1) >= further or visits[user] == _MOST_VISITS:
                 continue
             seen[user] = further
             visits[user] += 1
-            waiting += [(user, p, further) for p in _ports(flat, user)]
+            waiting += [(user, p, further) for p in ports(flat, user)]
     rows = [found.rows - found.offset for found in lookups if found.rows is not None]
     least = max(1, min(rows)) if rows else None
     return Use(least, unknown, segments, frozenset(ops), tuple(lookups), separator, tuple(readers))
@@ -156,27 +155,10 @@ def outside(flat: FlatGraph, node: int, port: int) -> tuple[int, ...]:
     use = use_of(flat, node, port)
     ops = {one.op for one in use.lookups}
     if ops and use.rows is not None and not use.unknown and all(traits(op).bound is not None for op in ops):
-        return (-1, use.rows, use.rows + 2) if ops <= _MAKES else (-1,)
+        return (-1, use.rows, use.rows + 2) if ops <= MAKES else (-1,)
     before = use_of(flat, node, port, pruned=False)
     safe = "GreaterEqual" in before.ops and not (before.lookups or before.unknown or before.segments)
     return (-1,) if safe and use.rows is not None else ()
-
-
-def is_calculated_with(flat: FlatGraph, node: int, port: int) -> bool:
-    """Tell whether integers are only moved, compared, calculated with and converted, so that any value will do."""
-    graph = flat.graph
-    waiting, seen = [(node, port)], {node}
-    while waiting:
-        for user, slot in graph.uses(*waiting.pop()):
-            op = graph.ops[user]
-            if op in _COMPARES or (op == "Cast" and str(graph.attrs[user].get("DstT")) in _INEXACT):
-                continue
-            if op not in _CALCULATES and (op not in _MOVES or slot) and op not in _PARTS:
-                return False
-            if user not in seen:
-                seen.add(user)
-                waiting += [(user, p) for p in _ports(flat, user)]
-    return True
 
 
 def _picks(flat: FlatGraph, gather: int) -> bool:
@@ -198,27 +180,28 @@ def _partitioned(flat: FlatGraph, node: int, offset: int) -> Lookup | None:
             if graph.ops[user] == "DynamicPartition" and graph.inputs(user)[0][0] in seen:
                 found = [
                     next(
-                        filter(None, (_lookup(flat, reader, slot, 0) for reader, slot in graph.uses(user, port))), None
+                        filter(None, (looked_up(flat, reader, slot, 0) for reader, slot in graph.uses(user, port))),
+                        None,
                     )
-                    for port in _ports(flat, user)
+                    for port in ports(flat, user)
                 ]
                 parts = tuple(one.rows for one in found if one is not None and one.rows is not None)
                 if found and found[0] is not None and len(parts) == len(found):
                     return Lookup(found[0].table, offset, sum(parts), parts=parts, op="DynamicPartition")
-            elif user not in seen and graph.ops[user] in _CALCULATES | _DIVIDES | _PARTS:
+            elif user not in seen and graph.ops[user] in CALCULATES | DIVIDES | PARTS:
                 seen.add(user)
                 waiting.append(user)
     return None
 
 
-def _lookup(flat: FlatGraph, node: int, slot: int, offset: int) -> Lookup | None:
+def looked_up(flat: FlatGraph, node: int, slot: int, offset: int) -> Lookup | None:
     """The table that a node looks up in what comes in at a slot, where it does and as much is known."""
     op = flat.graph.ops[node]
     row = traits(op)
     if row.ids == slot and row.table is not None:
         size, table = _rows(flat, node, row.table), _source(flat, node, row.table)
         return None if size is None or table is None else Lookup(flat.graph.names[table], offset, rows=size, op=op)
-    if op in _DIVIDES and slot == 0:
+    if op in DIVIDES and slot == 0:
         return _partitioned(flat, node, offset)
     if row.ids == slot and row.bound is not None:
         bound = constant(flat, node, row.bound)
@@ -235,7 +218,7 @@ def _lookup(flat: FlatGraph, node: int, slot: int, offset: int) -> Lookup | None
     return None
 
 
-def _handed_on(flat: FlatGraph, node: int, slot: int, offset: int) -> int | None:
+def handed_on(flat: FlatGraph, node: int, slot: int, offset: int) -> int | None:
     """The largest constant added so far if the node hands its input on, else None."""
     op = flat.graph.ops[node]
     if op in ADD:
@@ -252,12 +235,12 @@ def _handed_on(flat: FlatGraph, node: int, slot: int, offset: int) -> int | None
     return offset if slot == traits(op).values_in else None
 
 
-def _ports(flat: FlatGraph, node: int) -> range:
+def ports(flat: FlatGraph, node: int) -> range:
     """Outputs that hold the values that a node hands on."""
     op = flat.graph.ops[node]
     if op in _ALL_PORTS:
-        ports = flat.graph.edges.port[flat.graph.out_edges(node)]
-        return range(int(ports.max(initial=0)) + 1)
+        used = flat.graph.edges.port[flat.graph.out_edges(node)]
+        return range(int(used.max(initial=0)) + 1)
     first = traits(op).values_out
     return range(first, first + 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,22 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from msplit.flatten.flat import FlatGraph
+from msplit.inputs.lookups import (
+    CALCULATES,
+    DIVIDES,
+    MAKES,
+    MOVES,
+    PARTS,
+    Lookup,
+    constant,
+    handed_on,
+    looked_up,
+    ports,
+)
+from msplit.opset.traits import ops_with, traits
+from msplit.shapes.values import BINARY
 
 LARGE = 2.0**8
 """Factor of large values. A power of two leaves the rounding of sums and products as it is. ``exp`` of 88.8 overflows in float32: so a
@@ -25,6 +42,15 @@ LARGE_INTEGER = (1 << 30) + 1
 
 COUNTS = (0, 5, 1, 17, 2, 3)
 """Of such integers otherwise: lengths, 0 among them, and ends of ranges."""
+
+_JUMPS, _LIMITS = ops_with("jumps"), ops_with("limit")
+_ENDS = (_JUMPS - _LIMITS - DIVIDES) | ops_with("shape of")
+
+_Range = tuple[float, float]
+_ANY = 2.0**70
+_MOST_WHERE_OPEN = 2**30
+"""Beyond this, ids that only some limits guard might wrap around on the way to their table."""
+_MOST_STATES, _MOST_MARKS = 512, 64
 
 _ROWS = 8
 """Kinds of rows in a set of edges."""
@@ -152,3 +178,111 @@ def lengths(rows: int, usual: int, most: int, kind: Kind) -> list[int]:
         found.append(min(max(wanted, left - (rows - row - 1) * most), most, left))
         left -= found[-1]
     return found
+
+
+@dataclass(eq=False)
+class Limits:
+    """Where a graph does something else with an input's numbers than below, and what they may be.
+
+    Attributes:
+        marks: Limits, divisors, boundaries of buckets, what they are compared with, and ends of tables, less what is added on the way.
+        rows: Rows of the smallest table that they index, as `Use` has it, limits in front of it or not.
+        least: What they may be at least where they index tables: limits in front of these take others, too.
+        most: What they may be at most.
+        followed: Whether all is known that becomes of them.
+    """
+
+    marks: dict[float, None] = field(default_factory=dict)
+    rows: int | None = None
+    least: float = -math.inf
+    most: float = math.inf
+    followed: bool = True
+
+    def mark(self, *numbers: Any, less: int | None) -> None:
+        """Notes numbers, each as it is where it comes in."""
+        found = np.unique(np.concatenate([np.ravel(some) for some in numbers]))[:_MOST_MARKS] - (less or 0)
+        self.marks |= dict.fromkeys(found[np.isfinite(found)].tolist())
+
+    def look_up(self, table: Lookup, offset: int | None, least: float, most: float) -> None:
+        """Notes a table that is indexed by what lies between two numbers."""
+        rows, floor = table.rows or 1, 0 if traits(table.op).bound is None else -1
+        self.mark([0, rows - 1], table.ends(), less=offset)
+        if table.op not in MAKES and not floor <= least <= most < rows:
+            self.followed &= offset is not None
+            self.least = max(self.least, floor if least < floor else -_MOST_WHERE_OPEN)
+            self.most = min(self.most, rows - 1 - (offset or 0) if most >= rows else _MOST_WHERE_OPEN)
+            if offset is None:
+                return
+        self.rows = min(self.rows or rows, max(1, rows - (offset or 0)))
+
+
+def limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> Limits:
+    """Follows numbers as far as they are only moved, compared, limited, sorted into buckets and, where they are integers, calculated
+    with."""
+    graph, found = flat.graph, Limits()
+    waiting: list[tuple[int, int, int | None, _Range]] = [(node, port, 0, _range(dtype.name))]
+    seen = set(waiting)
+    while waiting and len(seen) < _MOST_STATES:
+        source, at, offset, between = waiting.pop()
+        uses = [(user, slot, looked_up(flat, user, slot, 0)) for user, slot in graph.uses(source, at)]
+        in_parts = any(table and graph.ops[user] in DIVIDES for user, _, table in uses)
+        for user, slot, table in uses:
+            if table is not None and table.rows is not None:
+                found.look_up(table, offset, *between)
+            elif not in_parts or graph.ops[user] not in BINARY:  # these find the part of a table, and the row there
+                further = _limited(flat, user, slot, found, offset, between, dtype.kind in "iu")
+                states = {(user, out, *further) for out in ports(flat, user)} - seen if further else set()
+                seen |= states
+                waiting += states
+    found.followed &= not waiting
+    return found
+
+
+def _limited(
+    flat: FlatGraph, node: int, slot: int, found: Limits, offset: int | None, between: _Range, exact: bool
+) -> tuple[int | None, _Range] | None:
+    """What was added to numbers once a node has handed them on, and what they are between then; None where it does not. Notes where it
+    does something else with them than below."""
+    op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
+    known = _operands(flat, node, slot)
+    if op in _JUMPS:
+        found.mark([0] * (op in DIVIDES), attrs.get("boundaries") or [], *known, less=offset)
+    ranged = _range(str(attrs.get("DstT")))
+    casts = exact and op == "Cast"
+    if op in _ENDS or (casts and ranged[1] == _ANY):
+        return None
+    if (op in MOVES and not slot) or op in PARTS:
+        return offset, between
+    if casts:
+        fits = ranged[0] <= between[0] and between[1] <= ranged[1]
+        found.mark([] if fits else ranged, less=offset)
+        return offset, between if fits else ranged
+    then = _between(op, slot, known, between) if exact and op in CALCULATES | DIVIDES else None
+    found.followed &= then is not None
+    added = offset if offset is None or op in _LIMITS | DIVIDES else handed_on(flat, node, slot, offset)
+    return then and (added, then)
+
+
+def _operands(flat: FlatGraph, node: int, slot: int) -> list[NDArray[Any]]:
+    """The constant numbers beside an input of a node."""
+    others = [constant(flat, node, other) for other in range(len(flat.graph.inputs(node))) if other != slot]
+    return [one.astype(float) for one in others if one is not None and one.size and one.dtype.kind in "iuf"]
+
+
+def _range(name: str) -> _Range:
+    """The least and the most that a type of integers holds; of others, anything."""
+    dtype = np.dtype(getattr(np, name, float))
+    return (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)) if dtype.kind in "iu" else (-_ANY, _ANY)
+
+
+def _between(op: str, slot: int, known: list[NDArray[Any]], between: _Range) -> _Range | None:
+    """What the results of an op are between, from what an operand is; None where it is not defined for all of that."""
+    if op in DIVIDES and (slot or not known or not known[0].all()):
+        return None
+    if op not in BINARY:
+        return -_ANY, _ANY
+    other = known[0].reshape(1, -1) if known else np.array([[-_ANY, 0, _ANY]])
+    steps = [0, 1, -1, *(other[0] - 1), *(1 - other[0])] if op in DIVIDES else []
+    given = np.array([*between, *np.clip(steps, *between)]).reshape(-1, 1)
+    made = BINARY[op](*((other, given) if slot else (given, other)))
+    return float(made.min()), float(made.max())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,19 @@ from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.examples import Feature, features_of, make_examples
-from msplit.inputs.lookups import Use, constant, is_calculated_with, outside, use_of
+from msplit.inputs.lookups import Use, constant, outside, use_of
 from msplit.inputs.scalars import setting
 from msplit.inputs.sparse_ragged import Spec
-from msplit.inputs.special import COUNTS, LARGE_INTEGER, RANDOM, Kind, chosen, numbers
+from msplit.inputs.special import COUNTS, LARGE_INTEGER, RANDOM, SMALL, Kind, Limits, Name, chosen, limits, numbers
 from msplit.inputs.vocabulary import Keys
 from msplit.opset.traits import PARSERS, ops_with
 from msplit.shapes.registry import plain_shape
 
 _SMALL = 2
 """Integers that index nothing we know of are below this: right for masks, labels and kinds."""
+
+_MOST_BESIDE = 2.0**14
+"""Of numbers that go further: see `LARGE`."""
 
 _TOKENS = 1000
 _WORDS = 4
@@ -56,29 +61,61 @@ def made_up(
     dtype = _numeric(flat, spec)
     if not shape and (value := setting(spec.name, spec.dtype)) is not None:
         return value.astype(dtype)
+    found = limits(flat, spec.node, spec.port, dtype) if shape and dtype.kind in "iuf" else Limits(followed=False)
+    if use.rows is None and not use.unknown and not use.segments and dtype.kind in "iu":
+        use = replace(use, rows=found.rows)
     drawn = _numbers(dtype, shape, use, rng)
     if kind is RANDOM or not shape:
         return drawn
     if dtype.kind in "fcV" and not _as_ids(dtype, use):
-        return numbers(drawn.astype(np.complex128 if dtype.kind == "c" else np.float64), kind, spec.name).astype(dtype)
-    pool, first, last = _special(flat, spec, dtype, use)
-    made = chosen(drawn, pool.astype(dtype), first, last, kind, spec.name)
+        made = numbers(drawn.astype(np.complex128 if dtype.kind == "c" else np.float64), kind, spec.name).astype(dtype)
+        return _beside(made, found, kind, rng) if kind.name is Name.EDGES else made
+    special, first, last = _special(flat, spec, dtype, use, found)
+    pool = special.astype(dtype)
+    if found.marks and kind.name is Name.EDGES:  # for so many the rows that hold nothing else are too few
+        drawn = np.where(rng.random(shape) < 0.5, rng.choice(pool, shape), drawn)
+    made = chosen(drawn, pool, first, last, kind, spec.name)
     return np.sort(made, axis=None).reshape(shape) if use.segments else made
 
 
-def _special(flat: FlatGraph, spec: Spec, dtype: np.dtype[Any], use: Use) -> tuple[NDArray[Any], int, int]:
+def _beside(made: NDArray[Any], found: Limits, kind: Kind, rng: np.random.Generator) -> NDArray[Any]:
+    """Numbers, in the place of half of which there are those at which what the graph does changes, and the next ones below and above, by
+    turns; of all, where it does nothing else with them."""
+    most = 0 if made.dtype.kind != "f" else np.finfo(made.dtype).max if found.followed else _MOST_BESIDE
+    at = np.array([mark for mark in found.marks if abs(mark) < most], made.dtype)
+    if not at.size or not made.size:
+        return made
+    step = np.where(at, np.spacing(np.abs(at)), at.dtype.type(SMALL[-1]))
+    turn = np.arange(made.size).reshape(made.shape) + kind.first * (made.size // len(made))
+    pool = np.concatenate([at, at - step, at + step])
+    return np.where(found.followed | (rng.random(made.shape) < 0.5), pool[turn % len(pool)], made)
+
+
+def _special(
+    flat: FlatGraph, spec: Spec, dtype: np.dtype[Any], use: Use, found: Limits
+) -> tuple[NDArray[Any], int, int]:
     """Special values of ids, keys, masks and other integers; the first of all, and the last."""
     if dtype == np.bool_:
         return np.array([0, 1]), 0, 1
     keys = _keys(use)
     if keys is not None and (known := _as_numbers(keys, dtype, use.rows)).size:
         return known[[-1, 0]], known[0], known[-1]
-    if use.rows is None and not use.unknown and not use.segments and is_calculated_with(flat, spec.node, spec.port):
-        return np.array(COUNTS), 0, min(LARGE_INTEGER, _most(dtype))
+    if not use.segments and (all_of := _where_followed(dtype, use, found)):
+        return all_of
     last = 0 if use.rows is None and use.unknown else min(use.rows or _SMALL, _most(dtype)) - 1
     ends = [end for one in use.lookups for end in one.ends() if end <= last]
     beyond = outside(flat, spec.node, spec.port) if dtype.kind != "u" else ()
     return np.array(list(dict.fromkeys([*beyond, last, 0, *ends]))), 0, last
+
+
+def _where_followed(dtype: np.dtype[Any], use: Use, found: Limits) -> tuple[NDArray[Any], int, int] | None:
+    """Special values of integers, the first and the last as usual, where all is known that becomes of them; else None."""
+    beside = [math.floor(mark) + step for mark in found.marks for step in (0, -1, 1)]
+    least, most = max(found.least, -_most(dtype) - 1 if dtype.kind == "i" else 0), min(found.most, _most(dtype))
+    some = (*(COUNTS if use.rows is None else ()), *beside, LARGE_INTEGER)
+    pool = np.array(list(dict.fromkeys(one for one in some if least <= one <= most)))
+    usual = pool[(pool >= 0) & (pool < (use.rows or math.inf))]
+    return (pool, usual.min(), usual.max()) if found.followed and dtype.kind in "iu" and usual.size else None
 
 
 def _numeric(flat: FlatGraph, spec: Spec) -> np.dtype[Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from msplit.escape import html as text
-from msplit.report import plot
 from msplit.report.benchmark import machine
 from msplit.report.document import Document, Table
+from msplit.report.html import document as html
+from msplit.report.html.document import Plot
 from msplit.report.text import count, micros, percent, plural, ratio
 from msplit.serving.loadtest.results import ArmResult, LoadResult, Point, Run, Spread
 
@@ -245,71 +246,38 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
-_STYLE = (
-    "body{font-family:sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "table{border-collapse:collapse;margin:.5rem 0 1.5rem}td,th{padding:.2rem .8rem;border-bottom:1px solid #ddd;text-align:left}"
-    "td.n,th.n{text-align:right}svg{width:100%;height:auto}.w{color:#a00;font-weight:bold}dt{color:#666}dd{margin:0 0 .4rem 1rem}"
+_HINT = (
+    "Latency over throughput, a point per level: the median of the repeats, with the least and the most of them as a whisker. "
+    "What the benchmark itself costs (echo) has no curve."
 )
 
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-
-
 def page(found: LoadResult) -> str:
-    """One HTML file: the curves and the tables. Nothing in it is scripted or fetched."""
+    """One HTML file: the curves and the tables. Nothing in it is fetched."""
     said = document(found)
-    facts = "".join(
-        f"<dt>{text(name)}</dt><dd{' class=w' if name.isupper() else ''}>{text(value)}</dd>"
-        for name, value in said.facts
-    )
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width">',
-            f"<title>msplit load: {text(found.model)}</title><style>{_STYLE}</style></head><body>",
-            f"<h1>msplit load: {text(found.model)}</h1><dl>{facts}</dl>",
-            *_plots(found),
-            *(_table(table) for table in said.tables),
-            *(f'<p class="w">{text(warning)}</p>' for warning in said.warnings),
-            *(f"<p>{text(note)}</p>" for note in said.notes),
-            "</body></html>",
-            "",
-        ]
-    )
+    return html.page(replace(said, title=f"load: {said.title}"), _plots(found), _HINT)
 
 
-def _plots(found: LoadResult) -> list[str]:
-    """p50 and p99 over throughput, for the closed and for the open loop."""
-    parts = []
+def _plots(found: LoadResult) -> list[Plot]:
+    """p50 and p99 over throughput, for the closed and for the open loop, of what answers: an echo would stretch the axes."""
+    plots = []
     for is_open, loop in ((False, "closed loop"), (True, "open loop")):
         for quantity in ("p50", "p99"):
-            series = [one for arm in found.arms if (one := _series(found, arm, quantity, is_open=is_open)).points]
-            if series:
-                title, key = f"{quantity} over throughput, {loop}", f"-{quantity}-{'open' if is_open else 'closed'}"
-                parts.append(plot.svg(title, "answers per second", f"{quantity}, µs", series, key=key, measured=True))
-    return parts
+            curves = {arm.label: _curve(found, arm, quantity, is_open=is_open) for arm in found.arms if arm.echo}
+            shown = {label: points for label, points in curves.items() if points}
+            if shown:
+                title = f"{quantity} over throughput, {loop}"
+                plots.append(Plot(title, "answers per second", f"{quantity} latency, µs", shown))
+    return plots
 
 
-def _series(found: LoadResult, arm: ArmResult, quantity: str, *, is_open: bool) -> plot.Series:
-    points = {}
-    for point in _points(found, arm):
-        spread = point.latency(quantity)
-        if point.level.is_open is is_open and spread is not None and point.throughput.value > 0:
-            points[point.throughput.value] = (spread.value, spread.low, spread.high)
-    return plot.Series(arm.label, points)
-
-
-def _table(table: Table) -> str:
-    """A table of a document as HTML."""
-    classes = [' class="n"' if column.startswith(">") else "" for column in table.columns]
-    head = "".join(
-        f"<th{kind}>{text(column.removeprefix('>'))}</th>" for column, kind in zip(table.columns, classes, strict=True)
-    )
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{text(str(cell))}</td>" for cell, kind in zip(row, classes, strict=True)) + "</tr>"
-        for row in table.rows
-    )
-    note = f"<p>{text(table.note)}</p>" if table.note else ""
-    return f"<h2>{text(table.title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
+def _curve(
+    found: LoadResult, arm: ArmResult, quantity: str, *, is_open: bool
+) -> dict[float, tuple[float, float, float]]:
+    return {
+        point.throughput.value: (spread.value, spread.low, spread.high)
+        for point in _points(found, arm)
+        if point.level.is_open is is_open
+        and (spread := point.latency(quantity)) is not None
+        and point.throughput.value > 0
+    }

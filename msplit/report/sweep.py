@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from msplit.benchmark.sweep import Line, Sweep, lines
 from msplit.core.statistics import Ratio, Summary
 from msplit.flatten.flat import FlatGraph
-from msplit.report import benchmark, plot
+from msplit.report import benchmark
 from msplit.report.document import Document, Table
+from msplit.report.html import document as html
+from msplit.report.html.document import Plot
 from msplit.report.text import heading, micros
 from msplit.verify.results import VariantResult
 
@@ -117,11 +120,11 @@ def payload(flat: FlatGraph, found: Sweep, written: Sequence[str] = ()) -> dict[
     }
 
 
-def figure(flat: FlatGraph, found: Sweep) -> str:
-    """The plot, as the text of an SVG file."""
+def page(flat: FlatGraph, found: Sweep) -> str:
+    """One HTML file: the time of a step over the batches, and the tables."""
     shown = lines(found)
     clock = clock_of(shown)
-    series = []
+    curves = {}
     for line in shown:
         points = {}
         for batch, variant in sorted(line.variants.items()):
@@ -131,5 +134,8 @@ def figure(flat: FlatGraph, found: Sweep) -> str:
                 low = max(summary.minimum, summary.median - half)
                 points[float(batch)] = (summary.median * 1e6, low * 1e6, (summary.median + half) * 1e6)
         if points:
-            series.append(plot.Series(line.name, points))
-    return plot.svg(f"msplit bench: {flat.model.path.name}", "batch", f"one step by the {clock}'s clock, µs", series)
+            curves[line.name] = points
+    said = document(flat, found)
+    plot = Plot("One step, by batch", "batch, rows", f"one step by the {clock}'s clock, µs", curves, ticks=True)
+    hint = "The median time of a step over the batch, with the middle half of the times as a whisker."
+    return html.page(replace(said, title=f"bench: {said.title}"), [plot], hint)

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from msplit.engines.base import Executable, Feeds, Following, Prefetches, StaysOnDevice, is_tensor
+from msplit.engines.base import Executable, Feeds, Following, is_tensor
 from msplit.engines.cuda import engine as cuda
 from msplit.errors import EngineError
 
 
-class Ladder:
+class Ladder(Executable):
     """Executables of one model for several batches. See `engines.base.Executable`; what has no inputs is of the largest.
 
     Args:
@@ -42,16 +42,11 @@ class Ladder:
         return self._step(feeds, lambda rung, filled: rung.step(filled))
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
-        """See `StaysOnDevice`."""
-
-        def step(rung: Executable, filled: Feeds) -> dict[str, Any]:
-            assert isinstance(rung, StaysOnDevice)
-            return rung.step_on_device(filled)
-
-        return self._step(feeds, step)
+        """See `Executable`."""
+        return self._step(feeds, lambda rung, filled: rung.step_on_device(filled))
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `Prefetches`: where the next step is one of the same batch, and that is a rung. Others are not sent ahead."""
+        """See `Executable`: where the next step is one of the same batch, and that is a rung. Others are not sent ahead."""
         batch = self._batch(feeds)
 
         def following() -> Feeds | None:
@@ -60,11 +55,7 @@ class Ladder:
                 return found if found is not None and self._batch(found) == batch and batch in self._rungs else None
             return None
 
-        def step(rung: Executable, filled: Feeds) -> dict[str, Any]:
-            assert isinstance(rung, Prefetches)
-            return rung.step_prefetching(filled, following, on_device=on_device)
-
-        return self._step(feeds, step)
+        return self._step(feeds, lambda rung, filled: rung.step_prefetching(filled, following, on_device=on_device))
 
     def _step(self, feeds: Feeds, step: Callable[[Executable, Feeds], dict[str, Any]]) -> dict[str, Any]:
         batch = self._batch(feeds)

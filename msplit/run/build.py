@@ -19,7 +19,7 @@ from msplit.analysis.rows import independent_rows
 from msplit.assignment.display import Facts, Shown
 from msplit.assignment.model import opened
 from msplit.core.arguments import listed, whole
-from msplit.engines.base import Arrays, HasState
+from msplit.engines.base import Arrays
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.coverage import cover
 from msplit.errors import EngineError, MsplitError
@@ -221,8 +221,7 @@ def _reference(ready: Ready) -> Reference:
     The rows are repeated when it is read.
     """
     feeds, known = ready.chosen.job.feeds, ready.setup.reference
-    if isinstance(ready.runner.executable, HasState):
-        ready.runner.executable.load_state({})  # what is opened draws the numbers of a first step
+    ready.runner.executable.load_state({})  # what is opened draws the numbers of a first step
     if sum(value.nbytes for value in feeds.values()) <= LARGEST_REFERENCE:
         return known or Reference(feeds, ready.runner.step(feeds), _ITSELF)
     few = {name: _first_rows(value, LARGEST_REFERENCE // len(feeds)) for name, value in feeds.items()}

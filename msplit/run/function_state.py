@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from msplit import escape
-from msplit.engines.base import BESIDE_VARIABLES, HasState
+from msplit.engines.base import BESIDE_VARIABLES, Executable
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import EngineError
 from msplit.formats.model import Model
@@ -32,7 +32,7 @@ class Trained:
         changed: Names of those that a step changes.
     """
 
-    engine: HasState
+    engine: Executable
     variables: Mapping[str, Any]
     changed: frozenset[str]
 
@@ -44,7 +44,7 @@ def trained_by(runner: Runner, exported: Exported, model: Model) -> Trained:
         EngineError: It does not tell what it makes of them.
     """
     engine = runner.executable
-    if not isinstance(engine, HasState):
+    if not engine.keeps_state:
         raise EngineError(f"{runner.label} runs a function that changes variables, and keeps none")
     variables = exported.by_node(model, [name for name in engine.save_state() if name not in BESIDE_VARIABLES])
     names = {id(variable): name for name, variable in variables.items()}

@@ -15,7 +15,7 @@ from msplit.assignment.model import opened
 from msplit.core import statistics
 from msplit.core.precision import Precision
 from msplit.core.statistics import Ratio
-from msplit.engines.base import Arrays, Executable, HasBuffers, HasState, TensorFlowOptions
+from msplit.engines.base import Arrays, Executable, TensorFlowOptions
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError, MsplitError
@@ -203,7 +203,7 @@ def _gain_over(ready: Running, alone: Variant) -> Ratio | None:
         EngineError: One stream of these kernels can not be built.
     """
     executable = ready.running
-    state = executable.save_state() if isinstance(executable, HasState) else {}
+    state = executable.save_state()
     try:
         if executable.device_times(1) is None:
             return None
@@ -215,8 +215,7 @@ def _gain_over(ready: Running, alone: Variant) -> Ratio | None:
     except BaseException:
         ready.close()
         raise
-    if isinstance(executable, HasState):
-        executable.load_state(state)
+    executable.load_state(state)
     return statistics.ratio([theirs], [ours], over=alone.label, clock="device")
 
 
@@ -274,5 +273,5 @@ def _refuse_wrong(running: Sequence[Running]) -> None:
 
 def _buffers(executable: Executable, feeds: Arrays) -> Arrays:
     """The executable's own where it has some."""
-    own = executable.buffers() if isinstance(executable, HasBuffers) else {}
+    own = executable.buffers()
     return {name: own[name] if name in own else np.array(value) for name, value in feeds.items()}

@@ -13,7 +13,7 @@ from typing import Any
 
 from msplit import escape
 from msplit.assignment.display import Facts, Shown
-from msplit.engines.base import Arrays, Executable, Feeds, Following, Prefetches, StaysOnDevice, refuse
+from msplit.engines.base import Arrays, Executable, Feeds, Following, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import Closed, EngineError
 from msplit.progress import Sums
@@ -142,13 +142,10 @@ class Runner(Shown):
         with self._turn:
             self._refuse_closed()
             executable = self.executable
-            if then is not None and isinstance(executable, Prefetches):
+            if then is not None:
                 following: Following = then if callable(then) else lambda: then
                 return executable.step_prefetching(feeds, following, on_device=on_device)
-            if not on_device:
-                return executable.step(feeds)
-            assert isinstance(executable, StaysOnDevice)
-            return executable.step_on_device(feeds)
+            return executable.step_on_device(feeds) if on_device else executable.step(feeds)
 
     def _by_tensorflow(self, feeds: Feeds, *, on_device: bool) -> dict[str, Any]:
         """A step in a session, which would take other shapes and types, and hands out its very constants: who changes one changes the

@@ -20,7 +20,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from msplit.core.precision import Precision
-from msplit.engines.base import Arrays, Executable, HasState
+from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError
 from msplit.progress import listening
@@ -240,12 +240,12 @@ def _timed(
 
 def _state(executable: Executable) -> Mapping[str, NDArray[Any]]:
     """What steps change."""
-    return executable.save_state() if isinstance(executable, HasState) else {}
+    return executable.save_state()
 
 
 def _go_on(executable: Executable, state: Mapping[str, NDArray[Any]]) -> None:
     """Gives an executable the state of another."""
-    if state and isinstance(executable, HasState):
+    if state:
         executable.load_state(state)
 
 

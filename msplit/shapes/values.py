@@ -107,7 +107,7 @@ def _to_float(value: Value) -> Value:
 
 
 _TRUNCATED: Callable[[Value, Value], Any] = lambda a, b: np.trunc(a / np.where(b == 0, 1, b))  # noqa: E731
-_BINARY: dict[str, Callable[..., Any]] = {
+BINARY: dict[str, Callable[..., Any]] = {
     "Add": np.add, "AddV2": np.add, "Sub": np.subtract, "Mul": np.multiply, "Maximum": np.maximum, "Minimum": np.minimum,
     "RealDiv": np.true_divide, "FloorDiv": lambda a, b: np.floor_divide(a, np.where(b == 0, 1, b)), "TruncateDiv": _TRUNCATED,
     "FloorMod": lambda a, b: np.mod(a, np.where(b == 0, 1, b)), "Mod": lambda a, b: np.fmod(a, np.where(b == 0, 1, b)),
@@ -115,23 +115,23 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "Greater": np.greater, "GreaterEqual": np.greater_equal, "Equal": np.equal, "NotEqual": np.not_equal,
     "LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "Pow": np.power,
 }  # fmt: skip
-_UNARY: dict[str, Callable[..., Any]] = {
+UNARY: dict[str, Callable[..., Any]] = {
     "Neg": np.negative, "Abs": np.abs, "Floor": np.floor, "Ceil": np.ceil, "Rint": np.rint, "Round": np.rint, "Sqrt": np.sqrt,
     "Square": np.square, "LogicalNot": np.logical_not, "Sign": np.sign,
 }  # fmt: skip
 
 
-@value_function(*_BINARY, needs=2)
+@value_function(*BINARY, needs=2)
 def binary(node: Node, outputs: Outputs, first: Value, second: Value) -> Value | None:
     """Elementwise arithmetic."""
     if node.op in _INTEGER_DIVISIONS and (second == 0).any():
         return None
     if node.op == "Pow" and first.dtype.kind == "i" and (second < 0).any():
         return None
-    return _apply(_BINARY[node.op], first, second)
+    return _apply(BINARY[node.op], first, second)
 
 
-value_function(*_UNARY, needs=1)(lambda node, outputs, value: _apply(_UNARY[node.op], value))
+value_function(*UNARY, needs=1)(lambda node, outputs, value: _apply(UNARY[node.op], value))
 value_function("TensorListLength", "TensorArraySizeV3")(
     lambda node, outputs: None if node.length() is None else scalar_value(node.length())
 )

@@ -22,11 +22,9 @@ from msplit.engines.base import (
     BESIDE_VARIABLES,
     FIRST_SCALE,
     STEPS,
+    Executable,
     Feeds,
     Following,
-    HasState,
-    JoinsOthers,
-    SharesState,
 )
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
@@ -215,17 +213,17 @@ class Trainer(Shown):
             raise EngineError(said, fix="feed each as many rows")
         request = replace(self._request, batch=None, shapes=shapes, compare_tensorflow=False, shards=self.shards)
         self.runner = runner = prepare(self.flat, request, progress=self._progress, state=state)
-        if not isinstance(runner.executable, HasState):
+        if not runner.executable.keeps_state:
             self.close()
             raise EngineError(f"the {runner.engine} engine can not train this model here", fix="see `msplit doctor`")
-        shared = isinstance(runner.executable, SharesState) and bool(runner.executable.kept)
+        shared = bool(runner.executable.kept)
         if shared and not self._given:
             # Others train them, or have: what they have made of them is what this goes on with.
             self.steps = checkpoint.global_step(self.flat.model, runner.executable.save_state()) or 0
         else:
             self._put({**FIRST_SCALE, **state})
         if self.shards is not None:
-            if not isinstance(runner.executable, JoinsOthers):
+            if not runner.executable.joins_others:
                 self.close()
                 raise EngineError(f"the {runner.engine} engine trains in one process", fix=_ON_CUDA)
             runner.executable.join()
@@ -310,9 +308,8 @@ class Trainer(Shown):
             given = {**state, STEPS: np.array(self.steps, np.int64)}
             executable.load_state({name: value for name, value in given.items() if name in known})
 
-    def _executable(self) -> HasState:
+    def _executable(self) -> Executable:
         assert self.runner is not None
-        assert isinstance(self.runner.executable, HasState)
         return self.runner.executable
 
     # --- Checkpoints

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, cycle
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from msplit.engines.base import Arrays, Engine, Executable, HasState, Job, Timeline
+from msplit.engines.base import Arrays, Engine, Executable, Job, Timeline
 from msplit.errors import EndOfData, EngineError
 from msplit.verify.results import Check
 
@@ -41,33 +40,6 @@ class Variant:
 
 FEWEST = 5
 """Steps that data of a graph's own must be enough for: what begins anew more often measures beginnings."""
-
-
-@runtime_checkable
-class NeedsDevices(Protocol):
-    """An engine that must know what devices there will be before it builds anything."""
-
-    def prepare(self, jobs: Sequence[Job]) -> None:
-        """Tells it all that it will build."""
-        ...
-
-
-@runtime_checkable
-class KeepsMemory(Protocol):
-    """An engine that keeps memory of the device for what it builds next."""
-
-    def free_memory(self) -> None:
-        """Gives what is not in use back: another library could not have it."""
-        ...
-
-
-@runtime_checkable
-class KnowsDevice(Protocol):
-    """An engine that tells where a job will run before it builds it."""
-
-    def device(self, job: Job) -> str:
-        """ "CPU" or "GPU", perhaps with more behind it."""
-        ...
 
 
 @dataclass(eq=False)
@@ -142,7 +114,7 @@ class Running:
         state = self.save_state()
         self.close()
         self.build(self.variant.job)
-        if state and isinstance(self.running, HasState):
+        if state:
             self.running.load_state(state)
         self.ends += 1
         self.since = 1
@@ -180,7 +152,7 @@ class Running:
 
     def save_state(self) -> Arrays:
         """What its variables hold."""
-        return self.executable.save_state() if isinstance(self.executable, HasState) else {}
+        return {} if self.executable is None else self.executable.save_state()
 
     def close(self) -> None:
         """Closes what is built."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.core.precision import Precision
-from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, HasState
+from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.tensorflow.engine import REFERENCE
@@ -20,7 +22,7 @@ from msplit.inputs.reference import Reference
 from msplit.inputs.special import RANDOM, Fresh, Kind, Name
 from msplit.opset.traits import DRAWS
 from msplit.progress import Progress, Sums, phase
-from msplit.verify.built import KeepsMemory, KnowsDevice, NeedsDevices, Running, Variant
+from msplit.verify.built import Running, Variant
 from msplit.verify.compare import (
     Comparison,
     best_of,
@@ -96,8 +98,7 @@ def verified(variants: Sequence[Variant], how: Verification) -> Iterator[list[Ru
     """
     running = [Running(variant, partner) for variant, partner in zip(variants, _partners(variants), strict=True)]
     for engine in {id(variant.engine): variant.engine for variant in variants}.values():
-        if isinstance(engine, NeedsDevices):
-            engine.prepare([variant.job for variant in variants if variant.engine is engine])
+        engine.prepare([variant.job for variant in variants if variant.engine is engine])
     try:
         fitted = _verify_in_ieee(running, how)
         proved = any(one.checks for one in running)
@@ -236,8 +237,7 @@ def _find_room(running: Sequence[Running], how: Verification) -> None:
 
 def _free_memory(closed: Sequence[Running]) -> None:
     for one in closed:
-        if isinstance(one.variant.engine, KeepsMemory):
-            one.variant.engine.free_memory()
+        one.variant.engine.free_memory()
 
 
 def _built_in_turn(strict: Sequence[Running], how: Verification) -> Iterator[Running]:
@@ -281,7 +281,7 @@ def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Ma
 def _precision(variant: Variant) -> Precision:
     """What a variant is computed in: on a CPU never in TF32, as far as its engine tells before it is built where it will run."""
     engine, job = variant.engine, variant.job
-    on_cpu = isinstance(engine, KnowsDevice) and engine.device(job).upper().startswith("CPU")
+    on_cpu = engine.device(job).upper().startswith("CPU")
     if job.precision.ieee and job.tensorflow.cluster is not None and not on_cpu:
         return Precision.TF32  # servers of a cluster have a setting of their own, which a client can not change
     return job.precision.on(gpu=not on_cpu)
@@ -333,8 +333,7 @@ def _verify_beside(
         if state:
             begun = _begun(built, state)
             for one in built:
-                if isinstance(one.running, HasState):
-                    one.running.load_state(begun)
+                one.running.load_state(begun)
 
     from_the_same_values()
     if reference is not None:
@@ -343,6 +342,11 @@ def _verify_beside(
             with phase("verifying outputs"):
                 comparison = compared(one.step(reference.feeds), reference.outputs, own[one], one)
             one.checks.append(Check(reference.source, own[one], 1, comparison))
+        if truth is not None and not how.kinds and state.keys() <= {STEPS}:  # what is drawn at random in a second step
+            expected = [truth.step(reference.feeds) for _ in range(2)][1]
+            for one in built:
+                comparison = compared(one.step(reference.feeds), expected, own[one], one)
+                one.checks.append(Check(reference.source, own[one], 1, comparison))
     partner_of = {one.variant.label: one for one in built}
     # A variant without a partner that runs is held against the first that does, whatever its engine.
     partners = {one: partner_of.get(one.partner or "", built[0]) for one in built}
@@ -404,7 +408,7 @@ def _in_lock_step(
     for pair, steps, got, expected in unsure:
         one, partner, precision = pair
         carried: Mapping[str, float] = {}
-        if isinstance(partner.running, HasState) and not _draws(partner):
+        if partner.running.keeps_state and not _draws(partner):
             again = partial(_outputs_after, partner, fed[:steps])
             carried = output_tolerances(state, expected, again, precision=precision)
         note(pair, compared(got, expected, precision, one, partner, carried=carried))
@@ -415,7 +419,7 @@ def _with_scale(built: Sequence[Running], state: Arrays, how: Verification) -> A
     """The state with a loss scale with which no gradient overflows in the steps that verify, and half as much to be sure; the state itself
     where no loss is scaled. A step that is left out is right, and gives other variables than that of another precision."""
     for one in built:
-        if isinstance(one.running, HasState) and LOSS_SCALE in one.running.save_state():
+        if LOSS_SCALE in one.running.save_state():
             inputs = [] if how.reference is None else [how.reference.feeds]
             inputs += [
                 how.made(seed, kind) for kind in _kinds(how, half=True) or [RANDOM] for seed in _seeds(how.settings)
@@ -438,7 +442,7 @@ def _truth(built: Sequence[Running], how: Verification, state: Arrays) -> Runnin
     rewriting. None where neither runs the model, there is nothing to ask, or nothing runs on our engine."""
     jobs = [one.variant.job for one in built if isinstance(one.variant.engine, CudaEngine)]
     learns = how.reference is not None and how.reference.learns
-    if not jobs or not (how.kinds or (state and learns)):
+    if not jobs or not (how.kinds or (learns and (state or _draws(built[0])))):
         return None
     if learns and how.reference is not None:
         truth = Running(Variant(how.reference.source, REFERENCE, jobs[0]), None)
@@ -457,6 +461,17 @@ def _kinds(how: Verification, *, half: bool) -> list[Kind]:
     return [kind for kind in how.kinds if not half or kind.name not in (Name.LARGE, Name.SMALL)]
 
 
+def _sets(how: Verification, kinds: Sequence[Kind], alone: bool) -> list[tuple[Kind, list[Arrays]]]:
+    """Kinds of inputs to verify on, and what is stepped on before each: where a step says nothing of the next (`alone`) the same strings
+    beside other numbers, and the same numbers beside other strings; else, of some, a random one."""
+    usual, other = how.fresh(how.settings.seed + 1), how.fresh(how.settings.seed + 2)
+    words = {name for name, value in usual.items() if value.dtype.kind == "O"}
+    parts = (words, usual.keys() - words) if words and alone else ()
+    mixed: list[Arrays] = [{**other, **{name: usual[name] for name in part}} for part in parts if part]
+    again = [] if alone else [RANDOM, *[kind for kind in kinds if kind.name is Name.EDGES][:1]]
+    return [*[(RANDOM, mixed)][: len(mixed)], *((kind, []) for kind in kinds), *((kind, [usual]) for kind in again)]
+
+
 def _verify_special(
     built: Sequence[Running],
     truth: Running,
@@ -466,16 +481,16 @@ def _verify_special(
     compared: Compared,
 ) -> None:
     """Compares outputs of our engine, and what a step makes of variables, on each kind of special inputs; with variables also in a second
-    step, behind a random one: of those that begin with zeros the first tells little.
+    step, behind a random one: of those that begin with zeros the first tells little. Ours is given the arrays of the step before, with
+    other values in them, and takes a step with the same strings, or with the same numbers, first: what it keeps of an input it has to know
+    by all its values.
 
     Each kind has to pass by itself. Variables may do so with another seed, see `best_of`; nothing else may.
     """
     ours = [one for one in built if one is not truth and isinstance(one.variant.engine, CudaEngine)]
     kinds = _kinds(how, half=any(own[one].half for one in ours))
-    first = [how.fresh(how.settings.seed + 1)] if state else []
-    sets = [(kind, list[Arrays]()) for kind in kinds]
-    if state:
-        sets += [(kind, first) for kind in (RANDOM, *[kind for kind in kinds if kind.name is Name.EDGES][:1])]
+    alone, held = not (state or _draws(truth)), dict[str, NDArray[Any]]()
+    sets = _sets(how, kinds, alone)
     found: dict[tuple[Running, str], list[Comparison]] = {}
     for number, (kind, before) in enumerate(sets if ours else ()):
         how.tell(SPECIAL, number / len(sets))
@@ -485,22 +500,25 @@ def _verify_special(
             fed = [*before, how.made(how.settings.seed + 1 + attempt, kind)]
             begun = _begun([truth], state) if state else state
             try:
-                expected, after = _stepped(truth, fed, begun) if left else ({}, {})
+                expected, after = _stepped(truth, fed[-1:] if alone else fed, begun) if left else ({}, {})
             except EngineError as problem:
                 if kind is RANDOM and not isinstance(problem, WrongShape):
                     raise
                 how.refuse(kind, problem.what)
                 break
+            none = [name for name, value in expected.items() if value.dtype.kind == "f" and np.isnan(value).all()]
+            if none and truth.variant.label == UNCHANGED:
+                how.refuse(kind, f"{none[0]} is NaN there in every variant")
             tolerances: dict[Precision, dict[str, float]] = {}
             for one in left:
                 try:
-                    outputs, mine = _stepped(one, fed, begun)
+                    outputs, mine = _stepped(one, (_refilled(held, feeds) for feeds in fed), begun)
                 except WrongShape as problem:  # the host made something longer, or shorter, of them
                     how.refuse(kind, problem.what)
                     continue
                 if not attempt:
                     comparison = compared(outputs, expected, own[one], one)
-                    if not comparison.passed and (kind.name is Name.LARGE or before):
+                    if not comparison.passed and (kind.name is Name.LARGE or (state and before)):
                         moved = partial(_moved_outputs, truth, fed, begun)
                         start = begun if before else fed[-1]
                         carried = output_tolerances(start, expected, moved, precision=own[one])
@@ -518,6 +536,15 @@ def _verify_special(
         failed = [each for each in comparisons if not each.passed]
         worst = failed[0] if failed else max(comparisons, key=lambda each: each.needed)
         one.checks.append(Check(f"{what}{truth.variant.label}", own[one], len(comparisons), worst))
+
+
+def _refilled(held: dict[str, NDArray[Any]], feeds: Arrays) -> Arrays:
+    """Inputs, in the arrays that were given before where they fit in."""
+    for name, value in feeds.items():
+        fits = name in held and (held[name].dtype, held[name].shape) == (value.dtype, value.shape)
+        held[name] = held[name] if fits else np.array(value)
+        held[name][...] = value
+    return held
 
 
 def _learned(
@@ -548,9 +575,9 @@ def _moved_outputs(truth: Running, fed: Sequence[Arrays], state: Arrays, moved: 
     return _stepped(truth, fed, moved)[0] if len(fed) > 1 else _stepped(truth, [moved], state)[0]
 
 
-def _stepped(one: Running, fed: Sequence[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
+def _stepped(one: Running, fed: Iterable[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
     """The outputs of the last of some steps, and the variables after it, from the variables before the first."""
-    if state and isinstance(one.running, HasState):
+    if state:
         one.running.load_state(state)
     outputs = [one.step(feeds) for feeds in fed][-1]
     return {name: np.array(value) for name, value in outputs.items()}, one.save_state() if state else {}
@@ -613,4 +640,4 @@ def _outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays
 
 def _variables_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
     """The variables after some steps, from those before the first; none where it does not tell."""
-    return _stepped(one, fed, state)[1] if isinstance(one.running, HasState) else {}
+    return _stepped(one, fed, state)[1] if one.running.keeps_state else {}

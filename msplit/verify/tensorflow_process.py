@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from msplit.assignment.model import load
 from msplit.core.graph import Ints
 from msplit.core.precision import Precision
-from msplit.engines.base import Arrays, Executable, HasState, Job, TensorFlowOptions
+from msplit.engines.base import Arrays, Engine, Executable, Job, TensorFlowOptions
 from msplit.engines.process import Problem, Process, serve, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
@@ -41,7 +41,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class OwnProcess:
+class OwnProcess(Engine):
     """The tensorflow engine, a process for each job. See `Engine`."""
 
     name: str = TENSORFLOW.name
@@ -51,7 +51,7 @@ class OwnProcess:
         return TENSORFLOW.unavailable()
 
     def device(self, job: Job) -> str:
-        """See `KnowsDevice`."""
+        """See `Engine`."""
         return TENSORFLOW.device(job)
 
     def build(self, job: Job) -> Executable:
@@ -68,8 +68,10 @@ class OwnProcess:
 OWN_PROCESS = OwnProcess()
 
 
-class Elsewhere:
-    """A job in a process of its own. See `Executable`, `HasOwnClock` and `HasState`."""
+class Elsewhere(Executable):
+    """A job in a process of its own. See `Executable`."""
+
+    keeps_state = True
 
     def __init__(self, job: Job) -> None:
         model = job.flat.model
@@ -101,7 +103,7 @@ class Elsewhere:
         return outputs
 
     def times(self, count: int) -> list[float]:
-        """See `HasOwnClock`."""
+        """See `Executable`."""
         found: list[float] = self._ask("times", count)
         return found
 
@@ -117,12 +119,12 @@ class Elsewhere:
         return dict(self._facts)
 
     def save_state(self) -> Arrays:
-        """See `HasState`."""
+        """See `Executable`."""
         state: Arrays = self._ask("save")
         return state
 
     def load_state(self, state: Arrays) -> None:
-        """See `HasState`."""
+        """See `Executable`."""
         self._ask("load", dict(state))
 
     def close(self) -> None:
@@ -178,7 +180,6 @@ def _done(executable: Executable, what: str, given: Any, last: list[Arrays]) -> 
         return outputs
     if what == "times":
         return [_timed(executable, last[0]) for _ in range(given)]
-    assert isinstance(executable, HasState)
     return executable.save_state() if what == "save" else executable.load_state(given)
 
 

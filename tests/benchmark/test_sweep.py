@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from msplit.report.render import to_markdown
 from msplit.run.request import BenchRequest
 from tests.assignment.test_kernels import QUICK
 from tests.cli.runner import SAMPLES, fine, msplit
+from tests.report.test_html_page import Reader, data_of
 from tests.report.test_schemas import validate
 
 pytestmark = pytest.mark.tf
@@ -63,14 +63,17 @@ def test_each_batch_is_a_column_and_each_way_a_row(swept) -> None:
     assert [point["batch"] for point in data["sweep"]["lines"][0]["points"]] == [1, 8]
 
 
-def test_the_plot_is_well_formed_and_tells_what_it_shows(swept) -> None:
+def test_the_page_has_the_curves_and_the_tables(swept) -> None:
     flat, found = swept
-    root = ElementTree.fromstring(report.figure(flat, found))
-    space = "{http://www.w3.org/2000/svg}"
-    assert root.tag == f"{space}svg"
-    assert len(root.findall(f"{space}g")) == len(lines(found))
-    assert "TensorFlow, 1 stream: 1: " in root.findtext(f"{space}desc")
-    assert not [element for element in root.iter() if element.tag.endswith(("script", "image", "use"))]
+    text = report.page(flat, found)
+    (plot,) = data_of(text)["plots"]
+    assert (plot["names"], plot["ticks"]) == ([line.name for line in lines(found)], [1, 8])
+    assert (plot["x"], plot["y"]) == ("batch, rows", "one step by the host's clock, µs")
+    variant = lines(found)[0].variants[8]
+    point = next(point for point in plot["points"] if point["line"] == plot["names"][0] and point["x"] == 8)
+    assert point["y"] == pytest.approx(variant.host.median * 1e6)
+    assert point["low"] <= point["y"] <= point["high"]
+    assert "One step, by batch" in Reader(text).text
 
 
 def test_csv_has_a_row_per_variant_and_batch(swept) -> None:
@@ -124,17 +127,19 @@ def test_what_is_for_one_batch_is_refused(tmp_path: Path) -> None:
         assert f"{option[0]} takes one --batch" in " ".join(done.err.split())
     with pytest.raises(MsplitError, match="no input has an unknown size"):
         sweep(api.load(SAMPLES / "while_v1.pb", inputs=[]), BenchRequest(engine="tensorflow"), (1, 2))
-    done = msplit("bench", MODEL, "--plot", "x.svg")
+    done = msplit("bench", MODEL, "--plot", "x.html")
     assert (done.code, "--batch 1,8,32" in done.err) == (2, True)
-    assert "ends in .svg" in msplit("bench", MODEL, "--batch", "1,2", "--plot", "x.png").err
+    assert "ends in .html" in msplit("bench", MODEL, "--batch", "1,2", "--plot", "x.svg").err
     assert "'--batch'" in msplit("bench", MODEL, "--batch", "1,0").err
 
 
 def test_the_command_writes_all_of_it_and_compares(tmp_path: Path) -> None:
-    plot, then = tmp_path / "plot.svg", tmp_path / "then.json"
+    plot, then = tmp_path / "plot.html", tmp_path / "then.json"
     done = fine("bench", MODEL, *SHORT, "--batch", "2,4", "--plot", plot, "--format", "json")
     then.write_text(done.out)
-    assert plot.read_text().startswith("<svg")
+    (curves,) = data_of(plot.read_text())["plots"]
+    assert (curves["ticks"], curves["x"]) == ([2, 4], "batch, rows")
+    assert len(curves["points"]) == 2 * len(curves["names"])
     assert done.json["written"] == [f"Written: {plot}, the times by batch."]
     # A measurement that was ten thousand times faster is missed by everything, and by more than noise.
     fast = json.loads(done.out)

@@ -12,7 +12,7 @@ import pytest
 from msplit.benchmark.diagnose import Hints, diagnose, hints
 from msplit.benchmark.timing import bench
 from msplit.cost.costs import Costs
-from msplit.engines.base import ClusterOptions, Job, TensorFlowOptions
+from msplit.engines.base import ClusterOptions, Engine, Executable, Job, TensorFlowOptions
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.formats.cluster import parse
@@ -54,7 +54,7 @@ def made_up_time(monkeypatch):
     monkeypatch.setattr("msplit.benchmark.timing.time", CLOCK)
 
 
-class Fake:
+class Fake(Engine):
     """Doubles its input.
 
     Args:
@@ -69,9 +69,6 @@ class Fake:
         self.name, self.seconds, self.device_seconds = name, seconds, device_seconds
         self.wrong, self.fail, self.where, self.log = wrong, fail, where, log if log is not None else []
 
-    def unavailable(self):
-        return None
-
     def device(self, job):
         return self.where
 
@@ -85,7 +82,7 @@ class Fake:
         return Running(self, job)
 
 
-class Running:
+class Running(Executable):
     def __init__(self, engine, job):
         self.engine, self.job, self.steps, self.closed = engine, job, 0, False
 
@@ -340,6 +337,8 @@ def test_three_layers_have_ratios_over_the_baseline_and_over_one_stream():
 
 class Stateful(Running):
     """Adds up its inputs."""
+
+    keeps_state = True
 
     def __init__(self, engine, job):
         super().__init__(engine, job)

@@ -62,6 +62,16 @@ class Opened:
         self.page.evaluate("document.getElementById('graph').scrollIntoView()")
         self.page.wait_for_timeout(400)
 
+    def hidden_headings(self) -> list[str]:
+        """Headings of sections and tables that are not wholly between the left and the right edge of what they are in, and of the page."""
+        return self.page.evaluate(  # type: ignore[no-any-return]
+            """() => [...document.querySelectorAll("h1, h2, h3, caption, th")].filter((heading) => {
+              if (!heading.checkVisibility()) return false;
+              const box = heading.getBoundingClientRect(), frame = (heading.closest(".scroll") ?? document.body).getBoundingClientRect();
+              return box.left < 0 || box.right > innerWidth || box.right > frame.right + 1 || heading.scrollWidth > heading.clientWidth + 1;
+            }).map((heading) => heading.textContent)"""
+        )
+
     def position(self, name: str) -> dict[str, float]:
         """Where the box of a node is on the screen."""
         self.to_graph()
@@ -108,11 +118,11 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(chromium: Any) -> Iterator[Callable[..., Opened]]:
-    """Opens a report's file: ``opened(path, scheme="dark")``."""
+    """Opens a report's file: ``opened(path, scheme="dark", width=400)``."""
     contexts = []
 
-    def start(path: Path, scheme: str = "light", **options: Any) -> Opened:
-        context = chromium.new_context(color_scheme=scheme, viewport={"width": 1400, "height": 1000}, **options)
+    def start(path: Path, scheme: str = "light", width: int = 1400, **options: Any) -> Opened:
+        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 1000}, **options)
         contexts.append(context)
         found = Opened(context.new_page())
         found.page.on("console", lambda message: found.noise.append(f"{message.type}: {message.text}"))

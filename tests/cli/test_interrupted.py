@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -221,6 +223,59 @@ def test_a_file_that_ends_too_soon_is_no_interrupt(
     monkeypatch.setattr(api, "load", ended)
     assert run(["analyze", str(SAMPLES / "cond_v1.pb")]) == 2
     assert "internal error in msplit: EOFError: more than 16 bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_signal_that_comes_together_with_anothers_is_not_forgotten(
+    first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody hears it here; that of somebody else ends nothing, not even where signals are held back."""
+    from msplit.cli import interrupt
+
+    ended: list[int] = []
+    monkeypatch.setattr(interrupt, "end", ended.append)
+    monkeypatch.setattr(interrupt, "_TO_HEAR", {False: 0.01, True: 0.01})
+    monkeypatch.setattr(interrupt, "_heard", threading.Event())
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    signal.signal(signal.SIGTERM, interrupt._interrupted)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        together = [signal.SIGTERM, signal.SIGUSR1] if first else [signal.SIGUSR1, signal.SIGTERM]
+        for numbers, right in ((together, [signal.SIGTERM]), ([signal.SIGUSR1], [])):
+            for held in (False, True):
+                ended.clear()
+                reads, writes = os.pipe()
+                os.write(writes, bytes(numbers))
+                os.close(writes)
+                with interrupt.deferred() if held else contextlib.nullcontext():
+                    interrupt._watch(reads, threading.Event())
+                assert ended == right
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+FORKS = """
+import os, signal, time
+from msplit.cli import interrupt
+
+interrupt._TO_HEAR.update({False: 0.2})
+with interrupt.watched():
+    if not (child := os.fork()):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except interrupt.Terminated:
+            os._exit(3)
+    _, status = os.waitpid(child, 0)
+    time.sleep(1)
+    print("goes on, the child ended with", os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_signal_to_a_forked_child_does_not_end_its_parent() -> None:
+    with heard():
+        done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "goes on, the child ended with 3\n", "")
 
 
 STUCK = """

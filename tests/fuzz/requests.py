@@ -99,7 +99,7 @@ def _values(random: Random) -> dict[str, Any]:
         size = (rows, *shape)
         count = int(np.prod(size))
         if dtype == "object":
-            strings = [random.choice([b"", b"a", "é".encode(), b"x" * 200]) for _ in range(count)]
+            strings = [random.choice([b"", b"a", "é".encode(), b"x" * 200, b"\0a\0"]) for _ in range(count)]
             made[name] = np.array(strings, object).reshape(size)
         elif dtype == "bool":
             made[name] = np.array([random.random() < 0.5 for _ in range(count)]).reshape(size)
@@ -192,7 +192,7 @@ def _infer(random: Random, changes: int) -> bytes:
         datatype = _OPEN[SHAPES[name][0]]
         tensor = request.inputs.add(name=name, datatype=datatype, shape=value.shape)
         if packed or changes == 0:
-            request.raw_input_contents.append(tensors.raw_content(value))
+            request.raw_input_contents.append(b"".join(tensors.raw_content(value)))
         elif datatype in _CONTENTS:
             getattr(tensor.contents, f"{_CONTENTS[datatype]}_contents").extend(value.ravel().tolist())
     for _ in range(changes):

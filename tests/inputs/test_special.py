@@ -97,6 +97,62 @@ def test_ids_meet_the_ends_of_parts_and_what_a_safe_lookup_prunes(strategy):
         reference(flat, feeds)
 
 
+def limited(tf, v1):
+    i, j = v1.placeholder(tf.int64, [None, 4], "i"), v1.placeholder(tf.int32, [None, 3], "j")
+    k, n = v1.placeholder(tf.int32, [None, 4], "k"), v1.placeholder(tf.int32, [None, 4], "n")
+    sides, plain = v1.placeholder(tf.int64, [None, 4], "sides"), v1.placeholder(tf.int32, [None, 4], "plain")
+    table = np.ones((50, 2), np.float32)
+    parts = [
+        tf.gather(table, tf.clip_by_value(i + 5, 0, 40)),
+        tf.gather(table[:7], tf.math.floormod(j[:, 1] * j[:, 2], 7)),
+        tf.gather(table, tf.math.floormod(k, [3, 5, 7, 50])) + tf.gather(table, k // 4),
+        tf.gather(table, tf.minimum(tf.cast(tf.math.floormod(n, 9), tf.int64), 49)),
+        tf.gather(table, tf.cast(tf.clip_by_value(sides, -3, 50), tf.int32) + 3 - 4 * tf.cast(sides > 46, tf.int32)),
+        tf.gather(table, tf.minimum(plain, 30)) + tf.gather(table[:20], plain),
+    ]
+    for number, part in enumerate(parts):
+        tf.reduce_sum(part, [1, 2] if part.shape.rank == 3 else 1, name=f"y{number}")
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("batch", [2, BATCH])
+def test_ids_meet_limits_and_remainders_and_what_is_beyond_where_that_is_defined(batch):
+    flat = graph_of(limited, outputs=[f"y{number}" for number in range(6)])
+    for kind, feeds in [
+        *made(flat, batch),
+        *((RANDOM, make_inputs(flat, {}, batch=batch, seed=seed)) for seed in range(9)),
+    ]:
+        reference(flat, feeds)  # does not refuse them
+        assert kind is not RANDOM or min(value.min() for value in feeds.values()) >= 0
+    if batch == BATCH:
+        assert {-6, -5, -4, 34, 35, 36} <= set(together(flat, "i").tolist())
+        assert {-1, 6, 7, 8} <= set(together(flat, "j").tolist())
+        assert {0, 3, 5, 49} <= set(together(flat, "k").tolist()) <= set(range(50))
+        assert {-1, 8, 9, 10} <= set(together(flat, "n").tolist())
+        assert {0, 19} <= set(together(flat, "plain").tolist()) <= set(range(20))
+    usual = np.concatenate([make_inputs(flat, {}, batch=99, seed=seed)["i"] for seed in range(3)])
+    assert set(usual.reshape(-1).tolist()) == set(range(45))
+
+
+def buckets(tf, v1):
+    x = v1.placeholder(tf.float32, [None, 2], "x")
+    tf.cast(
+        tf.raw_ops.Bucketize(input=tf.reshape(x, [-1, 1]), boundaries=[-2.5, 0.1, 99.9, 1234.5]), tf.float32, name="y"
+    )
+
+
+@pytest.mark.tf
+def test_numbers_meet_boundaries_of_buckets_and_what_is_beside_them():
+    flat = graph_of(buckets, outputs=["y"])
+    at = np.array([-2.5, 0.1, 99.9, 1234.5], np.float32)
+    beside = {
+        *at.tolist(),
+        *np.nextafter(at, np.float32(np.inf)).tolist(),
+        *np.nextafter(at, -np.float32(np.inf)).tolist(),
+    }
+    assert beside <= set(together(flat, "x").tolist())
+
+
 @pytest.mark.tf
 @pytest.mark.parametrize("build", [*foreign.SPARSE, *foreign.VOCABULARIES], ids=lambda build: build.__name__)
 def test_tensorflow_runs_foreign_models_on_all_kinds(build, tmp_path):

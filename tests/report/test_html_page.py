@@ -33,6 +33,9 @@ def page_of(text: str, lanes: list[int] | None = None, names: list[str] | None =
     return Page(flat, costs, prediction, bounds(flat, costs), "as they are in the model", **more)
 
 
+VENDOR = [*embed.REPORT.vendor, *embed.PLOTS.vendor]
+
+
 class Reader(HTMLParser):
     """Collects tags, attributes and the text of scripts, as a browser would cut them up."""
 
@@ -107,7 +110,7 @@ def test_only_the_scripts_that_ship_may_run():
 
 
 def test_no_shipped_file_can_end_its_own_script():
-    for folder, names in (("vendor", embed.VENDOR), ("assets", embed.SCRIPTS)):
+    for folder, names in (("vendor", VENDOR), ("assets", [*embed.REPORT.scripts, *embed.PLOTS.scripts])):
         for name in names:
             assert "</script" not in embed.asset(folder, name).lower(), name
             assert "<!--" not in embed.asset(folder, name), name
@@ -117,14 +120,16 @@ def test_vendored_files_are_what_their_table_says_and_not_too_large():
     folder = resources.files("msplit.report.html").joinpath("vendor")
     table = folder.joinpath("README.md").read_text("utf-8")
     total = 0
-    for name in embed.VENDOR:
+    for name in VENDOR:
         content = folder.joinpath(name).read_bytes()
         total += len(content)
         assert f"| {name} |" in table
         assert hashlib.sha256(content).hexdigest() in table
     assert total < 1_500_000
-    licences = "\n".join(embed.asset("vendor", name) for name in embed.LICENCES)
-    assert licences.count("Permission is hereby granted") == len(embed.LICENCES)
+    for kit in (embed.REPORT, embed.PLOTS):
+        for name in kit.licences:
+            assert re.search("Permission (is hereby granted|to use, copy, modify)", embed.asset("vendor", name)), name
+            assert f"{name})" in table or f"{name}," in table
     assert "Cytoscape Consortium" in render(page_of(FORK))
 
 
@@ -175,6 +180,8 @@ def test_text_colours_are_readable_on_their_background(background: str, theme: i
     assert background in style
     for name in ("fg", "dim", "accent", "bad", "warn"):
         assert contrast(re.findall(rf"--{name}: (#[0-9a-f]{{6}})", style)[theme], background) >= 4.5, name
+    for number in range(8):
+        assert contrast(re.findall(rf"--p{number}: (#[0-9a-f]{{6}})", style)[theme], background) >= 3, number
 
 
 def contrast(one: str, other: str) -> float:

@@ -15,6 +15,7 @@ import torch
 
 import msplit
 from msplit import api
+from msplit.engines.base import Executable
 from msplit.engines.cuda import compile as compilation
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device import Device
@@ -255,7 +256,7 @@ def test_who_changes_an_output_changes_nothing_of_the_model(request_):
 
 
 def test_threads_take_turns(mmoe):
-    class Watched:
+    class Watched(Executable):
         inside, together = 0, 0
 
         def step(self, feeds):

@@ -21,6 +21,7 @@ import pytest
 import msplit
 from msplit import api
 from msplit.core.precision import Precision
+from msplit.engines.base import Executable
 from msplit.errors import EngineError, MsplitError
 from msplit.progress import phase
 from msplit.run import prepare as execution
@@ -35,8 +36,10 @@ LONG = 120
 """Seconds after which something hangs."""
 
 
-class Adds:
+class Adds(Executable):
     """Stands in for an executable: counts its steps, as random ops do, and can be too slow or wrong."""
+
+    keeps_state = True
 
     def __init__(self, amount=1.0, seconds=None, check=lambda: None):
         self.amount, self.seconds, self.check = amount, seconds, check

@@ -8,7 +8,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.engines.base import GOOD_STEPS, LOSS_SCALE, HasState
+from msplit.engines.base import GOOD_STEPS, LOSS_SCALE
 from msplit.errors import EngineError, LoadError, MsplitError, WriteError
 from msplit.formats import atomic, lock
 from msplit.formats.bundle import Checkpoint
@@ -159,6 +159,34 @@ def test_a_folder_that_another_process_writes_to_is_refused_by_its_name_and_free
     assert lock.NAME in os.listdir(tmp_path)
     fresh.close()
     assert lock.NAME not in os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["of another user", "link", "folder"])
+def test_a_lock_that_can_not_be_opened_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To go on without it would let two trainings write into one folder."""
+    place = tmp_path / lock.NAME
+    if kind == "link":
+        place.symlink_to(tmp_path / "elsewhere")
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.touch()
+        monkeypatch.setattr(lock, "lock", failing(PermissionError(errno.EACCES, "Permission denied")))
+    with pytest.raises(WriteError, match="its lock can not be opened") as refused:
+        hold(tmp_path)
+    assert str(place) in str(refused.value)
+
+
+def test_a_file_system_without_locks_is_written_to_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock.fcntl, "flock", failing(OSError(errno.ENOLCK, "No locks available")))
+    assert hold(tmp_path) is None
+
+
+def failing(error: OSError) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_a_full_disk_leaves_no_lock_that_nobody_gives_back(tmp_path: Path) -> None:
@@ -515,7 +543,7 @@ def test_a_step_in_float16_is_verified_and_measured_with_a_scale_that_does_not_o
     ) as trainer:  # what verifies does not train, nor change the scale
         trainer.run(batches(1))
         assert trainer.runner is not None
-        assert isinstance(trainer.runner.executable, HasState)
+        assert trainer.runner.executable.keeps_state
         state = trainer.runner.executable.save_state()
     assert (float(state[LOSS_SCALE]), int(state[GOOD_STEPS])) == (2.0**14, 0)
 

@@ -15,7 +15,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir import lowering as registry
 from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.pipeline import Pass
-from msplit.engines.cuda.runtime import executables
+from msplit.engines.cuda.runtime import cpu_executable, executables, host, stream_program
 from msplit.errors import MsplitError
 from tests.engines.cuda.cases import graph_of
 
@@ -57,6 +57,27 @@ def dense(tf, v1):
     logits = tf.matmul(h, values(33, 7) * 0.3) + values(7)
     tf.nn.softmax(logits, name="p")
     tf.identity(tf.clip_by_value(logits, -1.0, 1.0), "clipped")
+
+
+def guarded(tf, v1):
+    """Ids that are clipped or taken by a remainder first, and prices in buckets."""
+    i, hashed = v1.placeholder(tf.int64, [None, 4], "i"), v1.placeholder(tf.int64, [None, 3], "hashed")
+    price, n = v1.placeholder(tf.float32, [None, 2], "price"), v1.placeholder(tf.int32, [None, 3], "n")
+    parts = [values(rows, 3, seed=number) for number, rows in enumerate((11, 11, 10, 10))]
+    rows = v1.nn.embedding_lookup(parts, tf.clip_by_value(tf.reshape(i, [-1]) + 2, 0, 41), partition_strategy="div")
+    tf.reshape(rows, [-1, 12], name="rows")
+    tf.gather(values(50, 2), tf.math.floormod(tf.cast(hashed, tf.int32), 50), name="hashes")
+    tf.gather(
+        values(6, 2), tf.raw_ops.Bucketize(input=price, boundaries=[9.99, 99.9, 499.9, 1234.5, 4999.9]), name="costs"
+    )
+    tf.cast(tf.math.floormod(n, 7), tf.float32, name="left")
+
+
+def words(tf, v1):
+    """Strings, whose rows the host looks up, beside numbers."""
+    ids = tf.strings.to_hash_bucket_fast(v1.placeholder(tf.string, [None, 3], "words"), 40)
+    h = tf.reduce_mean(tf.gather(values(40, 8), ids), 1) * v1.placeholder(tf.float32, [None, 8], "x")
+    tf.nn.relu(tf.matmul(h, values(8, 5)), name="y")
 
 
 def plain(tf, v1):
@@ -126,6 +147,8 @@ MODELS = {
     lookup: (["y"], {"capture": False}),
     ragged: (["y", "longest"], {"capture": False}),
     dense: (["p", "clipped"], {}),
+    guarded: (["rows", "hashes", "costs", "left"], {"capture": False}),
+    words: (["y"], {}),
     plain: (PLAIN, {}),
     attention: (["y", "masked"], {}),
     gelu: (["y"], {}),
@@ -237,8 +260,8 @@ def tail(y, *_):
 def no_waits(monkeypatch):
     arrange = executables.arrange
 
-    def without(program, plan):
-        found = arrange(program, plan)
+    def without(program, plan, **how):
+        found = arrange(program, plan, **how)
         waiting = [number for number, one in enumerate(found.instructions) if one.waits]
         if not waiting:
             return found
@@ -263,6 +286,52 @@ def stale(monkeypatch):
     monkeypatch.setitem(registry._TABLE, "Relu", replace(right, function=planted))
 
 
+def known_by_its_array(monkeypatch):
+    """An input is not taken again where the array is the same."""
+    right, held = cpu_executable._own, {}
+
+    def own(name, value):
+        PLANTED.append(name)
+        _, kept = held.setdefault((name, id(value)), (value, right(name, value).clone()))
+        return kept.clone()
+
+    monkeypatch.setattr(cpu_executable, "_own", own)
+
+
+def known_by(kind, call):
+    """What the host made, or all that it gives in the end, is taken again where an input is the same."""
+
+    def plant(monkeypatch):
+        right, made = getattr(host.HostPart, call), {}
+
+        def planted(part, feeds, *arguments):
+            PLANTED.append("host")
+            key = part, *feeds[kind].reshape(-1).tolist()
+            return made[key] if key in made else made.setdefault(key, right(part, feeds, *arguments))
+
+        monkeypatch.setattr(host.HostPart, call, planted)
+
+    return plant
+
+
+def forgotten_views(monkeypatch):
+    """Memory is let go while steps still read it through a view."""
+    right = stream_program.lifetimes
+
+    def lifetimes(program, views):
+        PLANTED.append("view")
+        groups, readers = right(program, views)
+        nodes = {owner: program.steps[owner].op.node for owner in groups}
+        groups = {owner: [key for key in keys if key[0] == nodes[owner]] for owner, keys in groups.items()}
+        reads = [{key[0] for key in step.inputs} for step in program.steps]
+        return groups, {
+            owner: [one for one in found if owner not in nodes or nodes[owner] in reads[one]]
+            for owner, found in readers.items()
+        }
+
+    monkeypatch.setattr(stream_program, "lifetimes", lifetimes)
+
+
 def swap(graph, op):
     op.inputs[0], op.inputs[1] = op.inputs[1], op.inputs[0]
 
@@ -283,8 +352,28 @@ def saturated(right, node, a, b):
     return right if a.is_floating_point() else (a.long() + b.long()).clamp(max=2**31 - 1).int()
 
 
+def later_of_ties(right, node, data, *_):
+    """Of windows of two."""
+    pairs, d = data.reshape(-1, 2), right.reshape(-1, 2)
+    return torch.where(pairs[:, :1] == pairs[:, 1:], d.flip(1), d).reshape(right.shape)
+
+
 def scaled(constant, known, factor):
     return np.asarray(constant * np.float32(factor)) if constant == np.float32(known) else constant
+
+
+def clipped_cast(right, node, x):
+    return x.clamp(-(2**31), 2**31 - 1).int() if x.dtype == torch.int64 and right.dtype == torch.int32 else right
+
+
+def above(graph, op):
+    op.attrs["boundaries"] = tuple(
+        float(np.nextafter(np.float32(one), np.float32(np.inf))) for one in op.attrs["boundaries"]
+    )
+
+
+def halved(graph, op):
+    op.attrs["boundaries"] = tuple(float(np.float16(one)) for one in op.attrs["boundaries"])
 
 
 def double_mask(right, node, condition, x, y):
@@ -318,6 +407,19 @@ MUTANTS = {
         FULL,
     ),
     "ragged rows have at most 3": (ragged, lowered("Max", lambda y, *_: y.clamp(-1e9, 3 * 0.9)), FULL),
+    # Ids that are limited, and buckets.
+    "a limit too low by a pass": (guarded, rewritten("Minimum", lambda bound: np.asarray(bound - 1), slot=1), BOTH),
+    "a limit too high in front": (guarded, lowered("Maximum", lambda y, node, x, low: torch.clamp(x, min=1)), FULL),
+    "the first row of the last part": (guarded, gather_mutant(0, 1, rows=42), FULL),
+    "remainders of what is below 0": (guarded, lowered("FloorMod", lambda y, node, x, by: torch.fmod(x, by).abs()), FULL),
+    "integers beyond 32 bits are clipped": (guarded, lowered("Cast", clipped_cast), FULL),
+    "at a boundary": (guarded, rewritten("Bucketize", above), BOTH),
+    "boundaries in half precision": (guarded, rewritten("Bucketize", halved), BOTH),
+    # Inputs that are kept.
+    "an array that is the same": (dense, known_by_its_array, BOTH),
+    "strings that the numbers tell": (words, known_by("x", "run"), BOTH),
+    "numbers that the strings tell": (words, known_by("words", "finish"), BOTH),
+    "memory that a view reads": (attention, forgotten_views, BOTH),
     # Norms, activations, ends of ranges.
     "another epsilon by a pass": (dense, rewritten("_LayerNorm", with_attr("epsilon", 1e-3)), BOTH),
     "no epsilon": (plain, lowered("Rsqrt", lambda y, node, x: (x - 1e-5).rsqrt()), FULL),
@@ -343,7 +445,7 @@ MUTANTS = {
     "what the step before left": (dense, stale, FULL),
     "the end of a sum": (dense, lowered("_FusedMatMul", lambda y, node, x, w, *b: y - x[:, -1:] @ w[-1:]), FULL),
     # Gradients and training.
-    "the gradient of ties": (gradients, lowered("MaxPoolGrad", lambda d, *_: d.flip(2)), FULL),
+    "the gradient of ties": (gradients, lowered("MaxPoolGrad", later_of_ties), FULL),
     "gradients of equal maxima": (gradients, lowered("Equal", lambda y, *_: y & (y.cumsum(1) == 1)), FULL),
     "elu at 0": (gradients, lowered("EluGrad", lambda d, node, g, y: torch.where(y == 0, d * 0, d)), FULL),
     "selu at 0 in training": (training, lowered("SeluGrad", lambda d, node, g, y: torch.where(y == 0, g * 1.7580993, d)), FULL),

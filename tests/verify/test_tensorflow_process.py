@@ -15,7 +15,7 @@ from msplit.api import load
 from msplit.benchmark.benchmark import bench
 from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
-from msplit.engines.base import HasOwnClock, HasState, Job, TensorFlowOptions
+from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import EngineError, MsplitError
@@ -54,8 +54,6 @@ def test_another_process_gives_the_same_and_measures_itself(running: Elsewhere) 
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6)
-    assert isinstance(running, HasOwnClock)
-    assert isinstance(running, HasState)
     assert running.facts()["streams"] == 2
     times = running.times(3)
     assert len(times) == 3

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msplit.engines.base import Arrays, Executable, Feeds, HasState, Job
+from msplit.engines.base import Arrays, Engine, Executable, Feeds, Job
 from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
 from msplit.engines.cuda.options import MOST_GPUS
 from msplit.errors import INSTALL_PYTORCH, DeviceLost, EngineError
@@ -142,7 +142,7 @@ def starting_pytorch() -> Iterator[None]:
         raise EngineError("PyTorch is not installed, and this needs it", fix=INSTALL_PYTORCH) from None
 
 
-class CudaEngine:
+class CudaEngine(Engine):
     """See `engines.base.Engine`. It keeps nothing: what is compiled is the device's."""
 
     name = "cuda"
@@ -187,7 +187,7 @@ class CudaEngine:
             return data_parallel.build(job)
         compiled = self.compile(job)
         executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.precision.ieee)
-        if job.state and isinstance(executable, HasState):  # the graph may have been compiled with other values
+        if job.state:  # the graph may have been compiled with other values
             executable.load_state(job.state)
         return executable
 
@@ -222,7 +222,7 @@ class CudaEngine:
         rounds = job.options.emulate and job.precision.ieee
         try:
             for feeds in inputs:
-                if job.state and isinstance(executable, HasState):
+                if job.state:
                     executable.load_state(job.state)
                 with RoundedProducts() if rounds else nullcontext():
                     found.append({name: np.array(value) for name, value in executable.step(feeds).items()})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, ClusterOptions, Job
+from msplit.engines.base import Arrays, ClusterOptions, Executable, Job
 from msplit.engines.tensorflow import cluster as clusters
 from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.parameter_servers import kept_by
@@ -52,11 +52,13 @@ def build(job: Job, options: ClusterOptions) -> ClusterExecutable:
         return ClusterExecutable(job, placed, options, facts)
 
 
-class ClusterExecutable:
+class ClusterExecutable(Executable):
     """A graph in a session over a cluster.
 
     Its first step is traced, which takes longer: what it sends between tasks is known from then on.
     """
+
+    keeps_state = True
 
     def __init__(self, job: Job, placed: Placed, options: ClusterOptions, facts: Mapping[str, Any]) -> None:
         v1 = tensorflow().compat.v1

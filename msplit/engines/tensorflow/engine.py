@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Executable, Job
+from msplit.engines.base import Arrays, Engine, Executable, Job
 from msplit.engines.tensorflow import cluster_session, runtime, xla
 from msplit.engines.tensorflow.devices import how_many
 from msplit.engines.tensorflow.placed import Placed, place, unplaced
@@ -26,7 +26,7 @@ from msplit.progress import phase
 
 
 @dataclass(frozen=True)
-class TensorFlowEngine:
+class TensorFlowEngine(Engine):
     """Builds sessions."""
 
     name: str = "tensorflow"
@@ -160,7 +160,7 @@ ENGINE = TensorFlowEngine()
 
 
 @dataclass(frozen=True)
-class ReferenceEngine:
+class ReferenceEngine(Engine):
     """TensorFlow on the CPU, in IEEE float32 whatever a job asks for, each op as the graph has it: see `reference`."""
 
     name: str = "tensorflow"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Timeline
+from msplit.engines.base import Arrays, Executable, Timeline
 from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.devices import here, short
 from msplit.engines.tensorflow.placed import Placed
@@ -50,7 +50,7 @@ Placement = tuple[PlacedNode, ...]
 """Nodes by name. Where TensorFlow has no kernel for a node on the device asked for, it has another one."""
 
 
-class SessionExecutable:
+class SessionExecutable(Executable):
     """A graph in a session of its own.
 
     Args:
@@ -61,6 +61,8 @@ class SessionExecutable:
     Raises:
         EngineError: TensorFlow can not load or initialize it.
     """
+
+    keeps_state = True
 
     def __init__(
         self,
@@ -207,7 +209,7 @@ class SessionExecutable:
         """None: the stock runtime does not tell a step's time on the device."""
 
     def timeline(self) -> Timeline:
-        """One step as TensorFlow's step statistics tell it. See `HasTimeline`."""
+        """One step as TensorFlow's step statistics tell it. See `Executable`."""
         if self._last is None:
             raise EngineError("timeline was called before the first step", fix="call step once")
         v1 = tensorflow().compat.v1
@@ -324,7 +326,7 @@ def _load(session: Any, model: Model, placed: Placed) -> None:
     try:
         _restore(session, model, placed)
     except tensorflow().errors.DataLossError:
-        verify(model)  # TensorFlow names neither the tensor nor what to do
+        verify(model)  # of a checkpoint TensorFlow names neither the tensor nor what to do
         raise
 
 

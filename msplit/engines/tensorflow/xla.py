@@ -34,7 +34,7 @@ def build(job: Job, facts: Mapping[str, Any]) -> Executable:
     return executable
 
 
-class CompiledExecutable:
+class CompiledExecutable(Executable):
     """A model compiled as a whole with ``jit_compile``.
 
     Raises:

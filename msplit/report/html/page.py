@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from msplit._version import __version__
 from msplit.core.assignment import Assignment
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
@@ -16,9 +15,10 @@ from msplit.cost.gpus import gpu_title
 from msplit.escape import html as text
 from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
-from msplit.report.document import Cell, Table
+from msplit.report.document import Table
 from msplit.report.html import embed
 from msplit.report.html.data import columns
+from msplit.report.html.document import facts, framed, table
 from msplit.report.html.runs import Measured, Run
 from msplit.report.text import count, micros, percent, plural, ratio, some
 from msplit.schedule.bounds import Bounds
@@ -119,8 +119,6 @@ def render(page: Page) -> str:
         sections.insert(1, ("measured", "Measured", _measured(page)))
     names = {"summary": "Summary", "graph": "Graph", "timeline": "Timeline"} | {key: name for key, name, _ in sections}
     parts = {
-        "title": text(str(page.flat.model.path)),
-        "version": text(__version__),
         "nav": "".join(f'<a href="#{key}">{name}</a>' for key, name in names.items()),
         "summary": _summary(page),
         "timeline": _timeline(page),
@@ -132,6 +130,8 @@ def render(page: Page) -> str:
     data = columns(page.flat, page.costs, page.prediction, page.assignment, page.shapes, page.bounds.path)
     about = f"One step as msplit simulates it: {micros(page.prediction.makespan_us)}."
     return embed.page(
+        embed.REPORT,
+        str(page.flat.model.path),
         parts,
         {**data, "about": about, "command": visible(page.command), "runs": [run.columns() for run in page.runs]},
     )
@@ -147,7 +147,7 @@ def _summary(page: Page) -> str:
         (count(found.plan.waits), f"waits for {plural(found.plan.edges, 'cut edge')}"),
         (micros(limits.serial_us / limits.max_gain), "no schedule of these kernels is faster"),
     ]
-    facts = [
+    about = [
         ("model", str(flat.model.path)),
         ("format", str(flat.model.format)),
         ("stream ids", page.origin),
@@ -164,10 +164,9 @@ def _summary(page: Page) -> str:
     if page.judgement:
         warnings = f'<p class="note" id="judgement">{text(page.judgement)}</p>{warnings}'
     listed = "".join(f"<li><b>{text(value)}</b><span>{text(name)}</span></li>" for value, name in tiles)
-    shown = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in facts)
     return (
-        f'<ul class="tiles">{listed}</ul>{warnings}<dl class="facts">{shown}</dl>'
-        f'<div class="columns"><div>{_loads(page)}</div><div>{_table(_ops(page))}</div></div>'
+        f'<ul class="tiles">{listed}</ul>{warnings}{facts(about)}'
+        f'<div class="columns"><div>{_loads(page)}</div><div>{table(_ops(page))}</div></div>'
     )
 
 
@@ -197,7 +196,7 @@ def _loads(page: Page) -> str:
         )
     if not rows:
         return '<p class="note">No node launches a kernel.</p>'
-    return _framed((">stream", ">kernels", ">cost", ">share", "of the busiest"), rows, "Streams")
+    return framed((">stream", ">kernels", ">cost", ">share", "of the busiest"), rows, "Streams")
 
 
 def _ops(page: Page) -> Table:
@@ -240,7 +239,7 @@ def _candidates(page: Page) -> str:
             f'<td class="right">{candidate.streams}</td><td class="right">{count(candidate.waits)}</td>'
             f'<td class="right">{text(micros(candidate.makespan_us))}</td><td class="right">{text(gain)}</td></tr>'
         )
-    table = _framed(("assignment", ">streams", ">waits", ">predicted step", ">gain over one stream"), rows)
+    listed = framed(("assignment", ">streams", ">waits", ">predicted step", ">gain over one stream"), rows)
     skipped = "".join(
         f'<p class="hint">{text(candidate.name)} was not tried: {text(candidate.skipped)}.</p>'
         for candidate in page.candidates
@@ -251,7 +250,7 @@ def _candidates(page: Page) -> str:
         "A click shows one on the timeline, with the command that makes it. "
         "Rules that keep nodes together bind the candidates too.</p>"
     )
-    return hint + table + skipped
+    return hint + listed + skipped
 
 
 def _measured(page: Page) -> str:
@@ -269,7 +268,7 @@ def _measured(page: Page) -> str:
     ]
     heads = ("variant", ">streams", ">step, device", ">step, host", ">over the first on one stream")
     note = f'<p class="hint">What <code>{text(found.command or "msplit bench")}</code> measured of {text(found.model)}.</p>'
-    return note + _table(Table("", heads, rows))
+    return note + table(Table("", heads, rows))
 
 
 def _findings(page: Page) -> str:
@@ -294,29 +293,4 @@ def _findings(page: Page) -> str:
             f'<tr><td class="short">{text(finding.code)}</td><td class="short {style}">{text(finding.severity)}</td>'
             f"<td>{text(finding.text)}{fix}</td><td>{nodes}</td></tr>"
         )
-    return _framed(("code", "severity", "finding", "nodes"), rows) + note
-
-
-def _table(table: Table) -> str:
-    right = [' class="right"' if name.startswith(">") else "" for name in table.columns]
-    rows = [
-        f"<tr>{''.join(f'<td{c}>{_cell(cell)}</td>' for c, cell in zip(right, row, strict=True))}</tr>"
-        for row in table.rows
-    ]
-    note = f'<p class="hint">{text(table.note)}</p>' if table.note else ""
-    return _framed(table.columns, rows, table.title) + note
-
-
-def _framed(columns: Sequence[str], rows: Sequence[str], title: str = "") -> str:
-    """A table around rows that are HTML already; headings that start with ">" are aligned right."""
-    head = "".join(
-        f'<th class="right">{text(name[1:])}</th>' if name.startswith(">") else f"<th>{text(name)}</th>"
-        for name in columns
-    )
-    caption = f"<caption>{text(title)}</caption>" if title else ""
-    body = "".join(rows)
-    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _cell(cell: Cell) -> str:
-    return text(cell) if isinstance(cell, str) else "<br>".join(map(text, cell))
+    return framed(("code", "severity", "finding", "nodes"), rows) + note

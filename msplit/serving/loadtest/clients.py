@@ -215,7 +215,7 @@ def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[byte
         for name, value in feeds.items():
             dtype = "object" if value.dtype.kind in "OSU" else value.dtype.name
             request.inputs.add(name=name, datatype=tensors.open_name(dtype), shape=value.shape)
-            request.raw_input_contents.append(tensors.raw_content(value))
+            request.raw_input_contents.append(b"".join(tensors.raw_content(value)))
         data: bytes = request.SerializeToString()
         return data
 

@@ -247,7 +247,10 @@ def of_tensor_proto(data: bytes, span: Span, name: str, most: int = MOST_FIELDS)
         raise invalid(f"input {name} is {dtype.name}, and its values are in {fields}")
     if used == [_CONTENT]:
         return _content(data, [span for span in found if span[0] == _CONTENT][-1], name, dtype, shape)
-    return _listed(data, [span for span in found if span[0] == own], name, dtype, shape, fills=True)
+    listed = [span for span in found if span[0] == own]
+    if own == _FLOAT8:  # bytes, of which protobuf keeps the last
+        listed = listed[-1:]
+    return _listed(data, listed, name, dtype, shape, fills=True)
 
 
 def array_of(proto: Any, name: str) -> NDArray[Any]:
@@ -352,11 +355,19 @@ def _content(data: bytes, span: Span, name: str, dtype: np.dtype[Any], shape: tu
         raise invalid(f"input {name} is said to be {dtype.name} {list(shape)}, and {end - start:,} bytes came")
     if dtype.hasobject:
         return Input(name, dtype, shape, count, lambda: protos.string_array(data[start:end], count))
-    return Input(name, dtype, shape, count, lambda: _of_bytes(data[start:end], dtype, name))
+    return Input(name, dtype, shape, count, lambda: _of_bytes(_joined(data, [span]), dtype, name))
 
 
-def _of_bytes(data: bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
-    found = np.frombuffer(data, dtype)
+def _joined(data: bytes, spans: Sequence[Span]) -> NDArray[np.uint8]:
+    """The bytes of these spans, one behind the other. NumPy copies a long one while other threads run."""
+    if len(spans) != 1:
+        return np.frombuffer(b"".join([data[start:end] for _, _, start, end in spans]), np.uint8)
+    _, _, start, end = spans[0]
+    return np.frombuffer(data, np.uint8, end - start, start).copy()
+
+
+def _of_bytes(values: NDArray[np.uint8], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    found = values.view(dtype)
     # What counts them would write past what it has made room for.
     if dtype.kind == "b" and found.view(np.uint8).max(initial=0) > 1:
         raise invalid(f"input {name} is bool, and has bytes that are neither 0 nor 1")
@@ -375,19 +386,14 @@ def _listed(
     unit, varints = _FIXED.get(own, 1), own == wire.VARINT
     if any(data[end - 1] > 0x7F if varints else (end - start) % unit for _, _, start, end in spans if end > start):
         raise invalid(f"input {name} has a part of a {dtype.name} among its values")
-
-    def joined() -> bytes:
-        parts = [data[start:end] for _, _, start, end in spans]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
     if not varints:
         count, over = divmod(sum([span[3] - span[2] for span in spans]), dtype.itemsize)
         if over:
             raise invalid(f"input {name} has a part of a {dtype.name} among its values")
-        return Input(name, dtype, shape, count, lambda: np.frombuffer(joined(), dtype), fills)
-    numbers = joined()
+        return Input(name, dtype, shape, count, lambda: _joined(data, spans).view(dtype), fills)
+    numbers = _joined(data, spans)
     pieces = range(0, len(numbers), _AT_ONCE)
-    count = sum(int(np.count_nonzero(_part(numbers, start) < 0x80)) for start in pieces)
+    count = sum(int(np.count_nonzero(numbers[start : start + _AT_ONCE] < 0x80)) for start in pieces)
     return Input(name, dtype, shape, count, lambda: _varints(numbers, count, name, dtype), fills)
 
 
@@ -406,11 +412,7 @@ def _strings(data: bytes, spans: Sequence[Span]) -> NDArray[Any]:
     return array
 
 
-def _part(numbers: bytes, start: int) -> NDArray[np.uint8]:
-    return np.frombuffer(numbers, np.uint8, min(_AT_ONCE, len(numbers) - start), start)
-
-
-def _varints(numbers: bytes, count: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _varints(numbers: NDArray[np.uint8], count: int, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Numbers of changing length, decoded many at once: a byte of each is added at a time.
 
     Raises:
@@ -422,7 +424,7 @@ def _varints(numbers: bytes, count: int, name: str, dtype: np.dtype[Any]) -> NDA
     found = np.empty(count, kept)
     start = done = 0
     while start < len(numbers):
-        part = _part(numbers, start)
+        part = numbers[start : start + _AT_ONCE]
         ends = np.flatnonzero(part < 0x80)
         lengths = np.diff(ends, prepend=-1)
         if not len(ends) or (longest := int(lengths.max())) > 10:

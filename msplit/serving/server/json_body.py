@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,9 @@ def answer(outputs: Arrays, *, rows: bool) -> bytes:
     """
     only = next(iter(outputs)) if len(outputs) == 1 else None
     if not rows:
-        return b'{"outputs": %b}' % (_text_of(only, outputs[only]) if only is not None else _texts(outputs))
+        return b"".join(
+            [b'{"outputs": ', *(_text_of(only, outputs[only]) if only is not None else _texts(outputs)), b"}"]
+        )
     sizes = {name: np.shape(value)[:1] for name, value in outputs.items()}
     if len(set(sizes.values())) != 1 or () in sizes.values():
         said = ", ".join(f"{name} {size[0] if size else 'none'}" for name, size in sizes.items())
@@ -135,14 +137,19 @@ def answer(outputs: Arrays, *, rows: bool) -> bytes:
             f"outputs have no rows, or different numbers of them ({said}); ask with 'inputs' in place of 'instances'"
         )
     if only is not None:
-        return b'{"predictions": %b}' % _text_of(only, outputs[only])
+        return b"".join([b'{"predictions": ', *_text_of(only, outputs[only]), b"}"])
     ((count,),) = set(sizes.values())
-    entries = [_texts({name: value[row] for name, value in outputs.items()}) for row in range(count)]
-    return b'{"predictions": [%b]}' % b", ".join(entries)
+    # A row that is one string stays an array: NumPy would take the zeros off its end.
+    rows_of = ({name: value[row, ...] for name, value in outputs.items()} for row in range(count))
+    return b"".join([b'{"predictions": [', b", ".join([b"".join(_texts(row)) for row in rows_of]), b"]}"])
 
 
-def _texts(outputs: Arrays) -> bytes:
-    return b"{%b}" % b", ".join(b"%b: %b" % (_dumped(name), _text_of(name, value)) for name, value in outputs.items())
+def _texts(outputs: Arrays) -> Iterator[bytes]:
+    yield b"{"
+    for place, (name, value) in enumerate(outputs.items()):
+        yield (b", " if place else b"") + _dumped(name) + b": "
+        yield from _text_of(name, value)
+    yield b"}"
 
 
 def _dumped(value: Any) -> bytes:
@@ -153,16 +160,21 @@ _WRITTEN = 1 << 14
 """Values that are written at once: a list of all of them, and its text, would be twenty times as large."""
 
 
-def _text_of(name: str, array: NDArray[Any]) -> bytes:
-    """An output in JSON."""
+def _text_of(name: str, array: NDArray[Any]) -> Iterator[bytes]:
+    """An output in JSON, in parts."""
     array = np.asarray(array)
-    if array.size <= _WRITTEN or not len(array):
-        return _dumped(_plain(name, array))
-    rows = _WRITTEN * len(array) // array.size
-    if not rows:
-        return b"[%b]" % b", ".join(_text_of(name, row) for row in array)
-    parts = (_dumped(_plain(name, array[first : first + rows]))[1:-1] for first in range(0, len(array), rows))
-    return b"[%b]" % b", ".join(parts)
+    size = array.size + sum(map(tensors.text_bytes, tensors.pieces(array))) // 16
+    if size <= _WRITTEN or not array.ndim:
+        yield _dumped(_plain(name, array))
+        return
+    rows = _WRITTEN * len(array) // size
+    for first in range(0, len(array), rows or 1):
+        yield b", " if first else b"["
+        if rows or array.ndim == 1:
+            yield _dumped(_plain(name, array[first : first + (rows or 1)]))[1:-1]
+        else:
+            yield from _text_of(name, array[first])
+    yield b"]"
 
 
 def _plain(name: str, array: NDArray[Any]) -> Any:
@@ -263,15 +275,13 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def open_outputs(outputs: Arrays) -> bytes:
-    """Outputs as the Open Inference Protocol writes them: a list in JSON."""
-    return b"[%b]" % b", ".join(
-        b'{"name": %b, "shape": %b, "datatype": %b, "data": %b}'
-        % (
-            _dumped(name),
-            _dumped(list(value.shape)),
-            _dumped(tensors.open_name("object" if value.dtype.kind in "OSU" else value.dtype.name)),
-            _text_of(name, value.reshape(-1)),
-        )
-        for name, value in outputs.items()
-    )
+def open_outputs(outputs: Arrays) -> Iterator[bytes]:
+    """Outputs as the Open Inference Protocol writes them: a list in JSON, in parts."""
+    yield b"["
+    for place, (name, value) in enumerate(outputs.items()):
+        datatype = tensors.open_name("object" if value.dtype.kind in "OSU" else value.dtype.name)
+        head = _dumped({"name": name, "shape": list(value.shape), "datatype": datatype})
+        yield (b", " if place else b"") + head[:-1] + b', "data": '
+        yield from _text_of(name, value.reshape(-1))
+        yield b"}"
+    yield b"]"

@@ -83,6 +83,10 @@ def read(data: bytes | bytearray, start: int = 0, end: int | None = None) -> Any
     while start < end and data[end - 1] in _BLANK:
         end -= 1
     ends = data[start : start + 1] + data[end - 1 : end]
+    if ends in (b"[]", b"{}") and not any(
+        data[at : min(at + PIECE, end - 1)].strip(_BLANK) for at in range(start + 1, end - 1, PIECE)
+    ):
+        return _loaded(ends)
     if ends == b"[]":
         return Long(data, start + 1, end - 1)
     if ends == b"{}":

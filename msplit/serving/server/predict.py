@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from msplit.serving.pool.pool import Pool
+from msplit.serving.server import tensors
 from msplit.serving.server.models import Signature, known_as
 from msplit.serving.server.refusal import invalid, refusal
 
@@ -22,8 +23,8 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def size_of(outputs: Arrays) -> int:
-    """Bytes of an answer's values; those of strings are not looked at."""
-    return sum([value.nbytes for value in outputs.values()])
+    """Bytes of an answer's values; of many strings, those of the first `tensors.PIECE`."""
+    return sum([value.nbytes + tensors.text_bytes(value.reshape(-1)[: tensors.PIECE]) for value in outputs.values()])
 
 
 async def predict(

@@ -25,6 +25,8 @@ from msplit.serving.server.service import Asked, Service, told
 
 SILENCE = 15.0
 """Seconds that a connection may bring no request, or no more of one that it has begun."""
+_JSON = 8
+"""How much longer it takes to write values in JSON than in protobuf: 8,000 float32 take 10 ms."""
 _BINARY = "inference-header-content-length"
 
 
@@ -144,7 +146,7 @@ async def _predict(call: Call) -> Any:
 
     body, signature, feeds = await call.service.apart(len(data), read)
     outputs = await predict(signature, feeds, timeout=call.asked.timeout)
-    return await call.service.apart(size_of(outputs), lambda: json_body.answer(outputs, rows=body.rows))
+    return await call.service.apart(_JSON * size_of(outputs), lambda: json_body.answer(outputs, rows=body.rows))
 
 
 async def _status(call: Call) -> Any:
@@ -220,6 +222,7 @@ async def _infer(call: Call) -> Any:
     }
 
     def written() -> bytes:
-        return b'%b, "outputs": %b}' % (json.dumps(head).encode()[:-1], json_body.open_outputs(outputs))
+        begin = json.dumps(head).encode()[:-1] + b', "outputs": '
+        return b"".join([begin, *json_body.open_outputs(outputs), b"}"])
 
-    return await call.service.apart(size_of(outputs), written)
+    return await call.service.apart(_JSON * size_of(outputs), written)

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -112,10 +113,11 @@ async def serving_predict(service: Service, data: bytes, asked: Asked) -> Any:
     def written() -> bytes:
         response = messages.PredictResponse()
         _say_spec(response.model_spec, version, signature.name)
+        parts = [response.SerializeToString()]
         for key, value in outputs.items():
-            tensors.to_tensor_proto(value, response.outputs[key], as_content=service.as_content)
-        found: bytes = response.SerializeToString()
-        return found
+            tensor = tensors.tensor_proto(value, as_content=service.as_content)
+            parts += tensors.field(1, [*tensors.field(1, [key.encode()]), *tensors.field(2, tensor)])
+        return b"".join(parts)
 
     return await service.apart(size_of(outputs), written)
 
@@ -246,9 +248,8 @@ async def open_infer(service: Service, data: bytes, asked: Asked) -> Any:
         for key, value in outputs.items():
             datatype = tensors.open_name(value.dtype.name if value.dtype.kind not in "OSU" else "object")
             response.outputs.add(name=key, datatype=datatype, shape=value.shape)
-            response.raw_output_contents.append(tensors.raw_content(value))
-        found: bytes = response.SerializeToString()
-        return found
+        contents = [tensors.field(6, tensors.raw_content(value)) for value in outputs.values()]
+        return b"".join([response.SerializeToString(), *chain.from_iterable(contents)])
 
     return await service.apart(size_of(outputs), written)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from msplit.errors import LoadError
 from msplit.formats import tensors as protos
+from msplit.serving.server import messages
 from msplit.serving.server.refusal import invalid
 
 MOST_DIMS = 32
@@ -34,8 +35,11 @@ for _number in range(1, 34):
     if protos.dtype_name(_number) == _dtype.name:  # not a quantized type, which is kept as this one is
         _NUMBERS[_dtype.name] = _number
 
-_PACKED = {"float32": 0x2A, "float64": 0x32, "bool": 0x5A, "complex64": 0x4A, "complex128": 0x62}
-"""Tags of the fields of a TensorProto whose packed values are the array's own bytes."""
+PIECE = 1 << 16
+"""Values that are written at once: while more are, no other thread gets its turn."""
+
+_PACKED = {"float32": 5, "float64": 6, "bool": 11, "complex64": 9, "complex128": 12}
+"""Numbers of the fields of a TensorProto whose packed values are the array's own bytes."""
 _LISTED = {
     "int64": "int64_val",
     "uint32": "uint32_val",
@@ -57,31 +61,64 @@ def dtype_of(number: int) -> np.dtype[Any] | None:
     return _BY_NUMBER.get(number)
 
 
+def field(number: int, parts: Sequence[bytes]) -> list[bytes]:
+    """A field of a message, in parts, with these as its bytes. To join parts takes a copy of all; `bytes.join` lets other threads run."""
+    return [_varint(number << 3 | 2) + _varint(sum(map(len, parts))), *parts]
+
+
+def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The values of an array in order, `PIECE` at a time."""
+    flat = array.reshape(-1)
+    return (flat[start : start + PIECE] for start in range(0, flat.size, PIECE))
+
+
+def text_bytes(array: NDArray[Any]) -> int:
+    """Bytes of the strings of an array, 0 of numbers."""
+    return sum(map(len, array.reshape(-1).tolist())) if array.dtype.hasobject else 0
+
+
 def to_tensor_proto(array: NDArray[Any], proto: Any, *, as_content: bool) -> None:
-    """Fills a TensorProto.
+    """Fills an empty TensorProto. See `tensor_proto`."""
+    proto.MergeFromString(b"".join(tensor_proto(array, as_content=as_content)))
+
+
+def tensor_proto(array: NDArray[Any], *, as_content: bool) -> list[bytes]:
+    """A TensorProto, in parts. A field of many values may be there several times, each time with some of them, as protobuf allows.
 
     Args:
-        array: What with.
-        proto: An empty one.
+        array: Its values.
         as_content: Put values into `tensor_content`; otherwise, as TensorFlow Serving does unless it is told to, into the field of their
             type, where its clients look for them.
     """
     name = name_of(array.dtype)
-    proto.dtype = _NUMBERS.get(name, 0)
-    dims = proto.tensor_shape.dim
+    head = messages.TensorProto(dtype=_NUMBERS.get(name, 0))
+    dims = head.tensor_shape.dim
     for size in array.shape:
         dims.add().size = size
     if name == "object":
-        proto.string_val.extend([as_bytes(value) for value in array.ravel().tolist()])
+        parts = _strings(array, lambda length: b"\x42" + _varint(length))
     elif as_content or not (name in _PACKED or name in _LISTED or name in _SMALL):
-        proto.tensor_content = array.tobytes()
+        parts = field(4, _values(array))
     elif name in _PACKED:
-        data = array.tobytes()
-        proto.MergeFromString(bytes((_PACKED[name],)) + _varint(len(data)) + data)
-    elif array.dtype.itemsize == 2 and name in _LISTED:
-        proto.half_val.extend(array.view(np.uint16).ravel().tolist())
+        parts = field(_PACKED[name], _values(array))
     else:
-        getattr(proto, _LISTED.get(name, "int_val")).extend(array.ravel().tolist())
+        kept = array.view(np.uint16) if array.dtype.itemsize == 2 and name in _LISTED else array
+        values = _LISTED.get(name, "int_val")
+        parts = [messages.TensorProto(**{values: one.tolist()}).SerializeToString() for one in pieces(kept)]
+    return [head.SerializeToString(), *parts]
+
+
+def _values(array: NDArray[Any]) -> list[bytes]:
+    return [piece.tobytes() for piece in pieces(array)]
+
+
+def _strings(array: NDArray[Any], head: Callable[[int], bytes]) -> list[bytes]:
+    """Strings, each behind what tells its length."""
+    parts = []
+    for piece in pieces(array):
+        values = map(as_bytes, piece.tolist())
+        parts.append(b"".join([part for value in values for part in (head(len(value)), value)]))
+    return parts
 
 
 @cache
@@ -158,9 +195,7 @@ def refuse_vast(shape: Sequence[int], name: str) -> None:
         raise invalid(f"input {name} has sizes that no array has: {list(shape)}")
 
 
-def raw_content(array: NDArray[Any]) -> bytes:
-    """An array as raw content of the Open Inference Protocol."""
-    if array.dtype.kind not in "OSU":
-        return array.tobytes()
-    strings = [as_bytes(value) for value in array.ravel().tolist()]
-    return b"".join(part for value in strings for part in (len(value).to_bytes(4, "little"), value))
+def raw_content(array: NDArray[Any]) -> list[bytes]:
+    """An array as raw content of the Open Inference Protocol, in parts."""
+    strings = array.dtype.kind in "OSU"
+    return _strings(array, lambda length: length.to_bytes(4, "little")) if strings else _values(array)

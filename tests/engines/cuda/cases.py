@@ -15,6 +15,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import reference
+from msplit.engines.tensorflow.gradients import expanded
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.verify.compare import compare
@@ -27,7 +28,7 @@ def flat_of(graph_def, *, inputs: Sequence[str] | None = None, outputs: Sequence
     """The flat graph of a GraphDef, through the reader. The next one is written to the same file; a GraphDef keeps nothing in it."""
     path = Path(_folder().name) / "model.pb"
     path.write_bytes(graph_def.SerializeToString())
-    return flatten(read(path, inputs=inputs, outputs=outputs))
+    return flatten(read(path, inputs=inputs, outputs=outputs, gradients=expanded))
 
 
 @functools.cache

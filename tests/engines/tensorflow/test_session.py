@@ -15,7 +15,7 @@ from msplit.engines.tensorflow.devices import foreign_text, here
 from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError, MsplitError
 from msplit.formats.model import Format
-from tests.engines.cuda.cases import graph_of
+from tests.engines.cuda.cases import SAMPLES, graph_of
 from tests.formats import foreign
 from tests.formats.foreign import built
 
@@ -471,6 +471,21 @@ def test_a_saved_model_without_its_variables_says_so(tmp_path):
     with pytest.raises(EngineError, match="not a valid checkpoint") as told:
         build(flat, zeros(flat), 1)
     assert "its variables are not with it" in told.value.fix
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_lost_data_that_is_not_the_checkpoints_is_not_said_to_be(monkeypatch, checkpoint):
+    """Such as a file of records or of words that an initializer reads."""
+    import tensorflow as tf
+
+    def fail(*_):
+        raise tf.errors.DataLossError(None, None, "corrupted record at 12")
+
+    without = graph_of(lambda tf, v1: tf.tanh(v1.placeholder("float", [2], "x"), name="y"))
+    model = load(SAMPLES / "gru_while").model if checkpoint else without.model
+    monkeypatch.setattr(session, "_restore", fail)
+    with pytest.raises(tf.errors.DataLossError, match="corrupted record at 12"):
+        session._load(None, model, None)
 
 
 def test_an_iterator_that_a_program_begins_is_to_be_fed(tmp_path):

@@ -60,7 +60,7 @@ class Methods(grpc.GenericRpcHandler):
         number = int(decode.array_of_infer(asked, request.raw_input_contents[0])[0, 0])
         for name, value in self._found(number, context).items():
             response.outputs.add(name=name, datatype=tensors.open_name(value.dtype.name), shape=value.shape)
-            response.raw_output_contents.append(tensors.raw_content(value))
+            response.raw_output_contents.append(b"".join(tensors.raw_content(value)))
         return response.SerializeToString()
 
 

@@ -9,12 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from msplit.errors import EngineError, MsplitError
@@ -26,6 +24,7 @@ from msplit.serving.loadtest.targets import RemoteArm
 from msplit.serving.pool import making
 from msplit.serving.pool.settings import PoolSettings
 from tests.cli.runner import ROOT, SAMPLES, fine, heard, msplit
+from tests.report.test_html_page import Reader, data_of
 from tests.report.test_schemas import validate
 from tests.serving.loadtest.fakes import ANSWERS, DISTINCT, FakeModel, instead
 from tests.serving.loadtest.test_generator import _runs
@@ -56,7 +55,7 @@ def test_levels_of_a_pool_and_of_its_echo(tmp_path: Path) -> None:
     assert {entry["priority"] for entry in three["runs"][0]["by_priority"]} == {0, 1}
     assert done.json["distinct"] == {"requests": DISTINCT, "told_apart": DISTINCT}
     assert pool.closed
-    assert html.read_text().count("<svg") == 4
+    assert len(data_of(html.read_text())["plots"]) == 4
 
 
 def test_gpus_are_those_that_the_pool_is_asked_for() -> None:
@@ -313,31 +312,22 @@ def test_a_process_that_can_not_run_the_model_is_left_out_and_says_why() -> None
     assert "TensorFlow: not measured: TensorFlow can not run this model: no kernel" in " ".join(done.out.split())
 
 
-class Page(HTMLParser):
-    """What a page is made of."""
+def test_the_curves_of_the_page_leave_out_what_the_benchmark_itself_costs() -> None:
+    from tests.serving.loadtest.test_report import RESULT, TENSORFLOW
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-        self.links += [value for name, value in attrs if name in ("src", "href", "onload", "onclick")]
-
-
-def test_the_page_is_whole_and_what_a_model_says_is_no_part_of_it() -> None:
-    from tests.serving.loadtest.test_report import RESULT
-
-    page = Page(report.page(RESULT))
-    assert page.tags.count("svg") == 4
-    assert not {"script", "img", "iframe", "link", "object", "b"} & set(page.tags)
-    assert page.links == []
     text = report.page(RESULT)
-    assert "&lt;b&gt;model.pb" in text
-    ids = re.findall(r' id="([^"]+)"', text)
-    assert len(ids) == len(set(ids)) == 8
-    assert np.all(
-        [f'id="{name}"' in text for label in re.findall(r'aria-labelledby="([^"]+)"', text) for name in label.split()]
-    )
+    plots = data_of(text)["plots"]
+    titles = [f"{quantity} over throughput, {loop} loop" for loop in ("closed", "open") for quantity in ("p50", "p99")]
+    assert [plot["title"] for plot in plots] == titles
+    for plot in plots:
+        assert plot["names"] == ["pool", TENSORFLOW]
+        assert (plot["x"], plot["y"]) == ("answers per second", f"{plot['title'][:3]} latency, µs")
+    assert plots[0]["points"][0] == {"line": "pool", "x": 12_250.0, "y": 79.5, "low": 79.0, "high": 80.0}
+    assert plots[3]["points"] == [
+        {"line": "pool", "x": 99_000.0, "y": 475.0, "low": 475.0, "high": 475.0},
+        {"line": TENSORFLOW, "x": 99_000 / 91, "y": 475.0 * 91, "low": 475.0 * 91, "high": 475.0 * 91},
+    ]
+    reader = Reader(text)
+    assert "echo, closed loop" in reader.text
+    assert "<b>model.pb" in reader.text
+    assert not {"b", "img", "iframe", "link", "object"} & {tag for tag, _ in reader.tags}

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.serving.pool.ports import Port
-from msplit.serving.server import json_body
+from msplit.serving.server import json_body, json_pieces
 from msplit.serving.server.refusal import Refusal
 from tests.campaign import examples
 
@@ -82,6 +82,40 @@ def test_what_is_written_in_parts_is_the_same(shape: tuple[int, ...]) -> None:
     if shape:
         both = json.loads(json_body.answer({"y": values, "z": values + 1}, rows=True))["predictions"]
         assert both == [{"y": row.tolist(), "z": (row + 1).tolist()} for row in values]
+
+
+def test_rows_of_strings_keep_the_zeros_at_their_ends() -> None:
+    outputs = {"s": np.array([b"a\0", b"\0\0"], object), "y": np.array([1, 2])}
+    rows = json.loads(json_body.answer(outputs, rows=True))["predictions"]
+    assert rows == [{"s": "a\0", "y": 1}, {"s": "\0\0", "y": 2}]
+
+
+def test_long_strings_are_written_in_parts() -> None:
+    strings = [b"a" * 300_000, b"", *[b"b" * 1000] * 1000]
+    for shape in ((-1,), (2, -1)):
+        value = np.array(strings, object).reshape(shape)
+        wanted = [one.decode() for one in strings]
+        found = json.loads(json_body.answer({"y": value}, rows=False))["outputs"]
+        assert np.array(found, object).reshape(-1).tolist() == wanted
+        assert len(list(json_body._text_of("y", value))) > 3
+
+
+BLANKS = b" \r\n\t" * (1 << 15)
+
+
+def test_empty_lists_and_objects_may_be_padded() -> None:
+    data = b'{"inputs": [%b], "parameters": {%b}}' % (BLANKS, BLANKS)
+    assert json_pieces.read(data) == {"inputs": [], "parameters": {}}
+    assert json_body.read_open(data)[0].SerializeToString() == b""
+    with pytest.raises(Refusal, match="at least one"):
+        json_body.read(b'{"instances": [%b]}' % BLANKS)
+    nested = json_body.read(b'{"inputs": {"f": [[%b]]}}' % BLANKS)
+    assert json_body.feeds(nested, {"f": Port("float32", (None, 0))})["f"].shape == (1, 0)
+    for text in (b"[%b,1]", b"[1,%b]", b"[1%b2]"):
+        with pytest.raises(Refusal, match="JSON Parse error"):
+            json_body.feeds(
+                json_body.read(b'{"inputs": {"f": ' + text % BLANKS + b"}}"), {"f": Port("float32", (None,))}
+            )
 
 
 WIDE = {"f": Port("float32", (None, 3)), "s": Port("object", (None,))}

@@ -89,7 +89,7 @@ OPEN = [name for name in NUMBERS if not name.startswith("complex")]
 def test_open_tensors_are_read_as_they_are_written(array: np.ndarray) -> None:
     name = tensors.open_name(array.dtype.name)
     tensor = messages.ModelInferRequest.InferInputTensor(name="x", datatype=name, shape=array.shape)
-    same(decode.array_of_infer(tensor, tensors.raw_content(array)), array)
+    same(decode.array_of_infer(tensor, b"".join(tensors.raw_content(array))), array)
     fields = {"uint8": "uint", "uint16": "uint", "int8": "int", "int16": "int", "int32": "int", "uint32": "uint"}
     fields |= {"float32": "fp32", "float64": "fp64", "object": "bytes"}
     if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
@@ -132,3 +132,31 @@ def test_a_refusal_is_one_line_and_not_long() -> None:
 def test_what_went_wrong_inside_is_nobodys_business() -> None:
     assert refusal(RuntimeError("/home/me/secret")).said == "internal error; the server's log has more"
     assert refusal(RuntimeError("x")).code is Code.INTERNAL
+
+
+def test_of_a_field_that_comes_twice_protobuf_keeps_the_last() -> None:
+    first, last = (messages.TensorProto(float8_val=values).SerializeToString() for values in (b"\x38", b"\x3c\x40"))
+    head = messages.TensorProto(dtype=tensors.dtype_number("float8_e4m3fn"))
+    head.tensor_shape.dim.add().size = 2
+    data = head.SerializeToString() + first + last
+    assert messages.TensorProto.FromString(data).float8_val == b"\x3c\x40"
+    same(
+        decode.of_tensor_proto(data, (0, 2, 0, len(data)), "x").array(),
+        np.frombuffer(b"\x3c\x40", ml_dtypes.float8_e4m3fn),
+    )
+
+
+@pytest.mark.parametrize("name", ["float16", "int64", "uint8", "bool", "float32", "object"])
+@pytest.mark.parametrize("as_content", [False, True])
+def test_many_values_are_written_in_parts(name: str, as_content: bool) -> None:
+    count = 2 * tensors.PIECE + 5
+    numbers = np.arange(count).reshape(1, count)[:, ::-1]
+    if name == "object":
+        array = np.empty((1, count), object)
+        array[0, :] = [b"%d" % number for number in numbers[0]]
+    else:
+        array = (numbers % 2 if name == "bool" else numbers % 200).astype(name)
+    parts = tensors.tensor_proto(array, as_content=as_content)
+    proto = messages.TensorProto.FromString(b"".join(parts))
+    same(decode.array_of(proto, "x"), array)
+    assert max(map(len, parts)) < 1 << 20

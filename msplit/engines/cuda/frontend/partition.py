@@ -117,15 +117,18 @@ class Foreseen:
     value: Callable[[int], bool]
 
 
-def partition_graph(flat: FlatGraph, bodies: Bodies | None = None, foreseen: Foreseen | None = None) -> Partition:
+def partition_graph(
+    flat: FlatGraph, bodies: Bodies | None = None, foreseen: Foreseen | None = None, held: Set[int] = frozenset()
+) -> Partition:
     """Divides what the outputs need between the host and the device. Loops of TensorFlow 1 are raised to nodes already.
 
     Args:
         bodies: The functions; those of the model if None.
         foreseen: What is known before the run. The host also does the small work that follows on what has no shape that is, such as
-            the words of a text, until there is one: the device can capture what is behind, and nothing before. Where it does not come
-            to one (rows of a table that trains are the device's), and if None, it does only what the device can not: what it then hands
-            over has the same shape in every step, or none that can be run.
+            the words of a text, until there is one: the device can capture what is behind, and nothing before. Of a list with which it
+            does not come to one (rows of a table that trains are the device's), and if None, it does only what the device can not: what
+            it then hands over has the same shape in every step, or none that can be run.
+        held: Nodes that the device runs if it can, whatever is foreseen.
     """
     outside = {(tensor.node, tensor.port) for tensor in flat.inputs}
     effects = effects_of(flat)
@@ -133,12 +136,12 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None, foreseen: For
     nodes = reachable(flat.graph, [*wanted(flat), *written], outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
-    kinds = _Kinds(flat, inputs, inside, outside, foreseen, written=bool(written))
+    kinds = _Kinds(flat, inputs, inside, outside, foreseen, held=held, written=bool(written))
     for node in nodes:
         kinds.visit(node, writes=(node, 0) in written)
     if kinds.forced:  # once more, now that it is known what else the host has to make for that
         early = {node for node in _with_ancestors(kinds.forced, inputs, outside) if not kinds.both_have(node)}
-        kinds = _Kinds(flat, inputs, inside, outside, foreseen, early, written=bool(written))
+        kinds = _Kinds(flat, inputs, inside, outside, foreseen, early, held=held, written=bool(written))
         for node in nodes:
             kinds.visit(node, writes=(node, 0) in written)
     post_nodes, handed = kinds.behind_it()
@@ -163,8 +166,8 @@ def partition_graph(flat: FlatGraph, bodies: Bodies | None = None, foreseen: For
     for node in nodes:
         if node in on_device:
             frontier |= {key: None for key in inputs[node] if key[0] in before_it and key not in outside}
-    if kinds.goes_too_far(frontier):
-        return partition_graph(flat, bodies)
+    if in_vain := kinds.goes_too_far(frontier):
+        return partition_graph(flat, bodies, None if held else foreseen, in_vain)
     fetched = {}
     for name, key in outputs.items():
         made_here = key[0] in host and key[0] not in on_device and key not in outside and name not in host_outputs
@@ -218,6 +221,7 @@ class _Kinds:
         foreseen: Foreseen | None,
         early: Set[int] = frozenset(),
         *,
+        held: Set[int],
         written: bool,
     ) -> None:
         self._flat, self._inputs, self._inside, self._outside = flat, inputs, inside, outside
@@ -226,7 +230,7 @@ class _Kinds:
         self.no_tensor = {key for key in outside if _dtype(flat, key) in _NO_TENSOR}
         self.variables: set[Key] = set()
         self.shapes: dict[Key, NDArray[Any]] = {}
-        self._early = early
+        self._early, self._held = early, held
         loops = (node for node in inputs if any(map(_HEAVY.fullmatch, inside.of(node).names)))
         self._of_work = {key[0] for node in loops for key in inputs[node] if flat.graph.ops[key[0]] in LISTS}
         self._on_host: set[Key] = set()  # what the host alone makes
@@ -300,9 +304,11 @@ class _Kinds:
             return True
         return self._foreseen is not None and (node, 0) not in self._on_host and self._foreseen.value(node)
 
-    def goes_too_far(self, frontier: Iterable[Key]) -> bool:
-        """Tells whether the host hands over something that the device could make, whose length the values of a step decide."""
-        return not self._counted.isdisjoint(frontier)
+    def goes_too_far(self, frontier: Iterable[Key]) -> set[int]:
+        """The nodes that the device could run of lists that the host hands over, whose length the values of a step decide."""
+        found = {key[0] for key in self._counted.intersection(frontier)}
+        uncounted = self._inputs.keys() - {node for node, _ in self._counted}
+        return _with_ancestors(list(found), self._inputs, self._outside, uncounted)
 
     def _give_to_host(self, node: int) -> None:
         """Has the host run a node in front of the device's part."""
@@ -328,7 +334,12 @@ class _Kinds:
         Products are the device's. Rows of a table are, too, but for lists of ids of any length.
         """
         op, dtype = self._flat.graph.ops[node], str(_dtype(self._flat, (node, 0)))
-        if self._foreseen is None or node in self._of_work or _draws(self._flat, self._inside, node):
+        if (
+            self._foreseen is None
+            or node in self._held
+            or node in self._of_work
+            or _draws(self._flat, self._inside, node)
+        ):
             return False
         if works and op not in GATHERS | _GATHERS_ND:
             return False

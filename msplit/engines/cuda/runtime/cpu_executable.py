@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Feeds, Following, Timeline, is_array, refuse_fed
+from msplit.engines.base import Executable, Feeds, Following, Timeline, is_array, refuse_fed
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.ranks import Group, ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
@@ -26,8 +26,11 @@ from msplit.engines.cuda.runtime.timeline import HostTap, timeline
 from msplit.errors import EngineError
 
 
-class SimulatedExecutable:
+class SimulatedExecutable(Executable):
     """See `engines.base.Executable`. Streams are interleaved at random, as their events allow, another way at every step."""
+
+    keeps_state = True
+    joins_others = True
 
     def __init__(
         self, program: Program, stream_program: StreamProgram, facts: Mapping[str, Any], *, seed: int = 0
@@ -46,21 +49,21 @@ class SimulatedExecutable:
         return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known_outputs()}
 
     def begin(self, feeds: Feeds) -> bool:
-        """See `engines.base.Begins`. There is nothing that runs beside the host."""
+        """See `engines.base.Executable`. There is nothing that runs beside the host."""
         self._begun = self.step(feeds)
         return True
 
     def end(self) -> dict[str, NDArray[Any]]:
-        """See `engines.base.Begins`."""
+        """See `engines.base.Executable`."""
         return self._begun
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
-        """One step whose outputs are tensors: see `engines.base.StaysOnDevice`."""
+        """One step whose outputs are tensors: see `engines.base.Executable`."""
         own = {name: own_copy(value) for name, value in self._run(feeds, None).items()}
         return own | self.program.known_tensors(torch.device("cpu"))
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `engines.base.Prefetches`: the next step has the values that its arrays have now."""
+        """See `engines.base.Executable`: the next step has the values that its arrays have now."""
         outputs = self.step_on_device(feeds) if on_device else self.step(feeds)
         following = then()
         with contextlib.suppress(EngineError):
@@ -106,7 +109,7 @@ class SimulatedExecutable:
         return timeline(self.program, self.stream_program, tap.times_us(), clock)
 
     def join(self) -> None:
-        """See `engines.base.JoinsOthers`."""
+        """See `engines.base.Executable`."""
         self._group = self._ranks.group or ProcessGroup()
         self.state.spread(self._group.spread)
 

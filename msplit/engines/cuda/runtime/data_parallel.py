@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Begins, Executable, Feeds, StaysOnDevice, is_array, is_tensor, refuse_fed
+from msplit.engines.base import Arrays, Executable, Feeds, is_array, is_tensor, refuse_fed
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.errors import EngineError
 
@@ -81,7 +81,7 @@ class Batch:
         return torch.cat([one.to(shares[0].device) for one in shares])
 
 
-class DataParallel:
+class DataParallel(Executable):
     """See `engines.base.Executable`. One thread begins the steps of all devices, and then waits for all.
 
     What can not be begun (launched kernel by kernel, or with a part that runs on the host) has a thread for each device instead.
@@ -94,7 +94,6 @@ class DataParallel:
 
     def __init__(self, replicas: Sequence[Executable], batch: Batch, feeds: Arrays, devices: Sequence[str]) -> None:
         self._replicas, self._batch, self._devices = tuple(replicas), batch, tuple(devices)
-        self._beginning = [replica for replica in replicas if isinstance(replica, Begins)]
         self._like = {name: (value.dtype, value.shape) for name, value in feeds.items()}
         self._threads = ThreadPoolExecutor(len(self._replicas), thread_name_prefix="msplit-device")
 
@@ -108,11 +107,9 @@ class DataParallel:
 
     def _begun(self, parts: Sequence[Feeds]) -> list[Mapping[str, NDArray[Any]]] | None:
         """Outputs of all devices; None where one of them can not begin."""
-        if len(self._beginning) < len(parts):
-            return None
-        running: list[Begins] = []
+        running: list[Executable] = []
         try:
-            for replica, part in zip(self._beginning, parts, strict=True):
+            for replica, part in zip(self._replicas, parts, strict=True):
                 if not replica.begin(part):
                     return None
                 running.append(replica)
@@ -123,13 +120,9 @@ class DataParallel:
                     one.end()
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
-        """A step whose outputs are joined on the first device: see `engines.base.StaysOnDevice`."""
-
-        def step(replica: Executable, part: Feeds) -> dict[str, Any]:
-            assert isinstance(replica, StaysOnDevice)
-            return replica.step_on_device(part)
-
-        return self._batch.join(self._each(step, self._parts(feeds)))
+        """A step whose outputs are joined on the first device: see `engines.base.Executable`."""
+        outputs = self._each(lambda replica, part: replica.step_on_device(part), self._parts(feeds))
+        return self._batch.join(outputs)
 
     def _parts(self, feeds: Feeds) -> Sequence[Feeds]:
         """The inputs of each device.

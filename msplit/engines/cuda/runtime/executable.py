@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Feeds, Following, Timeline
+from msplit.engines.base import Arrays, Executable, Feeds, Following, Timeline
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.device.capture import synchronize
@@ -61,7 +61,7 @@ class Shared:
     streams: Sequence[torch.cuda.Stream] | None = None
 
 
-class CudaExecutable:
+class CudaExecutable(Executable):
     """One program with one plan on one device. See `engines.base.Executable`.
 
     With `timing_only` there is no `step`: inputs stay what they are, outputs are not fetched, and half of the capturing is spared. Without
@@ -71,6 +71,9 @@ class CudaExecutable:
     Attributes:
         kernels: Keys, in the device's store, of the kernels of our own that it launches.
     """
+
+    keeps_state = True
+    joins_others = True
 
     def __init__(
         self,
@@ -154,7 +157,7 @@ class CudaExecutable:
             self._seen, self._looks = self._outputs.seen, 0
 
     def join(self) -> None:
-        """See `engines.base.JoinsOthers`. The graph is captured anew: what was prepared needed nobody else."""
+        """See `engines.base.Executable`. The graph is captured anew: what was prepared needed nobody else."""
         self._group = self._ranks.group or ProcessGroup()
         self.state.spread(self._group.spread)
         with self._on_origin(), self.state.kept():
@@ -273,7 +276,7 @@ class CudaExecutable:
         return self._step(feeds)
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `engines.base.Prefetches`: the graph without copies, behind one that takes over what was sent. Small inputs are not sent:
+        """See `engines.base.Executable`: the graph without copies, behind one that takes over what was sent. Small inputs are not sent:
         the graph that fetches them takes less than that."""
         if not self._inputs.pays_ahead:
             if on_device:
@@ -303,7 +306,7 @@ class CudaExecutable:
         return self.outputs()
 
     def begin(self, feeds: Feeds) -> bool:
-        """See `engines.base.Begins`: a captured graph, fed from the host, runs by itself. On the current stream of its GPU."""
+        """See `engines.base.Executable`: a captured graph, fed from the host, runs by itself. On the current stream of its GPU."""
         if not self._capture:
             return False
         if not self.device.is_current:  # a default stream has one handle on all GPUs, which means the current one's
@@ -321,7 +324,7 @@ class CudaExecutable:
             self._graphs[Graph.STEP].start_holding()
 
     def end(self) -> dict[str, NDArray[Any]]:
-        """See `engines.base.Begins`. In the thread that began it."""
+        """See `engines.base.Executable`. In the thread that began it."""
         self._arrive()
         if self._inputs.missed():
             self._replay()
@@ -372,7 +375,7 @@ class CudaExecutable:
         return own | known
 
     def step_on_device(self, feeds: Feeds, then: Following | None = None) -> dict[str, Any]:
-        """One step whose outputs stay on the device: see `engines.base.StaysOnDevice`."""
+        """One step whose outputs stay on the device: see `engines.base.Executable`."""
         with self._ran(feeds, then) as results:
             own = {name: own_copy(tensor) for name, tensor in results.items()}
             known = self.program.known_tensors(self.device.place)
@@ -410,7 +413,7 @@ class CudaExecutable:
             self._inputs.bring(feeds)
 
     def buffers(self) -> Arrays:
-        """See `engines.base.HasBuffers`: pinned memory. It may be written again as soon as a step is over."""
+        """See `engines.base.Executable`: pinned memory. It may be written again as soon as a step is over."""
         return dict(self._inputs.block.arrays)
 
     def _enqueue(self) -> None:

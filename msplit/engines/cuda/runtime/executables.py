@@ -143,7 +143,8 @@ def executable_for(
     if capture and program.dynamic:
         names = [f"{program.steps[step].op.op} ({program.steps[step].op.name})" for step in program.dynamic[:5]]
         raise EngineError(f"{BY_VALUES}: {', '.join(names)}", fix=LAUNCHED)
-    stream_program = arrange(program, plan)
+    # What others are held against keeps its memory: what is let go too early would be wrong in both.
+    stream_program = arrange(program, plan, keep=not (options.simplify or options.on_gpu))
     about = {} if timing_only else {**plan_facts(program, plan, stream_program.peak_bytes), **compiled.facts}
     facts = {**about, "layout": compiled.layout, "captured": capture}
     if program.gpus is not None:

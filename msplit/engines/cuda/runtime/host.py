@@ -22,12 +22,6 @@ from msplit.engines.base import (
     Executable,
     Feeds,
     Following,
-    HasBuffers,
-    HasState,
-    HasTimeline,
-    JoinsOthers,
-    Prefetches,
-    StaysOnDevice,
     Timeline,
     is_array,
 )
@@ -35,7 +29,7 @@ from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.runtime.input_staging import taken
-from msplit.errors import EngineError, MsplitError
+from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph, Tensor
 
 if TYPE_CHECKING:
@@ -131,11 +125,13 @@ class HostPart:
         return outputs if self._behind is None else outputs | self._behind.step({**feeds, **handed})
 
 
-class Wrapped:
+class Wrapped(Executable):
     """All that is the device's alone. Sessions of a host part are shared by all executables of a model: closing leaves them."""
 
+    keeps_state = True
+
     def __init__(self, device: Executable) -> None:
-        self.device = device
+        self.device, self.joins_others = device, device.joins_others
 
     def launch(self) -> None:
         """See `Executable`."""
@@ -145,38 +141,24 @@ class Wrapped:
         """See `Executable`."""
         return self.device.device_times(count)
 
-    def _on_device(self, feeds: Feeds) -> dict[str, Any]:
-        """A step of the device's that leaves its outputs there."""
-        assert isinstance(self.device, StaysOnDevice)
-        return self.device.step_on_device(feeds)
-
-    def _prefetching(self, feeds: Feeds, then: Following, *, on_device: bool) -> dict[str, Any]:
-        """A step of the device's that takes what the next one is fed there."""
-        assert isinstance(self.device, Prefetches)
-        return self.device.step_prefetching(feeds, then, on_device=on_device)
-
     def save_state(self) -> Mapping[str, NDArray[Any]]:
         """What steps change: variables, and see `Counting`."""
-        return self.device.save_state() if isinstance(self.device, HasState) else {}
+        return self.device.save_state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Goes on from what `save_state` of another one of the same model gave."""
-        if isinstance(self.device, HasState):
-            self.device.load_state(state)
+        self.device.load_state(state)
 
     def join(self) -> None:
-        """See `JoinsOthers`."""
-        assert isinstance(self.device, JoinsOthers)
+        """See `Executable`."""
         self.device.join()
 
     def buffers(self) -> Arrays:
-        """See `HasBuffers`."""
-        return self.device.buffers() if isinstance(self.device, HasBuffers) else {}
+        """See `Executable`."""
+        return self.device.buffers()
 
-    def timeline(self) -> Timeline:
-        """See `HasTimeline`."""
-        if not isinstance(self.device, HasTimeline):
-            raise EngineError("this engine can not time the parts of a step")
+    def timeline(self) -> Timeline | None:
+        """See `Executable`."""
         return self.device.timeline()
 
     def facts(self) -> Mapping[str, Any]:
@@ -217,11 +199,11 @@ class Counting(Wrapped):
         return self._counted(feeds, self.device.step)
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
-        """See `StaysOnDevice`."""
-        return self._counted(feeds, self._on_device)
+        """See `Executable`."""
+        return self._counted(feeds, self.device.step_on_device)
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `Prefetches`. The next number goes with the rest, in vain where others count meanwhile."""
+        """See `Executable`. The next number goes with the rest, in vain where others count meanwhile."""
         given = self._numbered(feeds)
 
         def numbered() -> Feeds | None:
@@ -231,7 +213,7 @@ class Counting(Wrapped):
             self._prefetched = (following, sent)
             return sent
 
-        return self._prefetching(given, numbered, on_device=on_device)
+        return self.device.step_prefetching(given, numbered, on_device=on_device)
 
     def _counted(self, feeds: Feeds, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:
         return step(self._numbered(feeds))
@@ -279,11 +261,11 @@ class WithHost(Wrapped):
         return self._around(self._given(feeds), self.device.step)
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
-        """See `StaysOnDevice`. What the host makes is on the host."""
-        return self._around(self._given(feeds), self._on_device)
+        """See `Executable`. What the host makes is on the host."""
+        return self._around(self._given(feeds), self.device.step_on_device)
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `Prefetches`: what the host makes of the next step's inputs it makes while the device is busy."""
+        """See `Executable`: what the host makes of the next step's inputs it makes while the device is busy."""
 
         def inputs() -> Feeds | None:
             following = then() if self._host.repeatable else None
@@ -293,7 +275,9 @@ class WithHost(Wrapped):
                     return self._ahead[1].inputs
             return None
 
-        return self._around(self._given(feeds), lambda fed: self._prefetching(fed, inputs, on_device=on_device))
+        return self._around(
+            self._given(feeds), lambda fed: self.device.step_prefetching(fed, inputs, on_device=on_device)
+        )
 
     def _given(self, feeds: Feeds) -> _Given:
         ahead, self._ahead = self._ahead, None

@@ -61,8 +61,9 @@ class StreamProgram:
     peak_bytes: int
 
 
-def arrange(program: Program, plan: Plan) -> StreamProgram:
-    """Turns a plan into instructions. Near-linear: O(steps + reads × log waits + waits × streams)."""
+def arrange(program: Program, plan: Plan, *, keep: bool = False) -> StreamProgram:
+    """Turns a plan into instructions, which let go of no memory where they are to `keep` it. Near-linear: O(steps + reads × log waits +
+    waits × streams)."""
     waits: dict[int, list[int]] = {}
     for node, on in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
         waits.setdefault(node, []).append(on)
@@ -75,7 +76,7 @@ def arrange(program: Program, plan: Plan) -> StreamProgram:
             int(plan.stream[step]),
             tuple(waits.get(step, ())),
             step in recorded,
-            tuple(frees.get(step, ())),
+            tuple(() if keep else frees.get(step, ())),
             tuple(views.get(step, ())),
         )
         for step in plan.order.tolist()

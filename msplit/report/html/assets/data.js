@@ -1,11 +1,5 @@
 // The columns of the page as a model: who is inside of whom, who feeds whom, what each box amounts to.
 
-async function unpack() {
-  const bytes = Uint8Array.from(atob(document.getElementById("data").textContent), (char) => char.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
-}
-
 // Groups 0..count-1 by key: the items of key k are items[start[k]] .. items[start[k + 1] - 1], in their order.
 function grouped(keys, count) {
   const start = new Int32Array(count + 1);
@@ -80,7 +74,8 @@ class Model {
     const prefixes = this.top.map((element) => this.prefix[element]).filter((prefix) => prefix !== undefined);
     const shared = prefixes.length ? prefixes.reduce(common) : "";
     // A kernel may have the name of the scope itself.
-    this.scope = prefixes.length > 1 ? shared : "";
+    const path = this.index.has(shared) ? shared.slice(0, Math.max(shared.lastIndexOf("/"), 0)) : shared;
+    this.scope = this.leaves.node.filter((node) => node >= 0).length > 1 ? path : "";
   }
 
   // Per leaf the longest way to it, in links; per box the least and the most of its leaves. Links come sorted by consumer, and leaves in an

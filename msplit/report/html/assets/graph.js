@@ -2,10 +2,11 @@
 
 const MOST_VISIBLE = 1500;
 const MOST_LINKS = 4000, MOST_FOR_DAGRE = 2000;
-const WIDTH = 204, HEIGHT = 46;
+const WIDTH = 204, HEIGHT = 62, LINE = 15, CHARACTERS = 26, BESIDE = 18, BETWEEN = 42;
+const FONT = 12, READABLE = 11 / FONT, LARGEST = 1.2;  // zooms: labels are 11 px; a small graph need not fill the frame
 
 class GraphView {
-  constructor(model, host, onSelect, onChange) {
+  constructor(model, host, map, onSelect, onChange) {
     this.model = model;
     this.host = host;
     this.onChange = onChange;
@@ -14,9 +15,10 @@ class GraphView {
     // Before Cytoscape sees it: the wheel is the page's unless a key is held.
     host.addEventListener("wheel", (event) => { if (!zooms(event)) event.stopImmediatePropagation(); }, { capture: true, passive: true });
     this.cy = cytoscape({ container: host, style: this.style(), minZoom: 0.02, maxZoom: 3, boxSelectionEnabled: false });
+    this.map = new Minimap(this.cy, map);
     this.cy.on("tap", "node", (event) => onSelect(Number(event.target.id())));
     this.cy.on("dbltap", "node", (event) => this.open(Number(event.target.id())));
-    onThemeChange(() => { this.cy.style(this.style()); this.cy.nodes().forEach((node) => { node.data(this.look(Number(node.id()))); }); });
+    onThemeChange(() => { this.cy.style(this.style()); this.cy.nodes().forEach((node) => { node.data(this.look(Number(node.id()))); }); this.map.draw(); });
     this.draw();
   }
 
@@ -65,10 +67,21 @@ class GraphView {
   // dagre draws best, but it knows nothing of boxes that feed each other, and large views would keep it busy for minutes.
   arrange(shown, links) {
     const { row, crossed, mutual } = rowsOf(shown, links, this.model.low, this.model.high);
+    this.across = this.runsAcross(row);
     if (mutual || shown.length + crossed > MOST_FOR_DAGRE || links.length > MOST_FOR_DAGRE) {
-      const positions = placeInRows(shown, links, row, WIDTH + 18, HEIGHT + 42);
-      this.cy.layout({ name: "preset", positions: (node) => positions.get(Number(node.id())), fit: false }).run();
-    } else this.cy.layout({ name: "dagre", rankDir: "TB", nodeSep: 18, edgeSep: 8, rankSep: 42, fit: false }).run();
+      const positions = placeInRows(shown, links, row, BESIDE + (this.across ? HEIGHT : WIDTH), BETWEEN + (this.across ? WIDTH : HEIGHT));
+      const turned = ({ x, y }) => (this.across ? { x: y, y: x } : { x, y });
+      this.cy.layout({ name: "preset", positions: (node) => turned(positions.get(Number(node.id()))), fit: false }).run();
+    } else this.cy.layout({ name: "dagre", rankDir: this.across ? "LR" : "TB", nodeSep: BESIDE, edgeSep: 8, rankSep: BETWEEN, fit: false }).run();
+  }
+
+  // Whether rows stand side by side, from left to right: where that shows the graph larger. Boxes are wide, so wide graphs become tall.
+  runsAcross(row) {
+    const lengths = [];
+    for (const at of row.values()) lengths[at] = (lengths[at] ?? 0) + 1;
+    const widest = Math.min(Math.max(...lengths), MOST_IN_ROW), rows = lengths.reduce((sum, length) => sum + Math.ceil(length / MOST_IN_ROW), 0);
+    const zoom = (across, down) => Math.min(this.cy.width() / across, this.cy.height() / down, LARGEST);
+    return zoom(rows * (WIDTH + BETWEEN), widest * (HEIGHT + BESIDE)) > zoom(widest * (WIDTH + BESIDE), rows * (HEIGHT + BETWEEN));
   }
 
   look(element) {
@@ -84,9 +97,10 @@ class GraphView {
     if (!colours.length) { colours.push(css("--edge"), css("--edge")); stops.push("0%", "100%"); }
     const mixed = shares.length > 1;
     const streams = mixed ? `${shares.length} str.` : shares.length ? `s${shares[0][0]}` : "";
+    const lines = folded(model.label(element), CHARACTERS);
     const amount = model.isBox(element) ? `${plural(model.kernels[element], "kernel")} · ` : "";
     return {
-      label: model.kernels[element] ? `${unbroken(shorten(model.label(element), 26))}\n${amount}${micros(model.time[element])} · ${streams}` : "",
+      height: HEIGHT - (2 - lines.length) * LINE, label: model.kernels[element] ? `${lines.join("\n")}\n${amount}${micros(model.time[element])} · ${streams}` : "",
       colours: colours.join(" "), stops: stops.join(" "), ink: mixed ? css("--fg") : ink(colours[0]), plate: mixed ? 0.85 : 0,
     };
   }
@@ -94,7 +108,7 @@ class GraphView {
   style() {
     return [
       { selector: "node", style: {
-        shape: "round-rectangle", width: WIDTH, height: HEIGHT, label: "data(label)", color: "data(ink)", "font-size": 12,
+        shape: "round-rectangle", width: WIDTH, height: "data(height)", label: "data(label)", color: "data(ink)", "font-size": FONT,
         "font-family": "system-ui, sans-serif", "text-wrap": "wrap", "text-valign": "center",
         "text-max-width": WIDTH - 10, "line-height": 1.25, "background-fill": "linear-gradient", "background-gradient-direction": "to-right",
         "background-gradient-stop-colors": "data(colours)", "background-gradient-stop-positions": "data(stops)",
@@ -109,6 +123,7 @@ class GraphView {
       { selector: "edge", style: {
         width: 1.5, "line-color": css("--edge"), "target-arrow-color": css("--edge"), "target-arrow-shape": "triangle", "curve-style": "bezier",
         "arrow-scale": 0.9 } },
+      { selector: "edge.onward", style: this.across ? { "source-endpoint": "90deg", "target-endpoint": "270deg" } : { "source-endpoint": "180deg", "target-endpoint": "0deg" } },
       { selector: "edge.cross", style: {
         width: 2.5, "line-style": "dashed", "line-color": css("--cross"), "target-arrow-color": css("--cross") } },
       { selector: "edge.near", style: { "line-color": css("--accent"), "target-arrow-color": css("--accent"), width: 3.5, "z-index": 9 } },
@@ -130,14 +145,27 @@ class GraphView {
       group: "edges", data: { id: `${link[0]}-${link[1]}`, source: `${link[0]}`, target: `${link[1]}` }, classes: link[3] ? "cross" : "",
     })));
     this.arrange(shown, links);
-    this.cy.fit(undefined, 20);
+    const along = this.across ? "x" : "y";
+    this.cy.edges().forEach((edge) => { edge.toggleClass("onward", edge.target().position(along) > edge.source().position(along)); });
+    this.cy.style(this.style());
+    this.begin();
     this.mark();
-    this.notTooLarge();
     this.onChange(this);
   }
 
-  // All of it is seen at first; a small graph need not fill the frame.
-  notTooLarge() { if (this.cy.zoom() > 1.2) { this.cy.zoom(1.2); this.cy.center(); } }
+  // What is seen at first: all of it if it can be read then, else its beginning.
+  begin() {
+    this.fit();
+    if (this.cy.zoom() >= READABLE || !this.shown) return;
+    this.cy.zoom(READABLE);
+    const { x1, y1, w, h } = this.cy.nodes().boundingBox(), along = this.across ? "x" : "y", beside = this.across ? "y" : "x";
+    const first = this.cy.nodes().min((node) => node.position(along) + node.position(beside) / 1e6).ele.position(beside);
+    const pan = (size, from, length, wanted) => {
+      const room = size - 40 - length * READABLE;
+      return 20 - from * READABLE + (room >= 0 ? room / 2 : Math.max(room, Math.min(0, size / 2 - 20 - (wanted - from) * READABLE)));
+    };
+    this.cy.pan({ x: pan(this.cy.width(), x1, w, this.across ? x1 : first), y: pan(this.cy.height(), y1, h, this.across ? first : y1) });
+  }
 
   mark() {
     this.cy.elements().removeClass("selected near critical");
@@ -171,7 +199,7 @@ class GraphView {
   center(element) {
     const node = this.cy.getElementById(`${this.standing(element)}`);
     if (!node.length) return;
-    if (this.cy.zoom() < 0.7) this.cy.zoom(0.9);
+    if (this.cy.zoom() < READABLE) this.cy.zoom(READABLE);
     this.cy.center(node);
   }
 
@@ -221,13 +249,16 @@ class GraphView {
     if (!nodes.length) return;
     const group = this.cy.collection(nodes);
     this.cy.fit(group, 40);
-    if (this.cy.zoom() > 1.2) { this.cy.zoom(1.2); this.cy.center(group); }
-    if (this.cy.zoom() < 0.45) { this.cy.zoom(0.6); this.cy.center(nodes[0]); }
+    if (this.cy.zoom() > LARGEST) { this.cy.zoom(LARGEST); this.cy.center(group); }
+    if (this.cy.zoom() < READABLE) { this.cy.zoom(READABLE); this.cy.center(nodes[0]); }
   }
 
   zoomBy(factor) {
     this.cy.zoom({ level: this.cy.zoom() * factor, renderedPosition: { x: this.cy.width() / 2, y: this.cy.height() / 2 } });
   }
 
-  fit() { this.cy.fit(undefined, 20); this.notTooLarge(); }
+  fit() {
+    this.cy.fit(undefined, 20);
+    if (this.cy.zoom() > LARGEST) { this.cy.zoom(LARGEST); this.cy.center(); }
+  }
 }

@@ -1,4 +1,26 @@
-// Numbers, names and colours as people read them.
+// What all pages need: their data, and numbers, names and colours as people read them.
+
+const by = (id) => document.getElementById(id);
+
+async function unpack() {
+  const bytes = Uint8Array.from(atob(by("data").textContent), (char) => char.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// Draws the page, or says why it can not.
+async function start(begin) {
+  try {
+    await begin();
+    document.documentElement.dataset.ready = "true";
+  } catch (problem) {
+    by("failure").hidden = false;
+    by("failure").textContent = typeof DecompressionStream === "undefined"
+      ? "This browser is too old to unpack the report: Chrome 80, Firefox 113, Safari 16.4 or newer can."
+      : `The report could not be drawn: ${problem.message}`;
+    console.error(problem);
+  }
+}
 
 function micros(value) {
   if (value < 100) return `${+value.toPrecision(3)} µs`;
@@ -18,8 +40,16 @@ const operations = (value) => scaled(value, ["FLOP", "KFLOP", "MFLOP", "GFLOP", 
 const counted = (value) => value.toLocaleString("en");
 const plural = (value, word, many = `${word}s`) => `${counted(value)} ${value === 1 ? word : many}`;
 
-// A box has one line for a name.
-function unbroken(name) { return name.replaceAll(" ", "\u00a0"); }
+// A name in one line of a box, or in two that part at a slash, of at most so many characters.
+function folded(name, width) {
+  const lines = [name.replaceAll(" ", "\u00a0")];
+  if (name.length > width) {
+    const slashes = [...name].flatMap((char, at) => (char === "/" && at < name.length - 1 ? [at + 1] : [])).reverse();
+    const at = slashes.find((slash) => slash <= width && name.length - slash <= width) ?? slashes[0] ?? 0;
+    lines.splice(0, 1, ...(at ? [lines[0].slice(0, at), lines[0].slice(at)] : lines));
+  }
+  return lines.map((line) => shorten(line, width));
+}
 
 function shorten(name, width) {
   if (name.length <= width) return name;

@@ -1,7 +1,6 @@
 // Puts the parts together.
 
 const MOST_RESULTS = 50;
-const by = (id) => document.getElementById(id);
 
 class Search {
   constructor(model, input, list, onPick) {
@@ -32,7 +31,7 @@ class Search {
     const { nodes } = this.model, time = nodes.time[node] > 0 ? ` · ${micros(nodes.time[node])}` : "";
     const where = nodes.host[node] ? "host" : `stream ${nodes.stream[node]}`;
     return make("li", { role: "option", id: `result-${row}`, onclick: () => this.pick(row) },
-      nodes.name[node], make("div", { class: "what" }, `${nodes.ops[nodes.op[node]]} · ${where}${time}`));
+      this.model.shortName(nodes.name[node]), make("div", { class: "what" }, `${nodes.ops[nodes.op[node]]} · ${where}${time}`));
   }
 
   go(row) {
@@ -137,7 +136,7 @@ async function begin() {
     panel.node(node);
   }
 
-  graph = new GraphView(model, by("canvas"), (wanted) => select(wanted), (view) => {
+  graph = new GraphView(model, by("canvas"), by("map"), (wanted) => select(wanted), (view) => {
     const kernels = model.leaves.node.filter((node) => node >= 0).length;
     const omitted = view.omitted ? `; ${plural(view.omitted, "lighter link")} not drawn` : "";
     by("view-state").textContent = kernels
@@ -147,6 +146,9 @@ async function begin() {
   });
   new Search(model, by("search"), by("results"), (node) => { find(node); by("graph").scrollIntoView(); });
   legend(model);
+  by("scope").hidden = !model.scope;
+  by("scope").replaceChildren("Names are shown without the scope that all kernels share: ", make("code", {}, `${model.scope}/`));
+  for (const named of document.querySelectorAll("[data-node]")) named.textContent = model.shortName(named.textContent);
   onThemeChange(() => { legend(model); if (element >= 0) select(element); });
   const press = (id, action) => by(id).addEventListener("click", action);
   press("zoom-in", () => graph.zoomBy(1.3));
@@ -174,14 +176,6 @@ async function begin() {
   });
   // For tests: what is drawn, and where.
   window.msplitReport = { model, graph, timeline, select, find, compare, compared: () => compared };
-  document.documentElement.dataset.ready = "true";
 }
 
-begin().catch((problem) => {
-  const failure = by("failure");
-  failure.hidden = false;
-  failure.textContent = typeof DecompressionStream === "undefined"
-    ? "This browser is too old to unpack the report: Chrome 80, Firefox 113, Safari 16.4 or newer can."
-    : `The report could not be drawn: ${problem.message}`;
-  console.error(problem);
-});
+start(begin);

@@ -8,7 +8,7 @@ class Panel {
   crumbs(element) {
     const boxes = this.model.ancestors(element).reverse();
     const parts = ["graph"];
-    for (const box of boxes) parts.push(" › ", make("button", { class: "node", onclick: () => this.actions.select(box) }, shorten(this.model.name(box), 30)));
+    for (const box of boxes) parts.push(" › ", make("button", { class: "node", onclick: () => this.actions.select(box) }, shorten(this.model.label(box), 30)));
     return make("p", { class: "crumbs" }, ...parts);
   }
 
@@ -16,7 +16,7 @@ class Panel {
 
   link(node, note = "") {
     const { nodes } = this.model;
-    const button = make("button", { class: "node", onclick: () => this.actions.find(node) }, nodes.name[node]);
+    const button = make("button", { class: "node", onclick: () => this.actions.find(node) }, this.model.shortName(nodes.name[node]));
     return make("li", {}, button, make("span", { class: "op" }, ` ${nodes.ops[nodes.op[node]]}${note}`));
   }
 
@@ -46,7 +46,7 @@ class Panel {
 
   node(node) {
     const { nodes } = this.model, home = nodes.home[node], reason = this.model.reason(node);
-    const facts = [this.fact("op", nodes.ops[nodes.op[node]])];
+    const name = this.model.shortName(nodes.name[node]), facts = [this.fact("op", nodes.ops[nodes.op[node]])];
     if (nodes.host[node]) facts.push(this.fact("stream", "none: it runs on the CPU"));
     else facts.push(this.fact("stream", chip(nodes.stream[node])));
     if (reason) facts.push(this.fact("rule", reason[0]), this.fact("why", reason[1]));
@@ -60,9 +60,10 @@ class Panel {
       facts.push(this.fact("fills", `${+(100 * nodes.share[node]).toPrecision(2)} % of the GPU`));
     } else facts.push(this.fact("cost", "launches no kernel"));
     const draw = ([other, control]) => this.link(other, control ? " · control" : "");
+    if (name !== nodes.name[node]) facts.push(this.fact("full name", nodes.name[node]));
     this.host.replaceChildren(
       ...(home >= 0 ? [this.crumbs(home)] : []),
-      make("h3", { id: "selected-name" }, nodes.name[node]),
+      make("h3", { id: "selected-name" }, name),
       make("dl", { class: "facts" }, ...facts.flat()),
       ...this.list("Inputs", this.ends(this.model.into.of(node), "src"), draw),
       ...this.list("Consumers", this.ends(this.model.outOf.of(node), "dst"), draw),
@@ -83,12 +84,12 @@ class Panel {
     const inside = [...model.inside.of(element)];
     this.host.replaceChildren(
       this.crumbs(element),
-      make("h3", { id: "selected-name" }, model.name(element)),
+      make("h3", { id: "selected-name" }, model.label(element)),
       make("dl", { class: "facts" },
         ...this.fact("box", what), ...this.fact("kernels", counted(model.kernels[element])),
         ...this.fact("cost", micros(model.time[element])), make("dt", {}, shares.length > 1 ? "streams" : "stream"), streams),
       ...(model.kind(element) === "chain" ? [] : this.list("Inside", inside, (child) => make("li", {},
-        make("button", { class: "node", onclick: () => this.actions.select(child) }, model.name(child)),
+        make("button", { class: "node", onclick: () => this.actions.select(child) }, model.label(child)),
         make("span", { class: "op" }, ` ${plural(model.kernels[child], "kernel")}, ${micros(model.time[child])}`)))),
       ...this.list("Kernels", leaves, (leaf) => this.link(model.leaves.node[leaf], ` · ${micros(model.time[leaf])}`)),
       ...this.list("Nodes without a kernel", others, (node) => this.link(node)),

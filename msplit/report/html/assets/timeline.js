@@ -82,7 +82,7 @@ class Timeline {
         pen.fillRect(left, y, width, ROW - 8);
         if (this.critical?.has(node[leaf])) { pen.fillStyle = css("--bad"); pen.fillRect(left, y + ROW - 8, width, 4); }
         if (node[leaf] >= 0 && node[leaf] === this.selected) { pen.strokeStyle = css("--accent"); pen.lineWidth = 3; pen.strokeRect(left, y, width, ROW - 8); }
-        if (width > 34) {
+        if (width > 56) {
           pen.fillStyle = text;
           const name = this.label(leaf);
           pen.fillText(shorten(name, Math.floor((width - 8) / 6.4)), left + 4, y + (ROW - 8) / 2, width - 6);
@@ -217,7 +217,7 @@ class Timeline {
     const { start, time, node, label } = this.run;
     const alone = label.length ? time[bar] : this.model.nodes.time[node[bar]], slowed = time[bar] > 1.01 * alone;
     const beside = slowed ? ` beside others, ${micros(alone)} alone` : "";
-    this.tip.textContent = `${label.length ? label[bar] : this.model.nodes.name[node[bar]]}: ${micros(time[bar])}${beside}, from ${micros(start[bar])}`;
+    this.tip.textContent = `${this.label(bar)}: ${micros(time[bar])}${beside}, from ${micros(start[bar])}`;
     // Beside the pointer, wherever there is room for all of it.
     const { width, height } = this.tip.getBoundingClientRect(), edge = document.documentElement;
     this.tip.style.left = `${Math.max(4, Math.min(event.clientX + 12, edge.clientWidth - width - 4))}px`;

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.coverage import cover
-from msplit.engines.cuda.frontend.partition import partition_graph
+from msplit.engines.cuda.frontend.functionalize_while import raise_control
+from msplit.engines.cuda.frontend.partition import divide, partition_graph
 from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
-from tests.engines.cuda.cases import SAMPLES, graph_of, run
+from msplit.shapes import infer
+from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, graph_of, run
 
 pytestmark = pytest.mark.tf
 
@@ -161,3 +163,27 @@ def test_host_nodes_in_front_of_what_writes_variables_are_refused_by_name():
     assert "RaggedTensorToSparse" in cover(flat).stuck
     with pytest.raises(EngineError, match="RaggedTensorToSparse: 1 node"):
         run(flat, {"x": np.arange(4)})
+
+
+def test_a_list_that_the_host_goes_along_with_in_vain_holds_back_no_other():
+    """Unlike ids have as many elements as values say, and a product is the device's; the sum of other ids is a scalar."""
+
+    def graph(tf, v1):
+        ids = []
+        for name in "ab":
+            words = tf.strings.split(v1.placeholder(tf.string, [3], name=name)).flat_values
+            ids.append(tf.cast(tf.strings.to_hash_bucket_fast(words, 10), tf.float32))
+        unlike = tf.unique(ids[0], name="unlike").y
+        product = tf.raw_ops.Einsum(inputs=[unlike, unlike], equation="i,i->")
+        total = tf.fill([2, 2], tf.reduce_sum(ids[1], name="sum"))
+        tf.add(tf.linalg.matmul(np.ones((2, 2), np.float32), total), product, name="out")
+
+    flat = graph_of(graph, outputs=["out"])
+    raised = raise_control(flat)
+    partition = divide(raised, lambda: infer(flat))
+    on_host = {raised.flat.graph.names[node] for node in partition.host}
+    assert "sum" in on_host
+    assert "unlike" not in on_host
+    assert not partition.missing
+    text = np.array([b"a b c", b"d", b"e a"], object)
+    assert_equals_tensorflow(flat, {"a": text, "b": text[::-1].copy()}, capture=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from msplit.engines.base import Job  # noqa: E402
+from msplit.engines.base import Executable, Job  # noqa: E402
 from msplit.engines.cuda.engine import ENGINE  # noqa: E402
 from msplit.engines.cuda.options import EngineOptions  # noqa: E402
 from msplit.engines.cuda.runtime.data_parallel import Batch, DataParallel  # noqa: E402
@@ -52,7 +52,7 @@ def test_what_is_cut_and_joined_is_what_it_was(rows: int, devices: int, tensors:
     }
 
 
-class Scripted:
+class Scripted(Executable):
     """Doubles `x`; does what its name says."""
 
     def __init__(self, log: list[str], name: str, *, begins: bool = True, fails: str = "") -> None:

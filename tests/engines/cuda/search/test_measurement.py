@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from msplit.cost import estimate, infer
+from msplit.engines.base import Executable
 from msplit.engines.cuda.search import measurement
 from msplit.flatten import flatten
 from msplit.formats import read
@@ -16,7 +17,7 @@ from msplit.schedule.search.candidates import candidate_of, single
 from tests.engines.cuda.cases import SAMPLES, job
 
 
-class FakeExecutable:
+class FakeExecutable(Executable):
     """Takes a time per step; the first step of a burst is slow."""
 
     def __init__(self, seconds: float, log: list[tuple[str, float]]) -> None:
