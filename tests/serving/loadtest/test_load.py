@@ -35,7 +35,8 @@ QUICK = ("--seconds", "0.05", "--warmup", "0.01", "--repeat", "1", "--distinct",
 
 def test_levels_of_a_pool_and_of_its_echo(tmp_path: Path) -> None:
     pool, html = FakeModel(seconds=0.001), tmp_path / "load.html"
-    levels = ("--clients", "1,3", "--rate", "500,50%", "--mix", "0:1,1:3", "--html", str(html))
+    # Long enough for requests of both priorities on a busy machine.
+    levels = ("--seconds", "0.3", "--clients", "1,3", "--rate", "500,50%", "--mix", "0:1,1:3", "--html", str(html))
     with instead(pool):
         done = fine("load", MMOE, *QUICK, *levels, "--format", "json")
     validate("load", done.json)
@@ -231,7 +232,7 @@ def _parent(pid: int) -> int:
         return 0
 
 
-SETTINGS = LoadSettings(clients=(1, 3), seconds=0.1, warmup=0.02, repeat=1, distinct=8, beside=(), threads=2)
+SETTINGS = LoadSettings(clients=(1, 3), seconds=0.4, warmup=0.02, repeat=1, distinct=8, beside=(), threads=2)
 
 
 @pytest.mark.tf
