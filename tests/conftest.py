@@ -4,9 +4,11 @@ import contextlib
 import functools
 import gc
 import importlib.util
+import json
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -73,15 +75,14 @@ def _limit_search(item: pytest.Item) -> None:
     defaults["refining"] = whole if entire else _REFINING
 
 
+_LARGE = {"pytest", "torch", "tensorflow.python", "keras", "torch._inductor"}
 _settled: set[str] = set()
 
 
 def _settle() -> None:
     """What imports have left stays to the end. Once for each of the large ones it is set apart, so that the garbage collector does not look
     through a million objects of TensorFlow again and again: half a second each time, in whichever test it happens."""
-    loaded = {
-        name for name in ("pytest", "torch", "tensorflow.python", "keras", "torch._inductor") if name in sys.modules
-    }
+    loaded = _LARGE & sys.modules.keys()
     if loaded != _settled:
         _settled.update(loaded)
         gc.collect()
@@ -119,6 +120,50 @@ def _busy() -> str | None:
     return None if max(shares) > 0.8 else f"the machine is busy: a process gets {max(shares):.0%} of a processor"
 
 
+SLOW = tomllib.loads((Path(__file__).parent / "slow.toml").read_text("utf-8"))
+"""Seconds of processor time that tests may take: `longest`, those of `tests` more."""
+
+
+class _Spent:
+    """Times from here on."""
+
+    def __init__(self) -> None:
+        self._began, self._times = time.perf_counter(), os.times()
+
+    def wall(self) -> float:
+        """Seconds by the clock."""
+        return time.perf_counter() - self._began
+
+    def processor(self) -> float:
+        """Seconds of processors that this process took, and those that it started and that are over. One that ends here and has worked
+        longer than this lasts is another test's."""
+        now, before = os.times(), self._times
+        own = now.user + now.system - before.user - before.system
+        others = now.children_user + now.children_system - before.children_user - before.children_system
+        return own + min(others, self.wall() * (os.cpu_count() or 1))
+
+
+def _too_slow(item: pytest.Item, seconds: float) -> str | None:
+    """Why a test that took so many seconds of processor time fails for that, or None. While other work runs, nobody can tell."""
+    limit = SLOW["tests"].get(f"{item.path.name}::{item.name}", SLOW["longest"])
+    if seconds <= limit or CAMPAIGN or item.get_closest_marker("gpu") or _busy():
+        return None
+    return f"{seconds:.1f} s of processor time are more than its limit of {limit} s: see tests/slow.toml"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Writes down how long a test takes with what it sets up, where a variable names a file: `tools/durations.py` reads it."""
+    spent = _Spent()
+    try:
+        return (yield)
+    finally:
+        if name := os.environ.get("MSPLIT_DURATIONS"):
+            row = [item.nodeid, round(spent.processor(), 3), round(spent.wall(), 3)]
+            with open(name, "a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     """Tests marked `gpu` run where there is one, those marked `needs_gpus` where there are enough."""
@@ -140,13 +185,27 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Last: within what pytest-cov does. A test marked `idle` that fails as others begin to work tells nothing."""
+    loaded, spent = _LARGE & sys.modules.keys(), _Spent()
     with _untraced(item):
         try:
-            return (yield)
+            result = yield
         except AssertionError:
             if item.get_closest_marker("idle") and (why := _busy()):
                 pytest.skip(f"it failed, and {why}")
             raise
+    if loaded == _LARGE & sys.modules.keys() and (
+        why := _too_slow(item, spent.processor())
+    ):  # no test is charged with an import
+        pytest.fail(why, pytrace=False)
+    return result
+
+
+def pytest_report_header() -> str:
+    """Tells how many answers of TensorFlow are used that it gave earlier."""
+    from tests import kept
+
+    used = len(kept.answers()) if kept.HOW == "kept" else 0
+    return f"kept answers of TensorFlow that are used: {used} (tests/kept.py)"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

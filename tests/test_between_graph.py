@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.campaign import campaign
 from tests.cli.runner import ROOT, SAMPLES
 from tests.weights import other_weights
@@ -20,9 +19,7 @@ pytestmark = pytest.mark.tf
 def ensemble(*arguments: object) -> str:
     """What the example prints."""
     command = [sys.executable, "docs/examples/between_graph.py", *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
-    )
+    done = forked.run(command, server=forked.TENSORFLOW, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -55,7 +55,7 @@ def modules(folder: Path | None = None) -> dict[str, Path]:
 @functools.cache
 def tree(path: Path) -> ast.Module:
     """A file's syntax tree."""
-    return ast.parse(path.read_text("utf-8"))
+    return op_collections.parsed(path.read_text("utf-8"))
 
 
 def statements(node: ast.AST) -> Iterator[ast.stmt]:
@@ -99,7 +99,7 @@ def lines(*paths: Path) -> int:
 
 def functions(path: Path) -> Iterator[Function]:
     """All functions and methods of a file."""
-    return (node for node in ast.walk(tree(path)) if isinstance(node, Function))
+    return (node for node in op_collections.nodes(path.read_text("utf-8")) if isinstance(node, Function))
 
 
 def parameters(function: Function) -> list[str]:

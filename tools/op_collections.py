@@ -26,6 +26,18 @@ def _ops() -> frozenset[str]:
     return frozenset(json.loads((TABLE / "data" / "ops.json").read_bytes())["ops"])
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """Syntax tree of a module's source."""
+    return ast.parse(source)
+
+
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """All nodes of it, outer ones first."""
+    return tuple(ast.walk(parsed(source)))
+
+
 def _members(node: ast.AST) -> list[ast.expr]:
     """What a collection holds: its elements, or its keys."""
     match node:
@@ -57,7 +69,7 @@ def _registers(node: ast.expr) -> bool:
 
 def collections_in(source: str) -> Iterator[ast.expr]:
     """The outermost collections of two op names or more in a module's source."""
-    waiting: list[ast.AST] = [ast.parse(source)]
+    waiting: list[ast.AST] = [parsed(source)]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.expr) and _names(node) > 1 and not _registers(node):
@@ -68,11 +80,10 @@ def collections_in(source: str) -> Iterator[ast.expr]:
 
 def op_names_in(source: str) -> int:
     """Count names of ops in the strings of a module, text tables and decorators included, docstrings left out."""
-    parsed = ast.parse(source)
-    prose = {id(node.value) for node in ast.walk(parsed) if isinstance(node, ast.Expr)}
+    prose = {id(node.value) for node in nodes(source) if isinstance(node, ast.Expr)}
     texts = (
         node.value
-        for node in ast.walk(parsed)
+        for node in nodes(source)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
     )
     return sum(word in _ops() for text in texts for word in re.findall(r"\w+", text))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 from msplit.opset.traits import traits
 
 _NAMES = {"AssignVariableOp": "Assign", "AssignAddVariableOp": "AssignAdd", "AssignSubVariableOp": "AssignSub"}
 
 
+@functools.lru_cache(maxsize=4096)
 def written(op: str) -> tuple[int, ...]:
     """Input slots of the variables that an op, or an op on values, changes; none for one that is not known to change any."""
     return traits(op).writes or traits(f"Resource{op}").writes

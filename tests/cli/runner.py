@@ -8,7 +8,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from msplit.cli import main
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_graphs"
@@ -91,7 +91,7 @@ def options_of(model: str) -> tuple[str, ...]:
 
 def process(*arguments: object, seconds: float = 120, **environment: str) -> Done:
     """A command in a process of its own, which has so many seconds."""
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "msplit", *map(str, arguments)],
         capture_output=True,
         text=True,
@@ -120,8 +120,8 @@ def heard() -> Iterator[None]:
 def on_terminal(command: Sequence[str], environment: Mapping[str, str], stdout: int | None = None) -> tuple[str, bytes]:
     """What a command that succeeds writes to a terminal, which its standard error is and, unless told, its output; and its other output."""
     leader, follower = os.openpty()
-    with subprocess.Popen(
-        command, stdout=stdout or follower, stderr=follower, cwd=ROOT, env={**environment, "TERM": "xterm"}
+    with forked.Popen(
+        list(command), stdout=stdout or follower, stderr=follower, cwd=ROOT, env={**environment, "TERM": "xterm"}
     ) as running:
         os.close(follower)
         text = b""

@@ -6,13 +6,13 @@ import importlib.util
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import msplit as library
+from tests import forked
 from tests.campaign import sampled
 from tests.cli.runner import ALL, ROOT, SAMPLES, fine, msplit, on_terminal, options_of, process
 from tests.large_tables import recommender
@@ -105,7 +105,7 @@ def test_a_terminal_gets_colour_unless_it_wants_none() -> None:
 def test_a_pipe_is_at_least_100_columns_wide() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     command = [sys.executable, "-m", "msplit", "analyze", "sample_graphs/feature_columns"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = forked.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0
     assert 80 < max(map(len, done.stdout.splitlines())) <= 100
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, heard, msplit
 
 
@@ -21,7 +22,7 @@ from tests.cli.runner import ROOT, SAMPLES, heard, msplit
 def test_a_reader_that_goes_away_is_no_error(command: tuple[str, ...]) -> None:
     name, *extra = command
     model = [] if name == "rules" else ["sample_graphs/inception_v3_stripped.pb"]
-    with subprocess.Popen(
+    with forked.Popen(
         [sys.executable, "-m", "msplit", name, *model, *extra],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -41,7 +42,9 @@ def test_control_c_ends_a_bench_with_130(tmp_path: Path) -> None:
     options = ["--duration", "60", "--save-reference", str(reference)]
     command = [sys.executable, "-m", "msplit", "bench", "sample_graphs/mmoe_small.pb", *options]
     with heard():
-        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        started = forked.Popen(
+            command, server=forked.TENSORFLOW, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
     with started as running:
         end = time.monotonic() + 60
         while not reference.exists() and time.monotonic() < end:
@@ -84,7 +87,7 @@ sys.exit(main.run(["analyze", "sample_graphs/mmoe_small.pb"]))
 @pytest.mark.parametrize("then", ["return real(*arguments, **options)", "raise ValueError('half imported')"])
 def test_control_c_that_something_swallows_counts(then: str) -> None:
     code = SWALLOWED.replace("{then}", then)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = forked.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.endswith("interrupted\n")
     assert "Traceback" not in done.stderr
@@ -117,7 +120,7 @@ def test_a_signal_in_the_middle_of_writing_leaves_nothing(
 ) -> None:
     text = WRITING.format(model=str(SAMPLES / model), number=int(number))
     with heard():
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-c", text, str(tmp_path / "out")],
             capture_output=True,
             text=True,
@@ -179,7 +182,7 @@ def test_control_c_while_the_program_is_still_being_imported(library: str, tmp_p
 def test_a_full_disk_behind_standard_output() -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "msplit", "analyze", "sample_graphs/mmoe_small.pb"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        done = forked.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert done.returncode == 2
     assert done.stderr == (
         "error: standard output: can not be written: No space left on device\n  fix: free some space, or write elsewhere\n"
@@ -328,6 +331,6 @@ def test_a_signal_ends_a_command_that_is_in_a_library_for_ever(number: int, wher
     """No Python handler runs there: whoever sent it would have to kill."""
     code = STUCK.replace("WHERE", WHERE[where]).replace("NUMBER", str(int(number)))
     with heard():
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+        done = forked.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     said = "interrupted" if number == signal.SIGINT else "terminated"
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"{said}\n")

@@ -16,6 +16,7 @@ import pytest
 
 from msplit.cli import main, output
 from msplit.opset import proto
+from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, msplit
 from tests.fuzz import names
 from tests.hostile import HIDDEN, NAMES
@@ -209,7 +210,7 @@ def test_a_second_output_that_fails_says_that_the_first_is_there(tmp_path: Path)
 def test_stderr_that_is_full_changes_no_exit_code() -> None:
     command = [sys.executable, "-m", "msplit", "analyze", "no such model"]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, cwd=ROOT, check=False)
+        done = forked.run(command, stdout=subprocess.PIPE, stderr=full, cwd=ROOT, check=False)
     assert done.returncode == 2
 
 

@@ -17,6 +17,7 @@ import pytest
 from msplit.errors import WriteError
 from msplit.formats import atomic
 from msplit.formats.atomic import write_bytes_atomic, write_folder_atomic
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("MSPLIT_TEST_KILLS", "4"))
@@ -395,7 +396,7 @@ while True:
 def test_killed_at_any_moment_there_is_the_old_or_the_new(tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out"
     for _ in range(KILLS):
-        writer = subprocess.Popen(
+        writer = forked.Popen(
             [sys.executable, "-c", WRITER, str(out), kind], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
         assert writer.stdout is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Mapping
@@ -13,11 +12,12 @@ import numpy as np
 import pytest
 
 from msplit.training import checkpoint
+from tests import forked
 from tests.campaign import CAMPAIGN, campaign
 from tests.engines.tensorflow.clusters import free_ports
 from tests.report.test_schemas import validate
+from tests.training import commands
 from tests.training.models import arrays, regression
-from tests.training.zygote import Zygote
 
 pytestmark = pytest.mark.tf
 
@@ -46,18 +46,18 @@ def command(folder: Path, *further: object) -> tuple[object, ...]:
 class Together:
     """Several ranks of one command, by address alone, as torchrun starts them."""
 
-    def __init__(self, zygote: Zygote, says: Path, size: int = 2) -> None:
-        self.zygote, self.says, self.size = zygote, says, size
+    def __init__(self, says: Path, size: int = 2) -> None:
+        self.says, self.size = says, size
         self.shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
-        self.children: list[int] = []
+        self.children: list[forked.Popen] = []
 
     def start(self, arguments: tuple[object, ...], environment: Mapping[str, str] | None = None) -> None:
         for rank in range(self.size):
             told = {**self.shared, **(environment or {}), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self.children.append(self.zygote.start(arguments, told, self.says / f"rank{rank}"))
+            self.children.append(commands.start(arguments, told, self.says / f"rank{rank}"))
 
     def codes(self) -> list[int]:
-        return [self.zygote.wait(child) for child in self.children]
+        return [child.wait() for child in self.children]
 
     def said(self, rank: int) -> str:
         return (self.says / f"rank{rank}").read_text()
@@ -80,15 +80,15 @@ def wait_for(folder: Path, step: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_two_train_as_one_and_one_that_is_killed_ends_the_other(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
+def test_two_train_as_one_and_one_that_is_killed_ends_the_other(folder: Path, tmp_path: Path) -> None:
     """Many steps in one process, and in two, of which one is killed afterwards; the last checkpoint goes on in one."""
     alone, kept = tmp_path / "alone", tmp_path / "kept"
-    one = zygote.start(command(folder, "--steps", STEPS, "--save", alone), says=tmp_path / "alone.json")
-    both = Together(zygote, tmp_path)
+    one = commands.start(command(folder, "--steps", STEPS, "--save", alone), says=tmp_path / "alone.json")
+    both = Together(tmp_path)
     both.start(command(folder, "--steps", 10**6, "--save", kept, "--every", 25, "--keep", 1000))
-    assert zygote.wait(one) == 0
+    assert one.wait() == 0
     wait_for(kept, STEPS)
-    os.kill(both.children[1], signal.SIGKILL)
+    both.children[1].kill()
     began = time.monotonic()
     assert both.codes() == [2, -signal.SIGKILL]
     assert time.monotonic() - began < WITHIN
@@ -102,20 +102,22 @@ def test_two_train_as_one_and_one_that_is_killed_ends_the_other(zygote: Zygote, 
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
     last = int(checkpoint.listed(kept).latest.name.rpartition("-")[2])  # type: ignore[union-attr]
-    again = zygote.start(command(folder, "--steps", last + 2, "--save", kept, "--resume"), says=tmp_path / "again.json")
-    assert zygote.wait(again) == 0
+    again = commands.start(
+        command(folder, "--steps", last + 2, "--save", kept, "--resume"), says=tmp_path / "again.json"
+    )
+    assert again.wait() == 0
     told = json.loads((tmp_path / "again.json").read_text())
     assert (told["steps_before"], told["steps"], told["processes"]) == (last, last + 2, 1)
 
 
 @campaign
 @pytest.mark.timeout(120)
-def test_both_tell_the_same_loss_as_one(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
+def test_both_tell_the_same_loss_as_one(folder: Path, tmp_path: Path) -> None:
     """What is fetched is of the whole batch, and only the first process tells it."""
-    one = zygote.start(command(folder, "--steps", 3, "--fetch-every", 1), says=tmp_path / "alone.json")
-    both = Together(zygote, tmp_path)
+    one = commands.start(command(folder, "--steps", 3, "--fetch-every", 1), says=tmp_path / "alone.json")
+    both = Together(tmp_path)
     both.start(command(folder, "--steps", 3, "--fetch-every", 1))
-    assert [*both.codes(), zygote.wait(one)] == [0, 0, 0]
+    assert [*both.codes(), one.wait()] == [0, 0, 0]
     assert both.said(1) == ""
     told, alone = json.loads(both.said(0)), json.loads((tmp_path / "alone.json").read_text())
     validate("train", told)
@@ -126,9 +128,9 @@ def test_both_tell_the_same_loss_as_one(zygote: Zygote, folder: Path, tmp_path: 
 
 
 @pytest.mark.timeout(120)
-def test_an_error_of_one_is_what_the_other_tells(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
+def test_an_error_of_one_is_what_the_other_tells(folder: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "odd.npz", **{name: value[:12] for name, value in arrays().items()})
-    both = Together(zygote, tmp_path)
+    both = Together(tmp_path)
     both.start(
         ("train", folder / "model.meta", "--fetch", "loss", "--data", tmp_path / "odd.npz", "--batch", 3, *ON_CPU)
     )
@@ -139,11 +141,11 @@ def test_an_error_of_one_is_what_the_other_tells(zygote: Zygote, folder: Path, t
 
 @campaign
 @pytest.mark.timeout(300)
-def test_a_signal_to_one_ends_both_after_the_same_step(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
-    both = Together(zygote, tmp_path)
+def test_a_signal_to_one_ends_both_after_the_same_step(folder: Path, tmp_path: Path) -> None:
+    both = Together(tmp_path)
     both.start(command(folder, "--steps", 10**6, "--save", tmp_path / "kept", "--every", 10))
     wait_for(tmp_path / "kept", 10)
-    os.kill(both.children[1], signal.SIGTERM)
+    both.children[1].terminate()
     assert both.codes() == [0, 143]
     told = json.loads(both.said(0))
     assert told["interrupted"]

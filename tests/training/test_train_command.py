@@ -17,8 +17,8 @@ from msplit.training import checkpoint, loop
 from tests.campaign import CAMPAIGN
 from tests.cli.runner import fine, heard, msplit
 from tests.report.test_schemas import validate
+from tests.training import commands
 from tests.training.models import arrays, regression
-from tests.training.zygote import Zygote
 
 pytestmark = pytest.mark.tf
 
@@ -169,27 +169,27 @@ def test_a_signal_ends_it_after_the_step_with_a_checkpoint(
 
 
 @pytest.mark.timeout(1200 if CAMPAIGN else 120)
-def test_killed_at_any_time_it_goes_on_bit_equal(zygote: Zygote, folder: Path, tmp_path: Path) -> None:
+def test_killed_at_any_time_it_goes_on_bit_equal(folder: Path, tmp_path: Path) -> None:
     """SIGKILL at random times in a training that does little but write checkpoints."""
     lot, kept = random.Random(20), tmp_path / "kept"
     how = ("--shuffle", "--save", kept, "--resume", "--keep", 2, "--every")
     steps = 0
     for _ in range(KILLS):
-        child = zygote.start(command(folder, *how, 1, "--steps", 10**6))
+        child = commands.start(command(folder, *how, 1, "--steps", 10**6))
         deadline = time.monotonic() + 60
         while _last(kept) in (None, steps) and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(lot.random() * 0.2)
-        os.kill(child, signal.SIGKILL)
-        assert zygote.wait(child) == -signal.SIGKILL
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
         found = _last(kept)
         assert found is not None
         assert found > steps  # it went on
         for one in checkpoint.listed(kept).all:
             tensors(one)  # whole
         steps = found
-    assert zygote.run(command(folder, *how, 10**6, "--steps", steps + 3)) == 0
-    assert zygote.run(command(folder, "--shuffle", "--save", tmp_path / "whole", "--steps", steps + 3)) == 0
+    assert commands.run(command(folder, *how, 10**6, "--steps", steps + 3)) == 0
+    assert commands.run(command(folder, "--shuffle", "--save", tmp_path / "whole", "--steps", steps + 3)) == 0
     assert tensors(kept / f"model-{steps + 3}") == tensors(tmp_path / "whole" / f"model-{steps + 3}")
     assert [name for name in os.listdir(kept) if name.startswith(".")] == []
     # One that was whole and not yet listed when the process was killed stays: others leave such ones on purpose.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from msplit.run.request import BenchRequest
 from msplit.serving.pool.making import pool
 from msplit.serving.pool.settings import PoolSettings
 from msplit.verify.results import Settings
+from tests import forked
 from tests.cli.runner import ROOT, msplit
 
 pytestmark = pytest.mark.tf
@@ -211,7 +211,7 @@ sys.exit(main.run(["bench", sys.argv[1], "--engine", "tensorflow", "--duration",
 def test_a_command_ends_though_what_waits_can_not_be_cancelled(tmp_path: Path) -> None:
     written(lambda tf, v1: tf.identity(staged("Unstage")(tf, v1), name="y"), tmp_path)
     command = [sys.executable, "-c", STAGE, str(tmp_path / "model.meta")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = forked.run(command, server=forked.TENSORFLOW, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 2
     assert "waits for held (Unstage)" in done.stderr
     assert "--inputs held" in done.stderr

@@ -18,6 +18,7 @@ from msplit.serving.loadtest.dispatcher import Watch, drive
 from msplit.serving.loadtest.generator import Generator, Level, Sending, send
 from msplit.serving.loadtest.results import in_flight
 from msplit.serving.loadtest.table import ANSWERED, DONE, OVER, SENT, Table
+from tests import forked
 from tests.cli.runner import ROOT, heard
 from tests.serving.loadtest.fakes import DISTINCT, FEEDS, FakePool, loaded, run_of, table
 
@@ -173,7 +174,7 @@ generator.finish()
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_generator_ends_with_the_process_that_it_sends_to(how: signal.Signals) -> None:
     with heard():
-        started = subprocess.Popen(
+        started = forked.Popen(
             [sys.executable, "-c", SENDS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True
         )
     with started as sending:

@@ -23,6 +23,7 @@ from msplit.serving.loadtest.run import LoadSettings, load
 from msplit.serving.loadtest.targets import RemoteArm
 from msplit.serving.pool import making
 from msplit.serving.pool.settings import PoolSettings
+from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, fine, heard, msplit
 from tests.report.test_html_page import Reader, data_of
 from tests.report.test_schemas import validate
@@ -192,7 +193,7 @@ def test_control_c_ends_both_processes_and_leaves_nothing_behind() -> None:
 
     command = [sys.executable, "-c", INTERRUPTED]
     with heard():
-        started = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT, text=True)
+        started = forked.Popen(command, server=forked.TENSORFLOW, stderr=subprocess.PIPE, cwd=ROOT, text=True)
     with started as running:
         children: list[int] = []
         end = time.monotonic() + 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests import forked
 from tests.cli.runner import ROOT
 
 
@@ -24,7 +26,7 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | forked.Popen
     port: int
     rest: int
     said: str
@@ -55,18 +57,23 @@ class Server:
 
 
 def start(*arguments: object) -> Server:
-    """Starts `msplit serve`, and waits until it is ready."""
-    return _started(lambda port, rest: ["msplit", "serve", *arguments, "--port", port, "--rest_api_port", rest])
+    """Starts `msplit serve`, and waits until it is ready. A process that is forked would have loaded TensorFlow."""
+    return _started(
+        subprocess.Popen, lambda port, rest: ["msplit", "serve", *arguments, "--port", port, "--rest_api_port", rest]
+    )
 
 
 def start_trivial(front_ends: int) -> Server:
     """The same of the server of `trivial`."""
-    return _started(lambda port, rest: ["tests.serving.server.trivial", port, rest, front_ends])
+    return _started(
+        functools.partial(forked.Popen, server=forked.TENSORFLOW),
+        lambda port, rest: ["tests.serving.server.trivial", port, rest, front_ends],
+    )
 
 
-def _started(command: Callable[[int, int], list[object]]) -> Server:
+def _started(begin: Callable[..., Any], command: Callable[[int, int], list[object]]) -> Server:
     port, rest = free_port(), free_port()
-    process = subprocess.Popen(
+    process = begin(
         [sys.executable, "-m", *map(str, command(port, rest))],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -28,6 +28,9 @@ _ALIASES = (
 )
 """Ops whose results may lie in the memory of the values that they are given."""
 
+_MAY_ALIAS = _ALIASES | LOOPS | CONDS | CALLS
+"""These, and ops that give what is in them."""
+
 
 def mutated(op: Op) -> tuple[int, ...]:
     """Input slots that an op writes in place: its first outputs are these, afterwards."""
@@ -293,6 +296,9 @@ class OpGraph:
         state = set(self.state.values())
 
         def lies_in(key: Key) -> tuple[Key, ...]:
+            op = self.ops.get(key[0])
+            if op is not None and op.op not in _MAY_ALIAS and key not in state and key not in self.stacks:
+                return (key,) if key[1] < len(mutated(op)) else ()
             found, waiting, seen = list[Key](), [key], {key}
             while waiting:
                 key = waiting.pop()

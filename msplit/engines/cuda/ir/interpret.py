@@ -142,10 +142,14 @@ def _arguments(program: Program, step: KernelCall, values: Mapping[Key, torch.Te
     return [values[key] if key in values else program.constants[key] for key in step.inputs]
 
 
-def static_slots(op: Op) -> set[int]:
+def static_slots(op: Op) -> frozenset[int]:
     """The inputs of an op that its lowering wants on the host, negative ones resolved."""
-    count = len(op.inputs)
-    return {slot % count for slot in table()[op.op].static if -count <= slot < count}
+    return _resolved(table()[op.op].static, len(op.inputs))
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolved(slots: tuple[int, ...], count: int) -> frozenset[int]:
+    return frozenset(slot % count for slot in slots if -count <= slot < count)
 
 
 def depends_on_values(op: Op, known: Container[Key]) -> bool:

@@ -82,7 +82,7 @@ class Lowering:
 
     def dynamic_with(self, attrs: Mapping[str, Any]) -> bool:
         """Whether it is dynamic for a node with these attributes."""
-        return Listed(self.dynamic, self.unless).dynamic_with(attrs)
+        return self.dynamic and not (self.unless and attrs.get(self.unless, False))
 
     @property
     def summary(self) -> str:
@@ -127,6 +127,7 @@ def lowering(
     return register
 
 
+@functools.cache
 def table() -> Mapping[str, Lowering]:
     """Every lowering by op name. Imports PyTorch."""
     import_module("msplit.engines.cuda.ops").load()  # they register themselves here; by name, since they stand above

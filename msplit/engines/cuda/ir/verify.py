@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
@@ -73,6 +74,35 @@ def fingerprint(graph: OpGraph) -> tuple[Any, ...]:
     return ops, *(tuple(sorted(end.items())) for end in ends)
 
 
+def snapshot(graph: OpGraph) -> tuple[Any, ...]:
+    """All that `RULES` read of a graph. Two that are equal are both legal or both not, on one side of specialization."""
+    ops = tuple(
+        (
+            number,
+            op.node,
+            op.op,
+            *op.inputs,
+            *op.source_nodes,
+            *op.replaces,
+            op.batch,
+            len(op.source_nodes),
+            *op.attrs.items(),
+        )
+        for number, op in graph.ops.items()
+    )
+    constants = tuple((key, value.shape) for key, value in graph.constants.items())
+    ends = (graph.fetches, graph.feeds, graph.state, graph.final, graph.stacks, graph.shapes)
+    return ops, constants, graph.numbers, *(tuple(end.items()) for end in ends)
+
+
+def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Compare two snapshots. Arrays in attributes are the same where they are one."""
+    try:
+        return one == other
+    except ValueError:  # arrays that are two
+        return False
+
+
 def _numbered(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     """An op stands under its own number, and numbers that are handed out next are free."""
     for number, op in graph.ops.items():
@@ -94,14 +124,15 @@ def _one_maker(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
 
 def _made_before_read(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     """Every value that is read is fed, known, or made by an op in front that has such an output."""
-    fed, made = {*graph.feeds.values(), *graph.state.values(), *graph.stacks}, set[int]()
+    known = {*graph.feeds.values(), *graph.state.values(), *graph.stacks, *graph.constants}
+    made: dict[int, float] = {}
     for number, op in graph.ops.items():
         for slot, key in enumerate(op.inputs):
-            if key not in fed and key not in graph.constants and not _has_output(graph, key, made):
+            if key not in known and not 0 <= key[1] < made.get(key[0], 0):
                 yield f"input {slot} of {_said(op)}, {key}, is not there when it is read"
-        made.add(number)
+        made[number] = _outputs(op)
     for name, key in (*graph.fetches.items(), *graph.final.items()):
-        if key not in fed and key not in graph.constants and not _has_output(graph, key, made):
+        if key not in known and not 0 <= key[1] < made.get(key[0], 0):
             yield f"output {name} is {key}, which nothing makes"
 
 
@@ -131,12 +162,10 @@ def _written_once(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
                 yield f"{_said(graph.ops[writer])} overwrites what {_said(graph.ops[reader])} reads behind it"
 
 
-def _has_output(graph: OpGraph, key: Key, made: set[int]) -> bool:
-    if key[0] not in made:
-        return False
-    op = graph.ops[key[0]]
+def _outputs(op: Op) -> float:
+    """Count an op's outputs, those behind the variables that it writes included; infinity where that can not be told."""
     count = schema.output_count(op.op, op.attrs)
-    return key[1] >= 0 and (count is None or key[1] < count + len(mutated(op)))
+    return math.inf if count is None else count + len(mutated(op))
 
 
 def _wanted(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
@@ -152,7 +181,8 @@ def _from_the_model(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     for op in graph.ops.values():
         if not op.source_nodes:
             yield f"{_said(op)} does the work of no node"
-        if any(not 0 <= node < nodes for node in (*op.source_nodes, *op.replaces)):
+        sources = (*op.source_nodes, *op.replaces)
+        if sources and not 0 <= min(sources) <= max(sources) < nodes:
             yield f"{_said(op)} does the work of a node that is not in the model"
         if op.batch < 1:
             yield f"{_said(op)} does {op.batch} ops side by side"
@@ -171,6 +201,8 @@ def _plain(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
     """Attributes are plain values; an op of the engine's own may have a description, a functional op names functions."""
     for op in graph.ops.values():
         for name, value in op.attrs.items():
+            if type(value) in _PLAIN:
+                continue
             if not _is_plain(value, own=op.op.startswith("_") or name.startswith("_"), names=op.op in FUNCTIONAL):
                 yield f"attribute {name} of {_said(op)} is a {type(value).__name__}"
 
@@ -205,11 +237,11 @@ def _shaped(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
             yield f"an input, {key}, has no shape"
     for op in graph.ops.values():
         lowering = lowerings.get(op.op)
-        if lowering is None:
+        if lowering is None or (op.node, 0) in graph.shapes:
             continue
         free = lowering.dynamic_with(op.attrs) or any(graph.shape(key) is None for key in op.inputs)
         asks = any(op.inputs[slot] not in graph.constants for slot in static_slots(op))
-        if not free and not asks and (op.node, 0) not in graph.shapes:
+        if not free and not asks:
             yield f"{_said(op)} has no shape"
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.graph import Key, OpGraph, StandIn
-from msplit.engines.cuda.ir.verify import Stage, fingerprint, verify
+from msplit.engines.cuda.ir.verify import Stage, fingerprint, same, snapshot, verify
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.attention import choose as attention
 from msplit.engines.cuda.passes.attention.rewrite import fuse_attention
@@ -304,16 +304,22 @@ def run_passes(graph: OpGraph, context: Context, *stages: Stage, pipeline: tuple
         IllegalGraph: A pass left what is no legal graph (only where `MSPLIT_VERIFY` is set).
     """
     checks = bool(os.environ.get(VERIFY))
+    legal: tuple[Any, ...] | None = None  # what was looked at last, and whether its shapes were known
     asked = (one for one in pipeline if one.stage in stages and (not one.option or getattr(context, one.option)))
     for what, passes in groupby(asked, lambda one: one.phase):
         with phase(what):
             for one in passes:
-                before = fingerprint(graph) if checks else None
+                if checks and legal is None:
+                    before = fingerprint(graph)
                 changed = one.run(graph, context)
                 if changed:
                     tidy(graph)
-                if checks:
+                if not checks:
+                    continue
+                found = (one.stage is Stage.IMPORTED, *snapshot(graph))
+                if legal is None or not same(found, legal):
                     verify(graph, one.stage, context.nodes, after=one.name, unchanged=None if changed else before)
+                    legal, before = found, fingerprint(graph)
 
 
 def shapes_of(graph: OpGraph, context: Context) -> dict[Key, tuple[int, ...]]:

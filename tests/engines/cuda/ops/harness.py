@@ -28,6 +28,7 @@ from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
 from msplit.opset import schema
+from tests.kept import kept
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 """NumPy's dtype for bfloat16 arrays: ``array.astype(BFLOAT16)``."""
@@ -73,6 +74,7 @@ def ints(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int32)
 
 
+@kept
 def run_tensorflow(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[np.ndarray, ...]:
     """Every output of TensorFlow's CPU kernel for one node, internal ops such as ``_FusedMatMul`` included.
 

@@ -1,0 +1,178 @@
+"""Processes of Python that begin with their imports done: forked from one that has made them, in place of a new interpreter.
+
+    forked.run([sys.executable, "-m", "msplit", "analyze", model], capture_output=True, text=True)
+    forked.Popen(command, stdout=subprocess.PIPE, server=forked.TENSORFLOW)
+
+For commands whose work, signals and streams are tested. Where it is the start of a process that is tested (what is imported, variables that
+Python reads as it begins, limits), a new one is needed: `subprocess`. The exit of the interpreter is the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+COMMANDS = ("msplit.api", "msplit.cli.main", "msplit.formats", "rich.console", "rich.table", "yaml")
+"""Imports of commands that only decide."""
+
+TENSORFLOW = ("tensorflow", "torch", *COMMANDS, "msplit.engines.cuda.engine", "msplit.engines.tensorflow.session")
+"""Imports of what runs models. No thread of TensorFlow is started by them, so that a fork is safe."""
+
+_SERVER = """
+import gc, importlib, io, json, os, runpy, signal, socket, sys
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+asks = socket.socket(fileno=int(sys.argv[1]))
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+assert len(os.listdir("/proc/self/task")) == 1, "a thread of an import would be missing in the copies"
+gc.freeze()
+while True:
+    text, given, _, _ = socket.recv_fds(asks, 1 << 20, 3)
+    if not text:
+        os._exit(0)
+    asked = json.loads(text)
+    if "ended" in asked:
+        asks.send(str(os.waitpid(asked["ended"], 0)[1]).encode())
+        continue
+    child = os.fork()
+    if not child:
+        break
+    for number in given:
+        os.close(number)
+    asks.send(str(child).encode())
+
+asks.close()
+for number, name in enumerate(("stdin", "stdout", "stderr")):
+    os.dup2(given[number], number)
+    os.close(given[number])
+    own, at_once = getattr(sys, name), name == "stderr" or os.isatty(number)
+    binary = open(number, "wb" if number else "rb", 0 if number and own.write_through else -1, closefd=False)
+    stream = io.TextIOWrapper(
+        binary, own.encoding, own.errors, line_buffering=at_once and not own.write_through, write_through=own.write_through
+    )
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
+set_here = {name: value for name, value in os.environ.items() if name in ("LC_CTYPE", "TF_CPP_MIN_LOG_LEVEL")}
+os.environ.clear()
+os.environ.update(set_here | asked["environment"])
+os.chdir(asked["folder"])
+sys.path[:0] = [path for path in asked["environment"].get("PYTHONPATH", "").split(os.pathsep) if path]
+first, *rest = asked["command"]
+sys.argv = [first, *rest[1:]] if first in ("-c", "-m") else [first, *rest]
+sys.path.insert(0, asked["folder"] if first in ("-c", "-m") else os.path.dirname(os.path.abspath(first)))
+if first == "-c":
+    exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+elif first == "-m":
+    runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+else:
+    runpy.run_path(first, run_name="__main__")
+"""
+
+
+@functools.cache
+def _server(imports: tuple[str, ...]) -> socket.socket:
+    """The socket of the process that is forked. It ends with this one."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"} if "tensorflow" in imports else {}  # as msplit sets it
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SERVER, str(its.fileno()), *imports],
+            pass_fds=(its.fileno(),),
+            cwd=ROOT,
+            env={**quiet, **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},  # no threads of libraries
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # TensorFlow has much to say
+        )
+    atexit.register(process.wait)
+    atexit.register(mine.close)
+    return mine
+
+
+def _answer(server: socket.socket) -> int:
+    said = server.recv(64)
+    assert said, "the process that is forked has ended"
+    return int(said)
+
+
+class Popen(subprocess.Popen[Any]):
+    """A forked process, to be used as `subprocess.Popen`; of its options those that tests need."""
+
+    def __init__(self, command: list[str], *, server: tuple[str, ...] = COMMANDS, **options: Any) -> None:
+        self._server = _server(server)
+        super().__init__(command, **options)
+
+    def _execute_child(
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
+    ) -> None:  # type: ignore[override]
+        assert args[0] == sys.executable
+        pipes = rest[3:9]  # of standard input, output and errors: to read from and to write to
+        ends = [own if end == -1 else end for own, end in enumerate((pipes[0], pipes[3], pipes[5]))]
+        asked = {
+            "command": [os.fspath(argument) for argument in args[1:]],
+            "environment": dict(os.environ if env is None else env),
+            "folder": os.fspath(cwd or os.getcwd()),
+            "ignored": [
+                int(number)
+                for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+                if signal.getsignal(number) == signal.SIG_IGN
+            ],
+        }
+        socket.send_fds(self._server, [json.dumps(asked).encode()], ends)
+        self.pid = _answer(self._server)
+        self._child_created = True
+        self._over = os.pidfd_open(self.pid)
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        """As `os.waitpid`: the process is a child of the one that was forked."""
+        if not select.select([self._over], [], [], 0 if flags & os.WNOHANG else None)[0]:
+            return 0, 0
+        os.close(self._over)
+        self._server.send(json.dumps({"ended": self.pid}).encode())
+        return self.pid, _answer(self._server)
+
+    def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
+        if self.returncode is None and self._child_created:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid:
+                self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return self.returncode
+
+
+def run(
+    command: list[str],
+    *,
+    capture_output: bool = False,
+    timeout: float | None = None,
+    check: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """A forked process to its end, as `subprocess.run`."""
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(command, **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done

@@ -1,0 +1,77 @@
+"""Tests are quick, and one that becomes slow fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.forked import ROOT
+
+TESTS = ROOT / "tests"
+
+
+@pytest.fixture
+def conftest(request: pytest.FixtureRequest) -> Any:
+    plugins = request.config.pluginmanager.get_plugins()
+    return next(one for one in plugins if getattr(one, "__file__", None) == str(TESTS / "conftest.py"))
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def item(name: str, *markers: str) -> Any:
+    return SimpleNamespace(path=Path("x/test_a.py"), name=name, get_closest_marker=lambda one: one in markers)
+
+
+def test_a_test_above_its_limit_fails_where_the_machine_is_idle(conftest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "SLOW", {"longest": 3.0, "tests": {"test_a.py::test_b": 8.0}})
+    monkeypatch.setattr(conftest, "CAMPAIGN", False)
+    monkeypatch.setattr(conftest, "_busy", lambda: None)
+    assert conftest._too_slow(item("test_b"), 7.9) is None
+    assert conftest._too_slow(item("test_c"), 2.9) is None
+    assert "8.1 s of processor time are more than its limit of 8.0 s" in conftest._too_slow(item("test_b"), 8.1)
+    assert "more than its limit of 3.0 s" in conftest._too_slow(item("test_c"), 3.1)
+    assert conftest._too_slow(item("test_c", "gpu"), 3.1) is None
+    monkeypatch.setattr(conftest, "_busy", lambda: "the machine is busy")
+    assert conftest._too_slow(item("test_c"), 3.1) is None
+
+
+def test_time_is_that_of_processors(conftest: Any) -> None:
+    spent = conftest._Spent()
+    time.sleep(0.1)
+    assert spent.wall() >= 0.1
+    waited = spent.processor()
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    assert waited < 0.1 < spent.processor() + 0.02
+
+
+def test_the_tests_that_have_a_limit_are_there() -> None:
+    table = tomllib.loads((TESTS / "slow.toml").read_text("utf-8"))
+    for name in table["tests"]:
+        file, _, test = name.partition("::")
+        assert any(f"def {test.partition('[')[0]}(" in path.read_text("utf-8") for path in TESTS.rglob(file)), name
+    assert len(table["tests"]) == 20
+    assert table["longest"] <= min(table["tests"].values())
+
+
+def test_limits_are_twice_what_the_slowest_took() -> None:
+    tool = load(ROOT / "tools" / "durations.py")
+    rows = [(f"tests/a/test_{number % 3}.py::test_{number}[x-y]", number / 10, 1.0) for number in range(30)]
+    table = tomllib.loads(tool.limits(rows))
+    assert table["longest"] == 1.8
+    assert list(table["tests"].items())[:2] == [("test_2.py::test_29[x-y]", 5.8), ("test_1.py::test_28[x-y]", 5.6)]
+    assert tool.by_file(rows)[0] == (pytest.approx(15.5), 10, "tests/a/test_2.py")
