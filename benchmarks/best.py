@@ -31,6 +31,7 @@ from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.inputs.make import feeds_for
+from msplit.run.request import RunRequest
 from msplit.run.stream_ids import assignments_for
 from msplit.verify.compare import compare
 
@@ -63,7 +64,7 @@ def rows(graphs: Path, name: str, batch: int, precision: Precision, streams: int
     expected = exact.step(job.feeds)
     exact.close()
     sizes, costs = price(flat, work)
-    assigned, _ = assignments_for(flat, sizes, costs, api.BenchRequest(streams=[streams], ruleset=models.RULES[name]))
+    assigned, _ = assignments_for(flat, sizes, costs, RunRequest(streams=[streams], ruleset=models.RULES[name]))
     options = replace(job.options, mode=KernelMode.FUSED_AND_GROUPED)
     job = replace(job, costs=costs, options=options, precision=precision)
     for count, ids, _ in [(1, job.ids, None), *assigned]:

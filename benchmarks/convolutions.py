@@ -219,10 +219,14 @@ def steps_of(flat_of: Callable[[], FlatGraph], batch: int, streams: int) -> None
     for early in (False, True):
         conv.EARLY = early
         Tuner.of(torch.device("cuda", torch.cuda.current_device()))._chosen.clear()
-        request = api.BenchRequest(
-            engine="cuda", batch=batch, streams=(streams,), ruleset="vision", compare_tensorflow=False
-        )
-        made = api.bench(flat_of(), request)
+        request = {
+            "engine": "cuda",
+            "batch": batch,
+            "streams": (streams,),
+            "ruleset": "vision",
+            "compare_tensorflow": False,
+        }
+        made = api.bench(flat_of(), **request)
         print(f"early: {early}")
         for one in made.result.variants:
             us = "-" if one.device is None else f"{one.device.median * 1e6:.0f}"

@@ -79,18 +79,18 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> tuple[Any, Any]
         flat = api.load(path, outputs=list(training_models.FETCHES))
     else:
         flat = api.load(models.fill(arguments.graphs, Path("/tmp/msplit-models"), name, batch))
-    request = api.BenchRequest(
-        streams=tuple(int(number) for number in arguments.streams.split(",")),
-        ruleset=arguments.rules or models.RULES[name],
-        engine="cuda",
-        batch=batch,
-        precision=arguments.precision,
-        compare_tensorflow=not arguments.no_tensorflow,
-        compare_xla=name not in arguments.no_xla.split(","),
-        settings=Settings(duration=arguments.duration, warmup=0.1, min_rounds=5, builds=arguments.builds),
-        command=tuple(sys.argv),
-    )
-    return api.bench(flat, request, progress=Log()), flat
+    request = {
+        "streams": tuple(int(number) for number in arguments.streams.split(",")),
+        "ruleset": arguments.rules or models.RULES[name],
+        "engine": "cuda",
+        "batch": batch,
+        "precision": arguments.precision,
+        "compare_tensorflow": not arguments.no_tensorflow,
+        "compare_xla": name not in arguments.no_xla.split(","),
+        "settings": Settings(duration=arguments.duration, warmup=0.1, min_rounds=5, builds=arguments.builds),
+        "command": tuple(sys.argv),
+    }
+    return api.bench(flat, **request, progress=Log()), flat
 
 
 class Log:

@@ -28,6 +28,7 @@ import models
 from pools import flood
 
 import msplit
+from msplit.cost.workload import Workload
 from msplit.inputs.make import feeds_for
 from msplit.serving.loadtest.corpus import of_build, of_ports
 
@@ -45,11 +46,9 @@ DISTINCT = 64
 """Requests, all with other inputs."""
 
 
-def request_for(args: argparse.Namespace, batch: int | None, gpus: range) -> msplit.BenchRequest:
+def request_for(args: argparse.Namespace, batch: int | None, gpus: range) -> dict[str, Any]:
     fast = {"effort": "fast"} if args.device == "cpu" else {}
-    return msplit.BenchRequest(
-        streams=(args.streams,), engine="cuda", device=args.device, batch=batch, devices=tuple(gpus), **fast
-    )
+    return dict(streams=(args.streams,), engine="cuda", device=args.device, batch=batch, devices=tuple(gpus), **fast)
 
 
 def in_turns(runners: dict[Any, Any], feeds: dict[Any, Any], seconds: float) -> dict[Any, dict[str, Any]]:
@@ -87,8 +86,8 @@ def steps(args: argparse.Namespace, path: Path, name: str, batch: int) -> list[d
     try:
         for count, rows in wanted:
             request = request_for(args, rows, range(count))
-            runners[count, rows] = msplit.prepare(flat, request)
-            feeds[count, rows] = feeds_for(flat, request.workload, seed=1)
+            runners[count, rows] = msplit.prepare(flat, **request)
+            feeds[count, rows] = feeds_for(flat, Workload(batch=rows), seed=1)
         found = in_turns(runners, feeds, args.seconds)
         labels = {key: runner.label for key, runner in runners.items()}
     finally:
@@ -111,11 +110,11 @@ def steps(args: argparse.Namespace, path: Path, name: str, batch: int) -> list[d
 def answers(args: argparse.Namespace, path: Path, name: str, rows: int) -> list[dict[str, Any]]:
     """Requests of so many rows, to one pool on so many GPUs, and to a process for each GPU. In turns, the best of three."""
     built = args.out / f"{name}-{rows}.build"
-    msplit.build(path, built, request_for(args, None, range(1)), batches=(rows,), force=True)
+    msplit.build(path, built, **request_for(args, None, range(1)), batches=(rows,), force=True)
     best: dict[tuple[str, int], tuple[float, float, float]] = {}
     for _ in range(1 if args.seconds < 1 else 3):
         for count in args.counts:
-            with msplit.pool(built, request_for(args, None, range(count)), groups=GROUPS) as pool:
+            with msplit.pool(built, **request_for(args, None, range(count)), groups=GROUPS) as pool:
                 feeds = of_ports(of_build(built), pool.inputs, rows, DISTINCT, 0)
                 one = flood(pool, feeds, GROUPS * WINDOW * count, args.seconds)
             best["one process", count] = max(one, best.get(("one process", count), one))

@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=0, help="requests of which every answer is checked")
     parser.add_argument("--opens", type=int, default=0, help="how often to open and close a pool")
     args = parser.parse_args()
-    request = msplit.BenchRequest(engine="cuda", device=args.device, effort="full" if args.device == "cuda" else "fast")
+    request = {"engine": "cuda", "device": args.device, "effort": "full" if args.device == "cuda" else "fast"}
     rows_found: list[dict[str, Any]] = []
     said: list[str] = []
 
@@ -184,7 +184,7 @@ def main() -> None:
         built = Path(f"/tmp/{name}.build")
         start = time.perf_counter()
         rows, batches = SIZES.get(name, (128, (1, 16, 64, 128, 512)))
-        msplit.build(path, built, request, batches=batches, force=True)
+        msplit.build(path, built, **request, batches=batches, force=True)
         say(f"{name}: built in {time.perf_counter() - start:.1f} s")
         with msplit.pool(built, groups=1) as pool:
             whole, single = requests_of(pool, rows, 64), requests_of(pool, 1, 1024)
@@ -212,7 +212,7 @@ def main() -> None:
             say(f"{name}: {every_answer(built, 8, args.every)}")
     if args.opens:
         small = Path("/tmp/small.build")
-        msplit.build(Path("sample_graphs/mmoe_small.pb"), small, request, batches=(1, 16), force=True)
+        msplit.build(Path("sample_graphs/mmoe_small.pb"), small, **request, batches=(1, 16), force=True)
         say(open_and_close(small, args.opens))
     if args.out:
         (args.out / "requests.json").write_text(

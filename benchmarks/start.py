@@ -120,23 +120,23 @@ def child(model: str, batch: str, began: str, effort: str, profile: str = "") ->
     flat = None if effort == "open" else api.load(model)
     build = Path(os.environ["XDG_CACHE_HOME"]).with_suffix(".build")
     how = {"effort": effort} if effort == "fast" else {}  # which an older version does not know
-    request = api.BenchRequest(streams=(STREAMS,), engine="cuda", batch=int(batch), compare_tensorflow=False, **how)
+    request = dict(streams=STREAMS, engine="cuda", batch=int(batch), **how)
     mark("prepare")
     if profile:
         import cProfile
         import pstats
 
         profiler = cProfile.Profile()
-        runner = profiler.runcall(api.prepare, flat, request)
+        runner = profiler.runcall(api.prepare, flat, **request)
         for order, rows in (("cumulative", 130), ("tottime", 40)):
             pstats.Stats(profiler).sort_stats(order).print_stats(rows)
     elif effort in ("build", "open"):
         if effort == "build":
-            print("   build, bytes:", api.build(flat, build, request, force=True))
+            print("   build, bytes:", api.build(flat, build, **request, force=True))
             mark("open")
         runner = api.open(build)
     else:
-        runner = api.prepare(flat, request)
+        runner = api.prepare(flat, **request)
     mark("first step")
     runner.step(dict(runner.buffers))
     mark("")

@@ -43,6 +43,7 @@ from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.opset import proto
 from msplit.report import jsonio
+from msplit.run.request import RunRequest
 from msplit.run.stream_ids import assignments_for
 from msplit.verify.built import Variant
 from msplit.verify.results import BenchResult, Settings
@@ -171,9 +172,9 @@ def ours(arguments: argparse.Namespace, job: Job, batch: int) -> list[Variant]:
     """One stream launched op by op and captured, streams with plain kernels, and larger kernels on the most streams and on one."""
     engine = CudaEngine()
     name = training_of(job)
-    request = api.BenchRequest(streams=[int(one) for one in arguments.streams.split(",")], ruleset=MODELS[name].rules)
+    request = {"streams": [int(one) for one in arguments.streams.split(",")], "ruleset": MODELS[name].rules}
     sizes, costs = price(job.flat, Workload(batch=batch))
-    assigned, _ = assignments_for(job.flat, sizes, costs, request)
+    assigned, _ = assignments_for(job.flat, sizes, costs, RunRequest(**request))
     job = replace(job, costs=costs)
     found = [Variant(ONE, engine, job)]
     if arguments.device == "cuda":

@@ -27,14 +27,18 @@ if TYPE_CHECKING:
         Analysis,
         Assigned,
         Bench,
-        BenchRequest,
+        BenchOptions,
         Build,
+        BuildOptions,
         CompiledFunction,
         Pool,
         PoolSettings,
         Runner,
+        RunOptions,
         Settings,
+        StepOptions,
         Trainer,
+        TuneSettings,
         analyze,
         assign,
         bench,
@@ -48,11 +52,27 @@ if TYPE_CHECKING:
         save,
     )
     from msplit.checks import CheckSettings, check
-    from msplit.errors import MsplitError
+    from msplit.errors import (
+        AssignError,
+        Busy,
+        Closed,
+        DeviceLost,
+        EndOfData,
+        EngineError,
+        GraphError,
+        InvalidInput,
+        LoadError,
+        MsplitError,
+        OutOfMemory,
+        RankLost,
+        RulesError,
+        TimedOut,
+        WriteError,
+        WrongShape,
+    )
 
 _ELSEWHERE = {
     "CheckSettings": "msplit.checks",
-    "MsplitError": "msplit.errors",
     "check": "msplit.checks",
     "stream": "msplit.annotate",
     "stream_group": "msplit.annotate",
@@ -61,18 +81,37 @@ _ELSEWHERE = {
 
 __all__ = [
     "Analysis",
+    "AssignError",
     "Assigned",
     "Bench",
-    "BenchRequest",
+    "BenchOptions",
     "Build",
+    "BuildOptions",
+    "Busy",
     "CheckSettings",
+    "Closed",
     "CompiledFunction",
+    "DeviceLost",
+    "EndOfData",
+    "EngineError",
+    "GraphError",
+    "InvalidInput",
+    "LoadError",
     "MsplitError",
+    "OutOfMemory",
     "Pool",
     "PoolSettings",
+    "RankLost",
+    "RulesError",
+    "RunOptions",
     "Runner",
     "Settings",
+    "StepOptions",
+    "TimedOut",
     "Trainer",
+    "TuneSettings",
+    "WriteError",
+    "WrongShape",
     "__version__",
     "analyze",
     "assign",
@@ -96,7 +135,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'msplit' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "msplit.api")), name)
+    errors = importlib.import_module("msplit.errors")
+    where = "msplit.errors" if hasattr(errors, name) else _ELSEWHERE.get(name, "msplit.api")
+    value = getattr(importlib.import_module(where), name)
     globals()[name] = value
     return value
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from msplit import rules
 from msplit.assignment import analysis, assignment, model
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from msplit.run.function import CompiledFunction, compile
     from msplit.run.open import open
     from msplit.run.prepare import prepare
-    from msplit.run.request import BenchRequest
+    from msplit.run.request import BenchOptions, BuildOptions, RunOptions, StepOptions, TuneSettings
     from msplit.run.runner import Runner
-    from msplit.run.tuning import Tuned, TuneSettings
+    from msplit.run.tuning import Tuned
     from msplit.schedule.search.search import Device
     from msplit.serving.pool.pool import Pool
     from msplit.serving.pool.settings import PoolSettings
@@ -51,16 +51,19 @@ __all__ = [
     "Analysis",
     "Assigned",
     "Bench",
-    "BenchRequest",
+    "BenchOptions",
     "Build",
+    "BuildOptions",
     "Compared",
     "CompiledFunction",
     "Pool",
     "PoolSettings",
     "Replicated",
     "Replication",
+    "RunOptions",
     "Runner",
     "Settings",
+    "StepOptions",
     "StreamLoad",
     "Trainer",
     "TuneSettings",
@@ -96,9 +99,10 @@ _LATER = {
     "PoolSettings": "msplit.serving.pool.settings",
     "CompiledFunction": "msplit.run.function",
     "compile": "msplit.run.function",
-    "BenchRequest": "msplit.run.request",
+    **dict.fromkeys(
+        ("BenchOptions", "BuildOptions", "RunOptions", "StepOptions", "TuneSettings"), "msplit.run.request"
+    ),
     "Tuned": "msplit.run.tuning",
-    "TuneSettings": "msplit.run.tuning",
     "Settings": "msplit.verify.results",
     "Trainer": "msplit.training.trainer",
 }
@@ -127,7 +131,6 @@ def analyze(
 
 def pool(
     model: FlatGraph | str | os.PathLike[str],
-    request: BenchRequest | None = None,
     *,
     groups: int | str = 4,
     max_batch: int | None = None,
@@ -139,6 +142,7 @@ def pool(
     host_threads: int | None = None,
     latency_us: float | None = None,
     progress: Progress | None = None,
+    **options: Unpack[RunOptions],
 ) -> Pool:
     """Makes a model ready to answer many requests at once: several steps are in flight, over one set of weights.
 
@@ -146,7 +150,6 @@ def pool(
 
     Args:
         model: From `load`, or where a model or a build is. A build is ready in a second or two; see `build`.
-        request: As for `prepare`.
         groups: Arenas, which is how many steps are in flight at once; ``auto`` measures.
         max_batch: Most rows of a step; requests that wait are joined up to it, where rows are independent. See `PoolSettings`, as of all
             that follow.
@@ -158,11 +161,13 @@ def pool(
         host_threads: Threads for what the host runs.
         latency_us: Of ``groups="auto"``: the most that 99 of 100 requests may take, in µs.
         progress: Told what is being done and how much of it is done.
+        options: As for `prepare`: see `RunOptions`.
 
     Raises:
         EngineError: The engine can not run the model, or its outputs are not those of the reference.
         MsplitError: Rows of requests are to be joined, and are not independent; or there is not enough memory.
     """
+    from msplit.run.request import RunOptions, request_of
     from msplit.serving.pool import making
     from msplit.serving.pool.settings import PoolSettings
 
@@ -177,7 +182,7 @@ def pool(
         host_threads=host_threads,
         latency_us=latency_us,
     )
-    return making.pool(model, request, settings, progress=progress)
+    return making.pool(model, request_of(pool, RunOptions, options), settings, progress=progress)
 
 
 def price(

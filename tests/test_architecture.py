@@ -43,13 +43,16 @@ def test_a_bench_takes_the_walk() -> None:
         if event == "call":
             called.add((frame.f_code.co_filename, frame.f_code.co_qualname))
 
-    request = msplit.BenchRequest(
-        streams=(2,), engine="cuda", device="cpu", settings=msplit.Settings(duration=0.05, warmup=0, builds=1)
-    )
+    request = {
+        "streams": (2,),
+        "engine": "cuda",
+        "device": "cpu",
+        "settings": msplit.Settings(duration=0.05, warmup=0, builds=1),
+    }
     flat = msplit.load(SAMPLES / "annotated.pb")
     sys.setprofile(note)
     try:
-        msplit.bench(flat, request)
+        msplit.bench(flat, **request)
     finally:
         sys.setprofile(None)
     left_out = [walk for walk in WALK[1:-1] if (str(ROOT / walk[0]), walk[1]) not in called]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import msplit
+from msplit import errors
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,7 +46,11 @@ def test_these_names_are_public_and_no_others() -> None:
             "Analysis",
             "Assigned",
             "Bench",
-            "BenchRequest",
+            "BenchOptions",
+            "BuildOptions",
+            "RunOptions",
+            "StepOptions",
+            "TuneSettings",
             "Build",
             "Pool",
             "PoolSettings",
@@ -54,7 +59,11 @@ def test_these_names_are_public_and_no_others() -> None:
             "Settings",
             "Trainer",
             "CheckSettings",
-            "MsplitError",
+        ),
+        *(
+            name
+            for name, value in vars(errors).items()
+            if isinstance(value, type) and issubclass(value, errors.MsplitError)
         ),
     }
 
@@ -68,6 +77,9 @@ def test_a_name_that_is_not_there() -> None:
 def test_everything_public_is_documented_and_typed(name: str) -> None:
     found = getattr(msplit, name)
     assert inspect.getdoc(found)
+    if name.endswith("Options"):
+        assert found.__annotations__
+        return
     signature = inspect.signature(found)
     if inspect.isfunction(found):
         assert signature.return_annotation is not inspect.Signature.empty

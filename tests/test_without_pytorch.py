@@ -36,16 +36,17 @@ for arguments in commands:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main.run(arguments)
     found[" ".join(arguments)] = [code, err.getvalue()]
-simulated = msplit.BenchRequest(engine="cuda", device="cpu")
+simulated = {"engine": "cuda", "device": "cpu"}
+feeds = {"x": np.ones((2, 4), "f4"), "label": np.ones(2, "f4")}
 calls = {
-    "prepare": lambda: msplit.prepare(model, simulated),
-    "prepare on a GPU": lambda: msplit.prepare(model, msplit.BenchRequest(engine="cuda")),
-    "bench": lambda: msplit.bench(model, simulated),
-    "build": lambda: msplit.build(model, build + "2", simulated),
+    "prepare": lambda: msplit.prepare(model, **simulated),
+    "prepare on a GPU": lambda: msplit.prepare(model, engine="cuda"),
+    "bench": lambda: msplit.bench(model, **simulated),
+    "build": lambda: msplit.build(model, build + "2", **simulated),
     "open": lambda: msplit.open(build),
-    "pool": lambda: msplit.pool(model, simulated),
+    "pool": lambda: msplit.pool(model, **simulated),
     "pool of a build": lambda: msplit.pool(build),
-    "Trainer": lambda: msplit.Trainer(meta, "train_op", ["loss"], simulated).step({"x": np.ones((2, 4), "f4"), "label": np.ones(2, "f4")}),
+    "Trainer": lambda: msplit.Trainer(meta, "train_op", ["loss"], **simulated).step(feeds),
 }
 for name, call in calls.items():
     try:
@@ -62,7 +63,7 @@ def test_what_needs_pytorch_says_how_to_get_it(tmp_path: Path) -> None:
     regression(Path(meta))
     data = str(tmp_path / "data.npz")
     np.savez(data, x=np.ones((8, 4), np.float32), label=np.ones(8, np.float32))
-    msplit.build(model, build, msplit.BenchRequest(engine="cuda", device="cpu", effort="fast"))
+    msplit.build(model, build, engine="cuda", device="cpu", effort="fast")
     commands = [
         ["build", model, "-o", str(tmp_path / "other")],
         ["build", model, "-o", str(tmp_path / "other"), "--device", "cpu"],

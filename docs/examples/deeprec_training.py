@@ -36,8 +36,8 @@ def run(steps: int, device: str) -> dict[str, np.ndarray]:
         with graph.as_default():
             tf.compat.v1.train.export_meta_graph(str(path))
         effort = "fast" if device == "cpu" else "full"
-        request = msplit.BenchRequest(engine="cuda", device=device, streams=(2,), effort=effort)
-        with msplit.Trainer(path, target="train", fetches=["loss"], request=request) as trainer:
+        request = {"engine": "cuda", "device": device, "streams": (2,), "effort": effort}
+        with msplit.Trainer(path, target="train", fetches=["loss"], **request) as trainer:
             for fetched in trainer.each(batches(), steps, fetch_every=max(steps // 10, 1)):
                 print(f"step {fetched.step:5d}  loss {fetched.values['loss']:.6f}")
             return trainer.variables

@@ -39,8 +39,8 @@ class Model:
     def __init__(self, source: str, groups: int = 4, device: str = "cuda") -> None:
         import msplit
 
-        request = msplit.BenchRequest(engine="cuda", device="cpu") if device == "cpu" else None
-        self.pool = msplit.pool(source, request, groups=groups, max_queue=4096)
+        engine = {"engine": "cuda", "device": "cpu"} if device == "cpu" else {}
+        self.pool = msplit.pool(source, **engine, groups=groups, max_queue=4096)
 
     async def predict(self, feeds: dict[str, Any], timeout: float | None = None) -> dict[str, np.ndarray]:
         """Outputs by name. While the GPU works, the replica takes other requests."""

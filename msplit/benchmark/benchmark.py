@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Unpack
 
 from msplit.assignment.display import Facts, Shown
 from msplit.assignment.model import opened
@@ -26,7 +27,7 @@ from msplit.inputs.table_hits import Hits, hits
 from msplit.progress import Progress, Sums, timing
 from msplit.run.ablation import AblationStep
 from msplit.run.compilation import beside_float32, chosen_variant, compiled
-from msplit.run.request import BenchRequest, as_recorded
+from msplit.run.request import BenchOptions, RunRequest, as_recorded, request_of
 from msplit.run.stream_ids import StreamIds
 from msplit.run.tuning import Tuned, confirmed
 from msplit.run.variants import cuda_options, naming_open_shapes, on_all, set_up
@@ -98,7 +99,7 @@ class Bench(Shown):
 
 
 def bench(
-    flat: FlatGraph | str | os.PathLike[str], request: BenchRequest | None = None, *, progress: Progress | None = None
+    flat: FlatGraph | str | os.PathLike[str], *, progress: Progress | None = None, **options: Unpack[BenchOptions]
 ) -> Bench:
     """Runs a model on one and on several streams, verifies that the outputs are equal, and measures what streams gain.
 
@@ -106,16 +107,23 @@ def bench(
 
     Args:
         flat: From `load`, or where the model is.
-        request: What to run; the defaults are those of `msplit bench`.
         progress: Told what is being done and how much of it is done.
+        options: What to run, and beside what; the defaults are those of `msplit bench`. See `BenchOptions`.
 
     Raises:
         EngineError: The engine can not run the model; the message names what and the way out.
         MsplitError: An input does not fit.
     """
+    return bench_for(flat, request_of(bench, BenchOptions, options), progress=progress)
+
+
+def bench_for(
+    flat: FlatGraph | str | os.PathLike[str], request: RunRequest, *, progress: Progress | None = None
+) -> Bench:
+    """`bench`, with its options as a request."""
     with timing() as phases, ExitStack() as errors:
         flat = opened(flat)
-        request, said = as_recorded(flat, request or BenchRequest())
+        request, said = as_recorded(flat, request)
         errors.enter_context(naming_open_shapes(flat, request))
         setup = set_up(flat, request, progress=progress)
         made = compiled(setup, progress)

@@ -24,7 +24,7 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
 from msplit.opset.traits import CONSTANTS, DRAWS
 from msplit.progress import Progress, silent
-from msplit.run.request import BenchRequest, as_recorded
+from msplit.run.request import RunRequest, as_recorded
 from msplit.verify.compare import OutputComparison, compare, compare_state, computed_in, state_tolerances
 from msplit.verify.initial_state import initial_state
 from msplit.verify.reference_fit import fit
@@ -82,7 +82,7 @@ class Bisected:
     drift: Suspect | None = None
 
 
-def bisect(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Progress | None = None) -> Bisected:
+def bisect(flat: FlatGraph, request: RunRequest | None = None, *, progress: Progress | None = None) -> Bisected:
     """Runs a model with plain kernels on one stream beside TensorFlow on the CPU and compares every value, then with larger kernels.
 
     Of a step that writes variables, that is what its updates read as well, such as gradients, and what it makes of each variable: first by
@@ -97,7 +97,7 @@ def bisect(flat: FlatGraph, request: BenchRequest | None = None, *, progress: Pr
     Raises:
         EngineError: TensorFlow or PyTorch is not here, or the engine can not run the model.
     """
-    request, _ = as_recorded(flat, request or BenchRequest())
+    request, _ = as_recorded(flat, request or RunRequest())
     if why := TENSORFLOW.unavailable():
         raise EngineError(f"bisecting compares with TensorFlow: {why}")
     if importlib.util.find_spec("torch") is None:
@@ -150,7 +150,7 @@ class _Sides:
     flat: FlatGraph
     found: Fetchable
     feeds: Arrays
-    request: BenchRequest
+    request: RunRequest
     device: str
     state: Arrays
 

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from msplit.benchmark.benchmark import Bench, bench
+from msplit.benchmark.benchmark import Bench, bench_for
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.verify.results import VariantResult
 
 
@@ -36,7 +36,7 @@ class Line:
     variants: Mapping[int, VariantResult]
 
 
-def sweep(flat: FlatGraph, request: BenchRequest, batches: Sequence[int], *, progress: Progress | None = None) -> Sweep:
+def sweep(flat: FlatGraph, request: RunRequest, batches: Sequence[int], *, progress: Progress | None = None) -> Sweep:
     """Measures a model with each of several batches, one after the other. See `bench`.
 
     What one batch can not do, such as fit into memory, does not lose what the others gave.
@@ -64,7 +64,7 @@ def sweep(flat: FlatGraph, request: BenchRequest, batches: Sequence[int], *, pro
                 progress(f"batch {batch}: {what}", (number + share) / len(batches))
 
         try:
-            runs[batch] = bench(flat, replace(request, batch=batch), progress=tell)
+            runs[batch] = bench_for(flat, replace(request, batch=batch), progress=tell)
         except EngineError as problem:
             failed[batch] = problem.what
             if not runs and len(failed) == len(set(batches)):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from msplit.benchmark.sweep import Sweep
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
-    from msplit.run.request import BenchRequest
+    from msplit.run.request import RunRequest
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ beside_options = options.together(
 )
 
 
-def refuse(then: Baseline | None, request: BenchRequest, limit: float | None, flat: FlatGraph) -> None:
+def refuse(then: Baseline | None, request: RunRequest, limit: float | None, flat: FlatGraph) -> None:
     """Before anything is measured: a baseline of another machine decides on nothing.
 
     Raises:

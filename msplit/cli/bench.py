@@ -16,7 +16,7 @@ from msplit.report.text import plural
 
 if TYPE_CHECKING:
     from msplit.flatten.flat import FlatGraph
-    from msplit.run.request import BenchRequest
+    from msplit.run.request import RunRequest
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Sweep(options.Work):
     batches: tuple[int, ...] | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """For a `BenchRequest`, of the first batch."""
+        """For a `RunRequest`, of the first batch."""
         return {**super().arguments(), "batch": self.batches[0] if self.batches else None}
 
     @property
@@ -179,7 +179,7 @@ def command(
     verified, and measured beside one stream of the same kernels.
     """
     from msplit.assignment.export import check_places
-    from msplit.benchmark.benchmark import bench
+    from msplit.benchmark.benchmark import bench_for
     from msplit.benchmark.sweep import sweep
     from msplit.formats import build
     from msplit.report import benchmark
@@ -202,7 +202,7 @@ def command(
             swept = sweep(flat, request, work.several, progress=tell)
         return baseline_options.report(flat, swept, beside, then, asked.style, force=asked.force)
     with telling() as tell:
-        found = bench(flat, request, progress=tell)
+        found = bench_for(flat, request, progress=tell)
     written: list[str] = []
     if found.tuned is not None and not found.result.failed:
         written = write(
@@ -298,12 +298,12 @@ def _refuse(run: Run, work: Sweep, tuning: Tuning, asked: Asked, beside: baselin
         raise click.UsageError("--plot writes an HTML page: name a file that ends in .html.")
 
 
-def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tuning, asked: Asked) -> BenchRequest:
+def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tuning, asked: Asked) -> RunRequest:
     """What the options ask for."""
-    from msplit.run.request import BenchRequest
+    from msplit.run.request import RunRequest
     from msplit.verify.results import Settings
 
-    return BenchRequest(
+    return RunRequest(
         streams=run.streams,
         ruleset=run.ruleset,
         engine=run.engine,
@@ -331,7 +331,7 @@ def _request(run: Run, given: Mapping[str, Any], measured: Measured, tuning: Tun
     )
 
 
-def _bisect(flat: FlatGraph, request: BenchRequest, style: str) -> int:
+def _bisect(flat: FlatGraph, request: RunRequest, style: str) -> int:
     """Finds the node at which outputs begin to differ. Exit code 1 where there is one."""
     from msplit.benchmark import bisect
     from msplit.report import bisect as report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,29 +67,30 @@ def command(
     """
     from msplit.report import build as report
     from msplit.run.build import build
-    from msplit.run.request import BenchRequest
 
     if kernels.tune and (kernels.effort == "fast" or kernels.no_capture):
         raise click.UsageError("--tune measures CUDA graphs: leave --effort fast and --no-capture out.")
     if kernels.tune and kernels.plan is not None:
         raise click.UsageError("--tune finds a plan, and --plan gives one: leave one of the two out.")
-    request = BenchRequest(
-        streams=(kernels.streams,),
-        ruleset=kernels.ruleset,
-        engine="cuda",
-        effort=kernels.effort,
-        capture=not kernels.no_capture,
-        fuse=not kernels.no_fuse,
-        group=not kernels.no_group,
-        reference=kernels.reference,
-        plan=kernels.plan,
-        tune=kernels.settings(run),
-        device=kernels.device,
-        command=("msplit", *sys.argv[1:]),
-        **work.arguments(),
-        **run.arguments(),
-    )
     flat = choice.load(model, record=not work.no_record)
     with telling() as tell:
-        made = build(flat, output, request, batches=work.several, force=force, progress=tell)
+        made = build(
+            flat,
+            output,
+            batches=work.several,
+            force=force,
+            progress=tell,
+            streams=kernels.streams,
+            ruleset=kernels.ruleset,
+            effort=kernels.effort,
+            capture=not kernels.no_capture,
+            fuse=not kernels.no_fuse,
+            group=not kernels.no_group,
+            reference=kernels.reference,
+            plan=kernels.plan,
+            tune=kernels.settings(run),
+            device=kernels.device,
+            **work.arguments(),
+            **run.arguments(),
+        )
     options.show(style, "build", report.document(made), lambda: report.payload(made))

@@ -17,7 +17,7 @@ from msplit.cli import output, progress
 if TYPE_CHECKING:
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
-    from msplit.run.tuning import TuneSettings
+    from msplit.run.request import TuneSettings
 
 Decorated = Callable[..., Any]
 
@@ -252,7 +252,7 @@ class Search:
 
     def settings(self, run: Execution) -> TuneSettings | None:
         """For what asks for it; None where nothing is to be searched."""
-        from msplit.run.tuning import TuneSettings
+        from msplit.run.request import TuneSettings
 
         if self.max_error is not None and not self.tune:
             raise click.UsageError("--max-error is what --tune keeps within: give --tune, too.")

@@ -14,7 +14,7 @@ import click
 from msplit.cli import options
 
 if TYPE_CHECKING:
-    from msplit.run.request import BenchRequest
+    from msplit.run.request import RunRequest
     from msplit.serving.pool.settings import PoolSettings
 
 
@@ -34,25 +34,27 @@ class Engine(options.Execution):
     shapes: Sequence[tuple[str, tuple[int, ...]]]
     devices: tuple[int, ...] = ()
 
-    def request(self) -> BenchRequest:
-        """The same for what prepares it."""
-        from msplit.run.request import BenchRequest
-
-        return BenchRequest(
-            streams=(self.streams,),
-            ruleset=self.ruleset,
-            engine=self.engine or ("cuda" if self.device == "cpu" else None),
-            device=self.device,
-            devices=self.devices,
-            effort=self.effort,
-            capture=not self.no_capture,
-            fuse=not self.no_fuse,
-            group=not self.no_group,
-            reference=self.reference,
-            shapes=dict(self.shapes),
-            command=("msplit", *sys.argv[1:]),
+    def keywords(self) -> dict[str, Any]:
+        """The same for the functions of the library; shapes left out, which not all of them take."""
+        return {
+            "streams": (self.streams,),
+            "ruleset": self.ruleset,
+            "engine": self.engine or ("cuda" if self.device == "cpu" else None),
+            "device": self.device,
+            "devices": self.devices,
+            "effort": self.effort,
+            "capture": not self.no_capture,
+            "fuse": not self.no_fuse,
+            "group": not self.no_group,
+            "reference": self.reference,
             **self.arguments(),
-        )
+        }
+
+    def request(self) -> RunRequest:
+        """The same for what prepares it."""
+        from msplit.run.request import RunRequest
+
+        return RunRequest(**self.keywords(), shapes=dict(self.shapes), command=("msplit", *sys.argv[1:]))
 
 
 engine_options = options.together(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from msplit.progress import telling
 
 if TYPE_CHECKING:
     from msplit.engines.base import ClusterOptions
-    from msplit.run.request import BenchRequest
+    from msplit.run.request import RunRequest
     from msplit.training.data import Data
     from msplit.training.hosts import Hosts
     from msplit.training.loop import TrainSettings
@@ -209,9 +209,9 @@ def command(
         return launch.launch(launch.own_command(), spread.of_hosts(), spread.gpus or ("0",))
     try:
         with joined(rank, on_gpu=engine.device == "cuda", tell=output.tell) as world, telling() as tell:
-            flat, request = choice.load(model), replace(engine.request(), cluster=spread.over())
-            with Trainer(flat, step.target, step.fetch, request, progress=tell, world=world) as trainer:
-                data = _data(trainer, feeding, request, endless=length.steps is not None)
+            flat, own = choice.load(model), {**engine.keywords(), "cluster": spread.over()}
+            with Trainer(flat, step.target, step.fetch, progress=tell, world=world, **own) as trainer:
+                data = _data(trainer, feeding, engine.request(), endless=length.steps is not None)
                 if length.restore is not None and world.rank == 0:  # the others begin with what it has
                     trainer.restore(length.restore)
                     trainer.steps = 0
@@ -227,7 +227,7 @@ def command(
     return 1 if found.stopped and not found.interrupted else 0
 
 
-def _data(trainer: Trainer, feeding: Feeding, request: BenchRequest, *, endless: bool) -> Data:
+def _data(trainer: Trainer, feeding: Feeding, request: RunRequest, *, endless: bool) -> Data:
     """The data, for the inputs that are not given a value with --input: of each batch the rows of this process."""
     from msplit.training.data import Batching, constant, open_data, own_data
     from msplit.training.shards import part, whole

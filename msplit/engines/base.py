@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,20 @@ class Job:
 def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     """The same for a part of a model: what runs before it may hand on more than it takes."""
     refuse({name: value for name, value in feeds.items() if name in inputs}, inputs)
+
+
+def called_with(names: Iterable[str], values: Sequence[Any], named: Feeds) -> dict[str, Any]:
+    """Inputs by name, of a call that gives some by position, in the order of `names`.
+
+    Raises:
+        EngineError: There are more than the model has inputs, or one is given twice.
+    """
+    known = list(names)
+    twice = [name for name in known[: len(values)] if name in named]
+    if len(values) > len(known) or twice:
+        said = f"input {twice[0]} is given by position and by name" if twice else f"{len(values)} inputs are given"
+        raise EngineError(said, fix=f"the inputs are: {', '.join(known) or 'none'}")
+    return {**dict(zip(known, values, strict=False)), **named}
 
 
 def refuse(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:

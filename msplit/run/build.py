@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from msplit.inputs.reference import Reference, packed_reference
 from msplit.opset.state import written
 from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.run.prepare import Ready, make_ready
-from msplit.run.request import BenchRequest, as_recorded
+from msplit.run.request import BuildOptions, RunRequest, as_recorded, request_of
 from msplit.run.runner import Runner
 from msplit.shapes.inputs import stated_shapes
 from msplit.verify.compare import computed_in
@@ -90,11 +90,11 @@ class Made:
 def build(
     flat: FlatGraph | str | os.PathLike[str],
     path: str | os.PathLike[str],
-    request: BenchRequest | None = None,
     *,
     batches: Sequence[int] = (),
     force: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[BuildOptions],
 ) -> Build:
     """Makes a model ready to run, as `prepare` does, and keeps it: `msplit.open` has it running again in a second or two.
 
@@ -103,16 +103,16 @@ def build(
     Args:
         flat: From `load`, or where the model is.
         path: A folder to make.
-        request: As for `prepare`; cuda engine only. Here it may ask for tuning.
-        batches: Sizes of unknown leading dimensions, in place of the request's one: each is compiled by itself, with the same weights.
+        batches: Sizes of unknown leading dimensions, in place of one `batch`: each is compiled by itself, with the same weights.
         force: Whether to replace what is there.
         progress: Told what is being done and how much of it is done.
+        options: As for `prepare`, on the cuda engine; `tune` searches for the fastest plan first. See `BuildOptions`.
 
     Raises:
         EngineError: The engine can not run the model, or its outputs are not those of the reference, or a build can not hold it.
         WriteError: The folder can not be written. What was there before is unharmed.
     """
-    flat, path = opened(flat), Path(path)
+    flat, path, request = opened(flat), Path(path), request_of(build, BuildOptions, options)
     files.check_place(path, force=force)
     _check_batches(flat, request, batches)
     if host := cover(flat, build=False).of_host:
@@ -132,7 +132,7 @@ def build(
 
 def make(
     flat: FlatGraph,
-    request: BenchRequest | None = None,
+    request: RunRequest | None = None,
     *,
     batches: Sequence[int] = (),
     progress: Progress | None = None,
@@ -144,7 +144,7 @@ def make(
     """
     _check_batches(flat, request, batches)
     _refuse_to_train(flat)
-    request = request or BenchRequest()
+    request = request or RunRequest()
     request = replace(request, engine="cuda", devices=request.devices[:1])  # it runs on whichever it is opened on
     request, said = as_recorded(flat, request)
     wanted: list[int | None] = [*sorted(set(batches))] or [request.batch]
@@ -186,7 +186,7 @@ def make(
     return Made(manifest, weights, packed, references)
 
 
-def _check_batches(flat: FlatGraph, request: BenchRequest | None, batches: Sequence[int]) -> None:
+def _check_batches(flat: FlatGraph, request: RunRequest | None, batches: Sequence[int]) -> None:
     """Refuses batches that make no sense, and what no build holds, before any work is done for them."""
     if request is not None and request.split:
         raise MsplitError(
@@ -236,7 +236,7 @@ def _first_rows(value: NDArray[Any], most: int) -> NDArray[Any]:
     return value[: max(most * len(value) // value.nbytes, 1)]
 
 
-def rows_of(flat: FlatGraph, request: BenchRequest) -> tuple[tuple[Mapping[str, int], Mapping[str, int]] | None, str]:
+def rows_of(flat: FlatGraph, request: RunRequest) -> tuple[tuple[Mapping[str, int], Mapping[str, int]] | None, str]:
     """Entries per row of inputs and outputs, as `Manifest.rows` has them; or None, and why rows are not independent."""
     try:
         found = independent_rows(flat, shapes=request.shapes)

@@ -18,7 +18,7 @@ from msplit.progress import Progress, phase
 from msplit.rules.auto import BEST, Auto
 from msplit.run.ablation import Ablation, AblationStep, auto_step, compile_steps, plural, predicted
 from msplit.run.dedupe import distinct
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.run.tuning import TUNED, Tuned, tune
 from msplit.run.variants import Setup, cuda_options, on_all, one_stream, plan_label
 from msplit.verify.built import Variant
@@ -152,7 +152,7 @@ def _auto(setup: Setup, variants: Sequence[Variant], progress: Progress | None) 
     return auto_step(one, chooser, variants)
 
 
-def _modes(request: BenchRequest, wanted: Sequence[str]) -> tuple[KernelMode, ...]:
+def _modes(request: RunRequest, wanted: Sequence[str]) -> tuple[KernelMode, ...]:
     """The kernels that may be tried."""
     return tuple(
         mode

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Unpack
 from weakref import WeakSet
 
 import numpy as np
@@ -27,8 +27,8 @@ from msplit.errors import MsplitError
 from msplit.run.function_export import export, write_inputs
 from msplit.run.function_state import Trained, Whereabouts, give_back, take, trained_by
 from msplit.run.keras_fit import fit_callback, watch_fit
-from msplit.run.prepare import prepare
-from msplit.run.request import BenchRequest
+from msplit.run.prepare import prepare_for
+from msplit.run.request import RunRequest, StepOptions, request_of
 from msplit.run.runner import Runner
 from msplit.run.tensors import as_array, is_tensorflow, lies_on, made_like
 from msplit.run.variants import choose_engine
@@ -53,12 +53,11 @@ _INSTEAD = {
 
 def compile(
     function: Callable[..., Any],
-    request: BenchRequest | None = None,
     *,
-    streams: int | Literal["auto"] = "auto",
     fallback: Literal["tensorflow"] | None = None,
     most: int = MOST,
     improve: bool = False,
+    **options: Unpack[StepOptions],
 ) -> CompiledFunction:
     """A model or function that gives what the original gives, by `prepare`.
 
@@ -75,14 +74,13 @@ def compile(
     Args:
         function: A Keras model, a `tf.function`, a concrete function, a plain function of tensors, or what `tf.saved_model.load` gives, of
             which it takes ``serving_default`` where it can not be called itself.
-        request: As for `prepare`. Batch and shapes are those of the arguments. Where it names several `devices`, they share the rows of
-            what is as long as the first argument; the function is traced with that length left open.
-        streams: The largest number of streams. ``auto``: that of the request, or eight without one; the simulator takes fewer where more
-            gain nothing.
         fallback: ``tensorflow``: the original function answers while another shape is being prepared, in a thread of its own, and for good
             where it can not be, of which a warning is given. None: a call waits, and raises what is in the way.
         most: Sets of shapes to keep ready, each with weights and memory of its own.
         improve: As for `prepare`: shapes that are new are ready soon, and what was prepared in full takes over later.
+        options: As for `prepare`, but for batch and shapes, which are those of the arguments: see `StepOptions`. `streams` are eight where
+            nothing is said; the simulator takes fewer where more gain nothing. Several `devices` share the rows of what is as long as the
+            first argument; the function is traced with that length left open.
 
     Raises:
         MsplitError: It is nothing that can be called.
@@ -93,10 +91,8 @@ def compile(
     found = _callable(function)
     if most < 1:
         raise MsplitError("at least one set of shapes must be kept", fix="give most=1 or more")
-    if streams != "auto":
-        request = replace(request or BenchRequest(), streams=(streams,))
-    request = request or BenchRequest(streams=(STREAMS,))
-    return CompiledFunction(found, replace(request, batch=None, shapes={}), fallback, most, improve=improve)
+    request = request_of(compile, StepOptions, options, streams=STREAMS)
+    return CompiledFunction(found, request, fallback, most, improve=improve)
 
 
 def _callable(function: Any) -> Callable[..., Any]:
@@ -153,7 +149,7 @@ class CompiledFunction(Shown):
     def __init__(
         self,
         function: Callable[..., Any],
-        request: BenchRequest,
+        request: RunRequest,
         fallback: str | None,
         most: int = MOST,
         *,
@@ -277,15 +273,15 @@ class CompiledFunction(Shown):
             shapes = {one.name: tuple(arrays[one.name].shape) for one in flat.inputs if one.name in arrays}
             request = replace(request, shapes=shapes)
         if not exported.changed:
-            return _Rung(prepare(flat, request, improve=self._improve), exported.structure, None, folder)
+            return _Rung(prepare_for(flat, request, improve=self._improve), exported.structure, None, folder)
         if self._improve:
             raise MsplitError(
                 "improve=True is for functions that change no variables",
-                fix='leave it out; with effort="fast" in the request new shapes are ready soon',
+                fix='leave it out; with effort="fast" new shapes are ready soon',
             )
         if not request.inputs:  # a step is verified on data that can be trained on, and not on labels that were made up
             request = replace(request, inputs=write_inputs(values, [one.name for one in flat.inputs], path.parent))
-        runner = prepare(flat, request)
+        runner = prepare_for(flat, request)
         return _Rung(runner, exported.structure, trained_by(runner, exported, flat.model), folder)
 
     def sync(self) -> None:

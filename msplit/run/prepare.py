@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, prepared, silent, timing
 from msplit.run.ablation import on_one_stream
 from msplit.run.compilation import Compiled, chosen_variant, compiled
-from msplit.run.request import FAST, FULL, BenchRequest
+from msplit.run.request import FAST, FULL, RunOptions, RunRequest, request_of
 from msplit.run.runner import Runner
 from msplit.run.tuning import Tuned
 from msplit.run.upgrade import Inputs, hurrying, one_at_a_time, start_improving
@@ -40,21 +40,24 @@ _ON_ONE = "TensorFlow runs the model on one stream; several are for the cuda eng
 
 def prepare(
     flat: FlatGraph | str | os.PathLike[str],
-    request: BenchRequest | None = None,
     *,
     variant: str | None = None,
     progress: Progress | None = None,
     improve: bool = False,
     state: Arrays | None = None,
+    **options: Unpack[RunOptions],
 ) -> Runner:
-    """Makes a model ready to run, and verifies it once, with the request that `bench` took.
+    """Makes a model ready to run, and verifies it once, with the options that `bench` took.
 
     This executes the model.
 
+    Example::
+
+        with msplit.prepare("model.pb", batch=128, streams=4, precision="bf16") as model:
+            outputs = model(x=batch)
+
     Args:
         flat: From `load`, or where the model is.
-        request: As for `bench`: the engine, the largest number of streams, the rules or the plan, batch and shapes. What says how to
-            measure is not looked at.
         variant: Label of the variant of the bench to run, or what it were called if all streams asked for were used. By
             default the plan, where there is one, else that of the layers of the bench
             (one stream, streams, fused, grouped, what `auto` takes) which should be the fastest by simulation, on one stream unless
@@ -63,14 +66,26 @@ def prepare(
         improve: Be ready as soon as with ``effort="fast"``, whatever the request's, and prepare in full meanwhile, in a thread: what
             that makes is verified, against the first one, too, and takes over between two steps if it is faster (`Runner.improved`).
         state: Of a graph that trains, the values that its variables begin with, in place of the model's own.
+        options: The engine, the largest number of streams, the rules or the plan, batch and shapes: see `RunOptions`.
 
     Raises:
         EngineError: The engine can not run the model, or its outputs are not those of the reference.
         MsplitError: An input does not fit, or there is no such variant.
     """
-    request = request or BenchRequest()
-    if request.tune is not None:
-        raise MsplitError("tuning is for bench", fix="bench with it, write the plan, and prepare with that plan")
+    request = request_of(prepare, RunOptions, options)
+    return prepare_for(flat, request, variant=variant, progress=progress, improve=improve, state=state)
+
+
+def prepare_for(
+    flat: FlatGraph | str | os.PathLike[str],
+    request: RunRequest,
+    *,
+    variant: str | None = None,
+    progress: Progress | None = None,
+    improve: bool = False,
+    state: Arrays | None = None,
+) -> Runner:
+    """`prepare`, with its options as a request."""
     if improve and variant is not None:
         raise MsplitError("improve=True chooses what runs, and a variant is named", fix="leave one of the two out")
     if improve and not request.capture:
@@ -123,7 +138,7 @@ class Ready:
 
 def make_ready(
     flat: FlatGraph | str | os.PathLike[str],
-    request: BenchRequest,
+    request: RunRequest,
     variant: str | None = None,
     progress: Progress | None = None,
     *,
@@ -187,7 +202,7 @@ def _built(chosen: Variant, one: Variant, how: Verification) -> Running:
         return running.pop()  # what is still listed is closed
 
 
-def _can_be_outrun(chosen: Variant, request: BenchRequest) -> bool:
+def _can_be_outrun(chosen: Variant, request: RunRequest) -> bool:
     """Whether msplit has put a step on several streams, which one stream might outrun. Who asks for a plan or for several GPUs gets them,
     and what is to be ready in a hurry is not measured."""
     options, streams = chosen.job.options, chosen.used or chosen.job.streams
@@ -219,7 +234,7 @@ def _gain_over(ready: Running, alone: Variant) -> Ratio | None:
     return statistics.ratio([theirs], [ours], over=alone.label, clock="device")
 
 
-def _share(ready: Running, request: BenchRequest) -> None:
+def _share(ready: Running, request: RunRequest) -> None:
     """Has what was verified with variables of its own go on with those that others use, where that is asked for."""
     cluster = ready.variant.job.tensorflow.cluster
     if cluster is None or request.cluster is None or request.cluster.container is None:

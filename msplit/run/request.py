@@ -1,36 +1,124 @@
-"""What a model is to be run with: what `bench` compares, and what `prepare` makes ready."""
+"""Options of what runs a model: the keywords of `prepare`, `compile`, `build`, `pool`, `bench`, `Trainer`, and the request made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
+from typing import Any, TypedDict
 
 from msplit.assignment.defaults import ON_COSTS, RECORDED, Given, settle
-from msplit.core.arguments import MAX_STREAMS, listed, whole
+from msplit.core.arguments import MAX_STREAMS, listed, number, path, whole
 from msplit.core.precision import Precision
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.profile import Profile
 from msplit.cost.workload import Workload
 from msplit.engines.base import ClusterOptions, TensorFlowOptions
-from msplit.engines.cuda.options import Shards
+from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.tensorflow.devices import Function
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.run.tuning import TuneSettings
 from msplit.verify.results import Settings
 
 FULL, FAST = "full", "fast"
 EFFORTS = (FULL, FAST)
-"""What `BenchRequest.effort` may be."""
+"""Values of `RunRequest.effort`."""
+
+
+Where = str | os.PathLike[str]
+"""A path, as callers may give it."""
 
 
 @dataclass(frozen=True)
-class BenchRequest:
-    """What to run and how to measure it.
+class TuneSettings:
+    """How to search.
 
     Attributes:
-        streams: Numbers of streams to compare; 1 is always measured too.
+        seconds: Time for the search; building and the confirmation take a little more.
+        max_memory: Plans that need more than so many times the memory of one stream are not taken. What is too small to matter is free.
+        kernels: Which kernels are tried, names of `KernelMode`. Those that change nothing cost nothing.
+        seed: Of what is drawn.
+        max_error: In half precision, the largest error that an output may have; ops that do too much harm stay in float32. See
+            `mixed_precision`. None: all ops that half precision is for are in it.
+    """
+
+    seconds: float = 20.0
+    max_memory: float = 1.5
+    kernels: Sequence[str] = tuple(KernelMode)
+    seed: int = 0
+    max_error: float | None = None
+
+    def __post_init__(self) -> None:
+        number("seconds", self.seconds)
+        number("max_memory", self.max_memory, above=True)
+        whole("the seed", self.seed, 0)
+        if self.max_error is not None:
+            number("the largest error", self.max_error, above=True)
+
+
+class StepOptions(TypedDict, total=False):
+    """Keywords of everything that runs a model; `Trainer` and `compile` take no others, since calls say the shapes. See `RunRequest`."""
+
+    streams: int | Sequence[int]
+    ruleset: str | None
+    engine: str | None
+    inputs: Mapping[str, Path]
+    gpu: str | None
+    profile: Profile | None
+    seed: int
+    precision: str
+    capture: bool
+    layout: str
+    effort: str
+    fuse: bool
+    group: bool
+    device: str
+    devices: Sequence[int]
+    split: Sequence[int]
+    reference: Where | None
+    op_libraries: Sequence[Path]
+    cluster: ClusterOptions | None
+    settings: Settings
+    plan: Where | None
+    place: str | Function | None
+    tensorflow: TensorFlowOptions
+
+
+class RunOptions(StepOptions, total=False):
+    """Keywords of `prepare` and `pool`: also what sizes the inputs. See `RunRequest`."""
+
+    batch: int | None
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+class BuildOptions(RunOptions, total=False):
+    """Keywords of `build`: also the search for the fastest plan. See `RunRequest`."""
+
+    tune: TuneSettings | None
+
+
+class BenchOptions(BuildOptions, total=False):
+    """Keywords of `bench`: also what is compared and kept. See `RunRequest`."""
+
+    compare_tensorflow: bool
+    compare_xla: bool
+    save_reference: Where | None
+    force: bool
+    timelines: bool
+    log_placement: bool
+    command: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A model's workload, how it is run, and what `bench` compares.
+
+    Attributes:
+        streams: The largest number of streams; of a bench several to compare, and 1 is always measured too.
         ruleset: Rules for a graph without ids (or in place of its ids); None: its own ids, else the rule set ``auto``.
         engine: ``cuda`` or ``tensorflow``; None: ``cuda`` where it can run, else ``tensorflow``.
         batch: Size of unknown leading dimensions.
@@ -111,6 +199,9 @@ class BenchRequest:
     command: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        for name in ("plan", "reference", "save_reference"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, path(getattr(self, name)))
         for name in ("streams", "devices", "split"):
             object.__setattr__(self, name, listed(name, getattr(self, name)))
         for streams in self.streams:
@@ -119,9 +210,9 @@ class BenchRequest:
             whole("the batch", self.batch)
         whole("the seed", self.seed, 0)
         Precision.read(self.precision)
-        for number in self.devices:
-            whole("the number of a GPU", number, 0)
-        given = [whole("the number of a GPU", number, -1) for number in self.split]
+        for index in self.devices:
+            whole("the number of a GPU", index, 0)
+        given = [whole("the number of a GPU", index, -1) for index in self.split]
         if len(set(self.devices)) < len(self.devices):
             raise MsplitError(f"GPUs are {list(self.devices)}", fix="name each once")
         if self.effort not in EFFORTS:
@@ -171,7 +262,37 @@ class BenchRequest:
         return Workload(self.batch, self.shapes, self.inputs, self.gpu or DEFAULT_GPU, self.profile)
 
 
-def as_recorded(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, tuple[str, ...]]:
+def request_of(function: Callable[..., Any], kind: type, options: Mapping[str, Any], /, **defaults: Any) -> RunRequest:
+    """The request that the keywords of a function make.
+
+    Args:
+        function: A function of the library, or a class.
+        kind: The TypedDict of its further keywords.
+        options: Those that it was given.
+        defaults: Values of others, and of those that it was not given.
+
+    Raises:
+        MsplitError: There is no such keyword; the message names the nearest one.
+    """
+    known = kind.__annotations__
+    for name in options:
+        if name not in known:
+            own = [one.name for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+            near = difflib.get_close_matches(name, [*known, *own], 1, cutoff=0.5)
+            fix = f"did you mean {near[0]}?" if near else f"it has: {', '.join([*own, *known])}"
+            if name in BenchOptions.__annotations__:
+                others = {"prepare": RunOptions, "build": BuildOptions, "bench": BenchOptions}
+                fix = (
+                    f"{next(one for one, kind in others.items() if name in kind.__annotations__)} has it: leave it out"
+                )
+            raise MsplitError(f"msplit.{function.__name__} has no keyword {name!r}", fix=fix)
+    found = {**defaults, **options}
+    if isinstance(found.get("streams"), Integral):
+        found["streams"] = (found["streams"],)
+    return RunRequest(**found)
+
+
+def as_recorded(flat: FlatGraph, request: RunRequest) -> tuple[RunRequest, tuple[str, ...]]:
     """A request with what it leaves open and the record of the model's assignment says, and that in words.
 
     A file of reference outputs says the batch and the shapes itself.

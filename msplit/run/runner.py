@@ -13,7 +13,7 @@ from typing import Any
 
 from msplit import escape
 from msplit.assignment.display import Facts, Shown
-from msplit.engines.base import Arrays, Executable, Feeds, Following, refuse
+from msplit.engines.base import Arrays, Executable, Feeds, Following, called_with, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import Closed, EngineError
 from msplit.progress import Sums
@@ -68,7 +68,7 @@ class FairLock:
 
 @dataclass(eq=False, repr=False)
 class Runner(Shown):
-    """A model that is ready to run, for inputs of fixed shapes. Close it, or use it in a ``with`` statement.
+    """A model that is ready to run, for inputs of fixed shapes: call it. Close it, or use it in a ``with`` statement.
 
     Threads that call it take turns; for steps side by side make one each.
 
@@ -111,6 +111,10 @@ class Runner(Shown):
     def _facts(self) -> Facts:
         inputs = [(f"input {name}", f"{dtype} {list(shape)}") for name, (dtype, shape) in self.inputs.items()]
         return [("variant", self.label), ("engine", self.engine), *inputs, ("outputs", ", ".join(self.outputs))]
+
+    def __call__(self, /, *values: Any, **named: Any) -> dict[str, Any]:
+        """One step on inputs by position, in the order of `inputs`, or by name. Returns and raises what `step` does."""
+        return self.step(called_with(self.inputs, values, named))
 
     def step(self, feeds: Feeds, *, on_device: bool = False, then: Feeds | Following | None = None) -> dict[str, Any]:
         """One step, which is over when this returns.

@@ -18,7 +18,7 @@ from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import PLAIN
 from msplit.run.ablation import plural
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.shapes import Shapes
 
 
@@ -31,7 +31,7 @@ class StreamIds(NamedTuple):
 
 
 def assignments_for(
-    flat: FlatGraph, sizes: Shapes, costs: Costs, request: BenchRequest
+    flat: FlatGraph, sizes: Shapes, costs: Costs, request: RunRequest
 ) -> tuple[list[StreamIds], list[str]]:
     """Ids for each number of streams asked for, 1 left out, and what to tell the user."""
     wanted = sorted({streams for streams in request.streams if streams > 1})

@@ -14,7 +14,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.formats.text import JsonValue
 from msplit.inputs.user_function import calling, imported, is_function
 from msplit.run.ablation import plural
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.run.stream_ids import StreamIds
 from msplit.verify.built import Variant
 from msplit.verify.tensorflow_process import OWN_PROCESS
@@ -25,7 +25,7 @@ _MOST_BYTES = 256 << 20
 _FIX = "give module:function, or what `msplit assign --emit placement` writes"
 
 
-def tensorflow_variants(job: Job, assignments: Sequence[StreamIds], request: BenchRequest) -> list[Variant]:
+def tensorflow_variants(job: Job, assignments: Sequence[StreamIds], request: RunRequest) -> list[Variant]:
     """What TensorFlow runs for a request, the model as it is first.
 
     Raises:
@@ -66,7 +66,7 @@ def _over(job: Job, assignments: Sequence[StreamIds], cluster: ClusterOptions) -
     return variants
 
 
-def switched(variants: Sequence[Variant], request: BenchRequest) -> list[Variant]:
+def switched(variants: Sequence[Variant], request: RunRequest) -> list[Variant]:
     """A row for each of NVIDIA's switches that is on: of the most logical devices, or of as many as it says something of.
 
     Raises:

@@ -13,15 +13,14 @@ from msplit.assignment.defaults import measured_record
 from msplit.assignment.model import save
 from msplit.assignment.plans import Planned, planned, save_plan
 from msplit.core import statistics
-from msplit.core.arguments import number, whole
 from msplit.core.graph import Ints
 from msplit.cost.workload import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
-from msplit.engines.cuda.options import KernelMode
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
+from msplit.run.request import TuneSettings
 from msplit.schedule.search.candidates import Candidate, single
 from msplit.schedule.search.search import Device, Found, Limits, search
 from msplit.verify.results import BenchResult
@@ -42,33 +41,6 @@ ONE_STREAM = "one stream"
 
 TUNED = "msplit, tuned"
 """How the label of the tuned variant of a bench begins."""
-
-
-@dataclass(frozen=True)
-class TuneSettings:
-    """How to search.
-
-    Attributes:
-        seconds: Time for the search; building and the confirmation take a little more.
-        max_memory: Plans that need more than so many times the memory of one stream are not taken. What is too small to matter is free.
-        kernels: Which kernels are tried, names of `KernelMode`. Those that change nothing cost nothing.
-        seed: Of what is drawn.
-        max_error: In half precision, the largest error that an output may have; ops that do too much harm stay in float32. See
-            `mixed_precision`. None: all ops that half precision is for are in it.
-    """
-
-    seconds: float = 20.0
-    max_memory: float = 1.5
-    kernels: Sequence[str] = tuple(KernelMode)
-    seed: int = 0
-    max_error: float | None = None
-
-    def __post_init__(self) -> None:
-        number("seconds", self.seconds)
-        number("max_memory", self.max_memory, above=True)
-        whole("the seed", self.seed, 0)
-        if self.max_error is not None:
-            number("the largest error", self.max_error, above=True)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

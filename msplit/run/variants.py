@@ -36,7 +36,7 @@ from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with
 from msplit.progress import Progress, phase
 from msplit.run.ablation import Ablation, list_steps, plural
 from msplit.run.profile import compared
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.run.stream_ids import StreamIds, assignments_for
 from msplit.run.tensorflow_rows import mixed, switched, tensorflow_variants
 from msplit.schedule.plan import planfile
@@ -77,7 +77,7 @@ class Setup:
         plan_notes: What does not fit the plan file.
     """
 
-    request: BenchRequest
+    request: RunRequest
     engine: Engine
     why: str
     job: Job
@@ -95,7 +95,7 @@ class Setup:
 
 
 @contextmanager
-def naming_open_shapes(flat: FlatGraph, request: BenchRequest) -> Iterator[None]:
+def naming_open_shapes(flat: FlatGraph, request: RunRequest) -> Iterator[None]:
     """Where shapes of inputs are to be looked at for an error, its way out names those inputs of which the file says none."""
     try:
         yield
@@ -112,7 +112,7 @@ def naming_open_shapes(flat: FlatGraph, request: BenchRequest) -> Iterator[None]
 
 def set_up(
     flat: FlatGraph,
-    request: BenchRequest,
+    request: RunRequest,
     *,
     sketch: bool = False,
     state: Arrays | None = None,
@@ -151,7 +151,10 @@ def set_up(
     fresh = Fresh(feeds_of, _kinds(flat, feeds, feeds_of, request, state) if engine is CUDA else ())
     reference, unverified = _reference(flat, engine, feeds, request, state) if loaded is None else (loaded, ())
     if loaded is not None:
-        feeds = loaded.feeds
+        feeds = {
+            **{name: loaded.feeds[name] for name in feeds if name in loaded.feeds},
+            **loaded.feeds,
+        }  # in the model's order
         unverified = (_NO_VARIABLES,) if state and engine is CUDA else ()
     if request.save_reference is not None:
         saved = replace(reference or _by_tensorflow(flat, feeds, request, state), source=_ON_CPU)
@@ -213,7 +216,7 @@ def set_up(
 
 
 def _kinds(
-    flat: FlatGraph, usual: Arrays, feeds_of: Callable[..., Arrays], request: BenchRequest, state: Arrays
+    flat: FlatGraph, usual: Arrays, feeds_of: Callable[..., Arrays], request: RunRequest, state: Arrays
 ) -> tuple[Kind, ...]:
     """Random inputs, and kinds of special ones that are others than the usual; nothing where steps differ by what they draw or read
     themselves."""
@@ -230,14 +233,14 @@ def _kinds(
         return (RANDOM, *filter(differs, kinds(rows)))
 
 
-def _state(flat: FlatGraph, request: BenchRequest) -> Arrays:
+def _state(flat: FlatGraph, request: RunRequest) -> Arrays:
     """What variables begin with, where steps change them, or other processes have to be given them."""
     if request.cluster is None and not any(map(written, flat.graph.ops)):
         return {}
     return initial_state(flat, op_libraries=request.op_libraries)
 
 
-def _reached(request: BenchRequest) -> tuple[BenchRequest, tuple[str, ...]]:
+def _reached(request: RunRequest) -> tuple[RunRequest, tuple[str, ...]]:
     """The request with the devices of its cluster, and streams for which there are as many, and what to tell of it.
 
     Raises:
@@ -253,7 +256,7 @@ def _reached(request: BenchRequest) -> tuple[BenchRequest, tuple[str, ...]]:
     return request, (f"the cluster has {plural(len(devices), 'device')} to compute on, one for each stream",)
 
 
-def _sized(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, Reference | None, list[str]]:
+def _sized(flat: FlatGraph, request: RunRequest) -> tuple[RunRequest, Reference | None, list[str]]:
     """The request with batch and shapes of its reference or its profile where it names none itself, that reference, and what to tell."""
     notes: list[str] = []
     loaded = None
@@ -270,7 +273,7 @@ def _sized(flat: FlatGraph, request: BenchRequest) -> tuple[BenchRequest, Refere
     return request, loaded, notes
 
 
-def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
+def _refuse(request: RunRequest, engine: Engine, why: str) -> None:
     """Raises what is asked for and the engine can not do.
 
     Raises:
@@ -296,7 +299,7 @@ def _refuse(request: BenchRequest, engine: Engine, why: str) -> None:
         )
 
 
-def refuse_devices(request: BenchRequest, engine: Engine, why: str) -> None:
+def refuse_devices(request: RunRequest, engine: Engine, why: str) -> None:
     """Raises where GPUs are asked for that are not there, or that the engine does not choose.
 
     Raises:
@@ -311,7 +314,7 @@ def refuse_devices(request: BenchRequest, engine: Engine, why: str) -> None:
         raise EngineError(lost, fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
 
 
-def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple[Engine, str]:
+def choose_engine(request: RunRequest, flat: FlatGraph | None = None) -> tuple[Engine, str]:
     """The engine to run on, and why. Where none is asked for, one that can run a graph, if it is given.
 
     Raises:
@@ -344,14 +347,14 @@ def choose_engine(request: BenchRequest, flat: FlatGraph | None = None) -> tuple
     return TENSORFLOW, f"the cuda engine can not run here: {why_not}"
 
 
-def as_it_runs(variant: Variant, request: BenchRequest) -> Variant:
+def as_it_runs(variant: Variant, request: RunRequest) -> Variant:
     """A variant of a sketch with kernels that are chosen and compiled, on all GPUs that are asked for."""
     options = replace(variant.job.options, measure=not request.is_fast, compile=None)
     whole = replace(variant, job=replace(variant.job, options=options))
     return on_all(whole, request) if request.shared else whole
 
 
-def on_all(variant: Variant, request: BenchRequest) -> Variant:
+def on_all(variant: Variant, request: RunRequest) -> Variant:
     """A variant of which all GPUs that are asked for share the rows."""
     options = replace(variant.job.options, devices=request.shared)
     label = f"{variant.label}, {len(request.shared)} {'GPUs' if options.on_gpu else 'simulated GPUs'}"
@@ -360,7 +363,7 @@ def on_all(variant: Variant, request: BenchRequest) -> Variant:
     )
 
 
-def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchRequest, sketch: bool) -> list[Variant]:
+def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: RunRequest, sketch: bool) -> list[Variant]:
     how = ("CUDA graph" if request.capture else "eager") + job.precision.suffix
     variants = []
     if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
@@ -394,7 +397,7 @@ def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: BenchReq
     return variants
 
 
-def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], request: BenchRequest) -> Ablation:
+def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], request: RunRequest) -> Ablation:
     """The steps above one stream, for the largest number of streams."""
     most = None
     if assignments:
@@ -406,7 +409,7 @@ def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], req
     return list_steps(one_stream(variants), most, larger)
 
 
-def cuda_options(request: BenchRequest) -> EngineOptions:
+def cuda_options(request: RunRequest) -> EngineOptions:
     """What the cuda engine is told of a request, larger kernels left out."""
     return EngineOptions(
         device=request.places[0],
@@ -459,13 +462,13 @@ def _tensorflow_sees_gpu() -> bool:
     return runtime.has_gpu()
 
 
-def _by_tensorflow(flat: FlatGraph, feeds: Arrays, request: BenchRequest, state: Arrays) -> Reference:
+def _by_tensorflow(flat: FlatGraph, feeds: Arrays, request: RunRequest, state: Arrays) -> Reference:
     made = tensorflow_reference(flat, feeds, op_libraries=request.op_libraries, state=state)
     return Reference(feeds, made, _ON_CPU, learns=not own_data(flat))
 
 
 def _reference(
-    flat: FlatGraph, engine: Engine, feeds: Arrays, request: BenchRequest, state: Arrays
+    flat: FlatGraph, engine: Engine, feeds: Arrays, request: RunRequest, state: Arrays
 ) -> tuple[Reference | None, tuple[str, ...]]:
     """What outputs are held against where no file was given: TensorFlow on the CPU. TensorFlow itself is its own reference, unless it is to
     run in half precision."""

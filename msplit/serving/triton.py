@@ -28,7 +28,7 @@ from msplit.formats.atomic import check_target, write_folder_atomic, write_new_f
 from msplit.inputs.reference import load_reference
 from msplit.run.build import rows_of
 from msplit.run.open import whole_reference
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.serving.pool.ports import Port, Ports, Shape
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.sources import batches_of
@@ -173,7 +173,7 @@ def _of_build(source: Path) -> tuple[Ports, Mapping[str, Port], str]:
 def _of_model(flat: FlatGraph, settings: PoolSettings) -> tuple[Ports, Mapping[str, Port]]:
     import numpy as np
 
-    request = BenchRequest()
+    request = RunRequest()
     rows, mixes = rows_of(flat, request)
     batches, _ = batches_of(flat, request, settings, rows, mixes)
     shapes: dict[int, dict[str, Shape]] = {}

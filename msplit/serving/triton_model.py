@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from msplit.errors import Busy, Closed, EngineError, MsplitError, TimedOut
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.triton import PARAMETER
 
@@ -41,7 +41,7 @@ class TritonPythonModel:
         from msplit.serving.pool.making import pool  # once it is known which GPU is ours
 
         source = Path(args["model_repository"]) / args["model_version"] / served["source"]
-        request = BenchRequest(device="cpu", engine="cuda") if served["device"] == "cpu" else None
+        request = RunRequest(device="cpu", engine="cuda") if served["device"] == "cpu" else None
         self._pool = pool(source, request, PoolSettings(**served["pool"]))
         self._inputs = [port["name"] for port in config["input"]]
         self._outputs = [port["name"] for port in config["output"]]

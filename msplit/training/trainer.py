@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,8 @@ from msplit.formats.lock import Held, hold
 from msplit.inputs.make import input_specs
 from msplit.opset.state import written
 from msplit.progress import Progress
-from msplit.run.prepare import prepare
-from msplit.run.request import BenchRequest
+from msplit.run.prepare import prepare_for
+from msplit.run.request import StepOptions, request_of
 from msplit.run.runner import Runner
 from msplit.training import checkpoint
 from msplit.training.batches import batches_of, fitting
@@ -124,10 +124,11 @@ class Trainer(Shown):
         target: The op, or ops, that a step runs; None: what the file names (collection ``train_op``).
         fetches: Tensors that a step gives, such as the loss, by the names of nodes or of the signature. Their values are those before the
             step's updates unless the graph says otherwise.
-        request: As for `prepare`: engine, device, streams, rules, precision. Batch and shapes are those of the first step's inputs.
         state: Values of variables in place of those that they begin with; see `load`.
         progress: Told what is being done and how much of it is done.
         world: Those who train together, of whom each makes a trainer and feeds it rows of its own; see `world.joined`.
+        options: As for `prepare`, but for batch and shapes, which are those of the first step's inputs: see `StepOptions`. `streams` are
+            eight where nothing is said.
 
     Attributes:
         flat: The graph of a step.
@@ -147,17 +148,17 @@ class Trainer(Shown):
         model: FlatGraph | str | os.PathLike[str],
         target: str | Sequence[str] | None = None,
         fetches: Sequence[str] = (),
-        request: BenchRequest | None = None,
         *,
         state: Arrays | None = None,
         progress: Progress | None = None,
         world: World = ALONE,
+        **options: Unpack[StepOptions],
     ) -> None:
         self.flat = to_train(model, target, fetches)
         self.steps = 0
         self.runner: Runner | None = None
         self.fetches = tuple(tensor.name for tensor in self.flat.outputs)
-        self._request = request or BenchRequest(streams=(STREAMS,))
+        self._request = request_of(Trainer, StepOptions, options, streams=STREAMS)
         if world.size > 1 and self._request.engine == "tensorflow":
             raise EngineError("the tensorflow engine trains in one process", fix=_ON_CUDA)
         self.specs = {spec.name: spec for spec in input_specs(self.flat, 1, {})[0]}
@@ -211,8 +212,8 @@ class Trainer(Shown):
         if (first := self.world.share(wanted)) != wanted:
             said = f"rank {self.world.rank} is fed {', '.join(wanted)}, and the first one {', '.join(first)}"
             raise EngineError(said, fix="feed each as many rows")
-        request = replace(self._request, batch=None, shapes=shapes, compare_tensorflow=False, shards=self.shards)
-        self.runner = runner = prepare(self.flat, request, progress=self._progress, state=state)
+        request = replace(self._request, shapes=shapes, compare_tensorflow=False, shards=self.shards)
+        self.runner = runner = prepare_for(self.flat, request, progress=self._progress, state=state)
         if not runner.executable.keeps_state:
             self.close()
             raise EngineError(f"the {runner.engine} engine can not train this model here", fix="see `msplit doctor`")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from msplit.errors import EngineError, LoadError, MsplitError, RulesError, Write
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
 from msplit.rules import RuleSet
+from msplit.run.request import RunRequest
 from msplit.run.stream_ids import assignments_for
 from msplit.run.variants import choose_engine
 from tests.fuzz import plans
@@ -202,28 +202,28 @@ def test_networkx_for_notebooks() -> None:
 
 
 def test_an_engine_is_chosen_with_a_reason() -> None:
-    engine, why = choose_engine(msplit.BenchRequest(engine="tensorflow"))
+    engine, why = choose_engine(RunRequest(engine="tensorflow"))
     assert (engine.name, why) == ("tensorflow", "asked for")
-    engine, why = choose_engine(msplit.BenchRequest())
+    engine, why = choose_engine(RunRequest())
     assert why
     if engine.name == "tensorflow":
         with pytest.raises(EngineError, match="the cuda engine can not run here"):
-            choose_engine(msplit.BenchRequest(engine="cuda"))
+            choose_engine(RunRequest(engine="cuda"))
     with pytest.raises(MsplitError, match="there is no engine 'tpu'"):
-        choose_engine(msplit.BenchRequest(engine="tpu"))
+        choose_engine(RunRequest(engine="tpu"))
 
 
 def test_assignments_of_a_bench() -> None:
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
     priced = api.price(flat)
-    found, notes = assignments_for(flat, *priced, msplit.BenchRequest(streams=(4, 1, 2, 2)))
+    found, notes = assignments_for(flat, *priced, RunRequest(streams=(4, 1, 2, 2)))
     assert [one.streams for one in found] == [2, 4]
     assert notes == ["streams are assigned by the rule set auto"]
     flat = msplit.load(SAMPLES / "annotated.pb")
-    found, notes = assignments_for(flat, *api.price(flat), msplit.BenchRequest(streams=(1,)))
+    found, notes = assignments_for(flat, *api.price(flat), RunRequest(streams=(1,)))
     assert [one.streams for one in found] == [3]
     assert np.array_equal(found[0][1], present_ids(flat))
-    found, notes = assignments_for(flat, *api.price(flat), msplit.BenchRequest(streams=(2,), ruleset="recsys"))
+    found, notes = assignments_for(flat, *api.price(flat), RunRequest(streams=(2,), ruleset="recsys"))
     assert notes == ["streams are assigned by the rule set recsys, in place of the ids in the file"]
     assert set(found[0][1].tolist()) == {0, 1}
 
@@ -232,14 +232,14 @@ def test_assignments_of_a_bench() -> None:
 def test_bench_verifies_and_measures() -> None:
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
     told: list[tuple[str, float]] = []
-    request = msplit.BenchRequest(
-        streams=(2,),
-        engine="tensorflow",
-        batch=4,
-        settings=msplit.Settings(duration=0.1, warmup=0, builds=1),
-        command=("notebook",),
-    )
-    found = msplit.bench(flat, request, progress=lambda what, share: told.append((what, share)))
+    request = {
+        "streams": (2,),
+        "engine": "tensorflow",
+        "batch": 4,
+        "settings": msplit.Settings(duration=0.1, warmup=0, builds=1),
+        "command": ("notebook",),
+    }
+    found = msplit.bench(flat, **request, progress=lambda what, share: told.append((what, share)))
     assert isinstance(found, msplit.Bench)
     assert [variant.streams for variant in found.result.variants] == [1, 2]
     assert not found.result.failed
@@ -258,14 +258,14 @@ def test_bench_verifies_and_measures() -> None:
 def test_bench_on_simulated_streams_of_the_cuda_engine(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
-    request = msplit.BenchRequest(
-        streams=(2,),
-        engine="cuda",
-        device="cpu",
-        save_reference=tmp_path / "reference.npz",
-        settings=msplit.Settings(duration=0.1, warmup=0, builds=1, min_rounds=3),
-    )
-    found = msplit.bench(flat, request)
+    request = {
+        "streams": (2,),
+        "engine": "cuda",
+        "device": "cpu",
+        "save_reference": tmp_path / "reference.npz",
+        "settings": msplit.Settings(duration=0.1, warmup=0, builds=1, min_rounds=3),
+    }
+    found = msplit.bench(flat, **request)
     assert not found.result.failed
     assert {check.against for variant in found.result.variants for check in variant.checks} >= {"TensorFlow on the CPU"}
     markdown = to_markdown(benchmark.document(flat, found))
@@ -276,5 +276,5 @@ def test_bench_on_simulated_streams_of_the_cuda_engine(tmp_path: Path) -> None:
     assert {"planning", "tracing and choosing kernels", "verifying outputs"} <= set(phases)
     assert not {"list-2", "measuring"} & set(phases)
     assert sum(one["time_s"] for one in payload["preparation"]) <= payload["preparation_s"]
-    again = msplit.bench(flat, replace(request, save_reference=None, reference=tmp_path / "reference.npz"))
+    again = msplit.bench(flat, **dict(request, save_reference=None, reference=tmp_path / "reference.npz"))
     assert not again.result.failed

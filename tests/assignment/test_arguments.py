@@ -13,6 +13,7 @@ from msplit.api import TuneSettings, compare
 from msplit.engines.base import refuse
 from msplit.errors import EngineError
 from msplit.run.profile import ProfileRequest
+from msplit.run.request import RunRequest
 from tests.cli.runner import SAMPLES
 
 MODEL = SAMPLES / "towers_small.pb"
@@ -32,9 +33,9 @@ MODEL = SAMPLES / "towers_small.pb"
         (lambda: msplit.check(MODEL, batch=-1), "batch is -1"),
         (lambda: msplit.check(MODEL, streams=0), "streams is 0"),
         (lambda: compare(MODEL, streams=-1), "the number of streams is -1"),
-        (lambda: msplit.BenchRequest(streams=(1, -2)), "the number of streams is -2"),
-        (lambda: msplit.BenchRequest(batch=0), "the batch is 0"),
-        (lambda: msplit.BenchRequest(seed=-1), "the seed is -1"),
+        (lambda: RunRequest(streams=(1, -2)), "the number of streams is -2"),
+        (lambda: RunRequest(batch=0), "the batch is 0"),
+        (lambda: RunRequest(seed=-1), "the seed is -1"),
         (lambda: msplit.Settings(builds=0), "builds is 0"),
         (lambda: msplit.Settings(duration=float("nan")), "duration is nan"),
         (lambda: msplit.Settings(tolerance=-1.0), "tolerance is -1.0"),

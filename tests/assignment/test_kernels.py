@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from msplit import api, rules
-from msplit.api import BenchRequest, bench, compare
+from msplit.api import bench, compare
 from msplit.assignment import kernels
 from msplit.assignment.assignment import present_ids
 from msplit.assignment.kernels import ends_with_auto
@@ -157,10 +156,16 @@ def reference(tmp_path_factory):
 
 def benched(name: str, reference, **options):
     flat = api.load(SAMPLES / name)
-    request = BenchRequest(
-        engine="cuda", device="cpu", streams=(1, 3), batch=2, settings=QUICK, compare_tensorflow=False, ruleset="auto"
-    )
-    return flat, bench(flat, replace(request, reference=reference(name), **options))
+    request = {
+        "engine": "cuda",
+        "device": "cpu",
+        "streams": (1, 3),
+        "batch": 2,
+        "settings": QUICK,
+        "compare_tensorflow": False,
+        "ruleset": "auto",
+    }
+    return flat, bench(flat, **dict(request, reference=reference(name), **options))
 
 
 @needs_torch

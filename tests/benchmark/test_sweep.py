@@ -16,7 +16,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.report import bench_csv, jsonio
 from msplit.report import sweep as report
 from msplit.report.render import to_markdown
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from tests.assignment.test_kernels import QUICK
 from tests.cli.runner import SAMPLES, fine, msplit
 from tests.report.test_html_page import Reader, data_of
@@ -43,8 +43,8 @@ SHORT = (
 @pytest.fixture(scope="module")
 def swept():
     flat = api.load(MODEL)
-    request = BenchRequest(engine="tensorflow", streams=(2, 16), settings=QUICK, ruleset="auto")
-    return flat, sweep(flat, request, (1, 8))
+    request = {"engine": "tensorflow", "streams": (2, 16), "settings": QUICK, "ruleset": "auto"}
+    return flat, sweep(flat, RunRequest(**request), (1, 8))
 
 
 def test_each_batch_is_a_column_and_each_way_a_row(swept) -> None:
@@ -97,7 +97,7 @@ def test_a_name_that_is_a_formula_stays_text(swept) -> None:
 
 def test_a_batch_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = api.load(MODEL)
-    request = BenchRequest(engine="tensorflow", streams=(2,), settings=QUICK)
+    request = {"engine": "tensorflow", "streams": (2,), "settings": QUICK}
     from msplit.benchmark import sweep as module
 
     def bench(flat, request, *, progress=None):
@@ -105,13 +105,13 @@ def test_a_batch_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyP
             raise EngineError("out of memory")
         return real(flat, request, progress=progress)
 
-    real = module.bench
-    monkeypatch.setattr(module, "bench", bench)
-    found = sweep(flat, request, (2, 4))
+    real = module.bench_for
+    monkeypatch.setattr(module, "bench_for", bench)
+    found = sweep(flat, RunRequest(**request), (2, 4))
     assert (list(found.runs), found.failed) == ([2], {4: "out of memory"})
     assert "batch 4 could not be run: out of memory" in to_markdown(report.document(flat, found))
     with pytest.raises(EngineError, match="out of memory"):
-        sweep(flat, request, (4,))
+        sweep(flat, RunRequest(**request), (4,))
 
 
 def test_what_is_for_one_batch_is_refused(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_what_is_for_one_batch_is_refused(tmp_path: Path) -> None:
         assert done.code == 2
         assert f"{option[0]} takes one --batch" in " ".join(done.err.split())
     with pytest.raises(MsplitError, match="no input has an unknown size"):
-        sweep(api.load(SAMPLES / "while_v1.pb", inputs=[]), BenchRequest(engine="tensorflow"), (1, 2))
+        sweep(api.load(SAMPLES / "while_v1.pb", inputs=[]), RunRequest(engine="tensorflow"), (1, 2))
     done = msplit("bench", MODEL, "--plot", "x.html")
     assert (done.code, "--batch 1,8,32" in done.err) == (2, True)
     assert "ends in .html" in msplit("bench", MODEL, "--batch", "1,2", "--plot", "x.svg").err

@@ -12,7 +12,7 @@ import pytest
 import msplit
 from msplit.core.arguments import listed, number, path, whole
 from msplit.errors import MsplitError
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.serving.pool.settings import PoolSettings
 
 STRANGE: list[Any] = [5, None, 1.5, "a", ["a"], {"a": 1}, True, object(), float("nan"), -1, b"x", [None], (), [[1]]]
@@ -21,7 +21,7 @@ NUMBERS = ("streams", "batch", "seed", "devices", "split", "tune", "groups", "ma
 NUMBERS += ("priorities", "max_queue", "max_memory", "host_threads", "latency_us")
 
 
-@pytest.mark.parametrize("kind", [BenchRequest, PoolSettings])
+@pytest.mark.parametrize("kind", [RunRequest, PoolSettings])
 def test_settings_of_other_kinds_are_refused(kind: Any) -> None:
     for field in dataclasses.fields(kind):
         for value in STRANGE if field.name in NUMBERS else ():
@@ -30,13 +30,13 @@ def test_settings_of_other_kinds_are_refused(kind: Any) -> None:
 
 
 def test_a_number_is_no_list() -> None:
-    for make in (lambda: BenchRequest(streams=4), lambda: PoolSettings(batches=4), lambda: BenchRequest(devices=0)):  # type: ignore[arg-type]
+    for make in (lambda: RunRequest(streams=4), lambda: PoolSettings(batches=4), lambda: RunRequest(devices=0)):  # type: ignore[arg-type]
         with pytest.raises(MsplitError, match="is no list"):
             make()
     with pytest.raises(MsplitError, match="is no list"):
         listed("x", np.array(4))  # it has `__iter__`, and can not be gone through
     assert listed("x", np.array([1, 2])) == (1, 2)
-    assert BenchRequest(streams=[1, 2]).streams == (1, 2)
+    assert RunRequest(streams=[1, 2]).streams == (1, 2)
 
 
 def test_what_is_no_path_is_refused() -> None:

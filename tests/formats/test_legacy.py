@@ -7,7 +7,6 @@ import pytest
 
 from msplit.benchmark.benchmark import bench
 from msplit.flatten import flatten
-from msplit.run.request import BenchRequest
 from msplit.shapes import infer
 from msplit.verify.results import Settings
 from tests.cli.runner import msplit
@@ -75,8 +74,8 @@ def test_axes_of_a_reduction_may_be_a_matrix(tmp_path):
     assert [shapes.shape(flat.graph.index[name], 0) for name in "yz"] == [(3,), (None,)]
     quick = Settings(duration=0, warmup=0, min_rounds=1, builds=1, verify_inputs=1)
     one = flatten(read(tmp_path, graph, outputs=["y"]))
-    request = BenchRequest(engine="cuda", device="cpu", shapes={"x": (2, 3, 4)}, streams=(1,), settings=quick)
-    result = bench(one, request).result
+    request = {"engine": "cuda", "device": "cpu", "shapes": {"x": (2, 3, 4)}, "streams": (1,), "settings": quick}
+    result = bench(one, **request).result
     assert not result.failed, result.describe_failures()
 
 

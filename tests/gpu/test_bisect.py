@@ -6,7 +6,7 @@ import pytest
 
 from msplit.benchmark.benchmark import bench
 from msplit.benchmark.bisect import bisect
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.verify.results import Settings
 from tests.training_graphs import BATCH, graph
 
@@ -18,7 +18,7 @@ CASES = [("mmoe", "Adam", "resource"), ("lstm", "Momentum", "ref"), ("deepfm", "
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_gradients_and_updates_agree(case):
     flat, _ = graph(*case)
-    found = bisect(flat, BenchRequest(batch=BATCH))
+    found = bisect(flat, RunRequest(batch=BATCH))
     assert (found.device, found.culprit, found.drift) == ("cuda", None, None)
     assert found.variables
 
@@ -28,8 +28,8 @@ def test_gradients_and_updates_agree(case):
 def test_variables_of_a_bench_are_held_against_tensorflows(case, precision):
     flat, _ = graph(*case)
     settings = Settings(duration=0, warmup=0, min_rounds=1, builds=1)
-    request = BenchRequest(engine="cuda", batch=BATCH, streams=(2,), precision=precision, settings=settings)
-    result = bench(flat, request).result
+    request = {"engine": "cuda", "batch": BATCH, "streams": (2,), "precision": precision, "settings": settings}
+    result = bench(flat, **request).result
     assert not result.failed, result.describe_failures()
     ours = [one for one in result.variants if one.label.startswith("msplit")]
     assert ours

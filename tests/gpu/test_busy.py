@@ -6,7 +6,6 @@ import pytest
 
 from msplit.benchmark.benchmark import bench
 from msplit.benchmark.utilization import advice, busy
-from msplit.run.request import BenchRequest
 from msplit.verify.results import Settings
 from tests.cli.runner import SAMPLES, process
 
@@ -16,8 +15,8 @@ QUICK = Settings(duration=0.3, builds=1)
 
 
 def test_bench_says_how_busy_the_gpu_is() -> None:
-    request = BenchRequest(engine="cuda", streams=(1, 4), batch=128, compare_tensorflow=False, settings=QUICK)
-    found = bench(SAMPLES / "mmoe_small.pb", request)
+    request = {"engine": "cuda", "streams": (1, 4), "batch": 128, "compare_tensorflow": False, "settings": QUICK}
+    found = bench(SAMPLES / "mmoe_small.pb", **request)
     variants = [one for one in found.result.variants if one.host is not None]
     loads = busy(variants, found.limits)
     assert [one.label for one in loads] == [one.label for one in variants]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,8 @@ SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 @pytest.mark.parametrize("sample", ["mmoe_small.pb", "towers_small.pb"])
 def test_steps_give_what_simulated_ones_give(sample, capture):
     flat = msplit.load(SAMPLES / sample)
-    request = msplit.BenchRequest(streams=(4,), engine="cuda", batch=16, precision="ieee", capture=capture)
-    with msplit.prepare(flat, request) as ours, msplit.prepare(flat, replace(request, device="cpu")) as simulated:
+    request = {"streams": (4,), "engine": "cuda", "batch": 16, "precision": "ieee", "capture": capture}
+    with msplit.prepare(flat, **request) as ours, msplit.prepare(flat, **dict(request, device="cpu")) as simulated:
         assert ours.inputs == simulated.inputs
         for seed in range(10):
             feeds = make_inputs(flat, {}, batch=16, seed=seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import msplit
+from msplit.cost.workload import Workload
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.inputs.make import feeds_for
@@ -24,10 +24,15 @@ from tests.engines.cuda.cases import flat_of, job
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_gpus(2)]
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
-ONE = msplit.BenchRequest(
-    streams=(4,), engine="cuda", batch=24, precision="ieee", compare_tensorflow=False, compare_xla=False
-)
-TWO = replace(ONE, devices=(0, 1))
+ONE = {
+    "streams": (4,),
+    "engine": "cuda",
+    "batch": 24,
+    "precision": "ieee",
+    "compare_tensorflow": False,
+    "compare_xla": False,
+}
+TWO = dict(ONE, devices=(0, 1))
 LARGE = 8 << 20
 """Bytes of an input that is on the bus, piece by piece, while the rest of it is still being copied."""
 
@@ -77,9 +82,9 @@ def sums(width: int, layers: int = 0) -> Any:
 def test_gpus_give_what_one_gives(name: str, devices: tuple[int, ...]) -> None:
     """The second one alone, too: nothing that is issued goes to the first."""
     flat = msplit.load(SAMPLES / name)
-    with msplit.prepare(flat, ONE) as one, msplit.prepare(flat, replace(ONE, devices=devices)) as several:
+    with msplit.prepare(flat, **ONE) as one, msplit.prepare(flat, **dict(ONE, devices=devices)) as several:
         for seed in range(20):
-            feeds = feeds_for(flat, ONE.workload, seed=seed)
+            feeds = feeds_for(flat, Workload(ONE["batch"]), seed=seed)
             expected = one.step(feeds)
             assert_close(several.step(feeds), expected)
             torch.cuda.set_device(1)  # as somebody else's code may
@@ -110,7 +115,7 @@ def test_what_one_gpu_has_the_other_one_has_not() -> None:
     """Weights, programs, choices and streams are those of a device."""
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
     before = [torch.cuda.memory_allocated(gpu) for gpu in (0, 1)]
-    with msplit.prepare(flat, replace(ONE, devices=(1,))):
+    with msplit.prepare(flat, **dict(ONE, devices=(1,))):
         first, second = Device.of(torch.device("cuda:0")), Device.of(torch.device("cuda:1"))
         assert torch.cuda.memory_allocated(1) > before[1]
         assert torch.cuda.memory_allocated(0) <= before[0]
@@ -121,13 +126,13 @@ def test_what_one_gpu_has_the_other_one_has_not() -> None:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gpus") / "build"
-    msplit.build(SAMPLES / "mmoe_small.pb", path, replace(ONE, batch=None), batches=(1, 8, 32))
+    msplit.build(SAMPLES / "mmoe_small.pb", path, **dict(ONE, batch=None), batches=(1, 8, 32))
     return path
 
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_pool_answers_on_all(built: Path, groups: int) -> None:
-    with msplit.pool(built, replace(TWO, batch=None), groups=groups) as pool, msplit.open(built) as runner:
+    with msplit.pool(built, **dict(TWO, batch=None), groups=groups) as pool, msplit.open(built) as runner:
         feeds = [one for rows in (1, 3, 8, 32) for one in of_ports(of_build(built), pool.inputs, rows, 20, seed=rows)]
         expected = [runner.step(one) for one in feeds]
         order = np.random.default_rng(0).permutation(len(feeds) * 40) % len(feeds)
@@ -165,4 +170,4 @@ def test_gpus_work_at_the_same_time() -> None:
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(msplit.MsplitError, match="there is no GPU 63"):
-        msplit.prepare(SAMPLES / "mmoe_small.pb", replace(ONE, devices=(0, 63)))
+        msplit.prepare(SAMPLES / "mmoe_small.pb", **dict(ONE, devices=(0, 63)))

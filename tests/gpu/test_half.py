@@ -146,10 +146,14 @@ def test_results_that_differ_by_a_last_bit_are_the_same():
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_bench_in_half_precision_tells_the_error_and_passes(precision):
-    request = msplit.BenchRequest(
-        streams=(4,), engine="cuda", batch=16, precision=precision, settings=msplit.Settings(duration=0.3, builds=1)
-    )
-    found = msplit.bench(SAMPLES / "mmoe_small.pb", request)
+    request = {
+        "streams": (4,),
+        "engine": "cuda",
+        "batch": 16,
+        "precision": precision,
+        "settings": msplit.Settings(duration=0.3, builds=1),
+    }
+    found = msplit.bench(SAMPLES / "mmoe_small.pb", **request)
     assert not found.result.failed, found.result.describe_failures()
     labels = [one.label for one in found.result.variants]
     assert any(label.endswith("float32") for label in labels)

@@ -30,7 +30,7 @@ def tell(text):
 
 
 def request_of(**more):
-    return msplit.BenchRequest(**{"streams": (4,), "engine": "cuda", "batch": 16, "precision": "ieee", **more})
+    return {"streams": (4,), "engine": "cuda", "batch": 16, "precision": "ieee", **more}
 
 
 @pytest.mark.parametrize(("sample", "batch"), [("mmoe_small.pb", 16), ("keras_inception", 4)])
@@ -39,9 +39,9 @@ def test_steps_are_right_before_while_and_after(sample, batch):
     flat = msplit.load(SAMPLES / sample)
     seeds = range(4)
     feeds = [make_inputs(flat, {}, batch=batch, seed=seed) for seed in seeds]
-    with msplit.prepare(flat, request_of(batch=batch, effort="fast")) as plain:
+    with msplit.prepare(flat, **request_of(batch=batch, effort="fast")) as plain:
         wanted = [plain.step(one) for one in feeds]
-    runner = msplit.prepare(flat, request_of(batch=batch), improve=True)
+    runner = msplit.prepare(flat, **request_of(batch=batch), improve=True)
     try:
         first, buffers = runner.label, runner.buffers
         there = [{name: torch.from_numpy(value).cuda() for name, value in one.items()} for one in feeds]
@@ -94,7 +94,7 @@ def held():
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 1.5])
 def test_it_is_given_up_and_leaves_nothing(seconds):
     flat, before = msplit.load(SAMPLES / "mmoe_small.pb"), held()
-    runner = msplit.prepare(flat, request_of(), improve=True)
+    runner = msplit.prepare(flat, **request_of(), improve=True)
     feeds = make_inputs(flat, {}, batch=16, seed=0)
     wanted, end = runner.step(feeds), time.monotonic() + seconds
     while time.monotonic() < end:
@@ -111,10 +111,10 @@ def test_another_model_is_made_ready_while_one_is_improved():
     """Both capture, and want other precisions: the one in a hurry goes first."""
     one, other = (msplit.load(SAMPLES / name) for name in ("keras_inception", "mmoe_small.pb"))
     feeds = make_inputs(other, {}, batch=16, seed=0)
-    with msplit.prepare(one, request_of(batch=4), improve=True) as runner:
+    with msplit.prepare(one, **request_of(batch=4), improve=True) as runner:
         for precision in ("tf32", "ieee", "tf32"):
             began = time.perf_counter()
-            with msplit.prepare(other, request_of(precision=precision, effort="fast")) as second:
+            with msplit.prepare(other, **request_of(precision=precision, effort="fast")) as second:
                 tell(f"ready after {time.perf_counter() - began:.2f} s; improved meanwhile: {runner.improved.done()}")
                 assert all(check.passed for check in second.checks)
                 second.step(feeds)
@@ -126,7 +126,7 @@ def test_a_thread_that_waits_for_the_whole_device_meanwhile():
     """What the caller's own code may do beside it: allocate, launch, and wait for the device. CUDA may refuse the last while a stream is
     captured; then steps go on, and what is being improved is either finished or failed with a warning."""
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
-    runner = msplit.prepare(flat, request_of(), improve=True)
+    runner = msplit.prepare(flat, **request_of(), improve=True)
     refused, count = [], 0
     feeds = make_inputs(flat, {}, batch=16, seed=0)
     wanted = runner.step(feeds)
@@ -153,7 +153,7 @@ def test_a_thread_that_waits_for_the_whole_device_meanwhile():
 def test_a_greedy_caller_keeps_nothing_from_taking_over():
     flat = msplit.load(SAMPLES / "towers_small.pb")
     feeds = make_inputs(flat, {}, batch=16, seed=0)
-    with msplit.prepare(flat, request_of(), improve=True) as runner:
+    with msplit.prepare(flat, **request_of(), improve=True) as runner:
         stop = threading.Event()
 
         def steps():

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit import api
 
 pytestmark = [pytest.mark.gpu, pytest.mark.tf]
 
@@ -46,7 +45,7 @@ def test_fit_trains_on_the_gpu(keras: Any) -> None:
     told: dict[str, Any] = {"batch_size": 16, "epochs": 3, "shuffle": False, "verbose": 0}
     rates = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.01 / (epoch + 1))]
     wanted = theirs.fit(x, y, callbacks=rates, **told).history
-    with msplit.compile(ours.train_step, api.BenchRequest(engine="cuda", precision="ieee"), streams=4) as fast:
+    with msplit.compile(ours.train_step, engine="cuda", precision="ieee", streams=4) as fast:
         found = ours.fit(x, y, callbacks=[*rates, fast.callback()], **told).history
         assert {runner.engine for runner in fast.runners} == {"cuda"}
     for name in wanted:

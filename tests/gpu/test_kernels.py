@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from msplit import api, rules
-from msplit.api import BenchRequest, bench, compare
+from msplit.api import bench, compare
 from msplit.assignment.kernels import job_of
 from msplit.assignment.plans import stored_job
 from msplit.core.precision import Precision
@@ -44,16 +44,14 @@ def test_what_auto_likes_best_is_right_and_gains_about_what_is_predicted(name: s
     assert runs_as_stored(planned)
     found = bench(
         flat,
-        BenchRequest(
-            streams=(1, 8),
-            engine="cuda",
-            batch=16,
-            compare_tensorflow=False,
-            reference=reference,
-            settings=api.Settings(duration=0.5, warmup=0.05, builds=2),
-            ruleset="auto",
-            plan=plan,
-        ),
+        streams=(1, 8),
+        engine="cuda",
+        batch=16,
+        compare_tensorflow=False,
+        reference=reference,
+        settings=api.Settings(duration=0.5, warmup=0.05, builds=2),
+        ruleset="auto",
+        plan=plan,
     )
     assert not found.result.failed, found.result.describe_failures()
     (stored,) = [variant for variant in found.result.variants if variant.label == found.labels[f"msplit, {plan}"]]

@@ -417,8 +417,8 @@ def test_an_opened_build_launches_first_without_a_compiler(tmp_path):
     import msplit
 
     # Tests keep no choices and no kernels; a build has those that it was made with.
-    request = msplit.BenchRequest(streams=(4,), engine="cuda", batch=4096, compare_tensorflow=False)
-    msplit.build(ROOT / "sample_graphs" / "mmoe_small.pb", tmp_path / "build", request)
+    request = {"streams": (4,), "engine": "cuda", "batch": 4096, "compare_tensorflow": False}
+    msplit.build(ROOT / "sample_graphs" / "mmoe_small.pb", tmp_path / "build", **request)
     with msplit.open(tmp_path / "build") as runner:
         rng = np.random.default_rng(0)
         feeds = {name: rng.standard_normal(value.shape).astype(value.dtype) for name, value in runner.buffers.items()}

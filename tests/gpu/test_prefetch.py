@@ -163,8 +163,8 @@ def test_few_and_many_outputs_of_tensors_arrive_between_steps_on_arrays(build):
 def test_a_trainer_sends_batches_ahead_and_takes_tensors():
     flat, training = stored(*CASES[0])
     feeds = [training.feeds(BATCH, step) for step in range(STEPS)]
-    request = msplit.BenchRequest(engine="cuda", device=DEVICE, streams=(2,), precision="ieee", effort="fast")
-    with msplit.Trainer(flat, "train_op", ["loss"], request, state=training.state()) as trainer:
+    request = {"engine": "cuda", "device": DEVICE, "streams": (2,), "precision": "ieee", "effort": "fast"}
+    with msplit.Trainer(flat, "train_op", ["loss"], **request, state=training.state()) as trainer:
         trainer.prepare(feeds[0])
         begun = trainer.variables
         wanted = [trainer.step(one)["loss"] for one in feeds]

@@ -27,8 +27,7 @@ CudaTimer.replay_ms = lambda self, lanes, *, cold: timed.append(1) or replay(sel
 workers = []
 start = Workers.start
 Workers.start = lambda self, groups: (start(self, groups), workers.append(len(self)))[0]
-request = api.BenchRequest(streams=(4,), engine="cuda", batch=16, effort=sys.argv[2], compare_tensorflow=False)
-with api.prepare(sys.argv[1], request) as runner:
+with api.prepare(sys.argv[1], streams=4, engine="cuda", batch=16, effort=sys.argv[2]) as runner:
     runner.step(dict(runner.buffers))
     facts = {key: value for key, value in runner.facts.items() if isinstance(value, int | str)}
     phases = {one.phase: one.seconds for one in runner.preparation.phases}
@@ -171,8 +170,7 @@ def stopped(self):
     stop(self)
 
 Workers.stop = stopped
-request = api.BenchRequest(streams=(4,), engine="cuda", batch=16, compare_tensorflow=False)
-with api.prepare(sys.argv[1], request) as runner:
+with api.prepare(sys.argv[1], streams=4, engine="cuda", batch=16) as runner:
     runner.step(dict(runner.buffers))
 import os
 print(json.dumps([pids, [pid for pid in pids if str(pid) in seen], [pid for pid in pids if os.path.exists(f"/proc/{pid}")]]))
@@ -206,8 +204,7 @@ ours = ("products", "convolve_tile")
 knobs.compilation.listener = lambda *, src, cache_hit, **rest: log.append(src.name) if src.name in ours else None
 replay, choose = CudaTimer.replay_ms, Tuner.choose
 CudaTimer.replay_ms = lambda self, lanes, *, cold: log.append("timed") or replay(self, lanes, cold=cold)
-request = api.BenchRequest(streams=(4,), engine="cuda", batch=16, compare_tensorflow=False)
-with api.prepare(sys.argv[1], request) as runner:
+with api.prepare(sys.argv[1], streams=4, engine="cuda", batch=16) as runner:
     runner.step(dict(runner.buffers))
 print(json.dumps(log))
 """

@@ -57,18 +57,18 @@ def test_steps_run_in_the_order_of_the_plan_and_side_by_side(streams: int, captu
 def test_bench_traces_what_it_measured() -> None:
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
     quick = Settings(duration=0.1, warmup=0.0, min_rounds=1, builds=1, verify_inputs=1)
-    request = msplit.BenchRequest(
-        streams=(1, 4),
-        ruleset="default",
-        engine="cuda",
-        batch=128,
-        settings=quick,
-        timelines=True,
-        compare_tensorflow=False,
-        fuse=False,
-        group=False,
-    )
-    found = msplit.bench(flat, request)
+    request = {
+        "streams": (1, 4),
+        "ruleset": "default",
+        "engine": "cuda",
+        "batch": 128,
+        "settings": quick,
+        "timelines": True,
+        "compare_tensorflow": False,
+        "fuse": False,
+        "group": False,
+    }
+    found = msplit.bench(flat, **request)
     labels = [one.label for one in found.traced]
     assert labels == ["msplit, 1 stream, eager", "msplit, 1 stream, CUDA graph", "msplit, 4 streams, CUDA graph"]
     trace = from_bench(flat, found)

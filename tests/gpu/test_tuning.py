@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.api import BenchRequest, bench, compare
+from msplit.api import bench, compare
 from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
@@ -41,18 +41,18 @@ def test_the_tuned_plan_is_verified_no_slower_than_one_stream_and_runs_again(nam
         reference,
         Reference(job.feeds, ENGINE.build(replace(job, precision=Precision.IEEE)).step(job.feeds), "one stream"),
     )
-    request = BenchRequest(
-        streams=(1, 8),
-        engine="cuda",
-        batch=16,
-        compare_tensorflow=False,
-        reference=reference,
-        settings=QUICK,
-        tune=TuneSettings(6.0, kernels=("plain",)),
-        fuse=False,
-        group=False,
-    )
-    found = bench(job.flat, request)
+    request = {
+        "streams": (1, 8),
+        "engine": "cuda",
+        "batch": 16,
+        "compare_tensorflow": False,
+        "reference": reference,
+        "settings": QUICK,
+        "tune": TuneSettings(6.0, kernels=("plain",)),
+        "fuse": False,
+        "group": False,
+    }
+    found = bench(job.flat, **request)
     assert not found.result.failed, found.result.describe_failures()
     assert found.limits is not None
     assert found.limits.source == "measured"
@@ -69,17 +69,15 @@ def test_the_tuned_plan_is_verified_no_slower_than_one_stream_and_runs_again(nam
     write(job.flat, tuned, plan=tmp_path / "plan.json")
     again = bench(
         job.flat,
-        BenchRequest(
-            streams=(1,),
-            engine="cuda",
-            batch=16,
-            compare_tensorflow=False,
-            reference=reference,
-            settings=QUICK,
-            plan=tmp_path / "plan.json",
-            fuse=False,
-            group=False,
-        ),
+        streams=(1,),
+        engine="cuda",
+        batch=16,
+        compare_tensorflow=False,
+        reference=reference,
+        settings=QUICK,
+        plan=tmp_path / "plan.json",
+        fuse=False,
+        group=False,
     )
     assert not again.result.failed
     label = again.labels[f"msplit, {tmp_path / 'plan.json'}"]

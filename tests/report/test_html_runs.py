@@ -72,10 +72,8 @@ def bench_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("bench")
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
     plain = {"compare_tensorflow": False, "fuse": False, "group": False, "engine": "cuda", "device": "cpu"}
-    request = msplit.BenchRequest(
-        settings=QUICK, batch=4, timelines=True, streams=(1, 2), command=["msplit", "bench"], **plain
-    )  # type: ignore[arg-type]
-    found = msplit.bench(flat, request)
+    request = dict(settings=QUICK, batch=4, timelines=True, streams=(1, 2), command=["msplit", "bench"], **plain)  # type: ignore[arg-type]
+    found = msplit.bench(flat, **request)
     (folder / "trace.json").write_bytes(trace.to_bytes(trace.from_bench(flat, found)))
     (folder / "result.json").write_text(jsonio.dumps("bench", benchmark.payload(flat, found)), "utf-8")
     return folder / "result.json", folder / "trace.json"

@@ -22,7 +22,6 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs
 from msplit.report import benchmark, candidates, jsonio
-from msplit.run.request import BenchRequest
 from msplit.run.tuning import TuneSettings
 from tests.assignment.test_kernels import QUICK
 from tests.cli.runner import ROOT, SAMPLES, fine
@@ -133,18 +132,18 @@ def test_doctor() -> None:
 def test_a_bench_with_everything() -> None:
     pytest.importorskip("torch")
     flat = api.load(SAMPLES / "towers_small.pb")
-    request = BenchRequest(
-        engine="cuda",
-        device="cpu",
-        streams=(1, 3),
-        batch=2,
-        settings=QUICK,
-        compare_tensorflow=False,
-        tune=TuneSettings(0.5),
-    )
+    request = {
+        "engine": "cuda",
+        "device": "cpu",
+        "streams": (1, 3),
+        "batch": 2,
+        "settings": QUICK,
+        "compare_tensorflow": False,
+        "tune": TuneSettings(0.5),
+    }
     from tests.run.test_tuning import _reference
 
-    found = bench(flat, replace(request, reference=_reference(flat)))
+    found = bench(flat, **dict(request, reference=_reference(flat)))
     _, costs = api.price(flat, batch=2)
     job = Job(
         flat,

@@ -22,7 +22,7 @@ QUICK = Settings(duration=0.0, warmup=0.0, min_rounds=1, builds=1, verify_inputs
 
 def measured(model: str, **request: Any) -> tuple[msplit.FlatGraph, msplit.Bench]:
     flat = msplit.load(SAMPLES / model)
-    found = msplit.bench(flat, msplit.BenchRequest(settings=QUICK, batch=4, timelines=True, **request))
+    found = msplit.bench(flat, settings=QUICK, batch=4, timelines=True, **request)
     return flat, found
 
 

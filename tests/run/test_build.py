@@ -22,17 +22,18 @@ from msplit.errors import EngineError
 from msplit.formats import build as files
 from msplit.run import build as builds
 from msplit.run.open import load
+from msplit.run.request import RunRequest
 
 torch = pytest.importorskip("torch")
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
-REQUEST = msplit.BenchRequest(streams=(4,), engine="cuda", device="cpu")
+REQUEST = {"streams": (4,), "engine": "cuda", "device": "cpu"}
 OTHER = {"pytorch": "1.0", "device": "cpu"}
 
 
 def built(sample: str, path: Path, **more: Any) -> msplit.Build:
     """A build on simulated streams."""
-    return msplit.build(SAMPLES / sample, path, REQUEST, **more)
+    return msplit.build(SAMPLES / sample, path, **REQUEST, **more)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def copy(kept: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("sample", ["mmoe_small.pb", "gru_while", "while_v1.pb", "keras_inception", "two_signatures"])
 def test_what_is_opened_is_what_was_prepared(sample: str, tmp_path: Path) -> None:
     built(sample, tmp_path / "build")
-    with msplit.prepare(SAMPLES / sample, REQUEST) as prepared, msplit.open(tmp_path / "build") as opened:
+    with msplit.prepare(SAMPLES / sample, **REQUEST) as prepared, msplit.open(tmp_path / "build") as opened:
         assert (opened.label, opened.inputs, opened.outputs) == (prepared.label, prepared.inputs, prepared.outputs)
         weights = {"weight_bytes": prepared.facts["weight_bytes"]}  # a build's begin at multiples of 512 bytes
         assert {**opened.facts, **weights} == prepared.facts
@@ -69,7 +70,7 @@ def test_its_program_and_plan_are_the_same_to_the_last_step(tmp_path: Path) -> N
     from msplit.run.prepare import make_ready
 
     flat = msplit.load(SAMPLES / "keras_inception")
-    ready = make_ready(flat, REQUEST)
+    ready = make_ready(flat, RunRequest(**REQUEST))
     job = ready.chosen.job
     compiled = compile_job(job)
     plan = compiled.plan(job)
@@ -183,7 +184,7 @@ def test_where_rows_are_not_independent_only_the_batches_that_were_built_run(tmp
         x = tf.compat.v1.placeholder(tf.float32, [None, 3], "x")
         tf.identity(tf.nn.relu(x) - tf.reduce_mean(x, axis=0), "y")
     (tmp_path / "centred.pb").write_bytes(graph.as_graph_def().SerializeToString())
-    found = msplit.build(tmp_path / "centred.pb", tmp_path / "build", REQUEST, batches=[2, 4])
+    found = msplit.build(tmp_path / "centred.pb", tmp_path / "build", **REQUEST, batches=[2, 4])
     assert found.manifest.rows is None
     with msplit.open(tmp_path / "build") as runner:
         feeds = {name: np.array(value) for name, value in runner.buffers.items()}
@@ -214,7 +215,7 @@ def test_nothing_is_replaced_without_force(copy: Path) -> None:
     assert (copy / "manifest.json").read_bytes() == before
     built("towers_small.pb", copy, force=True)
     with msplit.open(copy) as runner:
-        assert set(runner.inputs) == set(msplit.prepare(SAMPLES / "towers_small.pb", REQUEST).inputs)
+        assert set(runner.inputs) == set(msplit.prepare(SAMPLES / "towers_small.pb", **REQUEST).inputs)
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -353,7 +354,7 @@ def test_whatever_a_build_says_one_message_comes(
 
 
 @pytest.mark.parametrize(
-    "made", [lambda flat, path: msplit.build(flat, path, REQUEST), lambda flat, path: msplit.pool(flat, REQUEST)]
+    "made", [lambda flat, path: msplit.build(flat, path, **REQUEST), lambda flat, path: msplit.pool(flat, **REQUEST)]
 )
 def test_a_step_that_trains_is_neither_built_nor_shared(made: Callable[..., Any], tmp_path: Path) -> None:
     flat = msplit.load(SAMPLES / "training_resource.meta")

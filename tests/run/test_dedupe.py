@@ -19,7 +19,6 @@ from msplit.report import benchmark
 from msplit.report.render import to_markdown
 from msplit.run.ablation import AblationStep
 from msplit.run.dedupe import distinct
-from msplit.run.request import BenchRequest
 from msplit.verify.built import Variant
 from tests.assignment.test_kernels import QUICK
 from tests.cli.runner import SAMPLES
@@ -44,21 +43,21 @@ def built():
     """A bench for 8 and 16 streams of a model that has work for six, and how often anything was built."""
     pytest.importorskip("torch")
     flat = api.load(SAMPLES / TOWERS)
-    request = BenchRequest(
-        engine="cuda",
-        device="cpu",
-        streams=(1, 8, 16),
-        batch=2,
-        settings=QUICK,
-        ruleset="auto",
-        compare_tensorflow=False,
-    )
-    request = replace(request, reference=_reference(flat))
+    request = {
+        "engine": "cuda",
+        "device": "cpu",
+        "streams": (1, 8, 16),
+        "batch": 2,
+        "settings": QUICK,
+        "ruleset": "auto",
+        "compare_tensorflow": False,
+    }
+    request = dict(request, reference=_reference(flat))
     builds = []
     with pytest.MonkeyPatch.context() as patch:
         original = CudaEngine.build
         patch.setattr(CudaEngine, "build", lambda self, job: builds.append(job.precision.ieee) or original(self, job))
-        found = msplit.bench(flat, request)
+        found = msplit.bench(flat, **request)
     return flat, found, builds
 
 
@@ -96,10 +95,16 @@ def test_text_and_json_say_which_row_stands_for_what(built) -> None:
 def test_what_is_prepared_may_be_named_by_what_was_asked_for() -> None:
     pytest.importorskip("torch")
     flat = api.load(SAMPLES / TOWERS)
-    request = BenchRequest(
-        engine="cuda", device="cpu", streams=(16,), batch=2, reference=_reference(flat), fuse=False, group=False
-    )
-    with msplit.prepare(flat, request, variant="msplit, 16 streams, CUDA graph") as runner:
+    request = {
+        "engine": "cuda",
+        "device": "cpu",
+        "streams": (16,),
+        "batch": 2,
+        "reference": _reference(flat),
+        "fuse": False,
+        "group": False,
+    }
+    with msplit.prepare(flat, **request, variant="msplit, 16 streams, CUDA graph") as runner:
         assert runner.label == "msplit, 6 streams, CUDA graph"
 
 
@@ -152,8 +157,6 @@ def test_one_engine_set_up_in_two_ways_is_two_rows() -> None:
 @pytest.mark.tf
 def test_tensorflow_rows_say_how_many_devices_are_used(tmp_path: Path) -> None:
     flat = api.load(SAMPLES / TOWERS)
-    found = msplit.bench(
-        flat, BenchRequest(engine="tensorflow", streams=(2, 16), batch=2, settings=QUICK, ruleset="auto")
-    )
+    found = msplit.bench(flat, engine="tensorflow", streams=(2, 16), batch=2, settings=QUICK, ruleset="auto")
     assert [one.label for one in found.result.variants][2:] == ["TensorFlow, 6 logical devices"]
     assert "the row 'TensorFlow, 6 logical devices' is what runs for 16 streams" in found.notes

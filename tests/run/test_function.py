@@ -6,7 +6,6 @@ import gc
 import json
 import time
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit import api
 from msplit.errors import MsplitError
 from msplit.run import function
 
 pytestmark = pytest.mark.tf
 
 ROOT = Path(__file__).parents[2]
-SIMULATED = api.BenchRequest(engine="cuda", device="cpu")
+SIMULATED = {"engine": "cuda", "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,7 @@ def close(found: Any, wanted: Any) -> None:
 
 
 def test_a_keras_model_gives_its_outputs_by_name(keras_model: Any) -> None:
-    with msplit.compile(keras_model, SIMULATED, streams=4) as fast:
+    with msplit.compile(keras_model, **SIMULATED, streams=4) as fast:
         for seed in range(3):
             given = arrays(5, seed)
             found, wanted = fast(given), keras_model(given)
@@ -72,14 +70,14 @@ def test_a_keras_model_gives_its_outputs_by_name(keras_model: Any) -> None:
 
 def test_gpus_share_the_rows_of_a_function(tf: Any, keras_model: Any) -> None:
     """What is as long as the first argument is cut; an array of another length, and a scalar, are everybody's."""
-    asked = api.BenchRequest(engine="cuda", device="cpu", effort="fast", devices=(0, 1))
+    asked = {"engine": "cuda", "device": "cpu", "effort": "fast", "devices": (0, 1)}
 
     def scaled(x: Any, weights: Any, scale: Any) -> Any:
         return {"y": tf.matmul(x, weights) * scale, "best": tf.reduce_max(x, axis=-1)}
 
     chance = np.random.default_rng(0)
     x, weights = chance.standard_normal((7, 3), np.float32), chance.standard_normal((3, 2), np.float32)
-    with msplit.compile(scaled, asked, streams=2) as fast:
+    with msplit.compile(scaled, **asked, streams=2) as fast:
         found = fast(x, weights, np.float32(2))
         close(found["y"], x @ weights * 2)
         close(found["best"], x.max(axis=1))
@@ -89,12 +87,12 @@ def test_gpus_share_the_rows_of_a_function(tf: Any, keras_model: Any) -> None:
     def mixing(x: Any) -> Any:
         return x - tf.reduce_mean(x, axis=0)
 
-    with msplit.compile(mixing, asked) as fast, pytest.raises(MsplitError, match="2 devices can not share a step"):
+    with msplit.compile(mixing, **asked) as fast, pytest.raises(MsplitError, match="2 devices can not share a step"):
         fast(x)
 
 
 def test_a_shape_that_is_new_is_prepared_and_the_oldest_goes(keras_model: Any) -> None:
-    with msplit.compile(keras_model, SIMULATED, most=2) as fast:
+    with msplit.compile(keras_model, **SIMULATED, most=2) as fast:
         for rows in (1, 3, 1, 7):
             given = arrays(rows)
             close(fast(given)["like"], keras_model(given)["like"])
@@ -111,7 +109,7 @@ def test_structures_of_arguments_and_results_are_kept(tf: Any) -> None:
 
     pair = (np.eye(3, dtype=np.float32), np.arange(9, dtype=np.float32).reshape(3, 3))
     scale = np.float32(2)
-    with msplit.compile(nested, SIMULATED) as fast:
+    with msplit.compile(nested, **SIMULATED) as fast:
         found, wanted = fast(pair, scale=scale), nested(pair, scale=scale)
         tf.nest.assert_same_structure(found, wanted)
         for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True):
@@ -119,7 +117,7 @@ def test_structures_of_arguments_and_results_are_kept(tf: Any) -> None:
 
 
 def test_nothing_in_a_result_stays_nothing(tf: Any) -> None:
-    with msplit.compile(lambda x: {"none": None, "one": x + 1.0, "more": [None, x]}, SIMULATED) as fast:
+    with msplit.compile(lambda x: {"none": None, "one": x + 1.0, "more": [None, x]}, **SIMULATED) as fast:
         found = fast(np.ones((2,), np.float32))
         assert found["none"] is None
         assert found["more"][0] is None
@@ -128,7 +126,7 @@ def test_nothing_in_a_result_stays_nothing(tf: Any) -> None:
 
 
 def test_numbers_of_another_byte_order_are_numbers(tf: Any) -> None:
-    with msplit.compile(lambda x: x + 1.0, SIMULATED) as fast:
+    with msplit.compile(lambda x: x + 1.0, **SIMULATED) as fast:
         close(fast(np.arange(3, dtype=">f4")), [1.0, 2.0, 3.0])
         close(fast(np.arange(3, dtype="<f4")), [1.0, 2.0, 3.0])
         assert len(fast.runners) == 1
@@ -139,7 +137,7 @@ def test_an_argument_that_is_no_array_is_named(tf: Any, kind: str) -> None:
     dense = tf.constant([[1.0, 0.0]])
     given = tf.RaggedTensor.from_tensor(dense) if kind == "RaggedTensor" else tf.sparse.from_dense(dense)
     with (
-        msplit.compile(lambda x: x, SIMULATED) as fast,
+        msplit.compile(lambda x: x, **SIMULATED) as fast,
         pytest.raises(MsplitError, match=f"an argument is a {kind}, of which there is no array"),
     ):
         fast(given)
@@ -151,7 +149,7 @@ def test_tensors_in_tensors_out_and_what_speaks_dlpack(tf: Any, keras_model: Any
     given = arrays(2)
     wanted = keras_model(given)
     others = {name: torch.from_numpy(value) for name, value in given.items()}
-    with msplit.compile(keras_model, SIMULATED) as fast:
+    with msplit.compile(keras_model, **SIMULATED) as fast:
         for call, kind in (
             (given, np.ndarray),
             ({name: tf.constant(value) for name, value in given.items()}, tf.Tensor),
@@ -189,7 +187,7 @@ def test_tensors_of_other_libraries_come_back_as_theirs(tf: Any) -> None:
         def __dlpack_device__(self) -> Any:
             return self.tensor.__dlpack_device__()
 
-    with msplit.compile(lambda x: {"twice": x + x, "shape": tf.shape(x)}, SIMULATED) as fast:
+    with msplit.compile(lambda x: {"twice": x + x, "shape": tf.shape(x)}, **SIMULATED) as fast:
         found = fast(Tensor(torch.ones(2, 3)))
         assert isinstance(found["twice"], Tensor)
         close(found["twice"].tensor, np.full((2, 3), 2))
@@ -198,8 +196,8 @@ def test_tensors_of_other_libraries_come_back_as_theirs(tf: Any) -> None:
 
 def test_tensors_in_the_hosts_memory_are_arrays_to_a_gpu(tf: Any) -> None:
     torch = pytest.importorskip("torch")
-    request = api.BenchRequest(engine="tensorflow")
-    with msplit.compile(lambda x: tf.cast(x, tf.float32) * 2.0, request) as fast:
+    request = {"engine": "tensorflow"}
+    with msplit.compile(lambda x: tf.cast(x, tf.float32) * 2.0, **request) as fast:
         for dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.bool):
             found = fast(torch.ones(3).to(dtype))
             assert isinstance(found, np.ndarray)
@@ -211,7 +209,7 @@ def test_what_is_no_array_is_part_of_the_function(tf: Any) -> None:
         return x * 2.0 if twice else x * 1.0
 
     x = np.ones((2, 2), np.float32)
-    with msplit.compile(scaled, SIMULATED) as fast:
+    with msplit.compile(scaled, **SIMULATED) as fast:
         close(fast(x), x)
         close(fast(x, True), 2 * x)
         close(fast(x, twice=True, name="a"), 2 * x)
@@ -226,7 +224,7 @@ def test_weights_that_were_assigned_since_are_taken_over(tf: Any) -> None:
         return x @ weight
 
     x = np.ones((1, 3), np.float32)
-    with msplit.compile(product, SIMULATED) as fast:
+    with msplit.compile(product, **SIMULATED) as fast:
         close(fast(x), [[6.0, 6.0]])
         weight.assign(weight * 2.0)
         close(fast(x), [[6.0, 6.0]])
@@ -242,10 +240,10 @@ def test_a_saved_model_is_called_by_the_names_of_its_signature(tf: Any, tmp_path
     tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
     loaded = tf.saved_model.load(str(tmp_path / "model"))
     x = np.ones((2, 3), np.float32)
-    with msplit.compile(loaded, SIMULATED) as fast:
+    with msplit.compile(loaded, **SIMULATED) as fast:
         close(fast(x=x)["y"], 3 * x)
         close(fast(x)["y"], 3 * x)
-    with msplit.compile(serve.get_concrete_function(), SIMULATED) as fast:
+    with msplit.compile(serve.get_concrete_function(), **SIMULATED) as fast:
         close(fast(x)["y"], 3 * x)
 
 
@@ -258,7 +256,7 @@ def test_words_go_through_a_table(tf: Any, kind: Any) -> None:
     embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 4)(ids))
     model = keras.Model([words, numbers], [embedded, keras.layers.Dense(2)(numbers)])
     given = [np.array([["a", "c"], ["z", "b"]], kind), np.ones((2, 3), np.float32)]
-    with msplit.compile(model, SIMULATED) as fast:
+    with msplit.compile(model, **SIMULATED) as fast:
         for found, wanted in zip(fast(given), model([tf.constant(one) for one in given]), strict=True):
             close(found, wanted)
 
@@ -275,7 +273,7 @@ def test_the_original_answers_until_another_shape_is_ready(tf: Any) -> None:
         return double(x)
 
     x = np.ones((4,), np.float32)
-    with msplit.compile(told, SIMULATED, fallback="tensorflow") as fast:
+    with msplit.compile(told, **SIMULATED, fallback="tensorflow") as fast:
         close(fast(x), 2 * x)
         end = time.monotonic() + 60
         while not fast.runners and time.monotonic() < end:
@@ -296,11 +294,11 @@ def test_what_can_not_be_prepared_goes_on_in_tensorflow_with_a_warning(tf: Any) 
         return x + count
 
     x = np.zeros((2,), np.float32)
-    with msplit.compile(counts, SIMULATED) as strict, pytest.raises(MsplitError):
+    with msplit.compile(counts, **SIMULATED) as strict, pytest.raises(MsplitError):
         strict(x)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        with msplit.compile(counts, SIMULATED, fallback="tensorflow") as fast:
+        with msplit.compile(counts, **SIMULATED, fallback="tensorflow") as fast:
             before = float(count)
             close(fast(x), x + before + 1)
             next(iter(fast._made.values())).exception(60)
@@ -312,9 +310,9 @@ def test_a_warning_escapes_what_a_model_says_and_is_given_once(tf: Any, monkeypa
     def hostile(*arguments: Any, **named: Any) -> Any:
         raise MsplitError("node 'a\x1b[2J'", fix="::error::b")
 
-    monkeypatch.setattr(function, "prepare", hostile)
+    monkeypatch.setattr(function, "prepare_for", hostile)
     x = np.ones((2,), np.float32)
-    with msplit.compile(lambda x: x + 1.0, SIMULATED, fallback="tensorflow") as fast:
+    with msplit.compile(lambda x: x + 1.0, **SIMULATED, fallback="tensorflow") as fast:
         fast(x)
         next(iter(fast._made.values())).exception(60)
         with pytest.warns(RuntimeWarning) as said:
@@ -331,16 +329,16 @@ def test_what_is_wrong_is_told_in_words(tf: Any) -> None:
     with pytest.raises(MsplitError, match="at least one set"):
         msplit.compile(lambda x: x, most=0)
     x = np.ones((2, 2), np.float32)
-    with msplit.compile(lambda x: tf.RaggedTensor.from_tensor(x), SIMULATED) as ragged:
+    with msplit.compile(lambda x: tf.RaggedTensor.from_tensor(x), **SIMULATED) as ragged:
         with pytest.raises(MsplitError, match="gives a RaggedTensor, which is no tensor"):
             ragged(x)
         assert ragged.runners == ()
     with (
-        msplit.compile(lambda x: "text", SIMULATED) as text,
+        msplit.compile(lambda x: "text", **SIMULATED) as text,
         pytest.raises(MsplitError, match="gives a str, which is no tensor"),
     ):
         text(x)
-    with msplit.compile(lambda x: x + 1, SIMULATED) as fast:
+    with msplit.compile(lambda x: x + 1, **SIMULATED) as fast:
         outer = tf.function(lambda x: fast(x), autograph=False)
         with pytest.raises(MsplitError, match="a tensor has no value yet"):
             outer(x)
@@ -396,7 +394,7 @@ def words(tf: Any) -> Words:
 @pytest.mark.parametrize("kind", ["table", "layer", "mutable", "plain", "method"])
 def test_tables_that_a_function_captures_go_with_it(tf: Any, words: Words, kind: str) -> None:
     call, text = words.kinds[kind], tf.constant(["a", "b", "c"])
-    with msplit.compile(call, replace(SIMULATED, effort="fast")) as fast:
+    with msplit.compile(call, **dict(SIMULATED, effort="fast")) as fast:
         np.testing.assert_allclose(fast(text), call(text))
 
 
@@ -407,10 +405,10 @@ def test_tables_of_a_loaded_signature_do_while_the_model_is_there(tf: Any, words
     )
     loaded = tf.saved_model.load(str(tmp_path / "model"))
     signature, text = loaded.signatures["serving_default"], tf.constant(["a", "b"])
-    request = replace(SIMULATED, effort="fast")
-    with msplit.compile(signature, request) as fast:
+    request = dict(SIMULATED, effort="fast")
+    with msplit.compile(signature, **request) as fast:
         np.testing.assert_allclose(fast(words=text)["output_0"], [2.0, 0.0])
     del loaded
     gc.collect()
-    with pytest.raises(MsplitError, match="Python object is gone"), msplit.compile(signature, request) as fast:
+    with pytest.raises(MsplitError, match="Python object is gone"), msplit.compile(signature, **request) as fast:
         fast(words=text)

@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import msplit
-from msplit import api
 from msplit.errors import EngineError
 from msplit.run.function_export import export
 from tests.campaign import examples
 
 pytestmark = pytest.mark.tf
 
-SIMULATED = api.BenchRequest(engine="cuda", device="cpu", fuse=False, group=False)
+SIMULATED = {"engine": "cuda", "device": "cpu", "fuse": False, "group": False}
 SIGNS = np.array([[1, 1, 1], [-1, 1, 1], [1, -1, -1], [-1, -1, 1]], np.float32)
 
 
@@ -102,7 +101,7 @@ STATEMENT = (
 
 def test_conds_that_assign_run_on_the_engine(tf: Any) -> None:
     ours, theirs = (Program(tf, [("call", [STATEMENT]), STATEMENT]) for _ in range(2))
-    with msplit.compile(ours, SIMULATED, streams=1) as fast:
+    with msplit.compile(ours, **SIMULATED, streams=1) as fast:
         for signs in SIGNS:
             np.testing.assert_allclose(fast(signs), theirs(signs), rtol=1e-5)
     for one, other in zip(ours.variables, theirs.variables, strict=True):
@@ -123,7 +122,7 @@ def test_other_writes_in_conds_and_loops_are_refused_by_name(tf: Any, where: str
         return x + table[0]
 
     with (
-        msplit.compile(step, SIMULATED, streams=1) as fast,
+        msplit.compile(step, **SIMULATED, streams=1) as fast,
         pytest.raises(EngineError, match="while" if where == "loop" else "cond"),
     ):
         fast(np.ones(2, np.float32))

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit import api
 from msplit.errors import MsplitError
 from msplit.run.function_state import SMALL
 
 pytestmark = pytest.mark.tf
 
-STOCK = api.BenchRequest(engine="tensorflow")
+STOCK = {"engine": "tensorflow"}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def pair(tf: Any) -> tuple[Descent, Descent]:
 def test_steps_train_and_the_end_of_the_block_brings_it_back(tf: Any, traced: bool) -> None:
     ours, theirs = Descent(tf, traced=traced), Descent(tf)
     before = ours.weight.numpy()
-    with msplit.compile(ours.step, STOCK, streams=1) as fast:
+    with msplit.compile(ours.step, **STOCK, streams=1) as fast:
         for seed in range(3):
             found, wanted = fast(*batch(seed)), theirs.step(*batch(seed))
             assert found["nothing"] is None
@@ -81,7 +80,7 @@ def test_steps_train_and_the_end_of_the_block_brings_it_back(tf: Any, traced: bo
 
 def test_all_shapes_train_the_same_variables(pair: Any) -> None:
     ours, theirs = pair
-    with msplit.compile(ours.step, STOCK, streams=1, most=2) as fast:
+    with msplit.compile(ours.step, **STOCK, streams=1, most=2) as fast:
         for seed, rows in enumerate((5, 3, 5, 2, 3)):  # the last takes the place of the one before the last but one
             fast(*batch(seed, rows))
             theirs.step(*batch(seed, rows))
@@ -90,7 +89,7 @@ def test_all_shapes_train_the_same_variables(pair: Any) -> None:
 
 def test_the_set_of_shapes_that_goes_leaves_what_it_trained(pair: Any) -> None:
     ours, theirs = pair
-    with msplit.compile(ours.step, STOCK, streams=1, most=1) as fast:
+    with msplit.compile(ours.step, **STOCK, streams=1, most=1) as fast:
         for seed, rows in enumerate((5, 3)):
             fast(*batch(seed, rows))
             theirs.step(*batch(seed, rows))
@@ -100,7 +99,7 @@ def test_the_set_of_shapes_that_goes_leaves_what_it_trained(pair: Any) -> None:
 
 def test_what_is_assigned_to_small_variables_counts_at_once_and_to_others_after_a_sync(tf: Any, pair: Any) -> None:
     ours, theirs = pair
-    with msplit.compile(ours.step, STOCK, streams=1) as fast:
+    with msplit.compile(ours.step, **STOCK, streams=1) as fast:
         for seed in range(4):
             fast(*batch(seed))
             theirs.step(*batch(seed))
@@ -127,7 +126,7 @@ def test_what_is_assigned_to_small_variables_counts_at_once_and_to_others_after_
 def test_what_is_assigned_to_a_large_variable_between_steps_is_lost_with_a_warning(pair: Any) -> None:
     ours, theirs = pair
     assert ours.weight.shape.num_elements() > SMALL
-    with msplit.compile(ours.step, STOCK, streams=1) as fast:
+    with msplit.compile(ours.step, **STOCK, streams=1) as fast:
         fast(*batch(0))
         ours.weight.assign(ours.weight * 0.0)
         fast(*batch(1))
@@ -140,7 +139,7 @@ def test_what_is_assigned_to_a_large_variable_between_steps_is_lost_with_a_warni
 
 def test_the_original_goes_on_where_the_engine_has_got_to(pair: Any) -> None:
     ours, theirs = pair
-    with msplit.compile(ours.step, STOCK, streams=1) as fast:
+    with msplit.compile(ours.step, **STOCK, streams=1) as fast:
         fast(*batch(0))
         fast._original(batch(1), (batch(1), {}))  # as a call does with a fallback while other shapes are prepared
         fast(*batch(2))
@@ -156,7 +155,7 @@ def test_a_step_that_gives_nothing_trains(tf: Any) -> None:
     def add(x: Any) -> None:
         total.assign_add(x)
 
-    with msplit.compile(add, STOCK, streams=1) as fast:
+    with msplit.compile(add, **STOCK, streams=1) as fast:
         assert fast(np.ones(30, np.float32)) is None
         assert fast(np.ones(30, np.float32)) is None
     np.testing.assert_array_equal(total.numpy(), np.full(30, 2.0))
@@ -178,7 +177,7 @@ def test_results_that_are_variables_or_numbers_are_what_the_original_gives(tf: A
 
     keras_variable = keras.Variable
     x = np.array([1, 20, 3], np.float32)
-    with msplit.compile(made(), STOCK, streams=1) as fast:
+    with msplit.compile(made(), **STOCK, streams=1) as fast:
         found, wanted = fast(x), made()(x)
     assert found.keys() == wanted.keys()
     for name in ("best", "count", "weight"):
@@ -202,7 +201,7 @@ def test_steps_that_compute_a_part_again_for_its_gradient_train(tf: Any) -> None
 
     (ours, mine), (theirs, wanted) = made(), made()
     x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
-    with msplit.compile(ours, STOCK, streams=1) as fast:
+    with msplit.compile(ours, **STOCK, streams=1) as fast:
         for _ in range(2):
             np.testing.assert_allclose(fast(x), theirs(x), rtol=1e-5)
     np.testing.assert_allclose(mine, wanted, rtol=1e-5)
@@ -210,7 +209,7 @@ def test_steps_that_compute_a_part_again_for_its_gradient_train(tf: Any) -> None
 
 def test_numbers_that_a_generator_draws_go_on_where_it_was(tf: Any) -> None:
     ours, theirs = tf.random.Generator.from_seed(3), tf.random.Generator.from_seed(3)
-    with msplit.compile(lambda x: x + ours.uniform([4]), STOCK, streams=1) as fast:
+    with msplit.compile(lambda x: x + ours.uniform([4]), **STOCK, streams=1) as fast:
         for _ in range(3):
             np.testing.assert_array_equal(fast(np.zeros(4, np.float32)), theirs.uniform([4]))
     np.testing.assert_array_equal(ours.state.numpy(), theirs.state.numpy())
@@ -219,7 +218,7 @@ def test_numbers_that_a_generator_draws_go_on_where_it_was(tf: Any) -> None:
 def test_what_trains_is_not_improved_beside(tf: Any) -> None:
     one = Descent(tf)
     with (
-        msplit.compile(one.step, STOCK, streams=1, improve=True) as fast,
+        msplit.compile(one.step, **STOCK, streams=1, improve=True) as fast,
         pytest.raises(MsplitError, match="improve=True is for functions that change no variables"),
     ):
         fast(*batch(0))

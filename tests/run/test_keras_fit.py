@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit import api
 from msplit.errors import MsplitError
 from tests.campaign import CAMPAIGN
 
 pytestmark = pytest.mark.tf
 
-STOCK = api.BenchRequest(engine="tensorflow")
-SIMULATED = api.BenchRequest(engine="cuda", device="cpu", fuse=False, group=False)
+STOCK = {"engine": "tensorflow"}
+SIMULATED = {"engine": "cuda", "device": "cpu", "fuse": False, "group": False}
 ROWS = 19 if CAMPAIGN else 16
 """Of which eight are a batch: a smaller last one is prepared as one more shape."""
 
@@ -134,7 +133,7 @@ def test_optimizers_of_keras_train_as_they_do(keras: Any) -> None:
 
     ours, theirs = Side(keras), Side(keras)
     stock = tf.function(theirs.step)
-    with msplit.compile(ours.step, SIMULATED, streams=1) as fast:
+    with msplit.compile(ours.step, **SIMULATED, streams=1) as fast:
         for number in range(20):
             data = np.random.default_rng(number).standard_normal((8, 10)).astype(np.float32)
             found, wanted = fast(data[:, :6], data[:, 6:]), stock(data[:, :6], data[:, 6:])
@@ -181,7 +180,7 @@ def test_fit_trains_by_the_step(keras: Any) -> None:
         return history
 
     wanted = trained(theirs)
-    with msplit.compile(ours.train_step, SIMULATED, streams=1) as fast:
+    with msplit.compile(ours.train_step, **SIMULATED, streams=1) as fast:
         found = trained(ours, fast.callback())
         assert len(fast.runners) == len({8, ROWS % 8} - {0})
         alike(variables(ours), variables(theirs))
@@ -203,7 +202,7 @@ def test_a_fit_that_breaks_leaves_the_model_as_it_is_without(keras: Any) -> None
     x, y = data[:, :6], data[:, 6:]
     with (
         pytest.raises(KeyboardInterrupt),
-        msplit.compile(ours.train_step, STOCK, streams=1) as fast,
+        msplit.compile(ours.train_step, **STOCK, streams=1) as fast,
     ):
         ours.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[fast.callback(), Break()])
     theirs.fit(x[:8], y[:8], batch_size=4, shuffle=False, verbose=0)
@@ -222,7 +221,7 @@ def test_a_callback_reads_what_was_trained_after_so_many_batches(keras: Any) -> 
 
     model = line(keras, keras.optimizers.SGD(0.1))
     data = np.random.default_rng(0).standard_normal((16, 10)).astype(np.float32)
-    with msplit.compile(model.train_step, STOCK, streams=1) as fast:
+    with msplit.compile(model.train_step, **STOCK, streams=1) as fast:
         model.fit(data[:, :6], data[:, 6:], batch_size=4, verbose=0, callbacks=[Read(), fast.callback(every=2)])
     first, second, third, fourth = seen
     assert not np.array_equal(first, second), "after two batches"
@@ -232,9 +231,9 @@ def test_a_callback_reads_what_was_trained_after_so_many_batches(keras: Any) -> 
 
 def test_a_callback_is_for_the_model_whose_step_it_is(keras: Any) -> None:
     model, other = (line(keras, "sgd") for _ in range(2))
-    with msplit.compile(model, STOCK) as fast, pytest.raises(MsplitError, match=r"fix: compile model\.train_step"):
+    with msplit.compile(model, **STOCK) as fast, pytest.raises(MsplitError, match=r"fix: compile model\.train_step"):
         fast.callback()
-    with msplit.compile(model.train_step, STOCK) as fast:
+    with msplit.compile(model.train_step, **STOCK) as fast:
         with pytest.raises(MsplitError, match="give every=1 or more"):
             fast.callback(every=0)
         with pytest.raises(MsplitError, match="this is the callback of another model"):
@@ -244,13 +243,13 @@ def test_a_callback_is_for_the_model_whose_step_it_is(keras: Any) -> None:
 def test_fit_without_the_callback_says_that_tensorflow_trains(keras: Any) -> None:
     model = line(keras, "sgd")
     x, y = np.ones((8, 6), np.float32), np.ones((8, 4), np.float32)
-    with msplit.compile(model.train_step, STOCK) as step:
+    with msplit.compile(model.train_step, **STOCK) as step:
         with pytest.warns(RuntimeWarning, match=r"fit trains in TensorFlow.*callbacks=\[step.callback\(\)\]"):
             model.fit(x, y, verbose=0, callbacks=[keras.callbacks.History()])
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
             model.fit(x, y, verbose=0, callbacks=[step.callback()])
-        with msplit.compile(model.train_step, STOCK), pytest.warns(RuntimeWarning, match="fit trains"):
+        with msplit.compile(model.train_step, **STOCK), pytest.warns(RuntimeWarning, match="fit trains"):
             model.fit(x, y, verbose=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -268,7 +267,7 @@ def test_fit_without_the_callback_says_that_tensorflow_trains(keras: Any) -> Non
     ],
 )
 def test_what_a_model_has_and_a_compiled_one_has_not_says_what_to_do(keras: Any, name: str, way: str) -> None:
-    fast = msplit.compile(line(keras, "sgd"), STOCK)
+    fast = msplit.compile(line(keras, "sgd"), **STOCK)
     assert not hasattr(fast, name)
     with pytest.raises(AttributeError, match="is a function and has no") as told:
         getattr(fast, name)
@@ -285,7 +284,7 @@ Builder(0, 4)
 import keras
 
 model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(4)])
-with msplit.compile(model, api.BenchRequest(engine="tensorflow")) as fast:
+with msplit.compile(model, engine="tensorflow") as fast:
     fast(np.ones((2, 6), np.float32))
 """
 
@@ -303,6 +302,6 @@ def test_advice_on_what_msplit_calls_is_not_for_users(keras: Any, monkeypatch: p
     said: list[Any] = []
     monkeypatch.setattr(deprecation, "_PRINTED_WARNING", {})  # each is printed once
     monkeypatch.setattr(deprecation.logging, "warning", lambda *words: said.append(words))
-    with msplit.compile(line(keras, "sgd"), STOCK) as fast:
+    with msplit.compile(line(keras, "sgd"), **STOCK) as fast:
         fast(np.ones((2, 6), np.float32))
     assert said == []

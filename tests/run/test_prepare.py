@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +29,10 @@ from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.run import variants
+from msplit.run.request import RunRequest
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
-SIMULATED = api.BenchRequest(streams=(1, 4), engine="cuda", device="cpu", batch=8)
+SIMULATED = {"streams": (1, 4), "engine": "cuda", "device": "cpu", "batch": 8}
 
 pytestmark = pytest.mark.tf
 
@@ -54,7 +56,7 @@ def check(runner, flat, seeds=(11, 12, 13)):
 
 
 def test_every_step_gives_the_models_outputs(mmoe):
-    with msplit.prepare(mmoe, SIMULATED) as runner:
+    with msplit.prepare(mmoe, **SIMULATED) as runner:
         assert isinstance(runner, msplit.Runner)
         assert runner.engine == "cuda"
         assert runner.inputs == {name: (value.dtype.name, value.shape) for name, value in feeds_of(mmoe, 0).items()}
@@ -65,7 +67,7 @@ def test_every_step_gives_the_models_outputs(mmoe):
 
 def test_it_says_where_the_time_of_its_preparation_went(mmoe):
     start = time.perf_counter()
-    with msplit.prepare(mmoe, SIMULATED) as runner:
+    with msplit.prepare(mmoe, **SIMULATED) as runner:
         wall = time.perf_counter() - start
         found = runner.preparation
         stages = {
@@ -83,10 +85,10 @@ def test_it_says_where_the_time_of_its_preparation_went(mmoe):
 
 def test_the_layer_that_should_be_the_fastest_runs(mmoe):
     """Grouped experts need fewer kernels than experts on streams; without larger kernels, streams are what is left."""
-    with msplit.prepare(mmoe, SIMULATED) as runner:
+    with msplit.prepare(mmoe, **SIMULATED) as runner:
         assert runner.label.endswith("fused and grouped")
-    plain = api.BenchRequest(streams=(2, 4), engine="cuda", device="cpu", batch=8, fuse=False, group=False)
-    with msplit.prepare(mmoe, plain) as runner:
+    plain = {"streams": (2, 4), "engine": "cuda", "device": "cpu", "batch": 8, "fuse": False, "group": False}
+    with msplit.prepare(mmoe, **plain) as runner:
         assert runner.label == "msplit, 4 streams, CUDA graph"
         assert runner.facts["streams"] == 4
         assert {one.against for one in runner.checks} == {"TensorFlow on the CPU", "msplit, 1 stream, CUDA graph"}
@@ -114,8 +116,8 @@ def test_several_streams_run_only_where_they_measure_faster_than_one(mmoe, monke
 
     monkeypatch.setattr(SimulatedExecutable, "device_times", device_times)
     monkeypatch.setattr(measurement, "_burst", lambda executable: 4)
-    request = api.BenchRequest(streams=(1, 4), engine="cuda", device="cpu", batch=8, fuse=larger, group=False)
-    with msplit.prepare(mmoe, request) as runner:
+    request = {"streams": (1, 4), "engine": "cuda", "device": "cpu", "batch": 8, "fuse": larger, "group": False}
+    with msplit.prepare(mmoe, **request) as runner:
         assert runner.label == f"msplit, {label}, {'fused' if larger else 'CUDA graph'}"
         assert runner.facts["streams"] == int(label[0])
         assert any("as fast as one stream" in note for note in runner.notes) is (label == "1 stream")
@@ -126,10 +128,10 @@ def test_several_streams_run_only_where_they_measure_faster_than_one(mmoe, monke
 
 def test_streams_that_are_asked_for_run_and_nothing_is_measured_in_a_hurry(mmoe, monkeypatch, tmp_path):
     monkeypatch.setattr(SimulatedExecutable, "device_times", lambda self, count: pytest.fail("timed"))
-    request = replace(SIMULATED, fuse=False, group=False)
-    with msplit.prepare(mmoe, request, variant="msplit, 4 streams, CUDA graph") as runner:
+    request = dict(SIMULATED, fuse=False, group=False)
+    with msplit.prepare(mmoe, **request, variant="msplit, 4 streams, CUDA graph") as runner:
         assert runner.facts["streams"] == 4
-    with msplit.prepare(mmoe, replace(request, effort="fast")) as runner:
+    with msplit.prepare(mmoe, **dict(request, effort="fast")) as runner:
         assert runner.facts["streams"] == 4
 
 
@@ -147,7 +149,7 @@ def test_only_what_is_chosen_gets_kernels_that_are_timed_and_compiled(mmoe, monk
 
     monkeypatch.setattr(pipeline, "fuse", fuse)
     monkeypatch.setattr(compilation, "trace", trace)
-    with msplit.prepare(mmoe, SIMULATED) as runner:
+    with msplit.prepare(mmoe, **SIMULATED) as runner:
         assert runner.label.endswith("fused and grouped")
     assert made.count(("compiled", False, False)) == 3, "fused; fused and grouped; what is chosen, in IEEE precision"
     assert [one for one in made if one[-1]] == [("traced", True), ("compiled", False, True), ("traced", True)]
@@ -164,7 +166,7 @@ def test_with_little_effort_nothing_is_compiled_and_no_reference_is_run(mmoe, mo
         (pipeline, "merge_siblings"),
     ):
         monkeypatch.setattr(place, name, never)
-    with msplit.prepare(mmoe, replace(SIMULATED, effort="fast")) as runner:
+    with msplit.prepare(mmoe, **dict(SIMULATED, effort="fast")) as runner:
         assert runner.label.endswith("grouped")
         assert "fused" not in runner.label
         assert runner.checks
@@ -177,53 +179,53 @@ def test_with_little_effort_a_reference_that_is_given_counts(mmoe, tmp_path):
     feeds = feeds_of(mmoe, 3)
     outputs = reference(mmoe, feeds)
     save_reference(tmp_path / "r.npz", Reference(feeds, outputs, "a file"))
-    with msplit.prepare(mmoe, replace(SIMULATED, effort="fast", reference=tmp_path / "r.npz")) as runner:
+    with msplit.prepare(mmoe, **dict(SIMULATED, effort="fast", reference=tmp_path / "r.npz")) as runner:
         assert any(one.against == "a file" for one in runner.checks)
         assert not any("effort fast" in note for note in runner.notes)
     wrong = {name: value + 1 for name, value in outputs.items()}
     save_reference(tmp_path / "w.npz", Reference(feeds, wrong, "a file"))
     with pytest.raises(EngineError, match="gives other outputs"):
-        msplit.prepare(mmoe, replace(SIMULATED, effort="fast", reference=tmp_path / "w.npz"))
+        msplit.prepare(mmoe, **dict(SIMULATED, effort="fast", reference=tmp_path / "w.npz"))
 
 
 def test_an_effort_that_there_is_not_and_one_that_measures_nothing_and_tunes():
     with pytest.raises(MsplitError, match="no effort 'some'"):
-        api.BenchRequest(effort="some")
+        RunRequest(effort="some")
     with pytest.raises(MsplitError, match="to tune is to measure"):
-        api.BenchRequest(effort="fast", tune=api.TuneSettings())
+        RunRequest(effort="fast", tune=api.TuneSettings())
 
 
 def test_any_variant_of_the_bench_can_be_named(mmoe):
-    with msplit.prepare(mmoe, SIMULATED, variant="msplit, 1 stream, CUDA graph") as runner:
+    with msplit.prepare(mmoe, **SIMULATED, variant="msplit, 1 stream, CUDA graph") as runner:
         assert runner.facts["streams"] == 1
         assert {one.against for one in runner.checks} == {"TensorFlow on the CPU"}
         check(runner, mmoe)
     with pytest.raises(MsplitError, match="there is no variant 'fast'") as caught:
-        msplit.prepare(mmoe, SIMULATED, variant="fast")
+        msplit.prepare(mmoe, **SIMULATED, variant="fast")
     assert "msplit, 4 streams, CUDA graph" in caught.value.fix
 
 
 def test_a_plan_runs_as_it_stands(mmoe, tmp_path):
     path = tmp_path / "plan.json"
     api.emit(msplit.assign(mmoe, "default", streams=3), "plan", path)
-    request = api.BenchRequest(streams=(1,), engine="cuda", device="cpu", batch=8, plan=path)
-    with msplit.prepare(mmoe, request) as runner:
+    request = {"streams": (1,), "engine": "cuda", "device": "cpu", "batch": 8, "plan": path}
+    with msplit.prepare(mmoe, **request) as runner:
         assert runner.label == f"msplit, {path}"
         assert runner.facts["streams"] == 3
         check(runner, mmoe)
 
 
 def test_without_a_gpu_tensorflow_runs_it_on_one_stream(mmoe):
-    request = api.BenchRequest(streams=(1, 2), engine="tensorflow", batch=8)
-    with msplit.prepare(mmoe, request) as runner:
+    request = {"streams": (1, 2), "engine": "tensorflow", "batch": 8}
+    with msplit.prepare(mmoe, **request) as runner:
         assert (runner.engine, runner.label) == ("tensorflow", "TensorFlow, 1 stream")
         assert runner.notes == ("TensorFlow runs the model on one stream; several are for the cuda engine",)
         check(runner, mmoe)
 
 
-@pytest.mark.parametrize("request_", [SIMULATED, api.BenchRequest(streams=(1,), engine="tensorflow", batch=8)])
+@pytest.mark.parametrize("request_", [SIMULATED, {"streams": (1,), "engine": "tensorflow", "batch": 8}])
 def test_buffers_that_the_caller_fills_are_inputs_like_any_others(mmoe, request_):
-    with msplit.prepare(mmoe, request_) as runner:
+    with msplit.prepare(mmoe, **request_) as runner:
         assert {name: (value.dtype.name, value.shape) for name, value in runner.buffers.items()} == runner.inputs
         for seed in (21, 22):
             feeds = feeds_of(mmoe, seed)
@@ -234,7 +236,7 @@ def test_buffers_that_the_caller_fills_are_inputs_like_any_others(mmoe, request_
                 np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("request_", [SIMULATED, api.BenchRequest(streams=(1,), engine="tensorflow", batch=8)])
+@pytest.mark.parametrize("request_", [SIMULATED, {"streams": (1,), "engine": "tensorflow", "batch": 8}])
 def test_who_changes_an_output_changes_nothing_of_the_model(request_):
     # Not above: it needs PyTorch, which not every environment has that collects these tests.
     from tests.engines.cuda.cases import graph_of
@@ -246,7 +248,7 @@ def test_who_changes_an_output_changes_nothing_of_the_model(request_):
         tf.add(x, three[:2], name="more")
 
     flat = graph_of(model, outputs=["three", "chosen", "more"])
-    with msplit.prepare(flat, request_) as runner:
+    with msplit.prepare(flat, **request_) as runner:
         feeds = {"x": np.ones((8, 2), np.float32)}
         wanted = {name: value.copy() for name, value in runner.step(feeds).items()}
         for value in runner.step(feeds).values():
@@ -266,7 +268,7 @@ def test_threads_take_turns(mmoe):
             self.inside -= 1
             return {"y": feeds["x"] + 1}
 
-    with msplit.prepare(mmoe, SIMULATED) as runner, ThreadPoolExecutor(4) as pool:
+    with msplit.prepare(mmoe, **SIMULATED) as runner, ThreadPoolExecutor(4) as pool:
         watched = Watched()
         other = replace(runner, executable=watched)
         found = list(pool.map(lambda number: other.step({"x": np.array(number)})["y"], range(8)))
@@ -275,7 +277,7 @@ def test_threads_take_turns(mmoe):
 
 
 def test_inputs_that_do_not_fit_are_refused_and_the_next_step_is_right(mmoe):
-    with msplit.prepare(mmoe, SIMULATED) as runner:
+    with msplit.prepare(mmoe, **SIMULATED) as runner:
         with pytest.raises(EngineError, match="was prepared as"):
             runner.step(feeds_of(mmoe, 0, batch=9))
         with pytest.raises(EngineError, match="no value for input"):
@@ -286,7 +288,7 @@ def test_inputs_that_do_not_fit_are_refused_and_the_next_step_is_right(mmoe):
 @pytest.mark.tf
 @pytest.mark.parametrize("engine", ["cuda", "tensorflow"])
 def test_masked_values_are_refused_and_so_is_a_step_after_the_end(mmoe, engine):
-    runner = msplit.prepare(mmoe, replace(SIMULATED, streams=(1,), engine=engine, effort="fast"))
+    runner = msplit.prepare(mmoe, **dict(SIMULATED, streams=(1,), engine=engine, effort="fast"))
     feeds = feeds_of(mmoe, 1)
     wanted = runner.step(feeds)
     for on_device in (False, True)[: 1 + (engine == "cuda")]:
@@ -305,8 +307,8 @@ def test_masked_values_are_refused_and_so_is_a_step_after_the_end(mmoe, engine):
 
 
 def test_tensorflow_in_its_place_refuses_what_the_cuda_engine_refuses(mmoe):
-    for request in (SIMULATED, replace(SIMULATED, engine="tensorflow")):
-        with msplit.prepare(mmoe, request) as runner:
+    for request in (SIMULATED, dict(SIMULATED, engine="tensorflow")):
+        with msplit.prepare(mmoe, **request) as runner:
             right = feeds_of(mmoe, 0)
             (name, value), *_ = right.items()
             for wrong, words in (
@@ -338,9 +340,9 @@ def test_other_outputs_than_the_references_are_refused(mmoe, tmp_path, monkeypat
     wrong = {name: value + 0.5 for name, value in reference(mmoe, feeds).items()}
     path = tmp_path / "wrong.npz"
     save_reference(path, Reference(feeds, wrong, "a file"))
-    request = api.BenchRequest(streams=(1, 2), engine="cuda", device="cpu", reference=path)
+    request = {"streams": (1, 2), "engine": "cuda", "device": "cpu", "reference": path}
     with pytest.raises(EngineError, match=r"gives other outputs than .*\n?.*elements differ") as caught:
-        msplit.prepare(mmoe, request)
+        msplit.prepare(mmoe, **request)
     assert len(wrong) > 1
     assert "\\n" not in str(caught.value), "each output is on a line of its own"
     assert len(str(caught.value).splitlines()) == len(wrong) + 2
@@ -349,21 +351,21 @@ def test_other_outputs_than_the_references_are_refused(mmoe, tmp_path, monkeypat
 
 
 def test_only_what_runs_is_kept(mmoe):
-    with msplit.prepare(mmoe, SIMULATED):
+    with msplit.prepare(mmoe, **SIMULATED):
         assert mmoe not in Device.of(torch.device("cpu")).compiled
 
 
-def test_tuning_is_for_bench(mmoe):
-    with pytest.raises(MsplitError, match="tuning is for bench"):
-        msplit.prepare(mmoe, api.BenchRequest(tune=api.TuneSettings(seconds=1)))
+def test_tuning_is_for_builds_and_benches(mmoe):
+    with pytest.raises(MsplitError, match=r"msplit\.prepare has no keyword 'tune'"):
+        msplit.prepare(mmoe, tune=api.TuneSettings(seconds=1))
 
 
 @pytest.mark.parametrize(
     "request_",
-    [SIMULATED, replace(SIMULATED, effort="fast"), api.BenchRequest(engine="tensorflow", streams=(1,))],
+    [SIMULATED, dict(SIMULATED, effort="fast"), {"engine": "tensorflow", "streams": (1,)}],
     ids=["full", "fast", "tensorflow"],
 )
-def test_a_model_whose_variables_are_damaged_is_refused(tmp_path: Path, request_: api.BenchRequest) -> None:
+def test_a_model_whose_variables_are_damaged_is_refused(tmp_path: Path, request_: dict[str, Any]) -> None:
     model = shutil.copytree(SAMPLES / "gru_while", tmp_path / "model")
     place = model / "variables" / "variables.data-00000-of-00001"
     data = bytearray(place.read_bytes())
@@ -371,8 +373,8 @@ def test_a_model_whose_variables_are_damaged_is_refused(tmp_path: Path, request_
     place.write_bytes(data)
     said = r"data-00000-of-00001: the checkpoint is damaged: '.*' does not fit its checksum"
     with pytest.raises(LoadError, match=said):
-        msplit.prepare(model, request_)
-    if request_.engine == "cuda":
+        msplit.prepare(model, **request_)
+    if request_["engine"] == "cuda":
         with pytest.raises(LoadError, match=said):
-            msplit.build(model, tmp_path / "built", request_)
+            msplit.build(model, tmp_path / "built", **request_)
         assert not (tmp_path / "built").exists()

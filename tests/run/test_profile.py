@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.api import BenchRequest, bench
+from msplit.api import bench
 from msplit.cost import profile_file
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.search.measurement import SimulatedRunner
@@ -76,17 +76,17 @@ def test_the_report_names_the_costliest_kinds(path):
 
 
 def test_bench_goes_by_the_profile_and_says_so(path):
-    request = BenchRequest(
-        engine="cuda",
-        device="cpu",
-        streams=(2,),
-        ruleset="auto",
-        profile=profile_file.load(path),
-        precision="ieee",
-        reference=None,
-        settings=Settings(duration=0.05, warmup=0.0, min_rounds=2, builds=1),
-    )
-    found = bench(api.load(MMOE), request)
+    request = {
+        "engine": "cuda",
+        "device": "cpu",
+        "streams": (2,),
+        "ruleset": "auto",
+        "profile": profile_file.load(path),
+        "precision": "ieee",
+        "reference": None,
+        "settings": Settings(duration=0.05, warmup=0.0, min_rounds=2, builds=1),
+    }
+    found = bench(api.load(MMOE), **request)
     assert not found.result.failed
     assert any("25 of 25 steps measured on CPU" in note for note in found.notes)
     assert "the profile was measured in tf32, this run is in ieee" in found.notes

@@ -22,7 +22,7 @@ from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.inputs.make import feeds_for
 from msplit.run.prepare import prepare
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.verify.results import Settings
 from tests.campaign import examples
 from tests.cli.runner import SAMPLES, fine, msplit
@@ -147,7 +147,7 @@ def test_a_variable_is_where_its_handle_is_whoever_reads_or_writes_it_elsewhere(
 
 @pytest.mark.tf
 def test_prepare_runs_the_placement() -> None:
-    runner = prepare(TOWERS, BenchRequest(place=by_tower, batch=4, settings=QUICK))
+    runner = prepare(TOWERS, place=by_tower, batch=4, settings=QUICK)
     assert runner.label == "TensorFlow, placed by by_tower"
     runner.close()
 
@@ -206,9 +206,9 @@ def test_what_can_not_be_a_placement_is_told(options: tuple[str, ...], said: str
 def test_only_tensorflow_places() -> None:
     from msplit.run.variants import choose_engine
 
-    assert choose_engine(BenchRequest(place=by_tower))[0] is ENGINE
+    assert choose_engine(RunRequest(place=by_tower))[0] is ENGINE
     with pytest.raises((EngineError, LoadError), match="--place is for TensorFlow"):
-        bench(TOWERS, BenchRequest(engine="cuda", device="cpu", place=by_tower))
+        bench(TOWERS, engine="cuda", device="cpu", place=by_tower)
 
 
 @pytest.mark.tf
@@ -218,8 +218,8 @@ def test_assign_tells_the_device_of_every_node_and_bench_puts_it_there(tmp_path:
     written = json.loads((tmp_path / "devices.json").read_text())["devices"]
     assert {one["node"]: one["device"] for one in told} == written
     assert {one["stream"] for one in told} == {None, 0, 1}
-    request = BenchRequest(place=str(tmp_path / "devices.json"), log_placement=True, settings=QUICK)
-    log = {one.name: one.asked for one in list(bench(TOWERS, request).placements.values())[-1]}
+    request = {"place": str(tmp_path / "devices.json"), "log_placement": True, "settings": QUICK}
+    log = {one.name: one.asked for one in list(bench(TOWERS, **request).placements.values())[-1]}
     products = [name for name in log if name.endswith("/MatMul")]
     assert products
     assert all(log[name] == written[name] for name in products)

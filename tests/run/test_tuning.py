@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from msplit import api, formats
-from msplit.api import BenchRequest, bench, compare
+from msplit.api import bench, compare
 from msplit.assignment.assignment import present_ids
 from msplit.assignment.plans import stored_job
 from msplit.engines.base import Job
@@ -165,16 +165,16 @@ def test_what_is_not_faster_for_certain_is_not_taken() -> None:
 
 def test_a_bench_that_finds_the_plan_slower_keeps_one_stream() -> None:
     flat = api.load(SAMPLES / "towers_small.pb")
-    request = BenchRequest(
-        engine="cuda",
-        device="cpu",
-        streams=(1, 3),
-        batch=2,
-        tune=TuneSettings(2.0),
-        settings=QUICK,
-        compare_tensorflow=False,
-    )
-    found = bench(flat, replace(request, reference=_reference(flat)))
+    request = {
+        "engine": "cuda",
+        "device": "cpu",
+        "streams": (1, 3),
+        "batch": 2,
+        "tune": TuneSettings(2.0),
+        "settings": QUICK,
+        "compare_tensorflow": False,
+    }
+    found = bench(flat, **dict(request, reference=_reference(flat)))
     assert not found.result.failed
     assert found.tuned is not None
     (label,) = [now for asked, now in found.labels.items() if asked.startswith("msplit, tuned")]

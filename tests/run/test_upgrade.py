@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit import api
 from msplit.core.precision import Precision
 from msplit.engines.base import Executable
 from msplit.errors import EngineError, MsplitError
@@ -31,7 +30,7 @@ from msplit.run.upgrade import Inputs, start_improving
 from msplit.verify.results import Settings
 
 ROOT = Path(__file__).parents[2]
-SIMULATED = api.BenchRequest(streams=(1, 4), engine="cuda", device="cpu", batch=8)
+SIMULATED = {"streams": (1, 4), "engine": "cuda", "device": "cpu", "batch": 8}
 LONG = 120
 """Seconds after which something hangs."""
 
@@ -392,7 +391,7 @@ def filled(buffers, feeds, runner):
 def test_a_model_is_ready_with_little_effort_and_better_later(mmoe):
     pytest.importorskip("torch")
     with upgrade.one_at_a_time():  # it waits until all that is below was seen
-        runner = msplit.prepare(mmoe, SIMULATED, improve=True)
+        runner = msplit.prepare(mmoe, **SIMULATED, improve=True)
         assert "fused" not in runner.label
         assert any("effort fast" in note for note in runner.notes)
         assert not runner.improved.done()
@@ -428,7 +427,7 @@ def test_what_it_made_is_closed_when_it_is_given_up(mmoe, monkeypatch):
         return executable
 
     monkeypatch.setattr(CUDA, "build", watched)
-    runner = msplit.prepare(mmoe, SIMULATED, improve=True)
+    runner = msplit.prepare(mmoe, **SIMULATED, improve=True)
     assert begun.wait(LONG)
     runner.close()
     assert set(map(id, made)) == set(map(id, closed))
@@ -445,11 +444,11 @@ def test_numbers_drawn_go_on_where_they_were():
         tf.add(x, v1.random_uniform(tf.shape(x), seed=3), name="y")
 
     flat, feeds = graph_of(model, outputs=["y"]), {"x": np.ones((8, 2), np.float32)}
-    request = replace(SIMULATED, streams=(1,))
-    with msplit.prepare(flat, replace(request, effort="fast")) as plain:
+    request = dict(SIMULATED, streams=(1,))
+    with msplit.prepare(flat, **dict(request, effort="fast")) as plain:
         wanted = [plain.step(feeds)["y"] for _ in range(4)]
     with upgrade.one_at_a_time():
-        runner = msplit.prepare(flat, request, improve=True)
+        runner = msplit.prepare(flat, **request, improve=True)
         found = [runner.step(feeds)["y"] for _ in range(2)]
     assert runner.improved.result(LONG).taken
     found += [runner.step(feeds)["y"] for _ in range(2)]
@@ -460,7 +459,7 @@ def test_numbers_drawn_go_on_where_they_were():
 @pytest.mark.tf
 def test_tensorflow_is_not_improved_and_says_so(mmoe):
     before = threading.active_count()
-    with msplit.prepare(mmoe, replace(SIMULATED, engine="tensorflow"), improve=True) as runner:
+    with msplit.prepare(mmoe, **dict(SIMULATED, engine="tensorflow"), improve=True) as runner:
         assert runner.improved is None
         assert any("improve is for the cuda engine" in note for note in runner.notes)
         assert threading.active_count() == before
@@ -469,9 +468,9 @@ def test_tensorflow_is_not_improved_and_says_so(mmoe):
 
 def test_what_it_can_not_improve_is_refused(mmoe):
     with pytest.raises(MsplitError, match="improve=True chooses what runs"):
-        msplit.prepare(mmoe, SIMULATED, improve=True, variant="msplit, 1 stream, CUDA graph")
+        msplit.prepare(mmoe, **SIMULATED, improve=True, variant="msplit, 1 stream, CUDA graph")
     with pytest.raises(MsplitError, match="improve=True is for captured graphs"):
-        msplit.prepare(mmoe, replace(SIMULATED, capture=False), improve=True)
+        msplit.prepare(mmoe, **dict(SIMULATED, capture=False), improve=True)
 
 
 @pytest.mark.tf
@@ -488,9 +487,9 @@ def test_a_compiled_function_is_improved_and_its_folder_goes_last(monkeypatch):
 
     monkeypatch.setattr(function, "export", watched)
     weight = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
-    request = api.BenchRequest(engine="cuda", device="cpu")
+    request = {"engine": "cuda", "device": "cpu"}
     x = np.ones((2, 3), np.float32)
-    with msplit.compile(lambda x: np.float32(2) * (x @ weight), request, improve=True) as fast:
+    with msplit.compile(lambda x: np.float32(2) * (x @ weight), **request, improve=True) as fast:
         np.testing.assert_allclose(fast(x), 2 * (x @ weight), rtol=1e-5)
         (runner,) = fast.runners
         assert runner.improved.result(LONG).taken
@@ -513,7 +512,7 @@ def test_only_who_prepares_in_full_waits(monkeypatch):
     monkeypatch.setattr(execution, "make_ready", made)
     monkeypatch.setattr(execution.CUDA, "forget", lambda flat: None, raising=False)
     with upgrade.one_at_a_time():
-        msplit.prepare("model.pb", api.BenchRequest(effort="fast"))
-    msplit.prepare("model.pb", api.BenchRequest())
-    msplit.prepare("model.pb", api.BenchRequest(effort="fast"))
+        msplit.prepare("model.pb", effort="fast")
+    msplit.prepare("model.pb")
+    msplit.prepare("model.pb", effort="fast")
     assert held == [True, True, False]

@@ -30,8 +30,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ray") / "mmoe.build"
-    request = msplit.BenchRequest(streams=(2,), engine="cuda", device="cpu", effort="fast")
-    msplit.build(SAMPLES / "mmoe_small.pb", path, request, batches=[1, 8])
+    request = {"streams": (2,), "engine": "cuda", "device": "cpu", "effort": "fast"}
+    msplit.build(SAMPLES / "mmoe_small.pb", path, **request, batches=[1, 8])
     return path
 
 

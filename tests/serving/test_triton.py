@@ -57,8 +57,8 @@ SETTINGS = PoolSettings(groups=2, max_delay_us=50.0, priorities=2, max_queue=9)
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the sample with experts, for one row and for four, on simulated streams."""
     path = tmp_path_factory.mktemp("triton") / "mmoe.build"
-    request = msplit.BenchRequest(streams=(2,), engine="cuda", device="cpu", effort="fast")
-    msplit.build(SAMPLES / "mmoe_small.pb", path, request, batches=[1, 4])
+    request = {"streams": (2,), "engine": "cuda", "device": "cpu", "effort": "fast"}
+    msplit.build(SAMPLES / "mmoe_small.pb", path, **request, batches=[1, 4])
     return path
 
 

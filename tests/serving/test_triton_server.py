@@ -34,8 +34,8 @@ READY = 120.0
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("triton") / "mmoe.build"
-    request = msplit.BenchRequest(streams=(2,), engine="cuda", device="cpu", effort="fast")
-    msplit.build(SAMPLES / "mmoe_small.pb", path, request, batches=[1, 8])
+    request = {"streams": (2,), "engine": "cuda", "device": "cpu", "effort": "fast"}
+    msplit.build(SAMPLES / "mmoe_small.pb", path, **request, batches=[1, 8])
     return path
 
 
@@ -130,7 +130,7 @@ def test_many_requests_at_once_get_each_its_own_answer(server: str, build: Path)
 def test_strings_and_tables_run_on_the_host(server: str) -> None:
     amount, cities = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([["Rome"], ["Oslo"], ["nowhere"]], object)
     flat = msplit.load(SAMPLES / "keras_lookup")
-    with msplit.prepare(flat, request=msplit.BenchRequest(engine="tensorflow", batch=3)) as runner:
+    with msplit.prepare(flat, engine="tensorflow", batch=3) as runner:
         expected = runner.step({"amount": amount, "city": cities[:, 0]})
     found = ask(server, "keras_lookup", amount=amount, city=cities)
     for name, value in expected.items():

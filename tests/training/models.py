@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.base import Feeds
-from msplit.run.request import BenchRequest
 
-ON_TENSORFLOW = BenchRequest(engine="tensorflow", streams=(1,))
+ON_TENSORFLOW = {"engine": "tensorflow", "streams": (1,)}
 ROWS = 96
 
 

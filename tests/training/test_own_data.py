@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from msplit.run.request import BenchRequest
 from msplit.training import data as training_data
 from msplit.training.loop import TrainSettings, train
 from msplit.training.trainer import Trainer
@@ -16,7 +16,7 @@ from tests.training.models import ON_TENSORFLOW, regression
 
 pytestmark = pytest.mark.tf
 
-SIMULATED = BenchRequest(engine="cuda", device="cpu", streams=(1,), effort="fast")
+SIMULATED = {"engine": "cuda", "device": "cpu", "streams": (1,), "effort": "fast"}
 
 
 def counting(path: Path) -> Path:
@@ -38,17 +38,17 @@ def counting(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("request_", [ON_TENSORFLOW, SIMULATED], ids=["tensorflow", "cuda"])
-def test_training_ends_where_the_graphs_own_data_end(request_: BenchRequest, tmp_path: Path) -> None:
-    if request_.engine == "cuda":
+def test_training_ends_where_the_graphs_own_data_end(request_: dict[str, Any], tmp_path: Path) -> None:
+    if request_["engine"] == "cuda":
         pytest.importorskip("torch")
     model = counting(tmp_path / "model.meta")
-    with Trainer(model, ["train_op"], ["loss"], request_) as trainer:
+    with Trainer(model, ["train_op"], ["loss"], **request_) as trainer:
         found = train(trainer, training_data.own_data(trainer.specs, {}), TrainSettings(fetch_every=1))
         state = trainer.variables
     assert found.stopped == ""
     read = [float(one.values["loss"]) / 2 for one in found.fetched]
     assert read == list(np.arange(21 - len(read), 21))  # the cuda engine has read some to make itself ready
-    assert len(read) == (20 if request_.engine == "tensorflow" else found.steps)
+    assert len(read) == (20 if request_["engine"] == "tensorflow" else found.steps)
     assert len(read) >= 10
     assert float(state["total"]) == sum(read)
     assert int(state["global_step"]) == found.steps == len(read)

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.tf
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
     """With dropout: numbers that count steps are inputs, too."""
     model = regression(tmp_path_factory.mktemp("model") / "model.meta", dropout=0.5)
-    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="ieee", effort="fast")
-    with msplit.Trainer(model, "train_op", ["loss"], request) as found:
+    request = {"engine": "cuda", "device": "cpu", "streams": (2,), "precision": "ieee", "effort": "fast"}
+    with msplit.Trainer(model, "train_op", ["loss"], **request) as found:
         found.prepare(batches(1)[0])
         yield found
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fresh(model: Path) -> Iterator[Trainer]:
     """One that has not run a step."""
-    with msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as found:
+    with msplit.Trainer(model, "train_op", ["loss"], **ON_TENSORFLOW) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def trainer(model: Path) -> Iterator[Trainer]:
     """One for all tests that only need some state; each begins where the one before ended."""
-    with msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as found:
+    with msplit.Trainer(model, "train_op", ["loss"], **ON_TENSORFLOW) as found:
         yield found
 
 
@@ -101,7 +100,7 @@ def test_two_optimizers_of_the_samples_keep_their_slots(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     feeds = {f"id_{tower}": random.integers(0, 100, 6).astype(np.int32) for tower in range(2)}
     feeds["label"] = np.ones((6, 1), np.float32)
-    with msplit.Trainer(SAMPLES / "training_resource.meta", None, ["loss/value"], ON_TENSORFLOW) as trainer:
+    with msplit.Trainer(SAMPLES / "training_resource.meta", None, ["loss/value"], **ON_TENSORFLOW) as trainer:
         assert float(trainer.step(feeds)["loss/value"]) > float(trainer.step(feeds)["loss/value"])
         path = trainer.save(tmp_path / "model")
     kept = dict(tf.train.list_variables(str(path)))
@@ -203,20 +202,20 @@ def test_a_full_disk_leaves_no_lock_that_nobody_gives_back(tmp_path: Path) -> No
 
 def test_what_is_written_in_a_cond_alone_trains_in_tensorflow_and_is_refused_by_name_elsewhere(tmp_path: Path) -> None:
     path, x = guarded(tmp_path / "model.meta"), np.ones((2, 4), np.float32)
-    with msplit.Trainer(path, "train_op", ["loss"], ON_TENSORFLOW) as trainer:
+    with msplit.Trainer(path, "train_op", ["loss"], **ON_TENSORFLOW) as trainer:
         assert [float(trainer.step({"x": value})["loss"]) for value in (x, -x, x)] == pytest.approx([4.0, -3.6, 3.6])
         assert trainer.variables["weights/Momentum"] == pytest.approx(np.full((4, 1), 1.5))
-    simulated = msplit.BenchRequest(engine="cuda", device="cpu", streams=(1,), effort="fast")
+    simulated = {"engine": "cuda", "device": "cpu", "streams": (1,), "effort": "fast"}
     with (
-        msplit.Trainer(path, "train_op", ["loss"], simulated) as trainer,
+        msplit.Trainer(path, "train_op", ["loss"], **simulated) as trainer,
         pytest.raises(EngineError, match=r"an effect that the cuda engine does not have \(cond\)"),
     ):
         trainer.step({"x": x})
 
 
 def test_half_precision_in_tensorflow_is_verified_with_the_variables_that_it_begins_with(model: Path) -> None:
-    request = replace(ON_TENSORFLOW, precision="bf16")
-    with msplit.Trainer(model, "train_op", ["loss"], request, state={"bias": np.float32(7)}) as trainer:
+    request = dict(ON_TENSORFLOW, precision="bf16")
+    with msplit.Trainer(model, "train_op", ["loss"], **request, state={"bias": np.float32(7)}) as trainer:
         trainer.step(batches(1)[0])
         assert trainer.variables["bias"] == pytest.approx(7, abs=0.1)
 
@@ -392,7 +391,7 @@ def test_a_graph_without_initializers_begins_with_values_that_are_given() -> Non
 
 def test_inputs_that_do_not_fit_are_named(model: Path) -> None:
     (good,) = batches(1)
-    with msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as trainer:
+    with msplit.Trainer(model, "train_op", ["loss"], **ON_TENSORFLOW) as trainer:
         for feeds, said in (
             ({"x": good["x"]}, "no value for input 'label'"),
             ({**good, "z": good["x"]}, "the model has no input 'z'"),
@@ -455,23 +454,23 @@ def test_a_saved_model_of_tensorflow_2_trains_and_its_objects_are_restored(tmp_p
     tf.saved_model.save(one, str(tmp_path / "saved"), signatures={"train": one.train})
     x = np.ones(4, np.float32)
     flat = msplit.load(tmp_path / "saved", signature="train")
-    with msplit.Trainer(flat, fetches=["loss"], request=ON_TENSORFLOW) as trainer:
+    with msplit.Trainer(flat, fetches=["loss"], **ON_TENSORFLOW) as trainer:
         got = losses(trainer.run([{"x": x}] * 3))
         path = trainer.save(tmp_path / "model")
     assert got == [float(one.train(x)["loss"]) for _ in range(3)]
     again = Model()
     tf.train.Checkpoint(weight=again.weight, speed=again.speed).restore(str(path)).expect_partial()
     assert (float(again.weight), float(again.speed)) == (float(one.weight), float(one.speed))
-    with msplit.Trainer(flat, fetches=["loss"], request=ON_TENSORFLOW) as trainer:
+    with msplit.Trainer(flat, fetches=["loss"], **ON_TENSORFLOW) as trainer:
         trainer.restore(path)
         assert losses(trainer.run([{"x": x}])) == [float(one.train(x)["loss"])]
 
 
 def test_the_cuda_engine_trains_as_tensorflow_does_and_resumes_bit_equal(model: Path, tmp_path: Path) -> None:
-    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="ieee", effort="fast")
+    request = {"engine": "cuda", "device": "cpu", "streams": (2,), "precision": "ieee", "effort": "fast"}
     with (
-        msplit.Trainer(model, "train_op", ["loss"], request) as trainer,
-        msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as other,
+        msplit.Trainer(model, "train_op", ["loss"], **request) as trainer,
+        msplit.Trainer(model, "train_op", ["loss"], **ON_TENSORFLOW) as other,
     ):
         got, expected = losses(trainer.run(batches(6))), losses(other.run(batches(6)))
         np.testing.assert_allclose(got, expected, rtol=1e-5)
@@ -486,8 +485,8 @@ def test_the_cuda_engine_trains_as_tensorflow_does_and_resumes_bit_equal(model: 
 
 def test_bfloat16_trains_variables_of_float32(model: Path) -> None:
     def trained(precision: str) -> tuple[list[float], Any]:
-        request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision=precision, effort="fast")
-        with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
+        request = {"engine": "cuda", "device": "cpu", "streams": (2,), "precision": precision, "effort": "fast"}
+        with msplit.Trainer(model, "train_op", ["loss"], **request) as trainer:
             return losses(trainer.run(batches(6))), trainer.variables
 
     (got, state), (expected, exact) = trained("bf16"), trained("ieee")
@@ -497,14 +496,14 @@ def test_bfloat16_trains_variables_of_float32(model: Path) -> None:
 
 
 def test_float16_trains_with_a_scaled_loss_and_resumes_bit_equal(model: Path, tmp_path: Path) -> None:
-    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="fp16", effort="fast")
-    exact = replace(request, precision="ieee")
+    request = {"engine": "cuda", "device": "cpu", "streams": (2,), "precision": "fp16", "effort": "fast"}
+    exact = dict(request, precision="ieee")
     small = [
         {name: value / 8 for name, value in one.items()} for one in batches(6)
     ]  # their gradients can be scaled by 2**15
-    with msplit.Trainer(model, "train_op", ["loss"], exact) as trainer:
+    with msplit.Trainer(model, "train_op", ["loss"], **exact) as trainer:
         expected = losses(trainer.run(small))
-    with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
+    with msplit.Trainer(model, "train_op", ["loss"], **request) as trainer:
         assert np.allclose(losses(trainer.run(small)), expected, rtol=3e-3)
         assert not any("scale" in name for name in trainer.variables)
         # Labels that gradients of float16 can not hold: the step changes nothing, and the next one has half the scale.
@@ -517,7 +516,7 @@ def test_float16_trains_with_a_scaled_loss_and_resumes_bit_equal(model: Path, tm
         again = trainer.save(tmp_path / "after")
         trainer.restore(path)
         assert losses(trainer.run(small[:3])) == after
-    with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
+    with msplit.Trainer(model, "train_op", ["loss"], **request) as trainer:
         trainer.restore(path)
         assert losses(trainer.run(small[:3])) == after
         assert same(trainer.variables, state)
@@ -527,19 +526,19 @@ def test_float16_trains_with_a_scaled_loss_and_resumes_bit_equal(model: Path, tm
         ]
     assert list(scales[0].values()) == [2.0**14, 0]
     assert list(scales[1].values()) == list(scales[2].values()) == [2.0**14, 3]
-    with msplit.Trainer(model, "train_op", ["loss"], exact) as trainer:  # what scales no loss passes it over
+    with msplit.Trainer(model, "train_op", ["loss"], **exact) as trainer:  # what scales no loss passes it over
         trainer.restore(path)
         trainer.run(batches(1))
 
 
 def test_a_step_in_float16_is_verified_and_measured_with_a_scale_that_does_not_overflow(model: Path) -> None:
     """The first steps of this model overflow at the scale that they begin with: they are left out, in this precision alone."""
-    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="fp16", batch=8)
+    request = {"engine": "cuda", "device": "cpu", "streams": (2,), "precision": "fp16"}
     settings = msplit.Settings(duration=0.05, warmup=0.0, min_rounds=2, builds=1)
-    found = msplit.bench(to_train(model, "train_op", ["loss"]), replace(request, settings=settings, fuse=False))
+    found = msplit.bench(to_train(model, "train_op", ["loss"]), **request, batch=8, settings=settings, fuse=False)
     assert not found.result.failed, found.result.describe_failures()
     with msplit.Trainer(
-        model, "train_op", ["loss"], request
+        model, "train_op", ["loss"], **request
     ) as trainer:  # what verifies does not train, nor change the scale
         trainer.run(batches(1))
         assert trainer.runner is not None
@@ -551,14 +550,14 @@ def test_a_step_in_float16_is_verified_and_measured_with_a_scale_that_does_not_o
 def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """What random ops count is no variable of the graph. It goes on in a new process, too, and in one that is at another step."""
     model = regression(tmp_path / "model.meta", dropout=0.5)
-    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="ieee", effort="fast")
-    with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
+    request = {"engine": "cuda", "device": "cpu", "streams": (2,), "precision": "ieee", "effort": "fast"}
+    with msplit.Trainer(model, "train_op", ["loss"], **request) as trainer:
         trainer.run(batches(2))
         path = trainer.save(tmp_path / "model")
         after, state = losses(trainer.run(batches(3))), trainer.variables
         trainer.restore(path)
         assert losses(trainer.run(batches(3))) == after
-    with msplit.Trainer(model, "train_op", ["loss"], request) as trainer:
+    with msplit.Trainer(model, "train_op", ["loss"], **request) as trainer:
         trainer.restore(path)
         assert losses(trainer.run(batches(3))) == after
         assert same(trainer.variables, state)
@@ -577,12 +576,12 @@ def test_the_example_of_deeprec_trains_on_the_engine(monkeypatch: pytest.MonkeyP
 
 def test_values_that_are_given_are_what_the_first_step_is_verified_with(model: Path, tmp_path: Path) -> None:
     """With full effort, as on a GPU, a step is held against TensorFlow's before the first one: from those values, not from initial ones."""
-    request = msplit.BenchRequest(engine="cuda", device="cpu", streams=(2,), precision="ieee")
-    with msplit.Trainer(model, "train_op", ["loss"], ON_TENSORFLOW) as other:
+    request = {"engine": "cuda", "device": "cpu", "streams": (2,), "precision": "ieee"}
+    with msplit.Trainer(model, "train_op", ["loss"], **ON_TENSORFLOW) as other:
         other.run(batches(3))
         path, state, expected = other.save(tmp_path / "model"), other.variables, losses(other.run(batches(2)))
     for given in (None, state):
-        with msplit.Trainer(model, "train_op", ["loss"], request, state=given) as trainer:
+        with msplit.Trainer(model, "train_op", ["loss"], **request, state=given) as trainer:
             if given is None:
                 trainer.restore(path)
             np.testing.assert_allclose(losses(trainer.run(batches(2))), expected, rtol=1e-5)
@@ -590,8 +589,8 @@ def test_values_that_are_given_are_what_the_first_step_is_verified_with(model: P
 
 @pytest.mark.parametrize("engine", ["tensorflow", "cuda"])
 def test_a_variable_that_is_fetched_has_the_value_that_the_step_leaves(model: Path, engine: str) -> None:
-    request = msplit.BenchRequest(engine=engine, device="cpu", streams=(2,)) if engine == "cuda" else ON_TENSORFLOW
-    with msplit.Trainer(model, "train_op", ["global_step", "loss", "bias"], request) as trainer:
+    request = {"engine": engine, "device": "cpu", "streams": (2,)} if engine == "cuda" else ON_TENSORFLOW
+    with msplit.Trainer(model, "train_op", ["global_step", "loss", "bias"], **request) as trainer:
         for number, feeds in enumerate(batches(2), 1):
             found, left = trainer.step(feeds), trainer.variables
             assert found["global_step"] == number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,8 @@ MODEL = Path(__file__).parents[2] / "sample_graphs" / "mmoe_small.pb"
 QUICK = msplit.Settings(duration=0.05, warmup=0.0, min_rounds=2, builds=1, verify_inputs=1)
 
 
-def request(precision: str, **more) -> msplit.BenchRequest:
-    return msplit.BenchRequest(
-        streams=(2,), engine="cuda", device="cpu", batch=4, precision=precision, settings=QUICK, **more
-    )
+def request(precision: str, **more) -> dict[str, Any]:
+    return dict(streams=(2,), engine="cuda", device="cpu", batch=4, precision=precision, settings=QUICK, **more)
 
 
 def distances(got, expected) -> list[float]:
@@ -33,7 +32,7 @@ def distances(got, expected) -> list[float]:
 
 @pytest.mark.tf
 def test_a_bench_shows_half_precision_beside_float32_and_tells_what_it_costs():
-    found = msplit.bench(MODEL, request("bf16", fuse=False))
+    found = msplit.bench(MODEL, **request("bf16", fuse=False))
     assert not found.result.failed
     *half, wide = found.result.variants
     assert [one.label.endswith(", bf16") for one in half] == [True] * len(half)
@@ -71,7 +70,7 @@ def test_a_kernel_of_half_precision_with_a_wrong_scale_is_caught(precision, wron
 
     monkeypatch.setitem(lowering._TABLE, "_FusedMatMul", replace(right, function=scaled))
     model = msplit.load(MODEL)
-    found = msplit.bench(model, request(precision, fuse=False, group=False))
+    found = msplit.bench(model, **request(precision, fuse=False, group=False))
     failed = [
         one
         for variant in found.result.variants
@@ -100,18 +99,18 @@ def test_tensorflow_runs_its_own_mixed_precision():
 
 def test_what_is_prepared_built_and_pooled_runs_in_half_precision(tmp_path):
     model = msplit.load(MODEL)
-    with msplit.prepare(model, request("ieee", effort="fast")) as exact:
+    with msplit.prepare(model, **request("ieee", effort="fast")) as exact:
         feeds = {name: np.array(value) for name, value in exact.buffers.items()}
         expected = exact.step(feeds)
-    with msplit.prepare(model, request("fp16", effort="fast")) as prepared:
+    with msplit.prepare(model, **request("fp16", effort="fast")) as prepared:
         got = prepared.step(feeds)
     assert all(1e-5 < one < 2e-3 for one in distances(got, expected))
-    made = msplit.build(model, tmp_path / "build", request("fp16", effort="fast"))
+    made = msplit.build(model, tmp_path / "build", **request("fp16", effort="fast"))
     assert made.manifest.precision == "fp16"
     with msplit.open(tmp_path / "build") as opened:
         assert distances(opened.step(feeds), got) == [0.0] * len(got)
         assert [check.precision for check in opened.checks] == ["fp16"]
-    with msplit.pool(model, request("bf16", effort="fast")) as pool:
+    with msplit.pool(model, **request("bf16", effort="fast")) as pool:
         assert all(1e-3 < one < 2e-2 for one in distances(pool.step(feeds), expected))
 
 

@@ -11,7 +11,6 @@ from msplit.benchmark.benchmark import bench
 from msplit.core.precision import Precision
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
-from msplit.run.request import BenchRequest
 from msplit.verify import check as verified
 from msplit.verify.results import Settings
 from tests.benchmark.test_bisect import plant
@@ -20,15 +19,15 @@ from tests.engines.cuda.cases import graph_of
 pytestmark = pytest.mark.tf
 
 FETCHES = ["loss", "train_op"]
-QUICK = BenchRequest(
-    engine="cuda",
-    device="cpu",
-    batch=4,
-    streams=(2,),
-    group=False,
-    fuse=False,
-    settings=Settings(duration=0, warmup=0, min_rounds=1, builds=1, verify_inputs=2),
-)
+QUICK = {
+    "engine": "cuda",
+    "device": "cpu",
+    "batch": 4,
+    "streams": (2,),
+    "group": False,
+    "fuse": False,
+    "settings": Settings(duration=0, warmup=0, min_rounds=1, builds=1, verify_inputs=2),
+}
 
 
 def small_net(optimizer="GradientDescent", *, resource=True, drop=False, outputs=FETCHES):
@@ -56,7 +55,7 @@ MORE = {"Momentum": {"momentum": 0.9}, "RMSProp": {"momentum": 0.9}}
 
 def test_a_bench_holds_what_a_step_learns_against_tensorflow(monkeypatch):
     """All variants of the engine share a lowering: that they agree says nothing, and the loss is that of the step before."""
-    found = bench(small_net("GradientDescent"), QUICK)
+    found = bench(small_net("GradientDescent"), **QUICK)
     assert not found.result.failed
     ours = [one for one in found.result.variants if one.label.startswith("msplit")]
     for one in ours:
@@ -69,7 +68,7 @@ def test_a_bench_holds_what_a_step_learns_against_tensorflow(monkeypatch):
 def test_a_bench_with_a_wrong_gradient_fails(monkeypatch, wrong, optimizer):
     wrongs = {"factor": lambda node, y: y * 1.5, "shift": lambda node, y: y.roll(1, 1)}
     plant(monkeypatch, "AvgPoolGrad", wrongs[wrong])
-    found = bench(small_net(optimizer), QUICK)
+    found = bench(small_net(optimizer), **QUICK)
     assert all(one.failed for one in found.result.variants)
     assert "variables of TensorFlow on the CPU (ieee): filters" in found.result.describe_failures()
 
@@ -120,14 +119,14 @@ def test_a_step_in_tf32_is_as_near_to_tensorflow_in_float32_as_it_has_to_be(monk
             return step(self, feeds)
 
     monkeypatch.setattr(verified, "_verify", verify_in_tf32)
-    found = bench(small_net(optimizer), QUICK)
+    found = bench(small_net(optimizer), **QUICK)
     assert on
     assert mode.rounded
     assert not found.result.failed, found.result.describe_failures()
 
 
 def test_steps_that_draw_learn_what_tensorflows_first_step_does():
-    found = bench(small_net("GradientDescent", drop=True), QUICK)
+    found = bench(small_net("GradientDescent", drop=True), **QUICK)
     assert not found.result.failed, found.result.describe_failures()
 
 
@@ -172,16 +171,16 @@ def test_random_numbers_of_training_are_compared_with_as_many_steps_behind_them(
         loss = tf.reduce_mean(tf.square(DRAWING[kind](tf, x, w) - 1.0), name="loss")
         v1.train.AdamOptimizer(1e-3).minimize(loss, name="train_op")
 
-    request = replace(QUICK, engine=engine, batch=None, settings=replace(QUICK.settings, builds=2))
-    result = bench(graph_of(build, outputs=FETCHES), request).result
+    request = dict(QUICK, engine=engine, batch=None, settings=replace(QUICK["settings"], builds=2))
+    result = bench(graph_of(build, outputs=FETCHES), **request).result
     assert not result.failed, result.describe_failures()
     assert all(any("variables of" in check.against for check in one.checks) for one in result.variants[1:])
 
 
 def test_a_reference_file_holds_no_variables_and_the_bench_says_so(tmp_path):
     path = tmp_path / "reference.npz"
-    bench(small_net(), replace(QUICK, save_reference=path))
-    found = bench(small_net(), replace(QUICK, reference=path))
+    bench(small_net(), **dict(QUICK, save_reference=path))
+    found = bench(small_net(), **dict(QUICK, reference=path))
     assert any("holds no variables" in note for note in found.notes)
     assert "variables of TensorFlow" not in str(
         [check.against for one in found.result.variants for check in one.checks]

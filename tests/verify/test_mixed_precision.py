@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,8 +122,8 @@ def test_a_bound_that_half_precision_never_keeps_leaves_all_in_float32():
     assert (found.holds, found.in_half, found.error) == (True, 0, 0.0)
 
 
-def request(**more) -> msplit.BenchRequest:
-    return msplit.BenchRequest(
+def request(**more) -> dict[str, Any]:
+    return dict(
         streams=(2,),
         engine="cuda",
         device="cpu",
@@ -138,7 +139,7 @@ def test_a_bench_tells_what_was_chosen_and_a_plan_keeps_it(tmp_path):
     from msplit.run.tuning import write
 
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
-    found = msplit.bench(flat, request(tune=TuneSettings(1.0, max_error=3e-3)))
+    found = msplit.bench(flat, **request(tune=TuneSettings(1.0, max_error=3e-3)))
     assert not found.result.failed
     assert found.mixed is not None
     assert 0 < found.mixed.in_half < found.mixed.ops
@@ -169,7 +170,7 @@ def test_a_bench_tells_what_was_chosen_and_a_plan_keeps_it(tmp_path):
         stored_job(replace(job, flat=flat), strange)
     errors = {}
     for name, more in (("plan", {"plan": plan}), ("whole", {}), ("exact", {"precision": "ieee"})):
-        with msplit.prepare(flat, request(**more)) as prepared:
+        with msplit.prepare(flat, **request(**more)) as prepared:
             errors[name] = prepared.step(job.feeds)
     kept, whole = (max(errors_of([errors[name]], [errors["exact"]]).values()) for name in ("plan", "whole"))
     assert kept < 3e-3 < whole

@@ -165,7 +165,7 @@ def graphs():
 def prepared(graphs, build, effort, batch=9, streams=1):
     flat = graphs[build]
     ENGINE.forget(flat)
-    request = msplit.BenchRequest(
+    request = dict(
         engine="cuda",
         device="cpu",
         batch=batch,
@@ -176,7 +176,7 @@ def prepared(graphs, build, effort, batch=9, streams=1):
         **MODELS[build][1],
     )
     try:
-        return msplit.prepare(flat, request)
+        return msplit.prepare(flat, **request)
     finally:
         ENGINE.forget(flat)
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.api import BenchRequest, bench
+from msplit.api import bench
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, LoadError
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
+from msplit.run.request import RunRequest
 from msplit.run.variants import set_up
 from msplit.verify.reference_fit import fit
 from tests.cli.runner import msplit
@@ -41,9 +42,9 @@ def reference_of(name: str, batch: int, outputs: bool = False) -> Reference:
 def test_op_libraries_are_loaded_before_the_reference_is_computed(engine: str, tmp_path: Path) -> None:
     (tmp_path / "ops.so").write_bytes(b"not a library")
     place = tmp_path / "reference.npz"
-    request = BenchRequest(engine=engine, device="cpu", op_libraries=(tmp_path / "ops.so",), save_reference=place)
+    request = {"engine": engine, "device": "cpu", "op_libraries": (tmp_path / "ops.so",), "save_reference": place}
     with pytest.raises(EngineError, match="op library"):
-        set_up(api.load(MMOE), request)
+        set_up(api.load(MMOE), RunRequest(**request))
     assert not place.exists()
 
 
@@ -52,10 +53,16 @@ def test_a_reference_of_a_batch_verifies_with_that_batch_and_without_one(batch: 
     pytest.importorskip("torch")
     flat = api.load(MMOE)
     save_reference(tmp_path / "four.npz", reference_of("mmoe_small.pb", 4, outputs=True))
-    request = BenchRequest(
-        engine="cuda", device="cpu", streams=(1, 2), settings=QUICK, compare_tensorflow=False, fuse=False, group=False
-    )
-    found = bench(flat, replace(request, reference=tmp_path / "four.npz", batch=batch))
+    request = {
+        "engine": "cuda",
+        "device": "cpu",
+        "streams": (1, 2),
+        "settings": QUICK,
+        "compare_tensorflow": False,
+        "fuse": False,
+        "group": False,
+    }
+    found = bench(flat, **dict(request, reference=tmp_path / "four.npz", batch=batch))
     assert not found.result.failed
     assert found.result.variants[0].checks
     assert all(check.passed for variant in found.result.variants for check in variant.checks)

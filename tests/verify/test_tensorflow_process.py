@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from msplit.engines.tensorflow.engine import ENGINE
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import EngineError, MsplitError
 from msplit.inputs.make import feeds_for
-from msplit.run.request import BenchRequest
 from msplit.verify import tensorflow_process
 from msplit.verify.results import Settings
 from msplit.verify.tensorflow_process import Elsewhere
@@ -78,8 +76,8 @@ def test_each_switch_is_a_row_and_without_a_gpu_it_says_so() -> None:
     if tensorflow().config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU, and the rows run")
     own = TensorFlowOptions(merge_streams=True, private_threads=2, priorities=(-1, 0), limits=(100, 200))
-    request = BenchRequest(streams=(1, 2), engine="tensorflow", batch=4, settings=QUICK, tensorflow=own)
-    found = bench(TOWERS, request)
+    request = {"streams": (1, 2), "engine": "tensorflow", "batch": 4, "settings": QUICK, "tensorflow": own}
+    found = bench(TOWERS, **request)
     skipped = {one.label: one.skipped for one in found.result.variants if one.skipped}
     assert list(skipped) == [
         f"TensorFlow, 2 logical devices, {what}"
@@ -88,7 +86,7 @@ def test_each_switch_is_a_row_and_without_a_gpu_it_says_so() -> None:
     assert set(skipped.values()) == {"NVIDIA's switches are for GPUs, and TensorFlow sees none"}
     assert sum(one.host is not None for one in found.result.variants) == 2
     with pytest.raises(EngineError, match="no row has as many") as told:
-        bench(TOWERS, replace(request, streams=(1,)))
+        bench(TOWERS, **dict(request, streams=(1,)))
     assert "--streams 2" in told.value.fix
 
 

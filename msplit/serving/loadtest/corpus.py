@@ -19,7 +19,7 @@ from msplit.formats import build as files
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
 from msplit.progress import phase
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.serving.loadtest.table import DONE, SENT, Kept, Table, digest
 from msplit.serving.pool.ports import Port
 from msplit.verify.compare import compare, tolerance_of
@@ -37,7 +37,7 @@ _SAMPLE = 4096
 """Most numbers of an answer by which answers are told apart."""
 
 
-def from_model(flat: FlatGraph, request: BenchRequest, count: int) -> list[Arrays]:
+def from_model(flat: FlatGraph, request: RunRequest, count: int) -> list[Arrays]:
     """Inputs made up for a model, each set from another seed; those that files give are varied, see `from_rows`."""
     with phase("making inputs"):
         made: list[Arrays] = [feeds_for(flat, request.workload, seed=request.seed + number) for number in range(count)]
@@ -126,7 +126,7 @@ class Prepared:
         }
 
 
-def by_tensorflow(flat: FlatGraph, feeds: Sequence[Arrays], request: BenchRequest) -> list[Arrays]:
+def by_tensorflow(flat: FlatGraph, feeds: Sequence[Arrays], request: RunRequest) -> list[Arrays]:
     """What TensorFlow answers on the CPU, in IEEE float32, one request after the other."""
     with phase("running the reference in TensorFlow"):
         job = Job(

@@ -18,7 +18,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
 from msplit.progress import Progress, phase, silent
 from msplit.run.ablation import plural
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.run.variants import own_data
 from msplit.serving.loadtest import corpus as requests
 from msplit.serving.loadtest.clients import Server, ServerArm
@@ -167,7 +167,7 @@ class _Bench:
 
 def load(
     model: FlatGraph | str | os.PathLike[str],
-    request: BenchRequest | None = None,
+    request: RunRequest | None = None,
     *,
     settings: LoadSettings | None = None,
     pool: PoolSettings | None = None,
@@ -193,7 +193,7 @@ def load(
     from msplit.serving.pool.making import pool as make_pool
 
     settings, pool_settings = settings or LoadSettings(), pool or PoolSettings()
-    request = replace(request or BenchRequest(), batch=settings.rows)
+    request = replace(request or RunRequest(), batch=settings.rows)
     if settings.mix and max(settings.mix) >= pool_settings.priorities:
         pool_settings = replace(pool_settings, priorities=max(settings.mix) + 1)
     is_build = not isinstance(model, FlatGraph) and files.is_build(model)
@@ -255,12 +255,12 @@ def load(
         )
 
 
-def _of_each(request: BenchRequest) -> str:
+def _of_each(request: RunRequest) -> str:
     """Where a pool's groups are, if that is to be told."""
     return f" on each of {len(request.devices)} GPUs" if len(request.devices) > 1 else ""
 
 
-def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: BenchRequest, settings: LoadSettings) -> Prepared:
+def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: RunRequest, settings: LoadSettings) -> Prepared:
     """Requests and what their answers should be: by TensorFlow where there is a model, else by plain steps of a build's pool, which was
     verified when it was opened."""
     with phase("preparing requests"):
@@ -285,7 +285,7 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: BenchReque
     return Prepared(feeds, answers, source, Precision(request.precision).on(gpu=_may_round(request)), computed)
 
 
-def _may_round(request: BenchRequest) -> bool:
+def _may_round(request: RunRequest) -> bool:
     """Whether there is a GPU that may make products in TF32."""
     return request.device == "cuda" and bool(gpus())
 
@@ -302,7 +302,7 @@ def _rows(settings: LoadSettings, ready: Prepared) -> int:
 
 
 def _specs(
-    flat: FlatGraph | None, ready: Prepared, request: BenchRequest, settings: LoadSettings, pool_settings: PoolSettings
+    flat: FlatGraph | None, ready: Prepared, request: RunRequest, settings: LoadSettings, pool_settings: PoolSettings
 ) -> list[Spec]:
     """What of TensorFlow is measured beside the pool."""
     names = list(settings.beside)

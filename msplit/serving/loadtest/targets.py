@@ -15,7 +15,7 @@ from msplit.engines.base import Arrays, Executable, Job, TensorFlowOptions
 from msplit.engines.process import Process, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.formats.record import Choice
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import by_steps
 from msplit.serving.loadtest.dispatcher import Driven, Echo, Step, Watch, call, drive
 from msplit.serving.loadtest.table import Layout, Table
@@ -185,7 +185,7 @@ class Spec:
     model: Path
     choice: Choice
     feeds: Sequence[Arrays]
-    request: BenchRequest
+    request: RunRequest
     settings: PoolSettings
     threads: int
     config: Path | None

@@ -15,7 +15,7 @@ from msplit.engines.base import Feeds
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, silent
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.scheduler import Arena
 from msplit.serving.pool.settings import AUTO, PoolSettings
@@ -34,13 +34,13 @@ _TAIL = 3.0
 
 def pool(
     model: FlatGraph | str | os.PathLike[str],
-    request: BenchRequest | None = None,
+    request: RunRequest | None = None,
     settings: PoolSettings | None = None,
     *,
     progress: Progress | None = None,
 ) -> Pool:
     """See `api.pool`."""
-    settings, request, tell = settings or PoolSettings(), request or BenchRequest(), progress or silent
+    settings, request, tell = settings or PoolSettings(), request or RunRequest(), progress or silent
     if settings.groups != AUTO and int(settings.groups) < settings.priorities:
         raise MsplitError(
             f"{settings.priorities} levels of priority share {settings.groups} groups, and each has one of its own",

@@ -18,7 +18,7 @@ from typing import Any
 
 from msplit.assignment.display import Facts, Shown
 from msplit.core.arguments import number, whole
-from msplit.engines.base import Executable, Feeds
+from msplit.engines.base import Executable, Feeds, called_with
 from msplit.engines.cuda.engine import device_lost
 from msplit.errors import DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, Attendance
@@ -91,6 +91,10 @@ class Pool(Shown):
         ends = [(f"input {name}", f"{port.dtype} {list(port.shape)}") for name, port in self.inputs.items()]
         batches = ", ".join(map(str, self.batches)) or "as the model says"
         return [("runs", self.about.label), ("groups", str(self.settings.groups)), ("batches", batches), *ends]
+
+    def __call__(self, /, *values: Any, **named: Any) -> Answer:
+        """The answer to a request with inputs by position, in the order of `inputs`, or by name. See `step`."""
+        return self.step(called_with(self.inputs, values, named))
 
     def step(self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None, on_device: bool = False) -> Answer:
         """The answer to a request. See `submit`, which does not wait for it."""

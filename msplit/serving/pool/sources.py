@@ -22,7 +22,7 @@ from msplit.progress import Progress, phase
 from msplit.run.build import Made, make, rows_of
 from msplit.run.open import Loaded, load_on, verify_step, whole_reference
 from msplit.run.prepare import make_ready
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
 from msplit.serving.pool.ports import Port, Ports, Shape
 from msplit.serving.pool.scheduler import Answer, Arena
@@ -78,7 +78,7 @@ class Recipe:
 
 
 def recipe_of(
-    model: FlatGraph | str | os.PathLike[str], request: BenchRequest, settings: PoolSettings, progress: Progress | None
+    model: FlatGraph | str | os.PathLike[str], request: RunRequest, settings: PoolSettings, progress: Progress | None
 ) -> Recipe:
     """What the arenas for a model or a build are made of. A model is compiled.
 
@@ -105,7 +105,7 @@ def recipe_of(
 
 
 def batches_of(
-    flat: FlatGraph, request: BenchRequest, settings: PoolSettings, rows: Rows | None, mixes: str
+    flat: FlatGraph, request: RunRequest, settings: PoolSettings, rows: Rows | None, mixes: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Rows of the steps to make, none where shapes are fixed; and what is worth a note.
 
@@ -233,7 +233,7 @@ def _step(arena: Arena, batch: int) -> Callable[[Arrays], Arrays]:
 
 def _of_session(
     flat: FlatGraph,
-    request: BenchRequest,
+    request: RunRequest,
     batches: Sequence[int],
     proof: tuple[Rows | None, str],
     progress: Progress | None,

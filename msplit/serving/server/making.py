@@ -18,7 +18,7 @@ from msplit.formats.meta import fitting
 from msplit.formats.summary import contents
 from msplit.inputs.files import records
 from msplit.progress import Progress, phase, silent
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.serving.pool.making import pool
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.server import decode
@@ -37,7 +37,7 @@ _MOST_WARMUPS = 1000
 @contextlib.contextmanager
 def ready(
     configs: Sequence[ModelConfig],
-    request: BenchRequest,
+    request: RunRequest,
     settings: PoolSettings,
     *,
     tags: Sequence[str] | None = None,
@@ -73,7 +73,7 @@ def ready(
 
 
 def _version(
-    stack: ExitStack, which: tuple[str, int, Path], request: BenchRequest, settings: PoolSettings, choice: Any
+    stack: ExitStack, which: tuple[str, int, Path], request: RunRequest, settings: PoolSettings, choice: Any
 ) -> Version:
     """One version of a model. Its pools are closed with the stack."""
     name, number, path = which

@@ -23,7 +23,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import feeds_for
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.schedule.plan.check import check
 from msplit.schedule.split.problem import MEMORY_FOR_WEIGHTS
 from msplit.verify.compare import compare
@@ -174,17 +174,17 @@ def test_a_value_is_copied_once_for_all_that_read_it_on_a_gpu():
 
 
 def test_bench_has_a_row_for_the_split_and_verifies_it():
-    request = BenchRequest(
-        (4,),
-        engine="cuda",
-        device="cpu",
-        batch=3,
-        effort="fast",
-        split=(0, 1),
-        ruleset="default",
-        settings=Settings(duration=0, warmup=0, min_rounds=1),
-    )
-    found = bench(api.load(SAMPLES / "mmoe_small.pb"), request)
+    request = {
+        "streams": (4,),
+        "engine": "cuda",
+        "device": "cpu",
+        "batch": 3,
+        "effort": "fast",
+        "split": (0, 1),
+        "ruleset": "default",
+        "settings": Settings(duration=0, warmup=0, min_rounds=1),
+    }
+    found = bench(api.load(SAMPLES / "mmoe_small.pb"), **request)
     row = next(row for row in found.result.variants if "on 2 GPUs" in row.label)
     assert row.asked == ("4 streams on 2 GPUs",)
     assert row.facts["gpus"] == 2
@@ -195,14 +195,22 @@ def test_bench_has_a_row_for_the_split_and_verifies_it():
 def test_a_split_step_is_launched_kernel_by_kernel_and_says_so():
     """Copies between real GPUs can not be captured."""
     flat = api.load(SAMPLES / "mmoe_small.pb")
-    request = BenchRequest((4,), engine="cuda", device="cpu", batch=3, effort="fast", split=(0, 1), ruleset="default")
-    with api.prepare(flat, request) as runner:
+    request = {
+        "streams": (4,),
+        "engine": "cuda",
+        "device": "cpu",
+        "batch": 3,
+        "effort": "fast",
+        "split": (0, 1),
+        "ruleset": "default",
+    }
+    with api.prepare(flat, **request) as runner:
         assert runner.label.endswith(" streams on 2 GPUs, eager")
         assert runner.facts["captured"] is False
         assert SPLIT_IS_LAUNCHED in runner.notes
-    with api.prepare(flat, replace(request, capture=False)) as runner:  # who asks for no capture is told nothing
+    with api.prepare(flat, **dict(request, capture=False)) as runner:  # who asks for no capture is told nothing
         assert SPLIT_IS_LAUNCHED not in runner.notes
-    with api.prepare(flat, replace(request, split=())) as runner:
+    with api.prepare(flat, **dict(request, split=())) as runner:
         assert runner.facts["captured"]
         assert SPLIT_IS_LAUNCHED not in runner.notes
 
@@ -231,10 +239,18 @@ def test_ops_that_read_constants_alone_are_on_the_gpu_of_what_they_feed():
 
 def test_prepare_gives_the_split_that_was_asked_for():
     flat = api.load(SAMPLES / "mmoe_small.pb")
-    request = BenchRequest((4,), engine="cuda", device="cpu", batch=3, effort="fast", split=(0, 1), ruleset="default")
+    request = {
+        "streams": (4,),
+        "engine": "cuda",
+        "device": "cpu",
+        "batch": 3,
+        "effort": "fast",
+        "split": (0, 1),
+        "ruleset": "default",
+    }
     feeds = feeds_for(flat, Workload(3))
     expected = run(flat, feeds)
-    with api.prepare(flat, request) as runner:
+    with api.prepare(flat, **request) as runner:
         assert runner.facts["gpus"] == 2
         for key, value in runner.step(feeds).items():
             np.testing.assert_allclose(value, expected[key], rtol=2e-5, atol=1e-6)
@@ -249,15 +265,15 @@ def test_a_gpu_that_is_not_there_is_named():
 
 
 def test_pools_and_builds_are_for_one_gpu():
-    request = BenchRequest((4,), engine="cuda", device="cpu", batch=3, split=(0, 1))
+    request = {"streams": (4,), "engine": "cuda", "device": "cpu", "batch": 3, "split": (0, 1)}
     with pytest.raises(MsplitError, match="builds and pools are for one GPU"):
-        api.pool(SAMPLES / "mmoe_small.pb", request)
+        api.pool(SAMPLES / "mmoe_small.pb", **request)
 
 
 def test_one_gpu_is_no_split():
     for gpus in ((0,), (0, 0), (-1, 1)):
         with pytest.raises(MsplitError, match="can not be split over the GPUs"):
-            BenchRequest(split=gpus)
+            RunRequest(split=gpus)
 
 
 def test_streams_that_can_not_be_divided_are_refused():

@@ -30,6 +30,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.cluster import parse
 from msplit.inputs.make import make_inputs
 from msplit.opset.traits import VARIABLES
+from msplit.run.request import RunRequest
 from msplit.shapes import infer
 from msplit.training.trainer import to_train
 from msplit.verify.compare import compare
@@ -98,8 +99,8 @@ def test_what_is_sent_is_what_the_partition_says() -> None:
 
 def trained(options: ClusterOptions | None, steps: int, **further: object) -> tuple[dict[str, np.ndarray], list[float]]:
     """Variables and losses of a regression after some steps."""
-    request = msplit.BenchRequest(streams=(2,), engine="tensorflow", cluster=options, precision="ieee")
-    with msplit.Trainer(model(), fetches=["loss"], request=request, **further) as trainer:
+    request = {"streams": (2,), "engine": "tensorflow", "cluster": options, "precision": "ieee"}
+    with msplit.Trainer(model(), fetches=["loss"], **request, **further) as trainer:
         losses = [float(trainer.step(feeds)["loss"]) for feeds in batches(steps)]
         return trainer.variables, losses
 
@@ -124,14 +125,14 @@ def test_a_container_keeps_variables_for_the_next_client() -> None:
     """And for one beside it; and training over a cluster is that of one process, to the last bit."""
     named = ClusterOptions(here(2, 2), container="kept")
     after, losses = trained(named, 12)
-    request = msplit.BenchRequest(streams=(2,), cluster=named, precision="ieee")
-    with msplit.Trainer(model(), fetches=["loss"], request=request) as trainer:
+    request = {"streams": (2,), "cluster": named, "precision": "ieee"}
+    with msplit.Trainer(model(), fetches=["loss"], **request) as trainer:
         trainer.prepare(batches(1)[0])
         assert trainer.steps == 12
         same(trainer.variables, after)
         losses += [float(trainer.step(feeds)["loss"]) for feeds in batches(20)[12:]]
         same(trainer.variables, alone()[0])
-        with msplit.Trainer(model(), fetches=["loss"], request=request) as beside:
+        with msplit.Trainer(model(), fetches=["loss"], **request) as beside:
             beside.step(batches(1)[0])
             trainer.step(batches(1)[0])
             same(beside.variables, trainer.variables)
@@ -264,8 +265,8 @@ def test_a_port_in_use_is_told() -> None:
 def test_what_does_not_go_with_a_cluster_is_refused() -> None:
     options = ClusterOptions(here(2, 2))
     with pytest.raises(msplit.MsplitError, match="a cluster runs TensorFlow, not the cuda engine"):
-        msplit.BenchRequest(engine="cuda", cluster=options)
+        RunRequest(engine="cuda", cluster=options)
     with pytest.raises(msplit.MsplitError, match="is not traced"):
-        msplit.bench("sample_graphs/towers_small.pb", msplit.BenchRequest(cluster=options, timelines=True))
+        msplit.bench("sample_graphs/towers_small.pb", cluster=options, timelines=True)
     with pytest.raises(msplit.MsplitError, match="--plan is for the cuda engine"):
-        msplit.bench("sample_graphs/towers_small.pb", msplit.BenchRequest(cluster=options, plan=Path("plan.json")))
+        msplit.bench("sample_graphs/towers_small.pb", cluster=options, plan=Path("plan.json"))

@@ -21,7 +21,6 @@ from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import EndOfData, EngineError, MsplitError, TimedOut
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
-from msplit.run.request import BenchRequest
 from msplit.serving.pool.making import pool
 from msplit.serving.pool.settings import PoolSettings
 from msplit.verify.results import Settings
@@ -271,7 +270,7 @@ QUICK = Settings(duration=0, warmup=0, min_rounds=12, builds=1, max_burst=2)
 @pytest.mark.parametrize("build", [finite(1), lambda tf, v1: two_queues(tf, v1, rows=2)], ids=["dataset", "queues"])
 def test_a_bench_goes_on_where_the_data_end(build: Any, tmp_path: Path) -> None:
     flat = written(build, tmp_path)
-    found = bench(flat, BenchRequest(streams=(1, 2), engine="tensorflow", settings=QUICK))
+    found = bench(flat, streams=(1, 2), engine="tensorflow", settings=QUICK)
     assert not found.result.failed  # both rows have the same batch at the same step, also behind the end
     warned = [line for line in found.result.warnings if "came to their end" in line]
     assert len(warned) == len(found.result.variants)
@@ -281,7 +280,7 @@ def test_a_bench_goes_on_where_the_data_end(build: Any, tmp_path: Path) -> None:
 def test_data_for_a_few_steps_are_told_as_too_few(tmp_path: Path) -> None:
     written(lambda tf, v1: two_queues(tf, v1, rows=7), tmp_path)
     with pytest.raises(EndOfData, match="came to an end") as told:
-        bench(tmp_path / "model.meta", BenchRequest(streams=(1,), engine="tensorflow", settings=QUICK))
+        bench(tmp_path / "model.meta", streams=(1,), engine="tensorflow", settings=QUICK)
     assert "5 steps or more" in told.value.fix
     short = ("--duration", "0", "--warmup", "0", "--builds", "1", "--streams", "1", "--engine", "tensorflow")
     done = msplit("bench", tmp_path / "model.meta", "--outputs", "y", *short)
@@ -312,8 +311,8 @@ def test_a_pool_of_the_cuda_engine_tells_the_end_of_data_and_what_takes_too_long
         v1.local_variables_initializer()
 
     own = TensorFlowOptions(timeout=0.3)
-    request = BenchRequest(engine="cuda", device="cpu", streams=(1,), effort="fast", tensorflow=own)
-    with pool(written(ones, tmp_path), request, settings=PoolSettings(groups=1)) as running:
+    request = {"engine": "cuda", "device": "cpu", "streams": (1,), "effort": "fast", "tensorflow": own}
+    with pool(written(ones, tmp_path), **request, settings=PoolSettings(groups=1)) as running:
         futures = [running.submit({}) for _ in range(61)]
         problems = [future.exception(30) for future in futures]
     answered = problems.count(None)
@@ -321,4 +320,4 @@ def test_a_pool_of_the_cuda_engine_tells_the_end_of_data_and_what_takes_too_long
     assert {float(future.result()["y"]) for future in futures[:answered]} == {2.0}
     assert all(isinstance(problem, EndOfData) for problem in problems[answered:])
     with pytest.raises(TimedOut, match="DeadlineExceeded"):
-        pool(written(empty, tmp_path), request, settings=PoolSettings(groups=1))
+        pool(written(empty, tmp_path), **request, settings=PoolSettings(groups=1))

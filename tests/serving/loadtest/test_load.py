@@ -18,7 +18,7 @@ import pytest
 from msplit.errors import EngineError, MsplitError
 from msplit.report import jsonio
 from msplit.report import load as report
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.serving.loadtest.run import LoadSettings, load
 from msplit.serving.loadtest.targets import RemoteArm
 from msplit.serving.pool import making
@@ -242,8 +242,8 @@ def test_a_model(engine: str) -> None:
     """On simulated streams and in sessions: rows of several requests share steps, and everybody gets the own answer."""
     if engine == "cuda":
         pytest.importorskip("torch")
-    request = BenchRequest(engine=engine, device="cpu" if engine == "cuda" else "cuda", effort="fast", streams=(2,))
-    found = load(MMOE, request, settings=SETTINGS, pool=PoolSettings(groups=2, max_batch=4))
+    request = {"engine": engine, "device": "cpu" if engine == "cuda" else "cuda", "effort": "fast", "streams": (2,)}
+    found = load(MMOE, RunRequest(**request), settings=SETTINGS, pool=PoolSettings(groups=2, max_batch=4))
     assert (found.wrong, found.broken) == (0, 0)
     assert found.distinct[1] > 4
     one, three = (point for point in found.points if point.arm == "pool")
@@ -270,7 +270,7 @@ def test_an_answer_of_a_real_pool_that_goes_to_somebody_else_is_found(monkeypatc
 
     monkeypatch.setattr(making, "pool", mixing)
     settings = LoadSettings(clients=(8,), seconds=0.3, warmup=0.0, repeat=1, distinct=32, beside=())
-    found = load(MMOE, BenchRequest(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=1, max_batch=4))
+    found = load(MMOE, RunRequest(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=1, max_batch=4))
     assert 1 <= found.wrong <= 4
     assert "has the answer of" in next(run.says for point in found.points for run in point.runs if run.wrong)
 
@@ -288,7 +288,7 @@ def test_tensorflow_beside_it_runs_in_a_process_of_its_own(tmp_path: Path) -> No
         threads=2,
         config=tmp_path / "config",
     )
-    found = load(MMOE, BenchRequest(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=2))
+    found = load(MMOE, RunRequest(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=2))
     labels = [arm.label for arm in found.arms]
     assert labels == ["pool", "TensorFlow, logical devices", "echo", "echo, threads"]
     assert (found.wrong, found.broken) == (0, 0)

@@ -31,8 +31,8 @@ def lookup(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("engine", ["cuda", "tensorflow"])
 def test_an_id_outside_of_its_table_is_the_clients_fault(lookup: Path, engine: str) -> None:
-    request = msplit.BenchRequest(streams=(1,), engine=engine, device="cpu", effort="fast")
-    with msplit.pool(lookup, request, groups=1, batches=(1, 4)) as pool:
+    request = {"streams": (1,), "engine": engine, "device": "cpu", "effort": "fast"}
+    with msplit.pool(lookup, **request, groups=1, batches=(1, 4)) as pool:
         good = {"ids": np.array([4], np.int32)}
         wanted = pool.step(good)["y"]
         for wrong in (5, -1, 1 << 30):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.tf
 
 SAMPLES = Path(__file__).parents[3] / "sample_graphs"
-SIMULATED = msplit.BenchRequest(streams=(2,), engine="cuda", device="cpu", effort="fast")
-SESSION = msplit.BenchRequest(engine="tensorflow")
-SEVERAL = replace(SIMULATED, devices=(0, 1))
+SIMULATED = {"streams": (2,), "engine": "cuda", "device": "cpu", "effort": "fast"}
+SESSION = {"engine": "tensorflow"}
+SEVERAL = dict(SIMULATED, devices=(0, 1))
 ENGINES = pytest.mark.parametrize(
     "request_", [SIMULATED, SEVERAL, SESSION], ids=["simulated", "two GPUs", "tensorflow"]
 )
@@ -130,7 +129,7 @@ def answered(pool: msplit.Pool, requests: list[dict[str, Any]], ask: Callable[[F
 @ENGINES
 def test_requests_of_all_sizes(models: Mapping[str, Path], request_: Any) -> None:
     reference = Reference(models["towers"])
-    with msplit.pool(models["towers"], request_, groups=3, max_batch=6, max_delay_us=300.0) as pool:
+    with msplit.pool(models["towers"], **request_, groups=3, max_batch=6, max_delay_us=300.0) as pool:
         assert (pool.batches, pool.joins, pool.settings.groups) == ((1, 4, 6), True, 3)
         assert {name: (port.dtype, port.shape) for name, port in pool.inputs.items()} == {
             "x": ("float32", (None, 3)),
@@ -150,7 +149,7 @@ def test_requests_of_all_sizes(models: Mapping[str, Path], request_: Any) -> Non
 @ENGINES
 def test_an_index_out_of_range_is_no_other_requests_trouble(models: Mapping[str, Path], request_: Any) -> None:
     reference = Reference(models["towers"])
-    with msplit.pool(models["towers"], request_, groups=1, batches=(4,), max_delay_us=5000.0) as pool:
+    with msplit.pool(models["towers"], **request_, groups=1, batches=(4,), max_delay_us=5000.0) as pool:
         requests = [rows_of(seed, 1, 1.0) for seed in range(4)]
         wrong = {**requests[1], "ids": np.array([99])}
         futures = [pool.submit(one) for one in (requests[0], wrong, *requests[2:])]
@@ -165,7 +164,7 @@ def test_an_index_out_of_range_is_no_other_requests_trouble(models: Mapping[str,
 def test_fixed_shapes(models: Mapping[str, Path], name: str, request_: Any) -> None:
     path = models.get(name, SAMPLES / f"{name}.pb")
     reference = Reference(path)
-    with msplit.pool(path, request_, groups=2) as pool:
+    with msplit.pool(path, **request_, groups=2) as pool:
         assert (pool.batches, pool.joins) == ((), False)
         rng = np.random.default_rng(0)
         requests = [{"x": rng.standard_normal(pool.inputs["x"].shape).astype(np.float32)} for _ in range(6)]
@@ -173,7 +172,7 @@ def test_fixed_shapes(models: Mapping[str, Path], name: str, request_: Any) -> N
         with pytest.raises(MsplitError, match=r"input x was prepared as float32"):
             pool.step({"x": np.zeros((9, 9), np.float32)})
     with pytest.raises(MsplitError, match="fixed shapes"):
-        msplit.pool(path, request_, max_batch=4)
+        msplit.pool(path, **request_, max_batch=4)
 
 
 @ENGINES
@@ -181,7 +180,7 @@ def test_strings_and_tables(request_: Any) -> None:
     model = tf.saved_model.load(str(SAMPLES / "keras_lookup")).signatures["serving_default"]
     (output,) = model.structured_outputs
     words = [b"paris", b"berlin", b"nowhere", b"", b"\xff", "Zürich".encode()]
-    with msplit.pool(SAMPLES / "keras_lookup", request_, groups=2, max_batch=4, host_threads=2) as pool:
+    with msplit.pool(SAMPLES / "keras_lookup", **request_, groups=2, max_batch=4, host_threads=2) as pool:
         assert (pool.joins, pool.inputs["city"].dtype) == (True, "object")
         requests = []
         for number in range(12):
@@ -203,7 +202,7 @@ def test_strings_and_tables(request_: Any) -> None:
 
 @pytest.mark.parametrize("request_", [SIMULATED, SEVERAL], ids=["simulated", "two GPUs"])
 def test_no_two_steps_draw_the_same_numbers(models: Mapping[str, Path], request_: Any) -> None:
-    with msplit.pool(models["random"], request_, groups=3) as pool:
+    with msplit.pool(models["random"], **request_, groups=3) as pool:
         x = np.zeros((2, 3), np.float32)
         futures = [pool.submit({"x": x}) for _ in range(30)]
         drawn = [future.result(60)["y"] for future in futures] + [pool.step({"x": x})["y"] for _ in range(5)]
@@ -213,22 +212,22 @@ def test_no_two_steps_draw_the_same_numbers(models: Mapping[str, Path], request_
 
 def test_gpus_that_are_not_there(models: Mapping[str, Path], build: Path) -> None:
     with pytest.raises(MsplitError, match="--gpus is for the cuda engine; asked for"):
-        msplit.pool(models["towers"], replace(SESSION, devices=(0, 1)))
+        msplit.pool(models["towers"], **dict(SESSION, devices=(0, 1)))
     with pytest.raises(MsplitError, match=r"(?s)GPUs are \[1, 1\].*name each once"):
-        replace(SIMULATED, devices=(1, 1))
+        msplit.pool(models["towers"], **dict(SIMULATED, devices=(1, 1)))
 
 
 def test_rows_that_are_mixed_share_no_step(models: Mapping[str, Path]) -> None:
     with pytest.raises(MsplitError, match=r"can not share a step of 8 rows.*over_the_batch"):
-        msplit.pool(models["mixing"], SIMULATED, max_batch=8)
+        msplit.pool(models["mixing"], **SIMULATED, max_batch=8)
     reference = Reference(models["mixing"])
-    with msplit.pool(models["mixing"], SIMULATED, batches=(2, 3), groups=2) as pool:
+    with msplit.pool(models["mixing"], **SIMULATED, batches=(2, 3), groups=2) as pool:
         assert (pool.joins, pool.batches) == (False, (2, 3))
         requests = [{"x": rows_of(seed, 2 + seed % 2, 1.0)["x"]} for seed in range(8)]
         answered(pool, requests, lambda one: reference.step(pool.outputs, one))
         with pytest.raises(MsplitError, match="over_the_batch"):
             pool.step({"x": np.zeros((1, 3), np.float32)})
-    with msplit.pool(models["mixing"], SIMULATED, groups=1) as pool:
+    with msplit.pool(models["mixing"], **SIMULATED, groups=1) as pool:
         assert any(
             "each request is a step of its own" in note and "over_the_batch" in note for note in pool.about.notes
         )
@@ -237,7 +236,7 @@ def test_rows_that_are_mixed_share_no_step(models: Mapping[str, Path]) -> None:
 @pytest.fixture(scope="module")
 def build(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("build") / "towers"
-    msplit.build(models["towers"], path, SIMULATED, batches=(1, 4))
+    msplit.build(models["towers"], path, **SIMULATED, batches=(1, 4))
     return path
 
 
@@ -245,7 +244,7 @@ def build(models: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 def test_a_build(build: Path, models: Mapping[str, Path], gpus: tuple[int, ...]) -> None:
     reference = Reference(models["towers"])
     requests = [rows_of(seed, 1 + seed % 4, 1.0) for seed in range(12)]
-    with msplit.pool(build, replace(SIMULATED, devices=gpus), groups=2) as pool:
+    with msplit.pool(build, **dict(SIMULATED, devices=gpus), groups=2) as pool:
         assert pool.settings.groups == 2
         assert pool.about.facts.get("gpus", 1) == max(len(gpus), 1)
         assert len(pool.about.checks) == 2 * 2 * max(len(gpus), 1), "both batches of all arenas are verified"
@@ -271,7 +270,7 @@ def test_outputs_stay_on_the_device_for_who_asks(build: Path, models: Mapping[st
         for name, value in reference.step(pool.outputs, one).items():
             assert isinstance(answer[name], np.ndarray if number % 2 else torch.Tensor)
             np.testing.assert_allclose(np.asarray(answer[name]), value, rtol=1e-4, atol=1e-5)
-    pool = msplit.pool(models["towers"], SESSION, groups=1, max_batch=4)
+    pool = msplit.pool(models["towers"], **SESSION, groups=1, max_batch=4)
     with pool, pytest.raises(MsplitError, match="this pool's outputs are on the host"):
         pool.submit(requests[0], on_device=True)
 
@@ -293,7 +292,7 @@ def test_a_build_that_was_made_with_other_versions(
 def test_arenas_are_chosen_by_measuring(build: Path, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msplit.serving.pool.making._TRIAL", 0.01)
     threads = threading.active_count()
-    with msplit.pool(build, replace(SIMULATED, devices=gpus), groups="auto") as pool:
+    with msplit.pool(build, **dict(SIMULATED, devices=gpus), groups="auto") as pool:
         assert isinstance(pool.settings.groups, int)
         assert len(pool.about.checks) == 2 * pool.settings.groups * max(len(gpus), 1)
         assert any(note.startswith("arenas were chosen by measuring: 1: ") for note in pool.about.notes)
@@ -352,7 +351,7 @@ def test_settings_that_can_not_be(more: dict[str, Any], said: str) -> None:
 
 def test_a_build_of_a_model_that_draws_numbers(models: Mapping[str, Path], tmp_path: Path) -> None:
     """Its reference is that of a first step."""
-    msplit.build(models["random"], tmp_path / "build", SIMULATED)
+    msplit.build(models["random"], tmp_path / "build", **SIMULATED)
     x = np.zeros((2, 3), np.float32)
     with msplit.open(tmp_path / "build") as runner, msplit.pool(tmp_path / "build", groups=2) as pool:
         alone = [runner.step({"x": x})["y"] for _ in range(3)]
@@ -385,6 +384,6 @@ def test_where_there_is_no_room_nothing_stays_open(monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setattr(SessionExecutable, "close", lambda self: (ended.append(id(self)), end(self))[1])
     with pytest.raises(MsplitError, match="do not fit"):
-        msplit.pool(SAMPLES / "mmoe_small.pb", msplit.BenchRequest(engine="tensorflow"), max_memory=1)
+        msplit.pool(SAMPLES / "mmoe_small.pb", engine="tensorflow", max_memory=1)
     assert began
     assert set(began) <= set(ended)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from msplit.errors import LoadError, MsplitError
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.server import making, messages, tensors
 from msplit.serving.server.config import ModelConfig
@@ -99,11 +99,11 @@ def test_what_can_not_be_served_is_named(tmp_path: Path) -> None:
     module.action = tf.function(lambda x: {"y": tf.tanh(x)}, input_signature=specs["action"])
     module.initial = tf.function(lambda: {"state": tf.zeros([1, 8])}, input_signature=[])
     tf.saved_model.save(module, tmp_path / "m", signatures={"action": module.action, "initial": module.initial})
-    request = BenchRequest(engine="cuda", device="cpu", effort="fast", streams=(1,))
+    request = {"engine": "cuda", "device": "cpu", "effort": "fast", "streams": (1,)}
     configs = [ModelConfig("policy", tmp_path / "m")]
     with (
         pytest.raises(MsplitError) as told,
-        making.ready(configs, request, PoolSettings(batches=(1, 4)), signatures=making.ALL),
+        making.ready(configs, RunRequest(**request), PoolSettings(batches=(1, 4)), signatures=making.ALL),
     ):
         pass
     assert told.value.where == "policy, signature initial"

@@ -1,4 +1,4 @@
-"""The engine without a GPU: the same program and the same instructions on CPU tensors, for tests and for `BenchRequest(device="cpu")`.
+"""The engine without a GPU: the same program and the same instructions on CPU tensors, for tests and for `RunRequest(device="cpu")`.
 
 It proves lowerings, plans, waits and frees; its timings mean nothing.
 """

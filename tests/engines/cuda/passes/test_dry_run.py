@@ -13,7 +13,7 @@ from msplit.errors import EngineError
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
-from msplit.run.request import BenchRequest
+from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine
 from msplit.shapes import infer
 from tests.cli.runner import msplit
@@ -144,13 +144,13 @@ def test_nothing_large_is_read_and_nothing_is_computed(monkeypatch):
 
 def test_bench_takes_an_engine_that_can_run_the_model(monkeypatch):
     monkeypatch.setattr(type(CUDA), "unavailable", lambda self: None)
-    engine, why = choose_engine(BenchRequest(), graph_of(branches_of_two_shapes, outputs=["out"]))
+    engine, why = choose_engine(RunRequest(), graph_of(branches_of_two_shapes, outputs=["out"]))
     assert engine.name == "tensorflow"
     assert why.startswith("the cuda engine can not run this model: ")
     assert "choose" in why
-    assert choose_engine(BenchRequest(), graph_of(fine_branches, outputs=["out"]))[0].name == "cuda"
-    asked = BenchRequest(engine="cuda")
-    assert choose_engine(asked, graph_of(branches_of_two_shapes, outputs=["out"]))[0].name == "cuda"
+    assert choose_engine(RunRequest(), graph_of(fine_branches, outputs=["out"]))[0].name == "cuda"
+    asked = {"engine": "cuda"}
+    assert choose_engine(RunRequest(**asked), graph_of(branches_of_two_shapes, outputs=["out"]))[0].name == "cuda"
 
 
 def test_check_and_analyze_tell_by_name(tmp_path):

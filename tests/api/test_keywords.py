@@ -1,0 +1,94 @@
+"""The library's keywords: each is known, wrong ones are named, and what is prepared is called like a function."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import msplit
+from msplit.engines.base import called_with
+from msplit.errors import EngineError, MsplitError
+from msplit.run.request import BenchOptions, RunRequest, request_of
+from tests.engines.cuda.cases import graph_of
+
+SAMPLE = Path(__file__).parents[2] / "sample_graphs" / "mmoe_small.pb"
+SIMULATED: dict[str, Any] = {"engine": "cuda", "device": "cpu", "effort": "fast", "streams": 2}
+
+
+def test_every_field_of_a_request_is_a_keyword_of_bench() -> None:
+    fields = {field.name for field in dataclasses.fields(RunRequest)}
+    assert fields - {"shards"} == BenchOptions.__annotations__.keys()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: msplit.prepare(SAMPLE, stream=4),
+            r"msplit\.prepare has no keyword 'stream'\n  fix: did you mean streams",
+        ),
+        (lambda: msplit.prepare(SAMPLE, improved=True), r"did you mean improve\?"),
+        (lambda: msplit.prepare(SAMPLE, compare_xla=True), "bench has it: leave it out"),
+        (
+            lambda: msplit.build(SAMPLE, "x", batche=3),
+            r"msplit\.build has no keyword 'batche'\n  fix: did you mean batch",
+        ),
+        (lambda: msplit.bench(SAMPLE, presision="bf16"), r"did you mean precision\?"),
+        (lambda: msplit.compile(abs, batch=3), r"msplit\.compile has no keyword 'batch'\n  fix: prepare has it"),
+        (lambda: msplit.pool(SAMPLE, group_s=3), r"msplit\.pool has no keyword"),
+        (
+            lambda: msplit.Trainer(SAMPLE.with_name("training.meta"), fetches=["loss/value"], tune=1),
+            r"Trainer has no keyword 'tune'",
+        ),
+        (lambda: msplit.prepare(SAMPLE, zzz=1), r"it has: variant, .*streams"),
+    ],
+)
+def test_a_wrong_keyword_is_told_with_the_one_that_is_near(call: Any, said: str) -> None:
+    with pytest.raises(MsplitError, match=said):
+        call()
+
+
+def test_streams_are_one_number_or_several() -> None:
+    for given, found in ((3, (3,)), (np.int64(3), (3,)), ([1, 2], (1, 2))):
+        assert request_of(msplit.bench, BenchOptions, {"streams": given}).streams == found
+    with pytest.raises(MsplitError, match="which is no integer"):
+        request_of(msplit.bench, BenchOptions, {"streams": True})
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("how", ["prepare", "pool"])
+def test_what_is_prepared_is_called_by_name_and_by_position(how: str) -> None:
+    pytest.importorskip("torch")
+
+    def build(tf: Any, v1: Any) -> None:
+        first = v1.placeholder(tf.float32, [2, 3], name="z")  # the order is the signature's, not that of letters
+        tf.subtract(first, v1.placeholder(tf.float32, [2, 3], name="a"), name="out")
+
+    flat = graph_of(build, outputs=["out"])
+    z, a = np.full((2, 3), 5, np.float32), np.full((2, 3), 2, np.float32)
+    with getattr(msplit, how)(flat, **SIMULATED) as model:
+        first, second = model.inputs
+        values = {"z": z, "a": a}
+        for outputs in (
+            model(z=z, a=a),
+            model(a=a, z=z),
+            model(values[first], values[second]),
+            model(values[first], **{second: values[second]}),
+        ):
+            np.testing.assert_array_equal(outputs["out"], z - a)
+        with pytest.raises(EngineError, match="3 inputs are given"):
+            model(z, a, a)
+        with pytest.raises(EngineError, match=f"input {first} is given by position and by name"):
+            model(z, **{first: a})
+        with pytest.raises(EngineError, match=f"input {second}"):
+            model(z)
+
+
+def test_inputs_may_be_called_whatever_they_are() -> None:
+    assert called_with(["self", "values"], (1,), {"values": 2}) == {"self": 1, "values": 2}
+    with pytest.raises(EngineError, match="the inputs are: none"):
+        called_with([], (1,), {})
