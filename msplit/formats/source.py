@@ -13,8 +13,8 @@ from typing import Any
 
 from msplit.errors import LoadError
 from msplit.formats import wire
+from msplit.formats.wire import Buffer
 
-Buffer = bytes | mmap.mmap
 
 MAX_BYTES = 2**31 - 1
 """Protobuf's limit: TensorFlow reads no message larger than this."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from mmap import mmap
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
-Buffer = bytes | memoryview | mmap
+Buffer = bytes | memoryview | mmap.mmap
 
 
 class NotWireFormat(ValueError):
