@@ -12,10 +12,9 @@ import numpy as np
 from msplit.analysis import inventory, isomorphic
 from msplit.analysis.branches import branches_of
 from msplit.analysis.colocation import groups
-from msplit.analysis.embedding_columns import columns
-from msplit.analysis.guesses import Guesses, guesses
-from msplit.analysis.suggest import Suggestion, suggest
-from msplit.analysis.width import Antichain, LevelWidth, level_width, max_antichain
+from msplit.analysis.embeddings import columns
+from msplit.analysis.guesses import Guesses, Suggestion, guesses, suggest
+from msplit.analysis.inventory import Antichain, LevelWidth, level_width, max_antichain
 from msplit.assignment.display import Facts, Shown, gain
 from msplit.assignment.model import opened, price
 from msplit.core.memory import no_collection

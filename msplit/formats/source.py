@@ -15,7 +15,6 @@ from msplit.errors import LoadError
 from msplit.formats import wire
 from msplit.formats.wire import Buffer
 
-
 MAX_BYTES = 2**31 - 1
 """Protobuf's limit: TensorFlow reads no message larger than this."""
 

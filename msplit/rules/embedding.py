@@ -9,8 +9,7 @@ from typing import ClassVar, Literal, cast, get_args
 
 import numpy as np
 
-from msplit.analysis.embedding_columns import Column, columns
-from msplit.analysis.embeddings import default_ops
+from msplit.analysis.embeddings import Column, columns, default_ops
 from msplit.core.arguments import MAX_STREAMS
 from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.rules.base import Context, Remark

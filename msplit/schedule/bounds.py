@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from msplit.analysis.path import critical_path
+from msplit.analysis.branches import critical_path
 from msplit.core.dag import Dag, distinct
 from msplit.core.graph import CONTROL, Floats, Ints
 from msplit.core.memory import memoize

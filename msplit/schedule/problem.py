@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from msplit.analysis.blocks import kernel_graph
+from msplit.analysis.branches import kernel_graph
 from msplit.core import contraction
 from msplit.core.dag import Dag
 from msplit.core.graph import Floats, Ints

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.analysis.blocks import Blocks, Kernels
+from msplit.analysis.branches import Blocks, Kernels
 from msplit.analysis.isomorphic import KERNEL_US, find
 from msplit.api import price
 from tests.engines.cuda.alike_branches import ROWS, Branches, alike_branches

@@ -1,10 +1,19 @@
-"""Products, reductions and lookups."""
+"""Products, reductions and lookups.
+
+Entries that are chosen by what is in the rows: sparse lookups, partitions and segments.
+
+Where, a partition or a sparse tensor give each row a number of entries of its own, in the order of the rows. They are a `PerRow` with a
+`group`: what is done to them element by element stays in the row. Only ops that give every row its own again lead back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from msplit.analysis.rows.counts import Linear, asked_sizes, multiplied
 from msplit.analysis.rows.elements import broadcast
 from msplit.analysis.rows.node import View, agreed, not_along, rule, rules
 from msplit.analysis.rows.states import (
@@ -19,6 +28,7 @@ from msplit.analysis.rows.states import (
     Mixes,
     PerRow,
     State,
+    sizes_state,
 )
 from msplit.opset.traits import ops_with
 from msplit.shapes.registry import Sizes as Shape
@@ -236,3 +246,184 @@ def dense_bincount(view: View) -> State:
         raise Mixes("counts over the rows")
     view.only(0, 2)
     return agreed([state, *([view.rows(2)] if view.states[2] is not FIXED else [])])
+
+
+_FILLED = "filled "
+"""Begins the name of a group in which every row has an entry."""
+
+_ONE_EACH: Linear = (0, 1)
+
+
+def _bare(state: PerRow) -> PerRow:
+    """Where elements lie, without what is known of them."""
+    return replace(state, tells="", column=None, origin=None)
+
+
+def _product_of_linear(sizes: list[Linear]) -> Linear:
+    result: Linear = (1, 0)
+    for item in sizes:
+        result = multiplied(result, item)
+    return result
+
+
+@rule("Where")
+def where(view: View) -> State:
+    """The places of what is true."""
+    state = view.rows(0)
+    if (state.axis, state.outer) != (0, 1) or (state.inner is None and not state.group):
+        raise Mixes("lists what is true in another order than by rows")
+    listed = PerRow(0, 1, None, group=view.key)
+    if len(view.ranked(0)) == 1:
+        return replace(listed, tells=POSITIONS, origin=state)
+    if state.inner != 1:
+        raise Mixes(PLACE)
+    return replace(listed, tells=COORDINATES, column=1)
+
+
+def _coordinates(view: View, slot: int) -> PerRow:
+    """The state of the indices of a sparse tensor, of which the first is that of the row."""
+    state = view.rows(slot)
+    if (state.tells, state.column, state.axis, state.outer) != (COORDINATES, 1, 0, 1):
+        raise Mixes("takes the indices of a sparse tensor, which may name any row")
+    return state
+
+
+@rule("SparseReshape", sizes=(1, 2), places=True)
+def sparse_reshape(view: View) -> list[State]:
+    """Coordinates of which the first stays that of the row."""
+    state, old, new = _coordinates(view, 0), asked_sizes(view, 1), asked_sizes(view, 2)
+    rest, known = _product_of_linear(old[1:]), _product_of_linear([item for item in new[1:] if item != (-1, 0)])
+    if old[0] != _ONE_EACH or rest[1] or known[1] or rest[0] <= 0 or known[0] <= 0 or rest[0] % known[0]:
+        raise Mixes("reshapes rows into each other")
+    if new[0] == (-1, 0) and known == rest:
+        new[0] = _ONE_EACH
+    if new[0] != _ONE_EACH:
+        raise Mixes("reshapes rows into each other")
+    base = [rest[0] // known[0] if item == (-1, 0) else item[0] for item in new]
+    return [state, sizes_state(np.array(base, np.int64), np.array([slope for _, slope in new], np.int64))]
+
+
+@rule("SparseFillEmptyRows", sizes=(2,), places=True)
+def fill_empty_rows(view: View) -> list[State]:
+    """Rows without an entry get one."""
+    view.fixed(3)
+    state = _coordinates(view, 0)
+    agreed([_bare(state), view.rows(1)])
+    if asked_sizes(view, 2)[0] != _ONE_EACH:
+        raise Mixes("makes another number of rows")
+    listed = PerRow(0, 1, None, group=_FILLED + view.key)
+    return [replace(listed, tells=COORDINATES, column=1), listed, PerRow(0), Distinct(view.key)]
+
+
+@rule("Unique")
+def unique(view: View) -> list[State]:
+    """The different values, of use together with the index of each entry alone."""
+    state = view.rows(0)
+    if state.tells:
+        raise Mixes(PLACE)
+    return [Distinct(view.key), replace(state, tells=INDICES, origin=view.key)]
+
+
+def _row_numbers(view: View, slot: int, count: int | None) -> PerRow:
+    """The state of ids of segments that are the numbers of the rows.
+
+    Args:
+        view: The node.
+        slot: Input slot of the ids.
+        count: Input slot of the number of segments; None where that of the largest id says it.
+    """
+    ids = view.rows(slot)
+    if ids.tells != NUMBERS or ids.outer != 1 or len(view.ranked(slot)) != 1 or not (ids.inner or ids.group):
+        raise Mixes("joins what ids say, and ids may join several rows")
+    if count is not None and asked_sizes(view, count) != [_ONE_EACH]:
+        raise Mixes("makes another number of rows")
+    if count is None and ids.group and not ids.group.startswith(_FILLED):
+        raise Mixes("makes fewer rows where the last ones have no entry")
+    return _bare(ids)
+
+
+@rules(ops_with("sparse segment"), places=True)
+@rule(*(f"{op}WithNumSegments" for op in sorted(ops_with("sparse segment"))), sizes=(3,), places=True)
+def sparse_segments(view: View) -> State:
+    """Rows of a table for each entry, combined per row."""
+    table, ids = view.states[0], view.rows(1)
+    if isinstance(table, Distinct):
+        found = ids.tells == INDICES and ids.origin == table.origin
+    else:
+        found = table is FIXED and not ids.tells
+    if not found:
+        raise Mixes("combines what is looked up among other rows")
+    agreed([_bare(ids), _row_numbers(view, 2, 3 if "WithNum" in view.op else None)])
+    return PerRow(0)
+
+
+@rule("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd", places=True)
+@rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", sizes=(2,), places=True)
+def segments(view: View) -> State:
+    """By the numbers of rows, or by fixed ids along leading axes that are not that of the rows."""
+    if view.states[1] is not FIXED:
+        data = view.rows(0)
+        if data.tells:
+            raise Mixes(PLACE)
+        agreed([data, _row_numbers(view, 1, 2 if view.op.startswith("Unsorted") else None)])
+        return PerRow(0)
+    view.only(0)
+    state, ids = view.rows(0), len(view.ranked(1))
+    if state.axis < ids:
+        raise Mixes("joins rows")
+    return replace(state, axis=state.axis - ids + 1)
+
+
+@rule("DynamicPartition", places=True, each=True)
+def partition(view: View) -> list[State]:
+    """Each entry goes into the part that the same row names."""
+    data, parts = view.rows(0), view.rows(1)
+    if len(view.ranked(1)) != 1 or parts.inner is None or agreed([_bare(data), parts]) != PerRow(0, 1, parts.inner):
+        raise Mixes("cuts rows apart")
+    count = view.count("num_partitions", 1)
+    return [replace(data, inner=None, group=f"{part}/{count} {view.sources[1]}") for part in range(count)]
+
+
+@rule("DynamicStitch", "ParallelDynamicStitch", places=True, each=True)
+def stitch(view: View) -> State:
+    """All parts of a partition, each entry at the place where it was."""
+    count = len(view.states) // 2
+    source = view.rows(0).group.partition(" ")[2]
+    places = []
+    for part in range(count):
+        places_of, data = view.rows(part), view.rows(count + part)
+        if places_of.group != f"{part}/{count} {source}" or len(view.ranked(part)) != 1 or data.tells:
+            raise Mixes("puts together what ids say, and ids may name any row")
+        agreed([_bare(places_of), data])
+        place = PerRow(0) if places_of.tells == NUMBERS else places_of.origin
+        if places_of.tells not in (NUMBERS, EACH) or not isinstance(place, PerRow):
+            raise Mixes("puts together what ids say, and ids may name any row")
+        places.append(place)
+    return agreed(places)
+
+
+@rule("SparseToDense", sizes=(1,), places=True)
+def to_dense(view: View) -> State:
+    """The entries of each row, in the row."""
+    view.fixed(3)
+    state, (rows, *rest) = _coordinates(view, 0), asked_sizes(view, 1)
+    if rows != _ONE_EACH or any(slope for _, slope in rest):
+        raise Mixes("makes another number of rows")
+    if view.states[2] is not FIXED or view.ranked(2):
+        agreed([_bare(state), view.rows(2)])
+    return PerRow(0)
+
+
+@rule("ParseExample", "ParseExampleV2")
+def parse(view: View) -> list[State]:
+    """A record is a row. Of sparse features the longest of all rows gives the width, so that their shape is of no use."""
+    view.only(0)
+    if view.rows(0) != PerRow(0) or len(view.ranked(0)) != 1:
+        raise Mixes("takes rows for what lies inside of a record")
+    count = view.count("num_sparse") or view.count("Nsparse")
+    listed = [PerRow(0, 1, None, group=f"{view.key}/{feature}") for feature in range(count)]
+    lost = Distinct(view.key)
+    dense = [lost if shape is None or None in shape else PerRow(0) for shape in view.attr("dense_shapes", ())]
+    indices = [replace(state, tells=COORDINATES, column=1) for state in listed]
+    found = [*indices, *listed, *[lost] * count, *dense]
+    return [*found, *[lost] * (len(view.made) - len(found))]

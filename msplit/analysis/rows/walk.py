@@ -7,8 +7,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from msplit.analysis.rows import elements
-from msplit.analysis.rows.control import call, passing
 from msplit.analysis.rows.counts import ARITHMETIC, arithmetic, limited
+from msplit.analysis.rows.elements import call, passing
 from msplit.analysis.rows.node import RULES, Arrays, View
 from msplit.analysis.rows.states import (
     FIXED,

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from msplit import rules
-from msplit.analysis.embedding_columns import columns
-from msplit.analysis.guesses import guesses
-from msplit.analysis.suggest import suggest
+from msplit.analysis.embeddings import columns
+from msplit.analysis.guesses import guesses, suggest
 from msplit.assignment.defaults import Basis
 from msplit.checks import Subject, examine
 from msplit.core.assignment import Assignment

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.analysis.path import longest
+from msplit.analysis.branches import longest
 from msplit.core.contraction import topological_numbers
 from msplit.core.dag import Dag, distinct
 from msplit.core.graph import Floats, Ints

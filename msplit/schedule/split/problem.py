@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.analysis.embedding_columns import Column, columns
+from msplit.analysis.embeddings import Column, columns
 from msplit.analysis.inventory import parameters
 from msplit.core.graph import CONTROL, Floats, Ints
 from msplit.core.union_find import DisjointSets

@@ -1,7 +1,6 @@
 import pytest
 
-from msplit.analysis.embedding_columns import columns
-from msplit.analysis.embeddings import default_ops, lookups
+from msplit.analysis.embeddings import columns, default_ops, lookups
 from tests.graphs import parse, table
 
 

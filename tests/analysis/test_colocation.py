@@ -6,7 +6,7 @@ import networkx as nx
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from msplit.analysis.paths import Paths
+from msplit.analysis.colocation import Paths
 from msplit.core.graph import Edges, Graph
 from msplit.flatten.control_flow import cut_back_edges
 from tests.campaign import examples

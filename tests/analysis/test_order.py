@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.analysis.order import canonical, colours
-from msplit.analysis.symmetry import Cells
+from msplit.analysis.order import Cells, canonical, colours
 from msplit.core.graph import CONTROL
 from tests.campaign import examples
 from tests.graphs import build, parse
