@@ -24,9 +24,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from msplit.checks.finding import Severity
-from msplit.checks.registry import CHECKS, expand, near
-from msplit.checks.settings import CheckSettings, Limits
+from msplit.checks.finding import CheckSettings, Limits, Severity
+from msplit.checks.run import CHECKS, expand, near
 from msplit.core.arguments import MAX_STREAMS
 from msplit.cost.gpus import data_sheet, gpu_names, is_sheet_file
 from msplit.errors import MsplitError, RulesError

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from msplit import rules
 from msplit.analysis.guesses import Guesses, guesses
 from msplit.assignment.defaults import Basis
-from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip, about, listed
-from msplit.checks.settings import CheckSettings
+from msplit.checks.finding import NODES_SHOWN, CheckSettings, Finding, Severity, Skip, about, listed
 from msplit.core.graph import Graph, Ints
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError, MsplitError

@@ -138,8 +138,8 @@ def command(
     """
     from msplit import checks, formats
     from msplit import rules as rule_sets
-    from msplit.checks import baseline as baselines
-    from msplit.checks.registry import chosen
+    from msplit.checks import run as baselines
+    from msplit.checks.run import chosen
     from msplit.schedule.plan import planfile
 
     if len(models) > 1 and (wanted.plan is not None or against is not None):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.checks import CHECKS, Check, Report, Reported, Severity
-from msplit.checks.settings import Limits
+from msplit.checks.finding import Limits
 from msplit.formats.sniffer import SAVED_MODEL_FILES
 from msplit.report.document import Document, Table
 from msplit.report.text import plural
