@@ -31,7 +31,7 @@ from msplit.cost.gpus import data_sheet, gpu_names, is_sheet_file
 from msplit.errors import MsplitError, RulesError
 from msplit.formats.settings import MAX_BYTES, Options, Reading, Value, nearest, parse
 from msplit.formats.text import read_text
-from msplit.rules import available, patterns
+from msplit.rules import available, streamfile
 
 YAML = "msplit.yaml"
 TOML = "pyproject.toml"
@@ -128,11 +128,11 @@ def _severity(top: Options) -> dict[str, Severity]:
 def _patterns(top: Options) -> tuple[str, ...]:
     found = []
     for pattern, line in top.texts("hand_set"):
-        why = patterns.problem(pattern) if pattern else "it is empty"
+        why = streamfile.problem(pattern) if pattern else "it is empty"
         if why is None:
             found.append(pattern)
         else:
-            top.problem(f"hand_set: bad pattern {patterns.shorten(pattern)!r}: {why}", fix="correct it", at=line)
+            top.problem(f"hand_set: bad pattern {streamfile.shorten(pattern)!r}: {why}", fix="correct it", at=line)
     return tuple(found)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 from msplit.checks.finding import Finding, Severity, verb
 from msplit.checks.subject import Check, Subject
 from msplit.formats.file_kinds import read_bytes
-from msplit.rules import patterns, streamfile
-from msplit.rules.options import MAX_STREAM_FILE
+from msplit.rules import streamfile
+from msplit.rules import streamfile as patterns
+from msplit.rules.base import MAX_STREAM_FILE
 from msplit.rules.regex import Regex
 from msplit.rules.streamfile import Entry
 

@@ -20,7 +20,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import among, as_written
 from msplit.formats import STREAM_ID
 from msplit.formats.model import Model
-from msplit.rules import Outcome, RuleSet, patterns
+from msplit.rules import Outcome, RuleSet, streamfile
 from msplit.rules.auto import NOT_CHOSEN
 from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import Judgement, judge
@@ -168,7 +168,7 @@ class Subject:
         record = self.flat.model.record
         mask = np.zeros(len(self.flat), np.bool_) if record is None else among(self.flat, record.by_hand)
         if self.settings.hand_set:
-            mask[patterns.match(self.settings.hand_set, self.flat.graph.names)[1]] = True
+            mask[streamfile.match(self.settings.hand_set, self.flat.graph.names)[1]] = True
         return np.asarray(mask & (self.stated != ABSENT))
 
     @property

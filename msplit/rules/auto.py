@@ -10,8 +10,7 @@ import numpy as np
 from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.graph import Ints
 from msplit.formats.settings import nearest
-from msplit.rules.base import Context, Placed, Remark
-from msplit.rules.options import RuleOptions
+from msplit.rules.base import Context, Placed, Remark, RuleOptions
 from msplit.rules.propagate import Propagate
 from msplit.schedule.algorithms import ALGORITHMS, ONE
 from msplit.schedule.machine import Machine

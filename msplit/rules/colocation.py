@@ -10,8 +10,7 @@ import numpy as np
 from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.graph import Ints
 from msplit.errors import AssignError
-from msplit.rules.base import Context, Remark
-from msplit.rules.options import RuleOptions
+from msplit.rules.base import Context, Remark, RuleOptions
 
 
 @dataclass(frozen=True)

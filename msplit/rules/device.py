@@ -11,8 +11,7 @@ from msplit.core.assignment import Assignment
 from msplit.core.graph import Ints
 from msplit.errors import AssignError
 from msplit.rules.auto import Auto, claim_rest
-from msplit.rules.base import Context, Remark
-from msplit.rules.options import RuleOptions
+from msplit.rules.base import Context, Remark, RuleOptions
 from msplit.schedule.search.choose import best, choose
 from msplit.schedule.split.judge import SplitJudgement, judge_split
 from msplit.schedule.split.problem import SplitProblem

@@ -12,8 +12,7 @@ import numpy as np
 from msplit.analysis.embeddings import Column, columns, default_ops
 from msplit.core.arguments import MAX_STREAMS
 from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.rules.base import Context, Remark
-from msplit.rules.options import RuleOptions
+from msplit.rules.base import Context, Remark, RuleOptions
 
 Balance = Literal["bytes", "cost", "count"]
 

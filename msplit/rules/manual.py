@@ -11,8 +11,7 @@ import numpy as np
 from msplit.core.assignment import Assignment
 from msplit.errors import AssignError
 from msplit.formats import STREAM_ID
-from msplit.rules.base import Context, Remark, in_range
-from msplit.rules.options import RuleOptions
+from msplit.rules.base import Context, Remark, RuleOptions, in_range
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 from msplit.analysis.branches import finish_times
 from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.graph import CONTROL, Graph
-from msplit.rules.base import Context, Remark
-from msplit.rules.options import RuleOptions
+from msplit.rules.base import Context, Remark, RuleOptions
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import Auto
 from msplit.rules.base import Context
-from msplit.rules.run import verify
+from msplit.rules.ruleset import verify
 from tests.graphs import build
 
 ROOT = Path(__file__).parents[2]

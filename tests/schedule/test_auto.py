@@ -16,7 +16,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.rules import ruleset
 from msplit.rules.auto import Auto
 from msplit.rules.base import Context, Remark
-from msplit.rules.run import assign, verify
+from msplit.rules.ruleset import assign, verify
 from msplit.schedule.plan.check import check
 from msplit.schedule.plan.plan import make_plan
 from msplit.schedule.predict import predict
