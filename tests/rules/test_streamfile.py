@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from msplit.errors import RulesError
 from msplit.rules import streamfile
-from msplit.rules import streamfile as patterns
 from tests.rules import nvidia_reader
 
 NAMES = st.text("ab01_./\\>-", min_size=1, max_size=8)
@@ -20,7 +19,7 @@ STRANGE = st.text(min_size=1, max_size=6).filter(lambda name: "\x00" not in name
 def ids_of(text, names):
     """Read by msplit: the first pattern wins."""
     entries = streamfile.parse(text, "f")
-    number, node = patterns.match([entry.pattern for entry in entries], names)
+    number, node = streamfile.match([entry.pattern for entry in entries], names)
     found = [-1] * len(names)
     for entry, at in zip(number.tolist(), node.tolist(), strict=True):
         if found[at] < 0:
@@ -180,7 +179,7 @@ PIECES = st.sampled_from(
 
 
 def pairs(*arguments, **options):
-    number, node = patterns.match(*arguments, **options)
+    number, node = streamfile.match(*arguments, **options)
     return list(zip(number.tolist(), node.tolist(), strict=True))
 
 
@@ -190,7 +189,7 @@ def pairs(*arguments, **options):
     st.booleans(),
 )
 def test_agrees_with_pythons_engine(texts, names, full):
-    texts = [text for text in texts if patterns.problem(text) is None and _python_takes(text)]
+    texts = [text for text in texts if streamfile.problem(text) is None and _python_takes(text)]
     expected = []
     for number, text in enumerate(texts):
         compiled = re.compile(text)
@@ -210,28 +209,28 @@ def _python_takes(text):
 
 @pytest.mark.parametrize("pattern", ["(a", "a)", "*a", "[z-a]", "a{2,1}", r"\q", "(?P<n", "a{1,999999}"])
 def test_bad_patterns_are_explained(pattern):
-    assert patterns.problem(pattern)
+    assert streamfile.problem(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["(?=a)b", "(?!a)b", "(?<=a)b", "(?<!a)b", r"(a)\1"])
 def test_what_needs_backtracking_is_refused_by_name(pattern):
-    assert "linear time" in patterns.problem(pattern)
+    assert "linear time" in streamfile.problem(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["a", r"a\.b", "tower_0/.*", r"(?i)A", r"\\1", "[^/]*", "", r"\pL", "é.*"])
 def test_good_patterns_have_no_problem(pattern):
-    assert patterns.problem(pattern) is None
+    assert streamfile.problem(pattern) is None
 
 
 def test_a_pattern_that_needs_too_large_an_automaton_is_refused():
-    assert "too large" in patterns.problem("(a|b)" * 40_000)
-    assert "too large" in patterns.problem("a{0,1000}" * 20)
+    assert "too large" in streamfile.problem("(a|b)" * 40_000)
+    assert "too large" in streamfile.problem("a{0,1000}" * 20)
 
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("pattern", ["(x+x+)+y", "(a*)*b", "(a|a)*b", "(.*)*x" * 3])
 def test_patterns_that_explode_elsewhere_take_no_time(pattern):
-    assert patterns.problem(pattern) is None
+    assert streamfile.problem(pattern) is None
     begin = time.process_time()
     assert pairs([pattern], ["x" * 5_000 + "a" * 5_000 + "!"]) == []
     assert time.process_time() - begin < 1.0
