@@ -38,8 +38,8 @@ from msplit.engines.environment import environment
 from msplit.inputs.make import make_inputs
 from msplit.run.tuning import TuneSettings, tune
 from msplit.schedule.algorithms import ONE
-from msplit.schedule.search.candidates import Candidate, candidate_of, single
-from msplit.schedule.search.choose import best, choose
+from msplit.schedule.choose import best, choose
+from msplit.schedule.search import Candidate, candidate_of, single
 
 ROUNDS = 9
 AT_ONCE = 6

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from msplit.run.request import BenchRequest
     from msplit.run.runner import Runner
     from msplit.run.tuning import Tuned, TuneSettings
-    from msplit.schedule.search.search import Device
+    from msplit.schedule.search import Device
     from msplit.serving.pool.pool import Pool
     from msplit.serving.pool.settings import PoolSettings
     from msplit.training.trainer import Trainer

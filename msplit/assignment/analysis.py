@@ -25,8 +25,8 @@ from msplit.opset.traits import LOOPS
 from msplit.progress import phase
 from msplit.schedule.bounds import Bounds, bounds
 from msplit.schedule.judge import WORTH, Judgement, foresee, judge, problem_of
-from msplit.schedule.split.judge import SplitJudgement, judge_split
-from msplit.schedule.split.problem import SplitProblem
+from msplit.schedule.split import SplitJudgement, judge_split
+from msplit.schedule.split_problem import SplitProblem
 from msplit.shapes import Shapes
 
 _LAUNCH_US = 10.0

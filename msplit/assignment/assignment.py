@@ -31,9 +31,8 @@ from msplit.progress import phase
 from msplit.rules import Outcome, RuleSet
 from msplit.rules.manual import Manual
 from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import Judgement, judge
-from msplit.schedule.plan.plan import Plan, make_plan, record_order
-from msplit.schedule.predict import Prediction, predict
+from msplit.schedule.judge import Judgement, Prediction, judge, predict
+from msplit.schedule.plan import Plan, make_plan, record_order
 from msplit.shapes import Shapes
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def _emitted(assigned: Assigned, kind: str) -> str:
             from msplit.assignment.plans import plan_data
 
             return json.dumps(plan_data(flat, assigned.kernels.planned), indent=1) + "\n"
-        from msplit.schedule.plan import planfile
+        from msplit.schedule import planfile
 
         return json.dumps(planfile.dump(assigned.plan, flat), indent=1) + "\n"
     if kind in ("json", "yaml"):

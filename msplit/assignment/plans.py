@@ -22,9 +22,9 @@ from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import claim_rest
 from msplit.rules.base import Context
-from msplit.schedule.plan import planfile
-from msplit.schedule.plan.plan import Plan, make_plan, topological
-from msplit.schedule.search.candidates import Candidate
+from msplit.schedule import planfile
+from msplit.schedule.plan import Plan, make_plan, topological
+from msplit.schedule.search import Candidate
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import CompiledVariant

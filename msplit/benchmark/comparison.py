@@ -33,10 +33,9 @@ from msplit.rules import RuleSet
 from msplit.rules.auto import PLAIN, Auto
 from msplit.rules.base import Context
 from msplit.schedule.algorithms import ONE
-from msplit.schedule.predict import predict
-from msplit.schedule.search.candidates import Candidate, candidate_of, single
-from msplit.schedule.search.choose import best, choose
-from msplit.schedule.search.search import AT_ONCE, ROUNDS, Device
+from msplit.schedule.choose import best, choose
+from msplit.schedule.judge import predict
+from msplit.schedule.search import AT_ONCE, ROUNDS, Candidate, Device, candidate_of, single
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import CompiledVariant

@@ -39,8 +39,8 @@ from msplit.formats.text import JsonValue
 from msplit.progress import phase
 from msplit.rules import RuleSet
 from msplit.rules import load as load_rules
-from msplit.schedule.plan.planfile import PlanFile
-from msplit.schedule.plan.planfile import load as load_plan
+from msplit.schedule.planfile import PlanFile
+from msplit.schedule.planfile import load as load_plan
 
 _FOUND: list[Check] = [
     import_module(f"msplit.checks.{name}").CHECK

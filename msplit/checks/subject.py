@@ -23,10 +23,9 @@ from msplit.formats.model import Model
 from msplit.rules import Outcome, RuleSet, streamfile
 from msplit.rules.auto import NOT_CHOSEN
 from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import Judgement, judge
-from msplit.schedule.plan.plan import Plan
-from msplit.schedule.plan.planfile import PlanFile
-from msplit.schedule.predict import Prediction, predict
+from msplit.schedule.judge import Judgement, Prediction, judge, predict
+from msplit.schedule.plan import Plan
+from msplit.schedule.planfile import PlanFile
 from msplit.shapes import Shapes
 
 Longs = NDArray[np.int64]

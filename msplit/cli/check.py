@@ -140,7 +140,7 @@ def command(
     from msplit import rules as rule_sets
     from msplit.checks import run as baselines
     from msplit.checks.run import chosen
-    from msplit.schedule.plan import planfile
+    from msplit.schedule import planfile
 
     if len(models) > 1 and (wanted.plan is not None or against is not None):
         option = "--plan" if wanted.plan is not None else "--against"

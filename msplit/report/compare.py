@@ -17,7 +17,7 @@ from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import among
 from msplit.rules import RuleSet
-from msplit.schedule.predict import Prediction, predict
+from msplit.schedule.judge import Prediction, predict
 
 _MOST_ID = 2**31 - 1
 

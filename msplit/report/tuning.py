@@ -11,7 +11,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.report.document import Table
 from msplit.report.text import micros, plural
 from msplit.run.tuning import Tuned
-from msplit.schedule.search.search import Found, Measurement
+from msplit.schedule.search import Found, Measurement
 from msplit.verify.mixed_precision import Mixed
 
 SHOWN = 8

@@ -13,9 +13,9 @@ from msplit.formats.settings import nearest
 from msplit.rules.base import Context, Placed, Remark, RuleOptions
 from msplit.rules.propagate import Propagate
 from msplit.schedule.algorithms import ALGORITHMS, ONE
+from msplit.schedule.choose import Proposal, best, choose, is_algorithm
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.choose import Proposal, best, choose, is_algorithm
 
 PLAIN, BEST = "plain", "best"
 KERNELS = (PLAIN, BEST)

@@ -12,9 +12,9 @@ from msplit.core.graph import Ints
 from msplit.errors import AssignError
 from msplit.rules.auto import Auto, claim_rest
 from msplit.rules.base import Context, Remark, RuleOptions
-from msplit.schedule.search.choose import best, choose
-from msplit.schedule.split.judge import SplitJudgement, judge_split
-from msplit.schedule.split.problem import SplitProblem
+from msplit.schedule.choose import best, choose
+from msplit.schedule.split import SplitJudgement, judge_split
+from msplit.schedule.split_problem import SplitProblem
 
 MAX_GPUS = 64
 
@@ -24,7 +24,7 @@ class Device:
     """Assigns everything to streams of several GPUs, by cost and memory. Stream ids are divided evenly, in order: of 8 streams on 2 GPUs,
     0 to 3 are the first GPU's.
 
-    Ways to use several GPUs are simulated (`schedule.split.place`), copies between them included. One GPU is kept unless another way is
+    Ways to use several GPUs are simulated (`schedule.split`), copies between them included. One GPU is kept unless another way is
     faster, or the weights do not fit there.
 
     Attributes:

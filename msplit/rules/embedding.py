@@ -22,7 +22,7 @@ _DIGITS = 9
 
 @dataclass(frozen=True)
 class Embedding:
-    """Packs embedding columns (see `analysis.embedding_columns`) on streams, the largest first, each on the stream with the least so far.
+    """Packs embedding columns (see `analysis.embeddings`) on streams, the largest first, each on the stream with the least so far.
 
     DeepRec's rule deals columns out in turn; the classic list scheduling by longest processing time (Graham, 1969) is at most a third
     worse than the best packing.

@@ -22,8 +22,7 @@ from msplit.engines.cuda.options import KernelMode
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
-from msplit.schedule.search.candidates import Candidate, single
-from msplit.schedule.search.search import Device, Found, Limits, search
+from msplit.schedule.search import Candidate, Device, Found, Limits, search, single
 from msplit.verify.results import BenchResult
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from msplit.run.profile import compared
 from msplit.run.request import BenchRequest
 from msplit.run.stream_ids import StreamIds, assignments_for
 from msplit.run.tensorflow_rows import mixed, switched, tensorflow_variants
-from msplit.schedule.plan import planfile
+from msplit.schedule import planfile
 from msplit.shapes import Shapes, infer
 from msplit.shapes.inputs import stated_shapes
 from msplit.verify.built import Variant

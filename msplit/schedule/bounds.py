@@ -16,7 +16,7 @@ from msplit.cost.gpus import data_sheet
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import ops_with
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.plan import topological, upward_rank
+from msplit.schedule.plan import topological, upward_rank
 from msplit.schedule.problem import Problem
 
 

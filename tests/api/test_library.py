@@ -179,7 +179,7 @@ def test_emit_writes_every_form(kind: str, towers: msplit.Assigned, tmp_path: Pa
 
 
 def test_an_emitted_plan_is_the_plan(towers: msplit.Assigned, tmp_path: Path) -> None:
-    from msplit.schedule.plan import planfile
+    from msplit.schedule import planfile
 
     msplit.emit(towers, "plan", tmp_path / "plan.json")
     assert json.loads((tmp_path / "plan.json").read_text()) == planfile.dump(towers.plan, towers.flat)

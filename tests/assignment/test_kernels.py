@@ -27,7 +27,7 @@ from msplit.inputs.reference import Reference, save_reference
 from msplit.report import benchmark, candidates
 from msplit.report.render import to_markdown, to_terminal
 from msplit.rules.auto import NOT_CHOSEN
-from msplit.schedule.plan import planfile
+from msplit.schedule import planfile
 from tests.campaign import campaign
 from tests.cli.runner import SAMPLES, fine, msplit
 

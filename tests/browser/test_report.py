@@ -16,7 +16,7 @@ from msplit.report.html import Finding, Page, render
 from msplit.report.html.build import page as build_page
 from msplit.rules import Context, load
 from msplit.schedule.bounds import bounds
-from msplit.schedule.predict import predict
+from msplit.schedule.judge import predict
 from tests.browser.conftest import Opened, axe_core
 from tests.graphs import build, parse
 

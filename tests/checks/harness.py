@@ -7,8 +7,8 @@ from msplit.core.dag import Dag
 from msplit.cost import estimate, infer
 from msplit.flatten import flatten
 from msplit.rules import parse as parse_rules
-from msplit.schedule.plan import planfile
-from msplit.schedule.plan.plan import make_plan, record_order
+from msplit.schedule import planfile
+from msplit.schedule.plan import make_plan, record_order
 from tests.flatten import graphdefs
 from tests.graphs import parse
 

@@ -11,7 +11,7 @@ from msplit import cost, formats, rules
 from msplit.checks import CHECKS, CheckSettings
 from msplit.cli.main import run
 from msplit.flatten import flatten, to_ids
-from msplit.schedule.plan import planfile
+from msplit.schedule import planfile
 from tests.checks.harness import dumps
 from tests.checks.test_reports import CHECK_SCHEMA, SARIF_SCHEMA
 

@@ -20,8 +20,8 @@ from msplit.cost.profile import Device, Kernel, Profile, Shape, Step, apply, che
 from msplit.errors import MsplitError
 from msplit.opset import proto
 from msplit.schedule.bounds import bounds
+from msplit.schedule.judge import predict
 from msplit.schedule.machine import Machine
-from msplit.schedule.predict import predict
 from tests.campaign import examples
 from tests.graphs import parse
 

@@ -125,7 +125,7 @@ def _proved(program: Any, plan: Any, random: Random) -> str:
     """What the second checker says of a plan, or does not say of what it should refuse."""
     import numpy as np
 
-    from msplit.schedule.plan.check import check
+    from msplit.schedule.plan_check import check
 
     found = [*check(plan, program.dag), *check(plan, program.conflicts())]
     if found:

@@ -15,7 +15,7 @@ from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
 from msplit.engines.cuda.engine import ENGINE, runs_as_stored
 from msplit.inputs.reference import Reference, save_reference
-from msplit.schedule.plan import planfile
+from msplit.schedule import planfile
 
 pytestmark = pytest.mark.gpu
 

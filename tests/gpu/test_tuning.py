@@ -18,8 +18,8 @@ from msplit.engines.cuda.search import measurement
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.run.tuning import TuneSettings, write
-from msplit.schedule.search.candidates import candidates as all_candidates
-from msplit.schedule.search.candidates import single
+from msplit.schedule.search import candidates as all_candidates
+from msplit.schedule.search import single
 
 pytestmark = pytest.mark.gpu
 

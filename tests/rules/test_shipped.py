@@ -13,7 +13,7 @@ from msplit.errors import RulesError
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.rules.ruleset import RULES
-from msplit.schedule.predict import predict
+from msplit.schedule.judge import predict
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 NAMES = ("auto", "default", "device", "example", "recsys", "rnn", "vision")

@@ -17,11 +17,11 @@ from msplit.rules import ruleset
 from msplit.rules.auto import Auto
 from msplit.rules.base import Context, Remark
 from msplit.rules.ruleset import assign, verify
-from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import make_plan
-from msplit.schedule.predict import predict
-from msplit.schedule.search.choose import choose
-from msplit.schedule.search.evaluate import evaluate, node_order
+from msplit.schedule.choose import choose
+from msplit.schedule.judge import predict
+from msplit.schedule.plan import make_plan
+from msplit.schedule.plan_check import check
+from msplit.schedule.simulate import evaluate, node_order
 from tests.campaign import CAMPAIGN
 from tests.graphs import by_name, parse
 from tests.schedule.large import seconds

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from msplit.analysis.order import canonical
 from msplit.core import contraction
 from msplit.core.dag import Dag
-from msplit.schedule.coarsen import coarsen
-from msplit.schedule.problem import Problem
-from msplit.schedule.reachability import ancestors, cuts, transitive_reduction
+from msplit.schedule.choose import coarsen
+from msplit.schedule.problem import Problem, ancestors, cuts, transitive_reduction
 from tests.campaign import examples
 from tests.graphs import parse
 from tests.schedule.problems import experts, lstm, problems, random_dag

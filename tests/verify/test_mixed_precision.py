@@ -22,7 +22,7 @@ from msplit.errors import MsplitError
 from msplit.inputs.make import make_inputs
 from msplit.report.tuning import mixed_notes
 from msplit.run.tuning import TuneSettings
-from msplit.schedule.plan import planfile
+from msplit.schedule import planfile
 from msplit.verify.compare import compare
 from msplit.verify.mixed_precision import MOST, Mixed, choose, errors_of, keep_within
 from tests.cli.runner import msplit as run

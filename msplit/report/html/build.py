@@ -27,11 +27,10 @@ from msplit.rules import Context, RuleSet
 from msplit.rules.auto import Auto
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import judge
-from msplit.schedule.predict import predict, prediction_of
+from msplit.schedule.choose import REFINED, Proposal, best, choose
+from msplit.schedule.judge import judge, predict, prediction_of
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.choose import REFINED, Proposal, best, choose
-from msplit.schedule.search.evaluate import evaluate
+from msplit.schedule.simulate import evaluate
 from msplit.shapes import Shapes
 
 CANDIDATE_STREAMS = 8

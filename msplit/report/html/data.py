@@ -16,7 +16,7 @@ from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
 from msplit.report.html.tree import KINDS, contract
 from msplit.report.text import dimensions
-from msplit.schedule.predict import Prediction
+from msplit.schedule.judge import Prediction
 from msplit.shapes import Shapes
 
 

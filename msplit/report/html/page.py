@@ -22,7 +22,7 @@ from msplit.report.html.data import columns
 from msplit.report.html.runs import Measured, Run
 from msplit.report.text import count, micros, percent, plural, ratio, some
 from msplit.schedule.bounds import Bounds
-from msplit.schedule.predict import Prediction
+from msplit.schedule.judge import Prediction
 from msplit.shapes import Shapes
 
 _MOST_OPS = 12

@@ -24,8 +24,8 @@ from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import feeds_for
 from msplit.run.request import BenchRequest
-from msplit.schedule.plan.check import check
-from msplit.schedule.split.problem import MEMORY_FOR_WEIGHTS
+from msplit.schedule.plan_check import check
+from msplit.schedule.split_problem import MEMORY_FOR_WEIGHTS
 from msplit.verify.compare import compare
 from msplit.verify.results import Settings
 from tests.campaign import examples

@@ -26,8 +26,8 @@ from msplit.engines.tensorflow.placed import unplaced
 from msplit.engines.tensorflow.runtime import session_config
 from msplit.engines.tensorflow.session import SessionExecutable
 from msplit.errors import EngineError, LoadError
-from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import make_plan, record_order
+from msplit.schedule.plan import make_plan, record_order
+from msplit.schedule.plan_check import check
 from msplit.verify.compare import compare_state
 from msplit.verify.initial_state import initial_state
 from tests.campaign import examples

@@ -32,10 +32,9 @@ from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
 from msplit.progress import phase
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import Plan, make_plan, record_order
-from msplit.schedule.plan.reorder import keep_lanes
-from msplit.schedule.search.evaluate import evaluate, node_order
+from msplit.schedule.plan import Plan, make_plan, record_order
+from msplit.schedule.plan_check import check
+from msplit.schedule.simulate import evaluate, keep_lanes, node_order
 
 LAYOUT_RUNS = 30
 """Replays that decide between two memory layouts."""

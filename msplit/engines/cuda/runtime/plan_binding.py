@@ -14,7 +14,7 @@ from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
 from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
-from msplit.schedule.plan.plan import Plan, make_plan, topological
+from msplit.schedule.plan import Plan, make_plan, topological
 
 
 def named_steps(program: Program) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.runtime.stream_program import StreamProgram
 from msplit.errors import EngineError
-from msplit.schedule.plan.plan import Plan
+from msplit.schedule.plan import Plan
 
 _FIX = "please report this; run on one GPU meanwhile"
 

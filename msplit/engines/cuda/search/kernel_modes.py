@@ -21,10 +21,10 @@ from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants
 from msplit.progress import Progress, phase
 from msplit.schedule.algorithms import ONE
+from msplit.schedule.choose import TIE, Proposal, best, choose, leanest
 from msplit.schedule.machine import Machine
-from msplit.schedule.search.candidates import Candidate, candidate_of
-from msplit.schedule.search.choose import TIE, Proposal, best, choose, leanest
-from msplit.schedule.search.evaluate import evaluate
+from msplit.schedule.search import Candidate, candidate_of
+from msplit.schedule.simulate import evaluate
 
 PLAIN = "plain"
 

@@ -24,11 +24,10 @@ from msplit.errors import EngineError
 from msplit.progress import Progress, phase
 from msplit.schedule.bounds import StepBounds, bounds, step_bounds
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.plan import Plan
+from msplit.schedule.plan import Plan
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.candidates import Candidate, single
-from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.simulate import Breakdown, breakdown
+from msplit.schedule.search import Candidate, single
+from msplit.schedule.simulate import Breakdown, breakdown, evaluate
 
 BURST_SECONDS = 0.003
 """How long one candidate runs on in a round."""
@@ -172,7 +171,7 @@ class _Memory:
         return self.variants[candidate.mode].peak_bytes(candidate)
 
     def memory(self, candidate: Candidate) -> float:
-        """See `schedule.search.search.Device`."""
+        """See `schedule.search.Device`."""
         if candidate.mode not in self._one:
             self._one[candidate.mode] = self.peak_bytes(single(self.variants[candidate.mode].problem, candidate.mode))
         peak, one = self.peak_bytes(candidate), self._one[candidate.mode]
@@ -180,7 +179,7 @@ class _Memory:
 
 
 class GpuRunner(_Memory):
-    """See `schedule.search.search.Device`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
+    """See `schedule.search.Device`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
 
     Args:
         variants: By the kernel mode that candidates name.
@@ -202,7 +201,7 @@ class GpuRunner(_Memory):
         self._chance = random.Random(0)  # of the order in which candidates run
 
     def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        """See `schedule.search.search.Device`."""
+        """See `schedule.search.Device`."""
         wanted = {candidate.key() for candidate in candidates}
         for key in [key for key in self._built if key not in wanted]:
             self._built.pop(key).close()
@@ -217,13 +216,13 @@ class GpuRunner(_Memory):
         return self._built[key]
 
     def renew(self) -> None:
-        """See `schedule.search.search.Device`."""
+        """See `schedule.search.Device`."""
         for executable in self._built.values():
             executable.close()
         self._built.clear()
 
     def describe(self) -> str:
-        """See `schedule.search.search.Device`."""
+        """See `schedule.search.Device`."""
         place = torch.device(next(iter(self.variants.values())).job.options.device)
         return str(torch.cuda.get_device_name(place)) if torch.cuda.is_available() else "CPU"
 
@@ -271,7 +270,7 @@ class SimulatedRunner(_Memory):
         self._distort = distort or (lambda candidate, simulated: simulated)
 
     def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        """See `schedule.search.search.Device`."""
+        """See `schedule.search.Device`."""
         found = []
         for candidate in candidates:
             problem = self.variants[candidate.mode].problem
@@ -283,7 +282,7 @@ class SimulatedRunner(_Memory):
         """Nothing is built."""
 
     def describe(self) -> str:
-        """See `schedule.search.search.Device`."""
+        """See `schedule.search.Device`."""
         return "the simulator"
 
 

@@ -28,7 +28,7 @@ from msplit.engines.cuda.runtime.host import HostPart, Steps, Wrapped
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored.program import Restored, pack, unpack
 from msplit.engines.cuda.stored.weights import Weights
-from msplit.schedule.plan.plan import Plan, make_plan, record_order
+from msplit.schedule.plan import Plan, make_plan, record_order
 
 _KERNEL_BYTES = 10 << 10
 """What CUDA keeps on the device for each kernel of an instantiated graph; measured on an H200."""

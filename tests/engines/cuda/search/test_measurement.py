@@ -12,7 +12,7 @@ from msplit.engines.cuda.search import measurement
 from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
-from msplit.schedule.search.candidates import candidate_of, single
+from msplit.schedule.search import candidate_of, single
 from tests.engines.cuda.cases import SAMPLES, job
 
 

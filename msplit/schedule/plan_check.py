@@ -15,7 +15,7 @@ import numpy as np
 
 from msplit.core.dag import Dag
 from msplit.core.graph import Ints
-from msplit.schedule.plan.plan import Plan
+from msplit.schedule.plan import Plan
 
 MOST = 20
 """Violations that are told."""

@@ -10,12 +10,12 @@ from msplit.core.dag import Dag
 from msplit.errors import MsplitError
 from msplit.flatten import flatten
 from msplit.formats import graph_hash, read
-from msplit.schedule.plan import planfile
-from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import make_plan, record_order
+from msplit.schedule import planfile
+from msplit.schedule.plan import make_plan, record_order
+from msplit.schedule.plan_check import check
 from tests.graphs import parse
 
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schemas" / "plan.json").read_text("utf-8"))
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "plan.json").read_text("utf-8"))
 FORK = "x:Placeholder; a:MatMul(x)@9us; b:MatMul(x)@8us; c:MatMul(b)@7us; j:AddV2(a,c)@2us"
 
 

@@ -10,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
-from msplit.schedule.plan.check import check
+from msplit.schedule.plan_check import check
 from msplit.schedule.problem import Problem
 from msplit.schedule.simulate import plan_of
 from msplit.schedule.simulate import simulate as simulate_one
-from msplit.schedule.split.copies import INPUTS, join
-from msplit.schedule.split.problem import Held, Link, SplitProblem
-from msplit.schedule.split.simulate import simulate
+from msplit.schedule.split_problem import INPUTS, Held, Link, SplitProblem, join, simulate
 from tests.campaign import examples
 from tests.schedule.problems import FREE, Builder, problems
 

@@ -29,7 +29,7 @@ from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import graph_hash
 from msplit.formats.text import JsonValue, read_file
-from msplit.schedule.plan.plan import Plan
+from msplit.schedule.plan import Plan
 
 SCHEMA_VERSION = 1
 KIND = "plan"

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.schedule.split.judge import judge_split
-from msplit.schedule.split.place import splits
-from msplit.schedule.split.problem import Held, Link, SplitProblem
+from msplit.schedule.split import judge_split, splits
+from msplit.schedule.split_problem import Held, Link, SplitProblem
 from tests.campaign import examples
 from tests.schedule.problems import FREE, Builder, problems
 

@@ -9,12 +9,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+from msplit.schedule.choose import best, choose
 from msplit.schedule.problem import Problem
-from msplit.schedule.search import candidates
-from msplit.schedule.search.candidates import Candidate
-from msplit.schedule.search.choose import best, choose
-from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.search import Limits, search
+from msplit.schedule.search import Candidate, Limits, search
+from msplit.schedule.simulate import evaluate
 from tests.schedule import problems
 
 experts, inception, towers = map(cache, (problems.experts, problems.inception, problems.towers))
@@ -27,7 +25,7 @@ STEP = 0.01
 def _each_problem_is_scheduled_once() -> Iterator[None]:
     """What searches of one problem start from is the same, and takes longer than they do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "choose", cache(choose))
+        patch.setattr("msplit.schedule.search.choose", cache(choose))
         yield
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
-from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import Plan, make_plan, record_order, topological, upward_rank
+from msplit.schedule.plan import Plan, make_plan, record_order, topological, upward_rank
+from msplit.schedule.plan_check import check
 from tests.campaign import examples
 
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.schedule.algorithms.sections import sections
-from msplit.schedule.plan.check import check
+from msplit.schedule.neighbours import Schedule, neighbours, sections
+from msplit.schedule.plan_check import check
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.neighbours import Schedule, neighbours
+from msplit.schedule.simulate import evaluate
 from tests.campaign import examples
 from tests.schedule.problems import inception, lstm, problems, random_dag, towers
 
