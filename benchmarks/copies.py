@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import models
 
 from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.windows import TILES

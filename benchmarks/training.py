@@ -36,7 +36,7 @@ from msplit import api, samples
 from msplit.assignment.model import price
 from msplit.benchmark.timing import bench
 from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Engine, Job, TensorFlowOptions
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import EngineOptions, KernelMode

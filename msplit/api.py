@@ -18,8 +18,7 @@ from msplit.assignment.replicate import Replicated, Replication, replicate
 from msplit.core.graph import Ints
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Profile
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Profile, Workload
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import Conflict
 from msplit.formats import WriteReport

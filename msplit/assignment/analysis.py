@@ -19,7 +19,7 @@ from msplit.assignment.display import Facts, Shown, gain
 from msplit.assignment.model import opened, price
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import LOOPS
 from msplit.progress import phase

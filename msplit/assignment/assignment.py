@@ -21,7 +21,7 @@ from msplit.core.dag import Dag, distinct
 from msplit.core.graph import CONTROL, Ints
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.origin import among, as_written, to_ids, with_ids

@@ -11,8 +11,7 @@ from msplit import rules
 from msplit._version import __version__
 from msplit.cost import DEFAULT_GPU, data_sheet, profile_file
 from msplit.cost import profile as profiles
-from msplit.cost.profile import Profile
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Profile, Workload
 from msplit.errors import MsplitError, RulesError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.record import AssignmentRecord, RecordedProfile, RecordedRules

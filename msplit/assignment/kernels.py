@@ -13,7 +13,7 @@ from msplit import progress
 from msplit.assignment.plans import Planned, planned
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE

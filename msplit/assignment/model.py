@@ -15,7 +15,7 @@ from msplit.core.graph import Ints
 from msplit.core.memory import no_collection
 from msplit.cost import profile as profiles
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.tensorflow.gradients import expanded
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.build import body, flatten

@@ -15,7 +15,7 @@ from msplit.benchmark.timing import bench as measure
 from msplit.core.assignment import Assignment
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job, Timeline
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode

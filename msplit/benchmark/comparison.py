@@ -22,7 +22,7 @@ from msplit.core import statistics
 from msplit.core.assignment import Assignment
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE

@@ -23,14 +23,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from msplit.core.graph import Floats, Graph, Ints
-from msplit.cost.costs import Costs, Mask
+from msplit.cost.costs import Costs, Mask, carry, duplicates, on_device, prepared
 from msplit.cost.formulas import FORMULAS, Case, Work, work
-from msplit.cost.fused_into import find_fused_nodes
-from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
-from msplit.cost.host_kernels import carry, on_device
-from msplit.cost.precomputed import duplicates, prepared
-from msplit.cost.tensors import Tensors, tensors_of
-from msplit.cost.timing import ACCESS, BROADCAST, REACHED, halvings, kernel_times
+from msplit.cost.fused_into import Tensors, find_fused_nodes, tensors_of
+from msplit.cost.gpus import ACCESS, BROADCAST, DEFAULT_GPU, REACHED, Gpu, data_sheet, halvings, kernel_times
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.placement import host_nodes, stateful_nodes
 from msplit.opset.traits import RESHAPES, SELECT, VIEWS, ops_with, traits

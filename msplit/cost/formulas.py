@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from msplit.cost.tensors import elements
-from msplit.cost.timing import (
+from msplit.cost.fused_into import elements
+from msplit.cost.gpus import (
     COLUMN,
     COLUMN_HALVING,
     COLUMN_STEP,
@@ -66,7 +66,7 @@ class Work:
         blocks: Blocks of its grid.
         product: Whether tensor cores run it.
         read: Bytes read, where they are not simply its inputs.
-        setup: Clock cycles of waiting before and behind the work; 0: what a plain kernel waits, `timing.ACCESS`.
+        setup: Clock cycles of waiting before and behind the work; 0: what a plain kernel waits, `gpus.ACCESS`.
         chain: Clock cycles that one block takes for its part, step by step, however few blocks there are.
         launches: Kernels.
         fill: Part of the peak that is left where tiles are not full, or channels too few.

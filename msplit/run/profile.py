@@ -16,8 +16,7 @@ from msplit.assignment.model import opened
 from msplit.core.arguments import whole
 from msplit.core.precision import Precision
 from msplit.cost import profile as profiles
-from msplit.cost.profile import Device, Profile, Shape, Step
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Device, Profile, Shape, Step, Workload
 from msplit.engines import environment
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda

@@ -10,8 +10,7 @@ from msplit.assignment.defaults import ON_COSTS, RECORDED, Given, settle
 from msplit.core.arguments import MAX_STREAMS, listed, whole
 from msplit.core.precision import Precision
 from msplit.cost import DEFAULT_GPU
-from msplit.cost.profile import Profile
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Profile, Workload
 from msplit.engines.base import ClusterOptions, TensorFlowOptions
 from msplit.engines.cuda.options import Shards
 from msplit.engines.tensorflow.devices import Function

@@ -15,7 +15,7 @@ from msplit.assignment.plans import Planned, planned, save_plan
 from msplit.core import statistics
 from msplit.core.arguments import number, whole
 from msplit.core.graph import Ints
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.options import KernelMode

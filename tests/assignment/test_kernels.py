@@ -20,7 +20,7 @@ from msplit.assignment import kernels
 from msplit.assignment.assignment import present_ids
 from msplit.assignment.kernels import ends_with_auto
 from msplit.assignment.plans import stored_job
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE, runs_as_stored
 from msplit.errors import RulesError
 from msplit.inputs.reference import Reference, save_reference

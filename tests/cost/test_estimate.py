@@ -9,8 +9,7 @@ import pytest
 
 from msplit.core.graph import Argument, Function, FunctionRef
 from msplit.cost import data_sheet, estimate, gpu_names, infer
-from msplit.cost.gpus import SM_BYTES_PER_CYCLE
-from msplit.cost.timing import ACCESS, REACHED, TILE_SETUP
+from msplit.cost.gpus import ACCESS, REACHED, SM_BYTES_PER_CYCLE, TILE_SETUP
 from msplit.errors import MsplitError
 from msplit.flatten import flatten
 from msplit.formats import read

@@ -9,7 +9,7 @@ import pytest
 
 from msplit import api
 from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions

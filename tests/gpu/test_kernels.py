@@ -12,7 +12,7 @@ from msplit.api import BenchRequest, bench, compare
 from msplit.assignment.kernels import job_of
 from msplit.assignment.plans import stored_job
 from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE, runs_as_stored
 from msplit.inputs.reference import Reference, save_reference
 from msplit.schedule import planfile

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from msplit import api
 from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import Torture

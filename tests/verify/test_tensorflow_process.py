@@ -14,7 +14,7 @@ import pytest
 from msplit.api import load
 from msplit.benchmark.benchmark import bench
 from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import HasOwnClock, HasState, Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE
 from msplit.engines.tensorflow.runtime import tensorflow

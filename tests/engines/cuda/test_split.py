@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msplit import api
 from msplit.benchmark.benchmark import bench
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.gpus import PEER_COPY, apart, gpus_of
 from msplit.engines.cuda.ir.graph import Op, OpGraph

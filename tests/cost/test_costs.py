@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit.cost import estimate, infer
-from msplit.cost.host_kernels import carry, on_device
+from msplit.cost.costs import carry, on_device
 from msplit.engines.cuda.options import EngineOptions
 from msplit.flatten.placement import host_nodes
 from tests.shapes.small import Builder
