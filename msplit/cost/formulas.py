@@ -26,10 +26,9 @@ from msplit.cost.gpus import (
     halvings,
 )
 from msplit.opset.traits import ops_with
-from msplit.shapes.dtypes import is_float, itemsize
 from msplit.shapes.linalg import einsum_sizes, matrix_sizes
 from msplit.shapes.nn import layout
-from msplit.shapes.registry import MAX_RANK, Node, Shape
+from msplit.shapes.registry import MAX_RANK, Node, Shape, is_float, itemsize
 
 THREADS = 256
 """Threads of a block that makes one output per thread."""

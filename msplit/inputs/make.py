@@ -22,7 +22,7 @@ from msplit.inputs.sparse_ragged import Spec, structure
 from msplit.inputs.special import RANDOM, Kind
 from msplit.inputs.values import made_up
 from msplit.opset import schema
-from msplit.shapes.inputs import Fed, input_shapes
+from msplit.shapes.infer import Fed, input_shapes
 from msplit.shapes.registry import shape_text
 
 _MOST = 1 << 44

@@ -32,7 +32,7 @@ from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.run.prepare import Ready, make_ready
 from msplit.run.request import BenchRequest, as_recorded
 from msplit.run.runner import Runner
-from msplit.shapes.inputs import stated_shapes
+from msplit.shapes.infer import stated_shapes
 from msplit.verify.compare import computed_in
 
 STEPS = 30

@@ -41,7 +41,7 @@ from msplit.run.stream_ids import StreamIds, assignments_for
 from msplit.run.tensorflow_rows import mixed, switched, tensorflow_variants
 from msplit.schedule import planfile
 from msplit.shapes import Shapes, infer
-from msplit.shapes.inputs import stated_shapes
+from msplit.shapes.infer import stated_shapes
 from msplit.verify.built import Variant
 from msplit.verify.initial_state import initial_state
 from msplit.verify.mixed_precision import Mixed, keep_within

@@ -9,8 +9,7 @@ from msplit.analysis.rows.states import FIXED, Array, Distinct, Listed, Mixed, P
 from msplit.analysis.rows.walk import Pass, Setting, writer
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.shapes.infer import inferred
-from msplit.shapes.inputs import stated_shapes
+from msplit.shapes.infer import inferred, stated_shapes
 
 
 @dataclass(frozen=True)

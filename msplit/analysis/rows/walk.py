@@ -28,8 +28,7 @@ from msplit.analysis.rows.states import (
 from msplit.core.graph import CONTROL, Function, Graph
 from msplit.opset import schema
 from msplit.opset.traits import ENTER, EXIT, FREE_OF_EFFECTS, MERGE, NEXT, SWITCH, ops_with
-from msplit.shapes.dtypes import output_dtypes
-from msplit.shapes.registry import Shape, Value
+from msplit.shapes.registry import Shape, Value, output_dtypes
 from msplit.shapes.result import CONTRADICTION, FUNCTIONAL, Result, key_of
 
 MAX_PASSES = 32

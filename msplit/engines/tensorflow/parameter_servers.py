@@ -15,7 +15,7 @@ from msplit.engines.tensorflow.placed import binding_edges
 from msplit.engines.variables import storage
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import VARIABLES
-from msplit.shapes.dtypes import itemsize
+from msplit.shapes.registry import itemsize
 
 BYTES, ROUND_ROBIN = "bytes", "round-robin"
 STRATEGIES = (BYTES, ROUND_ROBIN)

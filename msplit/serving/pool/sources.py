@@ -28,7 +28,7 @@ from msplit.serving.pool.ports import Port, Ports, Shape
 from msplit.serving.pool.scheduler import Answer, Arena
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.slots import SimulatedArena, StepArena
-from msplit.shapes.inputs import stated_shapes
+from msplit.shapes.infer import stated_shapes
 from msplit.verify.results import Check
 
 MAX_BATCH = 64
