@@ -19,8 +19,7 @@ from msplit.core.graph import Ints
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile, Workload
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import Conflict
+from msplit.flatten.flat import Conflict, FlatGraph
 from msplit.formats import WriteReport
 from msplit.formats.record import AssignmentRecord
 from msplit.progress import Progress

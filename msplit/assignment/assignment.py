@@ -23,8 +23,7 @@ from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload
 from msplit.errors import AssignError
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import among, as_written, to_ids, with_ids
+from msplit.flatten.flat import FlatGraph, among, as_written, to_ids, with_ids
 from msplit.formats.model import Model
 from msplit.formats.record import AssignmentRecord, Nodes, RecordedRules
 from msplit.progress import phase

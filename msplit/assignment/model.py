@@ -19,8 +19,7 @@ from msplit.cost.profile import Workload
 from msplit.engines.tensorflow.gradients import expanded
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.build import body, flatten
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import Conflict, among, to_ids, with_ids
+from msplit.flatten.flat import Conflict, FlatGraph, among, to_ids, with_ids
 from msplit.formats import WriteReport
 from msplit.formats.record import AssignmentRecord
 from msplit.progress import phase

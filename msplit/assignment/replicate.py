@@ -17,8 +17,7 @@ from msplit.assignment.model import opened
 from msplit.assignment.replicas import Ensemble, Replica, ensemble, has_variables
 from msplit.assignment.saved_model import saved_model
 from msplit.errors import LoadError, MsplitError
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import original
+from msplit.flatten.flat import FlatGraph, original
 from msplit.formats import writer
 from msplit.formats.model import Format, Model
 from msplit.formats.sniffer import SAVED_MODEL_FILES

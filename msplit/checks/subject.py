@@ -16,8 +16,7 @@ from msplit.checks.finding import NODES_SHOWN, CheckSettings, Finding, Severity,
 from msplit.core.graph import Graph, Ints
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError, MsplitError
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import among, as_written
+from msplit.flatten.flat import FlatGraph, among, as_written
 from msplit.formats import STREAM_ID
 from msplit.formats.model import Model
 from msplit.rules import Outcome, RuleSet, streamfile

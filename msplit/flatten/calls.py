@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
 from msplit.errors import GraphError, LoadError
-from msplit.flatten.reachable import has_effect, is_stateful
+from msplit.flatten.control_flow import has_effect, is_stateful
 from msplit.formats.functions import gradient_of
 from msplit.opset import schema
 from msplit.opset.traits import CALLS

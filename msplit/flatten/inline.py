@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from msplit.core.graph import CONTROL, Edges, Function, Ints
-from msplit.flatten.attrs import CalledAttrs, PickedAttrs
 from msplit.flatten.calls import Body
+from msplit.flatten.control_flow import CalledAttrs, PickedAttrs
 
 Source = tuple[int, int]
 """A flat node and its output port."""

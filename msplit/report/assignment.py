@@ -12,7 +12,7 @@ import numpy as np
 from msplit.assignment.assignment import Assigned, present_ids
 from msplit.assignment.export import devices
 from msplit.errors import MsplitError
-from msplit.flatten.origin import Conflict, with_ids
+from msplit.flatten.flat import Conflict, with_ids
 from msplit.formats import WriteReport
 from msplit.report.document import Document, Table
 from msplit.report.text import count, heading, micros, percent, plural, ratio, size

@@ -14,8 +14,7 @@ from msplit.core.graph import Ints
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import among
+from msplit.flatten.flat import FlatGraph, among
 from msplit.rules import RuleSet
 from msplit.schedule.judge import Prediction, predict
 

@@ -18,8 +18,7 @@ from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError, RulesError
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import Conflict, to_ids
+from msplit.flatten.flat import Conflict, FlatGraph, to_ids
 from msplit.formats import settings
 from msplit.formats.settings import Value, nearest
 from msplit.formats.text import read_text

@@ -10,7 +10,7 @@ import pytest
 from msplit import rules
 from msplit.cost import estimate, infer
 from msplit.flatten import flatten
-from msplit.flatten.origin import to_ids
+from msplit.flatten.flat import to_ids
 from msplit.formats import read
 from msplit.samples import fill
 from tests.campaign import campaign

@@ -4,7 +4,7 @@ import pytest
 
 from msplit.errors import GraphError
 from msplit.flatten import flatten
-from msplit.flatten.regions import find_regions
+from msplit.flatten.build import find_regions
 from tests.flatten.graphdefs import function, model
 from tests.graphs import flat
 
