@@ -21,7 +21,7 @@ from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile, Workload
 from msplit.flatten.flat import Conflict, FlatGraph
 from msplit.formats import WriteReport
-from msplit.formats.record import AssignmentRecord
+from msplit.formats.model import AssignmentRecord
 from msplit.progress import Progress
 from msplit.rules import RuleSet
 from msplit.shapes import Shapes

@@ -24,8 +24,7 @@ from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload
 from msplit.errors import AssignError
 from msplit.flatten.flat import FlatGraph, among, as_written, to_ids, with_ids
-from msplit.formats.model import Model
-from msplit.formats.record import AssignmentRecord, Nodes, RecordedRules
+from msplit.formats.model import AssignmentRecord, Model, Nodes, RecordedRules
 from msplit.progress import phase
 from msplit.rules import Outcome, RuleSet
 from msplit.rules.manual import Manual

@@ -14,7 +14,7 @@ from msplit.cost import profile as profiles
 from msplit.cost.profile import Profile, Workload
 from msplit.errors import MsplitError, RulesError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.record import AssignmentRecord, RecordedProfile, RecordedRules
+from msplit.formats.model import AssignmentRecord, RecordedProfile, RecordedRules
 from msplit.rules import RuleSet
 
 GIVEN = "given"

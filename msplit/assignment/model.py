@@ -21,7 +21,7 @@ from msplit.errors import LoadError, MsplitError
 from msplit.flatten.build import body, flatten
 from msplit.flatten.flat import Conflict, FlatGraph, among, to_ids, with_ids
 from msplit.formats import WriteReport
-from msplit.formats.record import AssignmentRecord
+from msplit.formats.model import AssignmentRecord
 from msplit.progress import phase
 from msplit.shapes import Shapes
 

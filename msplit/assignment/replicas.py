@@ -19,7 +19,7 @@ from msplit.core.graph import Graph
 from msplit.errors import MsplitError
 from msplit.formats.endpoints import endpoint, split_tensor
 from msplit.formats.model import Endpoint, Model
-from msplit.formats.protos import add_node
+from msplit.formats.tensors import add_node
 from msplit.formats.writer import STREAM_ID
 from msplit.opset import proto
 from msplit.opset.traits import DRAWS, PLACEHOLDERS, VARIABLES

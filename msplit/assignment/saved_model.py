@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from msplit.assignment.replicas import Ensemble
-from msplit.formats.endpoints import split_tensor
-from msplit.formats.meta import DEFAULT_SIGNATURE, MAIN_OP
+from msplit.formats.endpoints import DEFAULT_SIGNATURE, MAIN_OP, split_tensor
 from msplit.formats.model import Endpoint, Model
-from msplit.formats.protos import add_node
-from msplit.formats.tensors import dtype_number
+from msplit.formats.tensors import add_node, dtype_number
 from msplit.opset import proto
 from msplit.opset.traits import ops_with
 

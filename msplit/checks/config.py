@@ -29,8 +29,8 @@ from msplit.checks.run import CHECKS, expand, near
 from msplit.core.arguments import MAX_STREAMS
 from msplit.cost.gpus import data_sheet, gpu_names, is_sheet_file
 from msplit.errors import MsplitError, RulesError
+from msplit.formats.files import read_text
 from msplit.formats.settings import MAX_BYTES, Options, Reading, Value, nearest, parse
-from msplit.formats.text import read_text
 from msplit.rules import available, streamfile
 
 YAML = "msplit.yaml"

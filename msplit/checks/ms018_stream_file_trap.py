@@ -9,7 +9,7 @@ import numpy as np
 
 from msplit.checks.finding import Finding, Severity, verb
 from msplit.checks.subject import Check, Subject
-from msplit.formats.file_kinds import read_bytes
+from msplit.formats.files import read_bytes
 from msplit.rules import streamfile
 from msplit.rules.base import MAX_STREAM_FILE
 from msplit.rules.regex import Regex

@@ -34,8 +34,8 @@ from msplit.cost import profile_file
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
+from msplit.formats.files import JsonValue
 from msplit.formats.model import Model
-from msplit.formats.text import JsonValue
 from msplit.progress import phase
 from msplit.rules import RuleSet
 from msplit.rules import load as load_rules

@@ -30,7 +30,7 @@ import numpy as np
 
 from msplit.core.graph import Floats
 from msplit.errors import MsplitError
-from msplit.formats.text import read_text
+from msplit.formats.files import read_text
 
 DEFAULT_GPU = "h200"
 

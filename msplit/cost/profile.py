@@ -17,7 +17,7 @@ from msplit.cost.costs import Constants, Costs, carry
 from msplit.cost.gpus import DEFAULT_GPU, gpu_names
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.digest import structure_hash
+from msplit.formats.summary import structure_hash
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from msplit.core.precision import Precision
 from msplit.cost.costs import Constants
 from msplit.cost.profile import Device, Kernel, Profile, Shape, Step
 from msplit.errors import MsplitError
-from msplit.formats.text import JsonValue, read_file
+from msplit.formats.files import JsonValue, read_file
 
 SCHEMA_VERSION = 1
 KIND = "profile"

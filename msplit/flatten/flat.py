@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from msplit.core.graph import Edges, Graph, Ints
 from msplit.escape import html, line
 from msplit.formats import STREAM_ID
-from msplit.formats.model import Model
-from msplit.formats.record import Nodes
+from msplit.formats.model import Model, Nodes
 
 
 @dataclass(frozen=True)

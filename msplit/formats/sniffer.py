@@ -2,19 +2,232 @@
 
 A GraphDef parses as an (empty) SavedModel and nothing at all parses as an (empty) GraphDef, so parsing proves nothing; the first
 fields of a message and their wire types do.
+
+Just enough of protobuf's wire format to tell files apart and to say where one was cut off.
+
+Opens files and parses messages: every failure becomes one clear LoadError.
 """
 
 from __future__ import annotations
 
+import logging
+import mmap
 import re
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from msplit.errors import LoadError
-from msplit.formats import wire
 from msplit.formats.build import MANIFEST, WEIGHTS
 from msplit.formats.model import Format
-from msplit.formats.source import Buffer, opened, reported
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+
+Buffer = bytes | memoryview | mmap.mmap
+
+
+class NotWireFormat(ValueError):
+    """The bytes are not a protobuf message."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a message.
+
+    Attributes:
+        kind: Its wire type.
+        start: Where its payload begins.
+        end: Where its payload ends; past the end of the buffer where the message was cut off.
+    """
+
+    number: int
+    kind: int
+    start: int
+    end: int
+
+
+def varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
+    """A varint and the position behind it.
+
+    Raises:
+        NotWireFormat: It is longer than ten bytes.
+        IndexError: It runs past `end`.
+    """
+    value = shift = 0
+    while True:
+        if position >= end:
+            raise IndexError("varint runs past the end")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise NotWireFormat("varint longer than ten bytes")
+
+
+def fields(data: Buffer, start: int = 0, end: int | None = None) -> Iterator[Field]:
+    """The fields of a message, without going into them. The last one may end past `end`: then the message was cut off.
+
+    Raises:
+        NotWireFormat: A field has a number or a wire type that does not exist.
+    """
+    end = len(data) if end is None else end
+    position = start
+    while position < end:
+        try:
+            tag, position = varint(data, position, end)
+            number, kind = tag >> 3, tag & 7
+            if not 0 < number < 2**29:
+                raise NotWireFormat(f"field number {number}")
+            payload = position
+            if kind == VARINT:
+                _, position = varint(data, position, end)
+            elif kind == FIXED64:
+                position += 8
+            elif kind == FIXED32:
+                position += 4
+            elif kind == LENGTH:
+                length, payload = varint(data, position, end)
+                position = payload + length
+            else:
+                raise NotWireFormat(f"wire type {kind}")
+        except IndexError:
+            # The end came inside a tag or a number.
+            yield Field(0, -1, position, end + 1)
+            return
+        yield Field(number, kind, payload, position)
+
+
+def cut_off_at(data: Buffer) -> int | None:
+    """How many bytes a message that was cut off must have at least; None where it was not, or is no message at all."""
+    try:
+        for field in fields(data):
+            if field.end > len(data):
+                return field.end
+    except NotWireFormat:
+        pass
+    return None
+
+
+MAX_BYTES = 2**31 - 1
+"""Protobuf's limit: TensorFlow reads no message larger than this."""
+
+_SLOW_TEXT_BYTES = 20_000_000
+
+_COMMENT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\'[^\'\\]*+(?:\\.[^\'\\]*+)*+\'|(#)', re.DOTALL)
+"""A `#` outside of what is quoted is in the group."""
+
+_log = logging.getLogger("msplit")
+
+
+@contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Turns an OSError into a LoadError that says what happened and how to mend it."""
+    where = str(path)
+    try:
+        yield
+    except FileNotFoundError:
+        raise LoadError("there is no such file or folder", where=where, fix="check the path") from None
+    except PermissionError:
+        raise LoadError("no permission to read it", where=where, fix="check its permissions") from None
+    except (OSError, ValueError) as error:
+        raise LoadError(f"can not be read: {getattr(error, 'strerror', None) or error}", where=where) from None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Buffer]:
+    """The bytes of a file, mapped and not read.
+
+    Raises:
+        LoadError: It is not there, is no file, can not be read, or is larger than a message can be.
+    """
+    where = str(path)
+    with ExitStack() as stack:
+        with reported(path):
+            # Asked before opening: opening a pipe would wait for its writer.
+            info = path.stat()
+            if not stat.S_ISREG(info.st_mode):
+                raise LoadError("is not a regular file", where=where, fix="give a file or a SavedModel folder")
+            if info.st_size > MAX_BYTES:
+                raise LoadError(
+                    f"has {info.st_size:,} bytes; TensorFlow and protobuf read no message over 2 GiB ({MAX_BYTES:,} bytes)",
+                    where=where,
+                    fix="export a SavedModel: it keeps the weights in files of their own",
+                )
+            file = stack.enter_context(path.open("rb"))
+            data: Buffer = b""
+            if info.st_size:
+                data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        yield data
+
+
+def parse_binary(data: Buffer, message: Any, where: str) -> Any:
+    """Parses bytes into a message.
+
+    Raises:
+        LoadError: The bytes are cut off or damaged.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        # The parser wants bytes or a memoryview; a view spares copying the file.
+        with memoryview(data) as view:
+            message.ParseFromString(view)
+    except (DecodeError, RecursionError, UnicodeDecodeError) as error:
+        needed = cut_off_at(data)
+        if needed is not None:
+            raise LoadError(
+                f"the file is cut off: it has {len(data):,} bytes and says that it has at least {needed:,}",
+                where=where,
+                fix="copy or export it again",
+            ) from None
+        raise LoadError(f"the file is damaged: {error}", where=where, fix="copy or export it again") from None
+    return message
+
+
+def parse_text(data: Buffer, message: Any, where: str) -> Any:
+    """Parses protobuf's text format into a message.
+
+    Raises:
+        LoadError: The text is not valid; says the line.
+    """
+    from google.protobuf import text_format
+
+    if len(data) > _SLOW_TEXT_BYTES:
+        _log.warning(
+            "%s: reading %d MB of text takes a while; the binary format is a hundred times faster",
+            where,
+            len(data) >> 20,
+        )
+    try:
+        text = bytes(data).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise LoadError(f"the text is not UTF-8 at byte {error.start:,}", where=where) from None
+    try:
+        return text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        line = error.GetLine()
+        place = f"{where}:{line}" if line is not None else where
+        cut = text.count("{") > text.count("}") and not text.rstrip().endswith("}")
+        raise LoadError(
+            "the text is cut off: a brace is never closed" if cut else f"the text is not valid: {error}",
+            where=place,
+            fix="copy or export it again" if cut else "mend this line or export the model again",
+        ) from None
+    except RecursionError:
+        raise LoadError("the text is nested too deeply", where=where, fix="export the model again") from None
+
+
+def has_comments(data: Buffer) -> bool:
+    """Whether a text in protobuf's format has comments."""
+    return data.find(b"#") >= 0 and any(found[1] for found in _COMMENT.finditer(data))
+
 
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 """Names of a SavedModel's main file; TensorFlow prefers the first."""
@@ -141,12 +354,12 @@ def _text_format(data: Buffer) -> Format | None:
 def _binary_format(data: Buffer) -> Format | str | None:
     """The format, or what else it is in words, or None."""
     try:
-        first = [f for f in islice(wire.fields(data), _FIELDS_LOOKED_AT) if f.number <= _LAST_FIELD]
-    except wire.NotWireFormat:
+        first = [f for f in islice(fields(data), _FIELDS_LOOKED_AT) if f.number <= _LAST_FIELD]
+    except NotWireFormat:
         return None
     kinds = {(field.number, field.kind) for field in first}
     numbers = {field.number for field in first}
-    if (1, wire.VARINT) in kinds:
+    if (1, VARINT) in kinds:
         if numbers & {7, 8} or any(f.number == 2 and not _is_message(data, f) for f in first):
             return "an ONNX model"
         return Format.SAVED_MODEL if numbers <= {0, 1, 2} else None
@@ -164,31 +377,31 @@ def _binary_format(data: Buffer) -> Format | str | None:
         return Format.META_GRAPH
     # What is left can be a GraphDef whose nodes lack an op, or that has none; it is told as such when it is read.
     parts = [field for field in first if field.number in (1, 2, 4)]
-    known = numbers <= {0, 1, 2, 3, 4, 5} and bool(parts or (3, wire.VARINT) in kinds)
+    known = numbers <= {0, 1, 2, 3, 4, 5} and bool(parts or (3, VARINT) in kinds)
     highest = {1: 7, 2: 3, 4: 3}  # of NodeDef, FunctionDefLibrary and VersionDef
     fit = all(part.number <= highest[field.number] for field in parts for part in _inside(data, field))
     return Format.GRAPH_DEF if known and fit and all(_is_message(data, field) for field in parts) else None
 
 
-def _inside(data: Buffer, field: wire.Field) -> list[wire.Field]:
+def _inside(data: Buffer, field: Field) -> list[Field]:
     try:
         end = min(field.end, len(data))
-        parts = islice(wire.fields(data, field.start, end), _FIELDS_LOOKED_AT)
+        parts = islice(fields(data, field.start, end), _FIELDS_LOOKED_AT)
         return [part for part in parts if part.number <= _LAST_FIELD]
-    except wire.NotWireFormat:
+    except NotWireFormat:
         return []
 
 
-def _is_message(data: Buffer, field: wire.Field) -> bool:
-    return field.kind == wire.LENGTH and (field.start == field.end or bool(_inside(data, field)))
+def _is_message(data: Buffer, field: Field) -> bool:
+    return field.kind == LENGTH and (field.start == field.end or bool(_inside(data, field)))
 
 
-def _looks_like_node(data: Buffer, field: wire.Field) -> bool:
+def _looks_like_node(data: Buffer, field: Field) -> bool:
     """Whether a field can be a NodeDef: a name, an op, and nothing that a NodeDef has not."""
-    if field.kind != wire.LENGTH:
+    if field.kind != LENGTH:
         return False
     parts = _inside(data, field)
-    if not parts or any(part.number > 7 or part.kind != wire.LENGTH for part in parts if part.number):
+    if not parts or any(part.number > 7 or part.kind != LENGTH for part in parts if part.number):
         return False
     ops = [part for part in parts if part.number == 2]
     if any(part.number == 5 and bytes(data[part.start : part.start + 1]) != b"\n" for part in parts):
@@ -197,12 +410,12 @@ def _looks_like_node(data: Buffer, field: wire.Field) -> bool:
     return bool(texts) and all(_OP.fullmatch(text) for text in texts)
 
 
-def _looks_like_meta_info(data: Buffer, field: wire.Field) -> bool:
-    return field.kind == wire.LENGTH and any(part.number in (2, 4, 5, 6, 7) for part in _inside(data, field))
+def _looks_like_meta_info(data: Buffer, field: Field) -> bool:
+    return field.kind == LENGTH and any(part.number in (2, 4, 5, 6, 7) for part in _inside(data, field))
 
 
-def _holds_graph(data: Buffer, field: wire.Field) -> bool:
+def _holds_graph(data: Buffer, field: Field) -> bool:
     """Whether a field can be a GraphDef with nodes."""
-    return field.kind == wire.LENGTH and any(
+    return field.kind == LENGTH and any(
         part.number == 1 and _looks_like_node(data, part) for part in _inside(data, field)[:4]
     )

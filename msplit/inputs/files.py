@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from msplit.errors import LoadError
 from msplit.formats.bundle import masked_crc
-from msplit.formats.file_kinds import open_regular
+from msplit.formats.files import open_regular
 from msplit.inputs.json_values import FIX, UNNAMED, json_array, values_by_input
 from msplit.inputs.reference import DAMAGED, PACKED, unpacked
 

@@ -24,8 +24,8 @@ from msplit.cost.costs import Costs
 from msplit.errors import AssignError, RulesError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import STREAM_ID
+from msplit.formats.files import read_text
 from msplit.formats.settings import Options, Reading, Value
-from msplit.formats.text import read_text
 from msplit.rules import streamfile
 
 

@@ -20,8 +20,8 @@ from msplit.cost.costs import Costs
 from msplit.errors import AssignError, RulesError
 from msplit.flatten.flat import Conflict, FlatGraph, to_ids
 from msplit.formats import settings
+from msplit.formats.files import read_text
 from msplit.formats.settings import Value, nearest
-from msplit.formats.text import read_text
 from msplit.progress import phase
 from msplit.rules.auto import Auto
 from msplit.rules.base import ChoosesKernels, Context, Remark, Rule, RuleOptions, RulesReading, in_range

@@ -24,7 +24,7 @@ from msplit.engines.cuda.engine import ENGINE, profile_kernels
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.digest import structure_hash
+from msplit.formats.summary import structure_hash
 from msplit.inputs.make import feeds_for
 from msplit.progress import Progress
 

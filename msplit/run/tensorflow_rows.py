@@ -11,7 +11,7 @@ from msplit.engines.base import ClusterOptions, Job
 from msplit.engines.tensorflow.devices import Function, places
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError, MsplitError
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 from msplit.inputs.user_function import calling, imported, is_function
 from msplit.run.ablation import plural
 from msplit.run.request import BenchRequest

@@ -28,7 +28,7 @@ from msplit.core.graph import Ints
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import graph_hash
-from msplit.formats.text import JsonValue, read_file
+from msplit.formats.files import JsonValue, read_file
 from msplit.schedule.plan import Plan
 
 SCHEMA_VERSION = 1

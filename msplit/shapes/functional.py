@@ -11,7 +11,7 @@ from typing import Any
 
 from msplit.core.graph import Function, FunctionRef
 from msplit.opset.traits import CALLS, CONDS, LOOPS, ops_with
-from msplit.shapes.infer import Tensor, added, behind, number, single, trip_count, trips_between
+from msplit.shapes.infer import TensorId, added, behind, number, single, trip_count, trips_between
 from msplit.shapes.registry import (
     Handle,
     Node,
@@ -180,7 +180,7 @@ def loop(node: Node, state: State) -> Outcome | None:
 
 
 def _counted(
-    functions: tuple[Function, Function], results: tuple[Result, Result], node: Node, counter: Tensor, limit: Tensor
+    functions: tuple[Function, Function], results: tuple[Result, Result], node: Node, counter: TensorId, limit: TensorId
 ) -> int | None:
     """Trip count of a loop, given as condition and body, that compares one of its arguments with what does not change."""
     (condition, body), (tested, walked) = functions, results
@@ -217,7 +217,7 @@ def next_element(node: Node) -> Outputs:
     return tuple(node.attr("output_shapes") or ()) or (None,) * node.outputs
 
 
-# Tensor lists (TensorFlow 2's loops) and tensor arrays (TensorFlow 1's).
+# TensorId lists (TensorFlow 2's loops) and tensor arrays (TensorFlow 1's).
 
 
 def _given(node: Node, index: int) -> Shape:

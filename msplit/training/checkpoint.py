@@ -24,7 +24,7 @@ from msplit.engines.tensorflow.bundle import save
 from msplit.errors import LoadError
 from msplit.formats.atomic import leftovers, write_bytes_atomic, write_group_atomic
 from msplit.formats.bundle import Checkpoint
-from msplit.formats.file_kinds import read_bytes
+from msplit.formats.files import read_bytes
 from msplit.formats.model import Model
 
 STATE = "checkpoint"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Feeds
 from msplit.engines.tensorflow import runtime
 from msplit.errors import LoadError
-from msplit.formats.file_kinds import open_regular
+from msplit.formats.files import open_regular
 from msplit.inputs.files import names_in
 from msplit.inputs.make import load_input
 from msplit.inputs.user_function import calling, imported, is_function

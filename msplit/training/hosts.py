@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.errors import MsplitError
-from msplit.formats.file_kinds import read_bytes
+from msplit.formats.files import read_bytes
 
 _MOST = 1 << 20
 _TRAINS = ("chief", "master", "worker")

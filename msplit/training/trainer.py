@@ -31,8 +31,7 @@ from msplit.engines.base import (
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.atomic import reported
-from msplit.formats.lock import Held, hold
+from msplit.formats.atomic import Held, hold, reported
 from msplit.inputs.make import input_specs
 from msplit.opset.state import written
 from msplit.progress import Progress

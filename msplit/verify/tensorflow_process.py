@@ -20,7 +20,7 @@ from msplit.engines.base import Arrays, Executable, HasState, Job, TensorFlowOpt
 from msplit.engines.process import Problem, Process, serve, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
-from msplit.formats.record import Choice
+from msplit.formats.model import Choice
 
 LONGEST = 600.0
 """Seconds after which what such a process does is given up."""

@@ -15,7 +15,7 @@ from msplit.cost.costs import Constants
 from msplit.cost.profile import Shape
 from msplit.errors import AssignError
 from msplit.formats import STREAM_ID
-from msplit.formats import record as records
+from msplit.formats import model as records
 from msplit.opset import proto
 from tests import strategies
 from tests.campaign import campaign

@@ -1,7 +1,7 @@
 from msplit import formats
 from msplit.api import assign, load, save
 from msplit.checks import CheckSettings, check
-from msplit.formats import record as records
+from msplit.formats import model as records
 
 SAMPLE = "sample_graphs/mmoe_small.pb"
 

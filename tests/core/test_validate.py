@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msplit.core import validate as module
 from msplit.core.graph import BrokenInput, Edges, Function, FunctionRef, Graph
 from msplit.core.validate import Defect, verify
+from msplit.formats.decode import to_graph
 from msplit.formats.functions import Library
-from msplit.formats.graphdef import to_graph
 from msplit.opset import proto
 from tests import strategies
 from tests.campaign import examples

@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from msplit.cli import main
-from msplit.formats import file_kinds
+from msplit.formats import files as file_kinds
 from tests.fuzz.limits import TooSlow, limited
 
 SAMPLE = Path(__file__).parents[2] / "sample_graphs" / "cond_v1.pb"

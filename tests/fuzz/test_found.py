@@ -241,7 +241,7 @@ def test_rules_from_a_device_that_never_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 400, "NaN", "1e999", "true"])
 def test_numbers_of_a_profile_that_no_float_holds(value: str) -> None:
     from msplit.errors import MsplitError
-    from msplit.formats.text import JsonValue
+    from msplit.formats.files import JsonValue
 
     with pytest.raises(MsplitError, match="is not"):
         JsonValue(json.loads(value), "profile", "profile.json", "write it again", "clock").number()

@@ -11,7 +11,7 @@ from typing import Any
 from msplit.errors import MsplitError
 from msplit.escape import lines, visible
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.text import read_text
+from msplit.formats.files import read_text
 from msplit.report.html.data import Leaves, rounded
 from msplit.schedule.judge import Prediction
 

@@ -11,10 +11,10 @@ from typing import Any
 from msplit.assignment.model import load
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats import wire
+from msplit.formats import sniffer
 from msplit.formats.build import is_build
-from msplit.formats.file_kinds import open_regular
-from msplit.formats.meta import fitting
+from msplit.formats.endpoints import fitting
+from msplit.formats.files import open_regular
 from msplit.formats.summary import contents
 from msplit.inputs.files import records
 from msplit.progress import Progress, phase, silent
@@ -125,7 +125,7 @@ def _warm_up(version: Version, path: Path) -> None:
                 parts = decode.predict_request(data)
                 signature = version.signature(parts.request.model_spec.signature_name)
                 signature.pool.step(parts.feeds(signature.pool.inputs))
-        except (IndexError, wire.NotWireFormat, Refusal, MsplitError) as problem:
+        except (IndexError, sniffer.NotWireFormat, Refusal, MsplitError) as problem:
             said = getattr(problem, "what", None) or str(problem) or type(problem).__name__
             raise LoadError(
                 f"warm-up request {count} fails: {said}", where=str(path), fix="take the file out, or write it again"
@@ -134,8 +134,8 @@ def _warm_up(version: Version, path: Path) -> None:
 
 def _predictions(log: bytes) -> Iterator[bytes]:
     """The PredictRequests of a PredictionLog; other requests are left out."""
-    for field in wire.fields(log):
-        if field.number == _PREDICT_LOG and field.kind == wire.LENGTH:
-            for part in wire.fields(log, field.start, field.end):
-                if part.number == 1 and part.kind == wire.LENGTH:
+    for field in sniffer.fields(log):
+        if field.number == _PREDICT_LOG and field.kind == sniffer.LENGTH:
+            for part in sniffer.fields(log, field.start, field.end):
+                if part.number == 1 and part.kind == sniffer.LENGTH:
                     yield log[part.start : part.end]

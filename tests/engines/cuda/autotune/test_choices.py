@@ -28,7 +28,7 @@ from msplit.engines.cuda.kernels.tiles import Tile, Tiles
 from msplit.engines.cuda.passes.convolution import merge_convolutions
 from msplit.errors import MsplitError
 from msplit.formats import atomic
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import job
 

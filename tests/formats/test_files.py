@@ -17,9 +17,10 @@ import pytest
 
 from msplit import formats
 from msplit.errors import LoadError, MsplitError, WriteError
-from msplit.formats import atomic, file_kinds, folder_copy
+from msplit.formats import atomic, files
+from msplit.formats import writer as folder_copy
 from msplit.formats.bundle import Checkpoint
-from msplit.formats.text import read_file
+from msplit.formats.files import read_file
 from msplit.inputs.make import load_input
 from msplit.inputs.reference import Reference, load_reference, save_reference
 from tests.cli.runner import SAMPLES, msplit
@@ -66,7 +67,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_kinds, "PATIENCE", 0.05)
+    monkeypatch.setattr(files, "PATIENCE", 0.05)
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -108,12 +109,12 @@ def test_every_option_that_writes_refuses_before_any_work(what: str, tmp_path: P
     assert os.listdir(tmp_path) == ["there"]
 
 
-WRITERS = {"formats/atomic.py", "formats/folder_copy.py"}
+WRITERS = {"formats/atomic.py", "formats/writer.py"}
 OF_THEIR_OWN = {
     "samples/": "files of the repository, written by its developers",
     "engines/onnxruntime.py": "a temporary folder",
     "engines/tensorflow/": "temporary folders",
-    "formats/lock.py": "the lock of a folder, which has no content",
+    "formats/atomic.py": "the lock of a folder, which has no content",
     "cli/output.py": "the null device, for streams that the caller has closed",
 }
 
@@ -189,7 +190,7 @@ def test_a_pipe_that_somebody_writes_to_is_read(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
-    assert file_kinds.read_bytes(pipe, 1 << 20) == b"a" * 300_000
+    assert files.read_bytes(pipe, 1 << 20) == b"a" * 300_000
     writer.join()
 
 
@@ -199,16 +200,16 @@ def test_pipes_and_devices_that_have_no_end(tmp_path: Path) -> None:
     try:
         os.write(writing, b"some, and then nothing")
         with pytest.raises(OSError, match="nobody has written to it"):
-            file_kinds.read_bytes(f"/dev/fd/{reading}", 100)
+            files.read_bytes(f"/dev/fd/{reading}", 100)
         os.write(writing, b"a" * 1000)
         with pytest.raises(EOFError):
-            file_kinds.read_bytes(f"/dev/fd/{reading}", 100)
+            files.read_bytes(f"/dev/fd/{reading}", 100)
     finally:
         os.close(reading)
         os.close(writing)
     with pytest.raises(OSError, match="it is a device, not a file"):
-        file_kinds.read_bytes("/dev/zero", 100)
-    assert file_kinds.read_bytes(os.devnull, 100) == b""
+        files.read_bytes("/dev/zero", 100)
+    assert files.read_bytes(os.devnull, 100) == b""
     with pytest.raises(MsplitError, match="Is a directory"):
         read_file(tmp_path, 100, what="plan", fix="")
 

@@ -1,24 +1,132 @@
-"""Text and JSON that a stranger may have written: of a bounded length, read by type, every mistake with its place."""
+"""Text and JSON that a stranger may have written: of a bounded length, read by type, every mistake with its place.
+
+Devices, pipes and sockets: the one place that keeps them from being written over, and from being read without an end.
+
+Whether what is in a folder can be run as code: only where nobody but this user and root could have put it there.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
+import select
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from msplit.errors import MsplitError
-from msplit.formats.file_kinds import read_bytes
+from msplit.errors import MsplitError, WriteError
+
+PATIENCE = 5.0
+"""Seconds of silence after which a pipe is given up."""
+
+_AT_ONCE = 1 << 20
+
+
+def name_of(mode: int) -> str:
+    """What a file of this mode is, as in ``"a device"``; "" for regular files and folders."""
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        return "a device"
+    if stat.S_ISFIFO(mode):
+        return "a pipe"
+    if stat.S_ISSOCK(mode):
+        return "a socket"
+    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "no regular file"
+
+
+def refuse_target(path: str | os.PathLike[str]) -> None:
+    """Refuses a path that is, or leads to, something that is neither a file nor a folder.
+
+    A rename would put a file in its place: `/dev/null` would be gone for everybody.
+
+    Raises:
+        WriteError: It is a device, a pipe or a socket.
+        OSError: It can not be asked.
+    """
+    try:
+        found = name_of(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if found:
+        raise WriteError(
+            f"is {found}; only files and the folders of SavedModels are written over",
+            where=os.fspath(path),
+            fix="give the name of a file",
+        )
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file for reading; never waits for a writer, never opens a device.
+
+    Raises:
+        OSError: It can not be opened, or is something else.
+    """
+    # Asked before opening: to open some devices is to set them going. Not blocking: it may have become a pipe since.
+    _refuse_source(os.stat(path).st_mode)
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    try:
+        _refuse_source(os.fstat(file.fileno()).st_mode)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_source(mode: int) -> None:
+    found = name_of(mode)
+    if found:
+        raise OSError(errno.EINVAL, f"it is {found}, not a file")
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
+def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+    """The content of a file, of a pipe that somebody writes to (as in ``<(command)``), or of the null device; of `most` bytes at most.
+
+    Raises:
+        OSError: It can not be read, is another device or a socket, or nobody has written to the pipe for `PATIENCE` seconds.
+        EOFError: It has more bytes.
+    """
+    info = os.stat(path)
+    if stat.S_ISCHR(info.st_mode) and info.st_rdev == os.stat(os.devnull).st_rdev:
+        return b""
+    if stat.S_ISFIFO(info.st_mode):
+        data = _from_pipe(path, most + 1)
+    else:
+        with open_regular(path) as file:
+            data = file.read(most + 1)
+    if len(data) > most:
+        raise EOFError(f"{Path(path)} has more than {most:,} bytes")
+    return data
+
+
+def _from_pipe(path: str | os.PathLike[str], most: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        data = bytearray()
+        while len(data) < most:
+            if not poll.poll(PATIENCE * 1000):
+                raise OSError(errno.ETIMEDOUT, f"it is a pipe, and nobody has written to it for {PATIENCE:g} s")
+            part = os.read(descriptor, min(_AT_ONCE, most - len(data)))
+            if not part:
+                break
+            data += part
+        return bytes(data)
+    finally:
+        os.close(descriptor)
+
 
 Read = TypeVar("Read")
 
 
 def read_text(path: Path, most: int) -> str:
-    """The text of a file of at most so many bytes, or of a pipe that somebody writes to; see `file_kinds.read_bytes`.
+    """The text of a file of at most so many bytes, or of a pipe that somebody writes to; see `files.read_bytes`.
 
     Raises:
         OSError: It can not be read.
@@ -180,3 +288,43 @@ class JsonValue:
 
     def _inside(self, place: str, value: Any) -> JsonValue:
         return JsonValue(value, self.what, self.source, self.fix, place)
+
+
+def writers(path: Path) -> str | None:
+    """Who but this user and root could put a file into a folder, or another folder in its place, in words; None where nobody could.
+
+    What is not there yet will be made by this user. A folder in which nobody may remove what is another's (``/tmp``) is no danger to what
+    is inside of it.
+    """
+    if os.name != "posix":
+        return None
+    place = path.absolute()
+    held = place.resolve()
+    for one in dict.fromkeys((held, *held.parents, place, *place.parents)):
+        try:
+            found = one.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if found.st_uid not in (0, os.getuid()):
+            return f"{one} belongs to another user"
+        if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and one not in (held, place)):
+            continue
+        if found.st_mode & stat.S_IWOTH:
+            return f"anybody may write to {one}"
+        if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+            return f"a group may write to {one}"
+    return None
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether it has no member but this user, as some systems give one to everybody, or is root's."""
+    import grp
+    import pwd
+
+    try:
+        user, members = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == 0 or (
+        group == user.pw_gid and members.gr_name == user.pw_name and set(members.gr_mem) <= {user.pw_name}
+    )

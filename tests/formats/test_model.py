@@ -15,8 +15,8 @@ from jsonschema import Draft202012Validator
 from msplit import formats
 from msplit.errors import MsplitError, WriteError
 from msplit.formats import atomic
-from msplit.formats import record as records
-from msplit.formats.record import AssignmentRecord, Choice, RecordedProfile, RecordedRules
+from msplit.formats import model as records
+from msplit.formats.model import AssignmentRecord, Choice, RecordedProfile, RecordedRules
 
 SAMPLE = Path("sample_graphs/mmoe_small.pb")
 SAVED = Path("sample_graphs/keras_lookup")

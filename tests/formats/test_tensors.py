@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from msplit.errors import LoadError
-from msplit.formats.protos import add_node
-from msplit.formats.tensors import dtype_name, dtype_number, numpy_dtype
+from msplit.formats.tensors import add_node, dtype_name, dtype_number, numpy_dtype
 from msplit.opset import proto
 from tests.formats.models import read
 
