@@ -24,7 +24,7 @@ import models
 
 from msplit import api
 from msplit.assignment.model import price
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda.autotune import conv

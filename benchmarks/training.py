@@ -35,7 +35,7 @@ from training_xla import WholeXla
 from msplit import api, samples
 from msplit.assignment.model import price
 from msplit.benchmark.timing import bench
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.cost.profile import Workload
 from msplit.engines.base import Engine, Job, TensorFlowOptions
 from msplit.engines.cuda.engine import CudaEngine

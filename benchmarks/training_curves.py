@@ -25,7 +25,7 @@ from training import MODES, ours, sees
 from training_models import MODELS, Training, file_name
 
 from msplit import api
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW

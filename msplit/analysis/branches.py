@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.order import canonical
-from msplit.core.contraction import bypass, chains, in_order, quotient
-from msplit.core.dag import Dag
+from msplit.core.dag import Dag, bypass, chains, in_order, quotient
 from msplit.core.graph import Floats, Graph, Ints
 from msplit.core.memory import memoize
 from msplit.cost.costs import Costs

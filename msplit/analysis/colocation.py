@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import CONTROL, Edges, Graph, Ints
-from msplit.core.union_find import DisjointSets
 from msplit.flatten.control_flow import Frames, all_frames
 from msplit.flatten.flat import FlatGraph
 from msplit.opset import schema

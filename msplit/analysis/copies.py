@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.colocation import Groups
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import CONTROL, Floats, FunctionRef, Ints, TensorValue
 from msplit.core.memory import memoize
-from msplit.core.union_find import DisjointSets
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import STREAM_ID

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.colocation import groups
+from msplit.core.dag import Hashes, mixed
 from msplit.core.graph import Floats, Ints
-from msplit.core.hashing import Hashes, mixed
 from msplit.core.memory import memoize
 from msplit.flatten.flat import FlatGraph
 

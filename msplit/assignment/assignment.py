@@ -16,9 +16,8 @@ from msplit.analysis.guesses import guesses
 from msplit.assignment.defaults import measured_record
 from msplit.assignment.display import Facts, Shown, gain
 from msplit.assignment.model import opened, price
-from msplit.core.assignment import UNASSIGNED
 from msplit.core.dag import Dag, distinct
-from msplit.core.graph import CONTROL, Ints
+from msplit.core.graph import CONTROL, UNASSIGNED, Ints
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload

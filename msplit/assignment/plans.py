@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from msplit import formats
-from msplit.core.assignment import Assignment
 from msplit.core.dag import Dag
-from msplit.core.graph import Ints
+from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions, KernelMode, StoredPlan

@@ -12,8 +12,7 @@ from msplit.assignment.model import opened
 from msplit.benchmark.bounds import Limits, limits
 from msplit.benchmark.diagnose import hints
 from msplit.benchmark.timing import bench as measure
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload
 from msplit.engines.base import Job, Timeline

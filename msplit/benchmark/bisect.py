@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.benchmark.fetchable import Fetchable, Key, dtype, fetchable, is_number, read_by, reads_variable
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, HasState, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import EngineOptions, KernelMode

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from msplit.benchmark.timing import bench
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.formats.build import Manifest

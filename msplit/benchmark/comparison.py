@@ -19,8 +19,7 @@ from msplit.assignment.kernels import why_not as no_torch
 from msplit.assignment.model import opened, price
 from msplit.assignment.plans import fill_ids
 from msplit.core import statistics
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload
 from msplit.engines.base import Job

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import Hashes, mixed
 from msplit.core.graph import CONTROL, Floats, Graph, Ints
-from msplit.core.hashing import Hashes, mixed
 from msplit.opset import schema
 from msplit.opset.traits import CONSTANTS, VARIABLES, ops_with
 from msplit.shapes.infer import Shapes

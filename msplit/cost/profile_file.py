@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.cost.costs import Constants
 from msplit.cost.profile import Device, Kernel, Profile, Shape, Step
 from msplit.errors import MsplitError

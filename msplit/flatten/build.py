@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import CONTROL, FunctionRef, Graph, Ints
-from msplit.core.union_find import DisjointSets
 from msplit.errors import GraphError, LoadError
 from msplit.flatten.calls import Body, acting, bodies, body_of, check_arity, find_calls, split
 from msplit.flatten.control_flow import (

@@ -14,8 +14,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import CONTROL, Edges, Graph, Ints
-from msplit.core.union_find import DisjointSets
 from msplit.errors import GraphError
 from msplit.opset import schema
 from msplit.opset.traits import ENTER, EXIT, MERGE, NEXT, SWITCH, ops_with

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file, write_pieces
 from msplit.formats.files import JsonValue, open_regular, writers

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import UNASSIGNED, Assignment, Ints
 from msplit.formats.settings import nearest
 from msplit.rules.base import Context, Placed, Remark, RuleOptions
 from msplit.rules.propagate import Propagate

@@ -18,8 +18,7 @@ from msplit.analysis.colocation import groups
 from msplit.analysis.copies import copies, with_copies
 from msplit.analysis.order import canonical
 from msplit.core.arguments import MAX_STREAMS
-from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import UNASSIGNED, Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError, RulesError
 from msplit.flatten.flat import FlatGraph

@@ -12,9 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from msplit.analysis.branches import Branches, branches_of
-from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.dag import distinct
-from msplit.core.graph import Floats, Ints
+from msplit.core.graph import UNASSIGNED, Assignment, Floats, Ints
 from msplit.rules.base import Context, Remark, RuleOptions
 
 _BINS = 4096

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import Assignment, Ints
 from msplit.errors import AssignError
 from msplit.rules.auto import Auto, claim_rest
 from msplit.rules.base import Context, Remark, RuleOptions

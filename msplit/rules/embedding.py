@@ -11,7 +11,7 @@ import numpy as np
 
 from msplit.analysis.embeddings import Column, columns, default_ops
 from msplit.core.arguments import MAX_STREAMS
-from msplit.core.assignment import UNASSIGNED, Assignment
+from msplit.core.graph import UNASSIGNED, Assignment
 from msplit.rules.base import Context, Remark, RuleOptions
 
 Balance = Literal["bytes", "cost", "count"]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError
 from msplit.formats import STREAM_ID
 from msplit.rules.base import Context, Remark, RuleOptions, in_range

@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from msplit.analysis.branches import finish_times
-from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.core.graph import CONTROL, Graph
+from msplit.core.graph import CONTROL, UNASSIGNED, Assignment, Graph
 from msplit.rules.base import Context, Remark, RuleOptions
 
 

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import Assignment, Ints
 from msplit.rules import streamfile
 from msplit.rules.base import Context, Remark, RuleOptions, in_range
 from msplit.rules.streamfile import Entry, shorten

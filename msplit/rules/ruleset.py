@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.arguments import MAX_STREAMS, whole
-from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import UNASSIGNED, Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError, RulesError
 from msplit.flatten.flat import Conflict, FlatGraph, to_ids

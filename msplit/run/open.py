@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core import arguments
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.options import EngineOptions

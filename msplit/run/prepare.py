@@ -13,7 +13,7 @@ import numpy as np
 
 from msplit.assignment.model import opened
 from msplit.core import statistics
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.core.statistics import Ratio
 from msplit.engines.base import Arrays, Executable, HasBuffers, HasState, TensorFlowOptions
 from msplit.engines.cuda import engine as cuda

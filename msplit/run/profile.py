@@ -13,8 +13,7 @@ import numpy as np
 
 from msplit._version import __version__
 from msplit.assignment.model import opened
-from msplit.core.arguments import whole
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision, whole
 from msplit.cost import profile as profiles
 from msplit.cost.profile import Device, Profile, Shape, Step, Workload
 from msplit.engines import environment

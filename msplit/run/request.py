@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msplit.assignment.defaults import ON_COSTS, RECORDED, Given, settle
-from msplit.core.arguments import MAX_STREAMS, listed, whole
-from msplit.core.precision import Precision
+from msplit.core.arguments import MAX_STREAMS, Precision, listed, whole
 from msplit.cost import DEFAULT_GPU
 from msplit.cost.profile import Profile, Workload
 from msplit.engines.base import ClusterOptions, TensorFlowOptions

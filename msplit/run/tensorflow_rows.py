@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import ClusterOptions, Job
 from msplit.engines.tensorflow.devices import Function, places
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW

@@ -19,7 +19,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Executable, HasState
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError

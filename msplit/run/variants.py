@@ -13,7 +13,7 @@ from msplit import formats
 from msplit.assignment.export import check_places
 from msplit.assignment.model import price
 from msplit.assignment.plans import stored_job
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.cost.costs import Costs
 from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job

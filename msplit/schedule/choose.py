@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import progress
-from msplit.core import contraction
+from msplit.core import dag
 from msplit.core.graph import Floats, Ints
 from msplit.schedule.algorithms import ALGORITHMS, LIST, ONE, Algorithm, Skipped
 from msplit.schedule.problem import Problem
@@ -53,7 +53,7 @@ def coarsen(problem: Problem, gate_us: float) -> Ints:
             np.add.at(absorbed, into[moved], problem.time_us[moved])
             problem, group, kept = _regroup(problem, group, into)
             at_fork, at_join = at_fork[kept], at_join[kept]
-        head = contraction.chains(problem.dag, problem.labels)
+        head = dag.chains(problem.dag, problem.labels)
         tail = np.arange(len(problem))
         tail[head] = np.arange(len(problem))  # the last of a chain has the largest number, and is written last
         at_fork = at_fork[tail]

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.branches import longest
-from msplit.core.contraction import topological_numbers
-from msplit.core.dag import Dag, distinct
+from msplit.core.dag import Dag, distinct, topological_numbers
 from msplit.core.graph import Floats, Ints
 
 

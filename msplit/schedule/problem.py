@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from msplit.analysis.branches import kernel_graph
-from msplit.core import contraction
+from msplit.core import dag as contraction
 from msplit.core.dag import Dag
 from msplit.core.graph import Floats, Ints
 from msplit.cost.costs import Costs

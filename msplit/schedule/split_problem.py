@@ -22,9 +22,8 @@ import numpy as np
 
 from msplit.analysis.embeddings import Column, columns
 from msplit.analysis.inventory import parameters
-from msplit.core.dag import Dag
+from msplit.core.dag import Dag, DisjointSets
 from msplit.core.graph import CONTROL, Floats, Ints
-from msplit.core.union_find import DisjointSets
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import Gpu, data_sheet
 from msplit.flatten.flat import FlatGraph

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, HasState
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions

@@ -11,7 +11,7 @@ from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 from msplit import escape
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import ops_with

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from msplit.core.arguments import number
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision, number
 from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.assignment.model import load
+from msplit.core.arguments import Precision
 from msplit.core.graph import Ints
-from msplit.core.precision import Precision
 from msplit.engines.base import Arrays, Executable, HasState, Job, TensorFlowOptions
 from msplit.engines.process import Problem, Process, serve, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW

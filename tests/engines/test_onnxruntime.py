@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.cost.profile import Workload
 from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Job

@@ -72,7 +72,7 @@ def make(path: Path, seconds: float, first: int, most_bytes: int) -> None:
 
 def _answered(seed: int) -> dict[str, Any]:
     """A network with what TensorFlow answers, how far rounding carries that, and how far rounding to coarser types puts it."""
-    from msplit.core.precision import Precision
+    from msplit.core.arguments import Precision
     from msplit.opset import proto
     from msplit.verify.mixed_precision import emulated_errors
     from tests.engines.cuda.cases import flat_of, job
@@ -257,7 +257,7 @@ def run_network(case: dict[str, Any], mode: str, precision: str, streams: int, d
     """Two steps of a network. "" where they give what TensorFlow gives; otherwise what is wrong."""
     import torch
 
-    from msplit.core.precision import Precision
+    from msplit.core.arguments import Precision
     from msplit.engines.cuda.autotune.tuner import Tuner
     from msplit.engines.cuda.engine import ENGINE
     from msplit.engines.cuda.options import Torture

@@ -11,7 +11,7 @@ from msplit import api, rules
 from msplit.api import BenchRequest, bench, compare
 from msplit.assignment.kernels import job_of
 from msplit.assignment.plans import stored_job
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE, runs_as_stored
 from msplit.inputs.reference import Reference, save_reference

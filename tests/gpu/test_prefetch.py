@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import msplit
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import Torture

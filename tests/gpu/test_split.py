@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msplit import api
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine

@@ -11,7 +11,7 @@ import pytest
 
 from msplit import api
 from msplit.api import BenchRequest, bench, compare
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.search import measurement

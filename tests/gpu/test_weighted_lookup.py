@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import KernelMode, Torture

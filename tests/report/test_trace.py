@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.report import trace
 from msplit.report.trace import Run, Slice
 from msplit.schedule.judge import predict

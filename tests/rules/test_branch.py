@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.rules import parse as parse_rules
 from msplit.rules.base import Context
 from msplit.rules.branch import Branch

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from msplit.analysis import colocation
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError
 from msplit.rules import parse as parse_rules
 from msplit.rules.base import Context

@@ -1,6 +1,6 @@
 import pytest
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError
 from msplit.rules.base import Context
 from msplit.rules.manual import Manual

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.rules.base import Context
 from msplit.rules.propagate import Propagate
 from tests.graphs import build, by_name, nodes, parse

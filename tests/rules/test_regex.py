@@ -1,6 +1,6 @@
 import pytest
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError, RulesError
 from msplit.rules import parse as parse_rules
 from msplit.rules.base import Context

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from msplit import rules
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError, RulesError
 from msplit.rules.manual import Manual
 from msplit.rules.propagate import Propagate

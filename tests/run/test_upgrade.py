@@ -20,7 +20,7 @@ import pytest
 
 import msplit
 from msplit import api
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.errors import EngineError, MsplitError
 from msplit.progress import phase
 from msplit.run import prepare as execution

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Edges
+from msplit.core.graph import Assignment, Edges
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import Auto

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.dag import Dag
+from msplit.core.graph import UNASSIGNED, Assignment
 from msplit.errors import RulesError
 from msplit.flatten.flat import FlatGraph
 from msplit.rules import ruleset

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.analysis.order import canonical
-from msplit.core import contraction
+from msplit.core import dag as contraction
 from msplit.core.dag import Dag
 from msplit.schedule.choose import coarsen
 from msplit.schedule.problem import Problem, ancestors, cuts, transitive_reduction

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 import msplit
 from msplit.assignment.plans import stored_job
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import MsplitError

@@ -13,7 +13,7 @@ import pytest
 
 from msplit.api import load
 from msplit.benchmark.benchmark import bench
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.cost.profile import Workload
 from msplit.engines.base import HasOwnClock, HasState, Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE

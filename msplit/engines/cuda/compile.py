@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, Job
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner, choosing_for

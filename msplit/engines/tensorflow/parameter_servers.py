@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import Ints
-from msplit.core.union_find import DisjointSets
 from msplit.engines.tensorflow.placed import binding_edges
 from msplit.engines.variables import storage
 from msplit.flatten.flat import FlatGraph

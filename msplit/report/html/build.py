@@ -12,8 +12,7 @@ from msplit.analysis.embeddings import columns
 from msplit.analysis.guesses import guesses, suggest
 from msplit.assignment.defaults import Basis
 from msplit.checks import Subject, examine
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import Assignment, Ints
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
 from msplit.core.dag import Dag
-from msplit.core.graph import CONTROL, Ints
+from msplit.core.graph import CONTROL, Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from msplit._version import __version__
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import gpu_title

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from msplit.assignment.model import load
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Executable, Job, TensorFlowOptions
 from msplit.engines.process import Process, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from msplit.assignment.model import opened
-from msplit.core.arguments import path
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision, path
 from msplit.engines.base import Arrays, Executable, Feeds
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.options import EngineOptions

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, GOOD_STEPS, LOSS_SCALE, Job
 from msplit.engines.cuda import compile as compiling
 from msplit.engines.cuda.engine import CudaEngine

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE

@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from msplit.core.arguments import Precision
 from msplit.core.dag import Dag
-from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.engine import ENGINE

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from msplit.benchmark.timing import bench
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.tf32 import to_tf32
 from msplit.engines.cuda.runtime import rounding

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import msplit
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, ClusterOptions, Job
 from msplit.engines.tensorflow import cluster as clusters
 from msplit.engines.tensorflow import runtime, variables

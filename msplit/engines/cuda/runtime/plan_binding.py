@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import Ints
-from msplit.core.union_find import DisjointSets
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.options import SharedKernel, StoredPlan

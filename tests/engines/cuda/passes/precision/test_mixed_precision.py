@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from msplit import api
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import dtype_name
