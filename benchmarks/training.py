@@ -41,7 +41,7 @@ from msplit.engines.base import Engine, Job, TensorFlowOptions
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.opset import proto
+from msplit.opset import schema
 from msplit.report import jsonio
 from msplit.run.stream_ids import assignments_for
 from msplit.verify.built import Variant
@@ -207,7 +207,7 @@ def sees(device: str) -> bool:
 
 def inference(arguments: argparse.Namespace, training: Training, batch: int) -> BenchResult:
     """The model's own step, without a label and without a change."""
-    graph = proto.graph_pb2.GraphDef.FromString((arguments.graphs / f"{training.name}.inference.pb").read_bytes())
+    graph = schema.graph_pb2.GraphDef.FromString((arguments.graphs / f"{training.name}.inference.pb").read_bytes())
     path = arguments.out / f"{training.name}.filled.pb"
     path.write_bytes(samples.fill(graph).SerializeToString())
     flat = api.load(path)

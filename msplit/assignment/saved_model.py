@@ -9,7 +9,7 @@ from msplit.assignment.replicas import Ensemble
 from msplit.formats.endpoints import DEFAULT_SIGNATURE, MAIN_OP, split_tensor
 from msplit.formats.model import Endpoint, Model
 from msplit.formats.tensors import add_node, dtype_number
-from msplit.opset import proto
+from msplit.opset import schema
 from msplit.opset.traits import ops_with
 
 _REFERENCES = ops_with("reference variable")
@@ -23,7 +23,7 @@ def saved_model(model: Model, made: Ensemble) -> Any:
         model: What the copies were made of: what it says of itself is kept, and its signature with the inputs of it.
         made: The copies. Their checkpoint has the variables under the names of their nodes.
     """
-    saved = proto.saved_model_pb2.SavedModel(saved_model_schema_version=1)
+    saved = schema.saved_model_pb2.SavedModel(saved_model_schema_version=1)
     meta = saved.meta_graphs.add()
     if model.meta is not None:
         meta.meta_info_def.CopyFrom(model.meta.meta_info_def)
@@ -106,7 +106,7 @@ def _save(meta: Any, variables: Sequence[str]) -> None:
     saver.restore_op_name = add("restore_all", "NoOp", [f"^{assign}" for assign in assigns])
     listed = meta.collection_def["variables"].bytes_list.value
     for number, (name, reference) in enumerate(zip(variables, references, strict=True)):
-        described = proto.variable_pb2.VariableDef(
+        described = schema.variable_pb2.VariableDef(
             variable_name=f"{name}:0",
             initializer_name=assigns[number],
             initial_value_name=f"{restored}:{number}",

@@ -223,7 +223,7 @@ def init_ops(meta: Any, *, with_variables: bool) -> tuple[str, ...]:
     """
     from google.protobuf.message import DecodeError
 
-    from msplit.opset import proto
+    from msplit.opset import schema
 
     found: list[str] = []
     collections = meta.collection_def
@@ -231,7 +231,7 @@ def init_ops(meta: Any, *, with_variables: bool) -> tuple[str, ...]:
         for key in _VARIABLE_COLLECTIONS:
             for data in collections[key].bytes_list.value if key in collections else ():
                 try:
-                    variable = proto.variable_pb2.VariableDef.FromString(data)
+                    variable = schema.variable_pb2.VariableDef.FromString(data)
                 except (DecodeError, RecursionError, UnicodeDecodeError) as error:
                     raise LoadError(f"collection {key!r} holds a damaged variable: {error}") from None
                 found.append(variable.initializer_name)

@@ -20,7 +20,7 @@ from msplit.formats.functions import Expand, Library
 from msplit.formats.guess import guessed
 from msplit.formats.model import AssignmentRecord, Choice, Format, Model, meta_graphs
 from msplit.formats.sniffer import has_comments, main_file, opened, parse_binary, parse_text, sniff
-from msplit.opset import proto
+from msplit.opset import schema
 
 
 def read(
@@ -154,9 +154,9 @@ def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
 def parse(kind: Format, file: Path) -> tuple[Any, bool]:
     """The message that a file holds, and whether there are comments beside it."""
     message = {
-        Format.GRAPH_DEF: lambda: proto.graph_pb2.GraphDef(),
-        Format.META_GRAPH: lambda: proto.meta_graph_pb2.MetaGraphDef(),
-        Format.SAVED_MODEL: lambda: proto.saved_model_pb2.SavedModel(),
+        Format.GRAPH_DEF: lambda: schema.graph_pb2.GraphDef(),
+        Format.META_GRAPH: lambda: schema.meta_graph_pb2.MetaGraphDef(),
+        Format.SAVED_MODEL: lambda: schema.saved_model_pb2.SavedModel(),
     }[kind.binary]()
     with opened(file) as data:
         if kind.is_text:

@@ -27,7 +27,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
 from msplit.formats.build import KERNELS, WEIGHTS, Manifest, Rung
 from msplit.inputs.reference import Reference, packed_reference
-from msplit.opset.state import written
+from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.run.prepare import Ready, make_ready
 from msplit.run.request import BenchRequest, as_recorded

@@ -31,8 +31,7 @@ from msplit.inputs.reference import Reference, load_reference, save_reference
 from msplit.inputs.scalars import setting
 from msplit.inputs.special import RANDOM, Fresh, Kind, kinds
 from msplit.opset import schema
-from msplit.opset.state import written
-from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with
+from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with, written
 from msplit.progress import Progress, phase
 from msplit.run.ablation import Ablation, list_steps, plural
 from msplit.run.profile import compared

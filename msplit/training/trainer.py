@@ -33,7 +33,7 @@ from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.atomic import Held, hold, reported
 from msplit.inputs.make import input_specs
-from msplit.opset.state import written
+from msplit.opset.traits import written
 from msplit.progress import Progress
 from msplit.run.prepare import prepare
 from msplit.run.request import BenchRequest

@@ -16,7 +16,7 @@ from msplit.cost.profile import Shape
 from msplit.errors import AssignError
 from msplit.formats import STREAM_ID
 from msplit.formats import model as records
-from msplit.opset import proto
+from msplit.opset import schema
 from tests import strategies
 from tests.campaign import campaign
 from tests.cli.runner import SAMPLES, fine, msplit
@@ -69,7 +69,7 @@ def test_of_a_large_sample(model, ruleset, tmp_path):
 @st.composite
 def training_graphs(draw):
     """What `dynamic_rnn` and its gradients come to: towers of loops that write arrays, and loops that read them backwards."""
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     graph.versions.producer = 1395
 
     def node(name, op, *inputs, **types):

@@ -18,7 +18,7 @@ from msplit.cost import profile_file
 from msplit.cost.costs import Constants
 from msplit.cost.profile import Device, Kernel, Profile, Shape, Step, apply, check, check_shapes
 from msplit.errors import MsplitError
-from msplit.opset import proto
+from msplit.opset import schema
 from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import predict
 from msplit.schedule.machine import Machine
@@ -260,7 +260,7 @@ def test_files_that_are_no_text_or_not_there_are_named(tmp_path):
 
 def changed(tmp_path: Path, change) -> str:
     """The structure hash of a sample after a change of its GraphDef."""
-    graph = proto.graph_pb2.GraphDef.FromString((SAMPLES / "mmoe_small.pb").read_bytes())
+    graph = schema.graph_pb2.GraphDef.FromString((SAMPLES / "mmoe_small.pb").read_bytes())
     change(graph)
     (tmp_path / "changed.pb").write_bytes(graph.SerializeToString())
     return formats.structure_hash(formats.read(tmp_path / "changed.pb"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msplit import formats
 from msplit.errors import GraphError, LoadError, MsplitError
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.formats.models import SAMPLES, graph, read
 
 
@@ -78,7 +78,7 @@ def test_large_text_warns_that_it_is_slow(
 
 
 def test_graph_without_nodes_is_an_error(tmp_path: Path) -> None:
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     graph_def.versions.producer = 21
     with pytest.raises(LoadError, match="no nodes"):
         read(tmp_path, graph_def)

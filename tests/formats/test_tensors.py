@@ -10,13 +10,13 @@ import pytest
 
 from msplit.errors import LoadError
 from msplit.formats.tensors import add_node, dtype_name, dtype_number, numpy_dtype
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.formats.models import read
 
 
 def attrs(tmp_path: Path, name: str, op: str, **given: Any) -> Any:
     """The attributes of a node as they are read back."""
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     add_node(graph_def, name, op, **given)
     graph = read(tmp_path, graph_def).graph
     return graph.attrs[graph.index[name]]

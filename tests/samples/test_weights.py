@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit import samples
-from msplit.opset import proto
+from msplit.opset import schema
 from msplit.samples.weights import ATTRIBUTE, Recipe, generate, kernel
 
 DT = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "float16": 19}
@@ -90,7 +90,7 @@ def test_a_broken_recipe_is_an_error_that_names_the_attribute(data):
 
 
 def test_strip_drops_large_generated_values_only_and_fill_restores_them():
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     graph.versions.producer = 12
     constant(graph, "large", (32, 40), Recipe("large", 0, -1, 1))
     constant(graph, "small", (32,), Recipe("small", 0, -1, 1))
@@ -109,7 +109,7 @@ def test_strip_drops_large_generated_values_only_and_fill_restores_them():
 
 
 def test_strip_and_fill_leave_their_argument_alone():
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     constant(graph, "large", (32, 40), Recipe("large", 0, -1, 1))
     before = graph.SerializeToString(deterministic=True)
     filled = samples.fill(graph)
@@ -120,7 +120,7 @@ def test_strip_and_fill_leave_their_argument_alone():
 
 
 def test_a_renamed_weight_keeps_its_values():
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     constant(graph, "w", (32, 40), Recipe("w", 0, -1, 1))
     renamed = samples.fill(graph)
     renamed.node[0].name = "imported/w"
@@ -129,14 +129,14 @@ def test_a_renamed_weight_keeps_its_values():
 
 @pytest.mark.parametrize("dtype", DT)
 def test_every_type_with_a_generator_is_filled(dtype):
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     constant(graph, "w", (10, 3), Recipe("w", 0, 0, 50), dtype)
     tensor = samples.fill(graph).node[0].attr["value"].tensor
     assert len(tensor.tensor_content) == 30 * np.dtype(dtype).itemsize
 
 
 def test_a_type_without_a_generator_is_an_error_that_names_the_node():
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     constant(graph, "flags", (10,), Recipe("flags", 0, 0, 1)).attr["value"].tensor.dtype = 10
     with pytest.raises(ValueError, match="'flags'"):
         samples.fill(graph)

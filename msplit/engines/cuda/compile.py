@@ -53,7 +53,7 @@ from msplit.engines.cuda.runtime.host import HostOptions, HostPart
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.files import JsonValue
-from msplit.opset.state import written
+from msplit.opset.traits import written
 from msplit.progress import phase
 from msplit.shapes import infer
 

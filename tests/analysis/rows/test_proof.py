@@ -19,7 +19,7 @@ from msplit.assignment.model import load
 from msplit.errors import MsplitError
 from msplit.flatten import flatten
 from msplit.formats import read
-from msplit.opset import proto
+from msplit.opset import schema
 from msplit.shapes.infer import inferred
 from msplit.shapes.result import key_of
 from msplit.shapes.values import missing
@@ -155,7 +155,7 @@ def test_what_mixes_rows_inside_of_a_model_is_found(tmp_path_factory, data, name
     edges = _float_edges(view, walked)
     assume(edges)
     consumer, slot, axis = data.draw(st.sampled_from(edges))
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     graph_def.CopyFrom(view.model.graph_def)
     function, index = view.origin(consumer)
     assert function is None

@@ -11,8 +11,7 @@ from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, functions_of, n
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.flatten.control_flow import has_effect
 from msplit.flatten.flat import FlatGraph
-from msplit.opset.state import written
-from msplit.opset.traits import CONDS, DRAWS, FREE_OF_EFFECTS
+from msplit.opset.traits import CONDS, DRAWS, FREE_OF_EFFECTS, written
 
 
 @dataclass(frozen=True)

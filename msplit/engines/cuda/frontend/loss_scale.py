@@ -20,9 +20,7 @@ from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
 from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER
 from msplit.errors import EngineError
-from msplit.opset.half import HALF, Half
-from msplit.opset.linear import PRODUCTS, SUMS
-from msplit.opset.traits import DRAWS, ops_with
+from msplit.opset.traits import DRAWS, HALF, PRODUCTS, SUMS, Half, ops_with
 
 _SCALED_ALREADY = re.compile(r"(^|/)(current_loss_scale|dynamic_scale|loss_scale)(_\d+)?$")
 """What TensorFlow 1, Keras 2 and Keras 3 call the variable of their own."""
