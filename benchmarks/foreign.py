@@ -435,7 +435,7 @@ def with_recipes(graph_def: Any, seed: int) -> Any:
     """Large float weights get values that a recipe makes again on another machine."""
     import tensorflow as tf
 
-    from msplit.samples.weights import ATTRIBUTE, Recipe, fill, kernel
+    from msplit.samples.layers import ATTRIBUTE, Recipe, fill, kernel
 
     gathered = {node.input[0] for node in graph_def.node if node.op in ("GatherV2", "ResourceGather") and node.input}
     for node in graph_def.node:
@@ -453,7 +453,7 @@ def with_recipes(graph_def: Any, seed: int) -> Any:
 
 def write(folder: Path, names: list[str]) -> None:
     """Builds the named models."""
-    from msplit.samples.weights import strip
+    from msplit.samples.layers import strip
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:

@@ -3,7 +3,7 @@
     python benchmarks/training_models.py FOLDER [NAME[:OPTIMIZER[:ref]] …]       build them (needs TensorFlow)
 
 Of each there is a `.meta` without a single weight, what `read` takes as `.json`, and the model for inference as `.pb`, without its weights.
-Values come from a recipe per variable (`msplit.samples.weights`): each machine makes the same with NumPy alone. A graph that TensorFlow
+Values come from a recipe per variable (`msplit.samples.layers`): each machine makes the same with NumPy alone. A graph that TensorFlow
 initializes itself begins with others of the same distribution.
 """
 
@@ -23,10 +23,8 @@ import numpy as np
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from msplit import samples
-from msplit.samples import feature_columns, recommenders, sequences
-from msplit.samples.layers import Builder
-from msplit.samples.types import Input, Sample, make_inputs
-from msplit.samples.weights import Recipe, generate
+from msplit.samples import recommenders, sequences
+from msplit.samples.layers import Builder, Input, Recipe, Sample, generate, make_inputs
 
 Values = dict[str, np.ndarray]
 
@@ -206,8 +204,8 @@ def columns(
     """Bucketized feature columns, whose gradients are sparse, and of rows that a `Unique` chooses."""
     v1 = b.tf.compat.v1
     with b.graph.as_default(), v1.variable_scope("", use_resource=b.resource):
-        features, score = feature_columns._model(columns, buckets, width, units, b.batch)
-        b.recipes |= {one.op.name: feature_columns._recipe(one, b.seed) for one in v1.global_variables()}
+        features, score = recommenders._model(columns, buckets, width, units, b.batch)
+        b.recipes |= {one.op.name: recommenders._recipe(one, b.seed) for one in v1.global_variables()}
     b._inputs += [Input(name, "float32", (b.batch, 1)) for name in features]
     return _cross_entropy(b, Sample("columns", None, (), (score.op.name,)))
 

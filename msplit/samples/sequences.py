@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msplit.samples.layers import Builder
-from msplit.samples.types import Sample
+from msplit.samples.layers import Builder, Sample
 
 
 def bert(

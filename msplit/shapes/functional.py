@@ -217,7 +217,7 @@ def next_element(node: Node) -> Outputs:
     return tuple(node.attr("output_shapes") or ()) or (None,) * node.outputs
 
 
-# TensorId lists (TensorFlow 2's loops) and tensor arrays (TensorFlow 1's).
+# Tensor lists (TensorFlow 2's loops) and tensor arrays (TensorFlow 1's).
 
 
 def _given(node: Node, index: int) -> Shape:

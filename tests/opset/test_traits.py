@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from msplit.opset import schema, traits
-from msplit.opset.traits import HALF, MASKING, PRODUCTS, SUMS, TABLE, WIDENING, Half, Traits, ops_with
+from msplit.opset.traits import HALF, LINEAR_IN_ONE, LINEAR_TOGETHER, MASKING, TABLE, WIDENING, Half, Traits, ops_with
 
 DATA = Path(traits.__file__).with_name("data")
 
@@ -136,8 +136,8 @@ BROADCAST = {
 
 
 def test_ops_are_those_of_tensorflow_in_one_of_the_two_lists():
-    assert not PRODUCTS.keys() & SUMS.keys()
-    for op, slots in (PRODUCTS | SUMS).items():
+    assert not LINEAR_IN_ONE.keys() & LINEAR_TOGETHER.keys()
+    for op, slots in (LINEAR_IN_ONE | LINEAR_TOGETHER).items():
         count = len(schema.input_dtypes(op, {"N": 4}) or ())
         assert not count or max(slots, default=0) < count, op
 
@@ -145,10 +145,10 @@ def test_ops_are_those_of_tensorflow_in_one_of_the_two_lists():
 @pytest.mark.parametrize("op", BROADCAST)
 def test_what_is_scaled_in_the_inputs_that_are_told_scales_the_result(op):
     inputs = np.random.default_rng(0).uniform(0.5, 2, (2, 4, 4))
-    for slots in [(slot,) for slot in PRODUCTS[op]] if op in PRODUCTS else [SUMS[op]]:
+    for slots in [(slot,) for slot in LINEAR_IN_ONE[op]] if op in LINEAR_IN_ONE else [LINEAR_TOGETHER[op]]:
         scaled = [value * 2.0**15 if slot in slots else value for slot, value in enumerate(inputs)]
         np.testing.assert_array_equal(BROADCAST[op](*scaled), BROADCAST[op](*inputs) * 2.0**15)
-    others = {0, 1} - set(PRODUCTS.get(op, (0, 1)))
+    others = {0, 1} - set(LINEAR_IN_ONE.get(op, (0, 1)))
     for slot in others:  # and in the others it does not
         scaled = [value * 4.0 if slot == number else value for number, value in enumerate(inputs)]
         assert not np.allclose(BROADCAST[op](*scaled), BROADCAST[op](*inputs) * 4.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msplit.samples.weights import Recipe, generate, kernel
+from msplit.samples.layers import Recipe, generate, kernel
 
 
 def _variable(name: str, shape: tuple[int, ...]) -> Any:

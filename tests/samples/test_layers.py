@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from msplit import samples
 from msplit.opset import schema
-from msplit.samples.weights import ATTRIBUTE, Recipe, generate, kernel
+from msplit.samples.layers import ATTRIBUTE, Recipe, generate, kernel
 
 DT = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "float16": 19}
 shapes = st.lists(st.integers(1, 7), min_size=1, max_size=4).map(tuple)
