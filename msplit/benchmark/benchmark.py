@@ -21,7 +21,7 @@ from msplit.engines.cuda.options import KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.session import Placement
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.table_hits import Hits, hits
+from msplit.inputs.examples import Hits, hits
 from msplit.progress import Progress, Sums, timing
 from msplit.run.ablation import AblationStep
 from msplit.run.compilation import beside_float32, chosen_variant, compiled

@@ -1,11 +1,18 @@
-"""Values for the inputs of a model: from files, or made from type and shape."""
+"""Values for the inputs of a model: from files, or made from type and shape.
+
+Functions of a user's own, named as ``module:function``: they are imported and run, as any program of theirs is.
+"""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
+import os
+import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.cost.profile import Workload
-from msplit.errors import LoadError
+from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.files import names_in, read_value
-from msplit.inputs.scalars import scalars
 from msplit.inputs.sparse_ragged import Spec, structure
 from msplit.inputs.special import RANDOM, Kind
-from msplit.inputs.values import made_up
+from msplit.inputs.values import made_up, scalars
 from msplit.opset import schema
 from msplit.shapes.infer import Fed, input_shapes
 from msplit.shapes.registry import shape_text
@@ -217,3 +223,53 @@ def _with_default(flat: FlatGraph, name: str, known: Sequence[str]) -> str:
 def _nearest(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"its inputs are: {', '.join(known) or 'none'}"
+
+
+def is_function(source: str) -> bool:
+    """Whether a text names a function; a file of that name comes first."""
+    module, colon, name = source.partition(":")
+    return (
+        bool(colon)
+        and not os.path.lexists(source)
+        and name.isidentifier()
+        and all(map(str.isidentifier, module.split(".")))
+    )
+
+
+def imported(source: str, what: str) -> Callable[..., Any]:
+    """The function of a ``module:function``; modules of the present folder are found as by `python -m`.
+
+    Args:
+        what: What it must be, to be said where it is not there: "that returns …".
+
+    Raises:
+        LoadError: There is no such module or function, or the module raised something.
+    """
+    module, _, name = source.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    with calling(source):
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            if error.name is None or not module.startswith(error.name):
+                raise
+            raise LoadError(
+                f"there is no module {module!r}", where=source, fix="run where it is, or set PYTHONPATH"
+            ) from None
+    if not callable(found):
+        raise LoadError(f"module {module!r} has no function {name!r}", where=source, fix=f"give a function {what}")
+    made: Callable[..., Any] = found
+    return made
+
+
+@contextmanager
+def calling(source: str) -> Iterator[None]:
+    """What a user's code raises is no mistake of msplit's."""
+    try:
+        yield
+    except (MsplitError, GeneratorExit):
+        raise
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"raised {type(error).__name__}: {error}", where=source, fix="--debug shows where") from error

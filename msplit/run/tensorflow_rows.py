@@ -12,7 +12,7 @@ from msplit.engines.tensorflow.devices import Function, places
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError, MsplitError
 from msplit.formats.files import JsonValue
-from msplit.inputs.user_function import calling, imported, is_function
+from msplit.inputs.make import calling, imported, is_function
 from msplit.run.ablation import plural
 from msplit.run.request import BenchRequest
 from msplit.run.stream_ids import StreamIds

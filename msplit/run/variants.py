@@ -28,8 +28,8 @@ from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
-from msplit.inputs.scalars import setting
 from msplit.inputs.special import RANDOM, Fresh, Kind, kinds
+from msplit.inputs.values import setting
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with, written
 from msplit.progress import Progress, phase

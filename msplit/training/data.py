@@ -20,8 +20,7 @@ from msplit.engines.tensorflow import runtime
 from msplit.errors import LoadError
 from msplit.formats.files import open_regular
 from msplit.inputs.files import names_in
-from msplit.inputs.make import load_input
-from msplit.inputs.user_function import calling, imported, is_function
+from msplit.inputs.make import calling, imported, is_function, load_input
 from msplit.shapes.registry import shape_text
 from msplit.training.batches import Specs, batches_of, matches, rows_of
 

@@ -154,7 +154,7 @@ def test_a_number_that_becomes_infinite_is_noticed(tmp_path: Path, monkeypatch: 
     assert count
     case = replace(case, data=data, valid=False)
     assert requests.run(case, tmp_path).problem == ""
-    monkeypatch.setattr("msplit.inputs.json_values._is_infinite", lambda values: np.zeros(values.shape, bool))
+    monkeypatch.setattr("msplit.inputs.files._is_infinite", lambda values: np.zeros(values.shape, bool))
     assert "became infinite" in requests.run(case, tmp_path).problem
 
 
