@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msplit import rules
 from msplit.assignment import analysis, assignment, model
 from msplit.assignment.analysis import Analysis
-from msplit.assignment.assignment import Assigned, StreamLoad
-from msplit.assignment.export import EMITS, check_places, emit
+from msplit.assignment.assignment import EMITS, Assigned, StreamLoad, check_places, emit
 from msplit.assignment.model import load, strip
 from msplit.assignment.replicate import Replicated, Replication, replicate
 from msplit.core.graph import Ints
@@ -27,7 +26,7 @@ from msplit.rules import RuleSet
 from msplit.shapes import Shapes
 
 if TYPE_CHECKING:
-    from msplit.assignment.kernels import Chooser
+    from msplit.assignment.plans import Chooser
     from msplit.benchmark.benchmark import Bench, bench
     from msplit.benchmark.comparison import Compared
     from msplit.engines.cuda.engine import CompiledVariant

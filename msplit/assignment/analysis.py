@@ -15,8 +15,7 @@ from msplit.analysis.colocation import groups
 from msplit.analysis.embeddings import columns
 from msplit.analysis.guesses import Guesses, Suggestion, guesses, suggest
 from msplit.analysis.inventory import Antichain, LevelWidth, level_width, max_antichain
-from msplit.assignment.display import Facts, Shown, gain
-from msplit.assignment.model import opened, price
+from msplit.assignment.model import Facts, Shown, gain, opened, price
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload

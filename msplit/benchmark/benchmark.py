@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from msplit.assignment.display import Facts, Shown
-from msplit.assignment.model import opened
+from msplit.assignment.model import Facts, Shown, opened
 from msplit.benchmark.bounds import Limits, limits
 from msplit.benchmark.diagnose import hints
 from msplit.benchmark.timing import bench as measure

@@ -14,10 +14,9 @@ import numpy as np
 from msplit import rules
 from msplit.analysis.colocation import groups
 from msplit.assignment.assignment import assign
-from msplit.assignment.kernels import job_of, with_kernels
-from msplit.assignment.kernels import why_not as no_torch
 from msplit.assignment.model import opened, price
-from msplit.assignment.plans import fill_ids
+from msplit.assignment.plans import fill_ids, job_of, with_kernels
+from msplit.assignment.plans import why_not as no_torch
 from msplit.core import statistics
 from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs

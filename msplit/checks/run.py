@@ -25,8 +25,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from msplit.assignment.defaults import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
-from msplit.assignment.display import Facts, Shown
-from msplit.assignment.model import opened, price
+from msplit.assignment.model import Facts, Shown, opened, price
 from msplit.checks.finding import CheckSettings, Finding, Severity, Skip
 from msplit.checks.subject import Check, Subject
 from msplit.core.memory import no_collection

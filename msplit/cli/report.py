@@ -52,8 +52,8 @@ def command(
     """
     from msplit import formats
     from msplit import rules as rule_sets
+    from msplit.assignment.assignment import check_places
     from msplit.assignment.defaults import Given, settle
-    from msplit.assignment.export import check_places
     from msplit.assignment.model import price
     from msplit.cost import DEFAULT_GPU
     from msplit.report.html import build, render, runs

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.assignment.assignment import Assigned, present_ids
-from msplit.assignment.export import devices
+from msplit.assignment.assignment import Assigned, devices, present_ids
 from msplit.errors import MsplitError
 from msplit.flatten.flat import Conflict, with_ids
 from msplit.formats import WriteReport

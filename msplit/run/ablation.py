@@ -15,7 +15,7 @@ from msplit.errors import EngineError
 from msplit.verify.built import Variant
 
 if TYPE_CHECKING:
-    from msplit.assignment.kernels import Chooser
+    from msplit.assignment.plans import Chooser
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.analysis.rows import independent_rows
-from msplit.assignment.display import Facts, Shown
-from msplit.assignment.model import opened
+from msplit.assignment.model import Facts, Shown, opened
 from msplit.core.arguments import listed, whole
 from msplit.engines.base import Arrays, HasState
 from msplit.engines.cuda import engine as cuda

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from msplit import escape
-from msplit.assignment.display import Facts, Shown
+from msplit.assignment.model import Facts, Shown
 from msplit.engines.base import Arrays, Executable, Feeds, Following, Prefetches, StaysOnDevice, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import Closed, EngineError

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from msplit import formats, rules
 from msplit.assignment.assignment import assign, present_ids
 from msplit.assignment.defaults import anew
-from msplit.assignment.kernels import with_kernels
+from msplit.assignment.plans import with_kernels
 from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph

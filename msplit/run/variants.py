@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from msplit import formats
-from msplit.assignment.export import check_places
+from msplit.assignment.assignment import check_places
 from msplit.assignment.model import price
 from msplit.assignment.plans import stored_job
 from msplit.core.arguments import Precision

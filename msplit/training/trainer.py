@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
-from msplit.assignment.display import Facts, Shown
-from msplit.assignment.model import opened
+from msplit.assignment.model import Facts, Shown, opened
 from msplit.core.graph import Graph
 from msplit.engines.base import (
     BESIDE_VARIABLES,

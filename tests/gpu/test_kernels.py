@@ -9,8 +9,7 @@ import pytest
 
 from msplit import api, rules
 from msplit.api import BenchRequest, bench, compare
-from msplit.assignment.kernels import job_of
-from msplit.assignment.plans import stored_job
+from msplit.assignment.plans import job_of, stored_job
 from msplit.core.arguments import Precision
 from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE, runs_as_stored

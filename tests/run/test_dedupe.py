@@ -21,7 +21,7 @@ from msplit.run.ablation import AblationStep
 from msplit.run.dedupe import distinct
 from msplit.run.request import BenchRequest
 from msplit.verify.built import Variant
-from tests.assignment.test_kernels import QUICK
+from tests.assignment.test_plans import QUICK
 from tests.cli.runner import SAMPLES
 from tests.run.test_tuning import _reference
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from msplit.assignment.display import Facts, Shown
+from msplit.assignment.model import Facts, Shown
 from msplit.core.arguments import number, whole
 from msplit.engines.base import Executable, Feeds
 from msplit.engines.cuda.engine import device_lost

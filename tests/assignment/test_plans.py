@@ -16,10 +16,9 @@ from rich.console import Console
 
 from msplit import api, rules
 from msplit.api import BenchRequest, bench, compare
-from msplit.assignment import kernels
+from msplit.assignment import plans
 from msplit.assignment.assignment import present_ids
-from msplit.assignment.kernels import ends_with_auto
-from msplit.assignment.plans import stored_job
+from msplit.assignment.plans import ends_with_auto, stored_job
 from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE, runs_as_stored
 from msplit.errors import RulesError
@@ -74,7 +73,7 @@ def test_nodes_of_a_group_share_a_stream_and_the_plan_runs_as_it_is_written(name
     fine("check", model, "--plan", plan, "--rules", best, "--batch", "2")
     # It runs kernel by kernel as it was chosen.
     _, costs = api.price(flat, batch=2)
-    job, notes = stored_job(kernels.job_of(flat, costs, Workload(2)), file)
+    job, notes = stored_job(plans.job_of(flat, costs, Workload(2)), file)
     assert notes == []
     assert runs_as_stored(job)
     stream_program = ENGINE.build(job).stream_program
@@ -92,7 +91,7 @@ def test_where_earlier_rules_have_placed_nodes_kernels_stay_plain(best: Path) ->
 
 
 def test_without_pytorch_kernels_stay_plain_and_the_reason_is_told(best: Path, monkeypatch) -> None:
-    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plans.importlib.util, "find_spec", lambda name: None)
     flat = api.load(SAMPLES / "mmoe_small.pb")
     assigned = api.assign(flat, best)
     assert assigned.kernels is None
@@ -147,7 +146,7 @@ def reference(tmp_path_factory):
     @functools.cache
     def of(name: str) -> Path:
         flat = api.load(SAMPLES / name)
-        job = kernels.job_of(flat, api.price(flat, batch=2)[1], Workload(2))
+        job = plans.job_of(flat, api.price(flat, batch=2)[1], Workload(2))
         path = tmp_path_factory.mktemp("reference") / "reference.npz"
         save_reference(path, Reference(job.feeds, ENGINE.build(job).step(job.feeds), "the engine"))
         return path
