@@ -44,8 +44,7 @@ from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.opset import schema
 from msplit.report import jsonio
 from msplit.run.stream_ids import assignments_for
-from msplit.verify.built import Variant
-from msplit.verify.results import BenchResult, Settings
+from msplit.verify.results import BenchResult, Settings, Variant
 
 PLAIN, XLA, CLUSTERS = "TensorFlow", "TensorFlow, XLA (jit_compile)", "TensorFlow, XLA (auto_jit)"
 ONE = "msplit, 1 stream"

@@ -28,10 +28,9 @@ from msplit.run.request import BenchRequest, as_recorded
 from msplit.run.stream_ids import StreamIds
 from msplit.run.tuning import Tuned, confirmed
 from msplit.run.variants import cuda_options, naming_open_shapes, on_all, set_up
-from msplit.verify.built import Variant
 from msplit.verify.check import seconds_of
 from msplit.verify.mixed_precision import Mixed
-from msplit.verify.results import BenchResult
+from msplit.verify.results import BenchResult, Variant
 
 
 @dataclass(frozen=True, eq=False)

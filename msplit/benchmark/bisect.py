@@ -26,8 +26,7 @@ from msplit.opset.traits import CONSTANTS, DRAWS
 from msplit.progress import Progress, silent
 from msplit.run.request import BenchRequest, as_recorded
 from msplit.verify.compare import OutputComparison, compare, compare_state, computed_in, state_tolerances
-from msplit.verify.initial_state import initial_state
-from msplit.verify.reference_fit import fit
+from msplit.verify.tensorflow_process import fit, initial_state
 
 AT_A_TIME = 100
 """Values that are fetched in one run: all of them are in memory, twice."""

@@ -16,8 +16,7 @@ from msplit.formats.build import Manifest
 from msplit.progress import Progress
 from msplit.run.ablation import plural
 from msplit.run.open import Loaded, load
-from msplit.verify.built import Variant
-from msplit.verify.results import BenchResult, Settings
+from msplit.verify.results import BenchResult, Settings, Variant
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from msplit.run.dedupe import distinct
 from msplit.run.request import BenchRequest
 from msplit.run.tuning import TUNED, Tuned, tune
 from msplit.run.variants import Setup, cuda_options, on_all, one_stream, plan_label
-from msplit.verify.built import Variant
+from msplit.verify.results import Variant
 
 
 @dataclass(frozen=True, eq=False)

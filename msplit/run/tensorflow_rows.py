@@ -16,7 +16,7 @@ from msplit.inputs.make import calling, imported, is_function
 from msplit.run.ablation import plural
 from msplit.run.request import BenchRequest
 from msplit.run.stream_ids import StreamIds
-from msplit.verify.built import Variant
+from msplit.verify.results import Variant
 from msplit.verify.tensorflow_process import OWN_PROCESS
 
 _MOST_BYTES = 256 << 20

@@ -41,10 +41,9 @@ from msplit.run.tensorflow_rows import mixed, switched, tensorflow_variants
 from msplit.schedule import planfile
 from msplit.shapes import Shapes, infer
 from msplit.shapes.infer import stated_shapes
-from msplit.verify.built import Variant
-from msplit.verify.initial_state import initial_state
 from msplit.verify.mixed_precision import Mixed, keep_within
-from msplit.verify.reference_fit import fit
+from msplit.verify.results import Variant
+from msplit.verify.tensorflow_process import fit, initial_state
 
 _OWN_DATA = ops_with("data source")
 

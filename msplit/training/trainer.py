@@ -42,7 +42,7 @@ from msplit.training.batches import batches_of, fitting
 from msplit.training.prefetch import Ahead
 from msplit.training.rendezvous import ALONE, World
 from msplit.training.shards import shards_of
-from msplit.verify.initial_state import initial_state, variables_of
+from msplit.verify.tensorflow_process import initial_state, variables_of
 
 STREAMS = 8
 """The largest number where nobody says one."""

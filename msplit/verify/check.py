@@ -22,7 +22,6 @@ from msplit.inputs.reference import Reference
 from msplit.inputs.special import RANDOM, Fresh, Kind, Name
 from msplit.opset.traits import DRAWS
 from msplit.progress import Progress, Sums, phase
-from msplit.verify.built import KeepsMemory, KnowsDevice, NeedsDevices, Running, Variant
 from msplit.verify.compare import (
     Comparison,
     best_of,
@@ -34,7 +33,7 @@ from msplit.verify.compare import (
     state_tolerances,
 )
 from msplit.verify.mixed_precision import emulated_errors
-from msplit.verify.results import Check, Settings
+from msplit.verify.results import Check, KeepsMemory, KnowsDevice, NeedsDevices, Running, Settings, Variant
 
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""

@@ -20,7 +20,7 @@ from msplit.report.render import to_markdown
 from msplit.run.ablation import AblationStep
 from msplit.run.dedupe import distinct
 from msplit.run.request import BenchRequest
-from msplit.verify.built import Variant
+from msplit.verify.results import Variant
 from tests.assignment.test_plans import QUICK
 from tests.cli.runner import SAMPLES
 from tests.run.test_tuning import _reference

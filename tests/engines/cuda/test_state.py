@@ -29,7 +29,7 @@ from msplit.errors import EngineError, LoadError
 from msplit.schedule.plan import make_plan, record_order
 from msplit.schedule.plan_check import check
 from msplit.verify.compare import compare_state
-from msplit.verify.initial_state import initial_state
+from msplit.verify.tensorflow_process import initial_state
 from tests.campaign import examples
 from tests.engines.cuda.cases import graph_of, scattered
 

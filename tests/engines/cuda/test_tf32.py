@@ -16,10 +16,9 @@ from msplit.engines.cuda.runtime import rounding
 from msplit.engines.cuda.runtime.rounding import RoundedProducts
 from msplit.inputs.reference import Reference
 from msplit.verify import check as verified
-from msplit.verify.built import Variant
 from msplit.verify.compare import compare
 from msplit.verify.mixed_precision import emulated_errors
-from msplit.verify.results import Settings
+from msplit.verify.results import Settings, Variant
 from tests.engines.cuda.cases import flat_of, graph_of, job, run
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 

@@ -33,7 +33,7 @@ from msplit.opset.traits import VARIABLES
 from msplit.shapes import infer
 from msplit.training.trainer import to_train
 from msplit.verify.compare import compare
-from msplit.verify.initial_state import initial_state
+from msplit.verify.tensorflow_process import initial_state
 from tests.campaign import CAMPAIGN
 from tests.engines.tensorflow.clusters import free_ports, here
 from tests.engines.tensorflow.test_samples import SAMPLES, load

@@ -15,9 +15,8 @@ from msplit.flatten import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference
-from msplit.verify.built import Variant
 from msplit.verify.compare import compare
-from msplit.verify.results import Settings
+from msplit.verify.results import Settings, Variant
 
 pytestmark = pytest.mark.tf
 
