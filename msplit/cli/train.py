@@ -194,7 +194,7 @@ def command(
     """
     from msplit.errors import RankLost
     from msplit.report import train as report
-    from msplit.training import hosts, launch
+    from msplit.training import hosts
     from msplit.training.loop import train
     from msplit.training.rendezvous import joined
     from msplit.training.trainer import Trainer
@@ -206,7 +206,7 @@ def command(
     settings = length.settings()
     rank = hosts.rank_of(os.environ)
     if rank is None and spread.is_asked_for:
-        return launch.launch(launch.own_command(), spread.of_hosts(), spread.gpus or ("0",))
+        return hosts.launch(hosts.own_command(), spread.of_hosts(), spread.gpus or ("0",))
     try:
         with joined(rank, on_gpu=engine.device == "cuda", tell=output.tell) as world, telling() as tell:
             flat, request = choice.load(model), replace(engine.request(), cluster=spread.over())
@@ -229,8 +229,7 @@ def command(
 
 def _data(trainer: Trainer, feeding: Feeding, request: BenchRequest, *, endless: bool) -> Data:
     """The data, for the inputs that are not given a value with --input: of each batch the rows of this process."""
-    from msplit.training.data import Batching, constant, open_data, own_data
-    from msplit.training.shards import part, whole
+    from msplit.training.data import Batching, constant, open_data, own_data, part, whole
 
     specs = whole(trainer.specs, trainer.shards)
     fixed = constant(specs, request.inputs)

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from msplit.errors import EndOfData, MsplitError, WriteError
 from msplit.formats.atomic import reported
 from msplit.progress import Progress, silent
-from msplit.training.batches import rows_of
+from msplit.training.batches import Ahead, rows_of
 from msplit.training.checkpoint import last_of
 from msplit.training.data import Data
-from msplit.training.prefetch import Ahead
 from msplit.training.trainer import Arrays, Fetched, Trainer
 
 NAME = "model"

@@ -38,10 +38,9 @@ from msplit.run.prepare import prepare
 from msplit.run.request import BenchRequest
 from msplit.run.runner import Runner
 from msplit.training import checkpoint
-from msplit.training.batches import batches_of, fitting
-from msplit.training.prefetch import Ahead
+from msplit.training.batches import Ahead, batches_of, fitting
+from msplit.training.data import shards_of
 from msplit.training.rendezvous import ALONE, World
-from msplit.training.shards import shards_of
 from msplit.verify.tensorflow_process import initial_state, variables_of
 
 STREAMS = 8

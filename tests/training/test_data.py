@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from msplit.errors import LoadError
 from msplit.inputs.sparse_ragged import Spec
+from msplit.training.batches import Ahead
 from msplit.training.data import Batching, constant, open_data
-from msplit.training.prefetch import Ahead
 
 SPECS = {
     "x": Spec("x", "float32", (None, 2), 0, 0),

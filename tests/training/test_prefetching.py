@@ -13,7 +13,7 @@ import pytest
 import msplit
 from msplit.engines.base import Feeds
 from msplit.errors import EngineError, LoadError
-from msplit.training.prefetch import Ahead
+from msplit.training.batches import Ahead
 from msplit.training.trainer import Trainer
 from tests.training.models import batches, regression
 
