@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from msplit.analysis.branches import kernel_graph
-from msplit.core import dag as contraction
-from msplit.core.dag import Dag
+from msplit.core.dag import Dag, along_chains, bypass, chains, in_order, merged, pieces, quotient, topological_numbers
 from msplit.core.graph import Floats, Ints
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
@@ -99,8 +98,8 @@ class Problem:
         times, shares, moved = (_floats(column, count) for column in (time_us, share, bytes))
         on_gpu = np.broadcast_to(times > 0 if launches is None else np.asarray(launches, dtype=bool), (count,))
         if kernels is None:
-            order = contraction.topological_numbers(dag) if order is None else order
-            kernels = contraction.in_order(*contraction.bypass(dag, ~on_gpu, order), order)
+            order = topological_numbers(dag) if order is None else order
+            kernels = in_order(*bypass(dag, ~on_gpu, order), order)
         small, nodes = kernels
         if not (np.isfinite(times).all() and (times >= 0).all()):
             raise ValueError("times must be finite and not negative")
@@ -110,15 +109,15 @@ class Problem:
         head = np.arange(len(nodes), dtype=np.int32)
         if contracted:
             # A chain is cut between two groups, not where one begins: what leads to a tied kernel goes where that goes.
-            tied = contraction.along_chains(small, tied, _labels(pinned, working))
-            head = contraction.chains(small, _labels(tied, pinned, working))
+            tied = along_chains(small, tied, _labels(pinned, working))
+            head = chains(small, _labels(tied, pinned, working))
         heads, block_of_left = np.unique(head, return_inverse=True)
         blocks = len(heads)
         work = np.where(on_gpu, times, 0.0)[nodes]
         block = np.full(count, -1, np.int32)
         block[nodes] = np.where(on_gpu[nodes], block_of_left, -1)
         return Problem(
-            dag=contraction.quotient(small, block_of_left.astype(np.int32), blocks),
+            dag=quotient(small, block_of_left.astype(np.int32), blocks),
             **_together(block_of_left, blocks, work, np.clip(shares, 1e-6, 1.0)[nodes], moved[nodes]),
             kernels=np.bincount(block_of_left, on_gpu[nodes], blocks).astype(np.int32),
             block=block,
@@ -151,7 +150,7 @@ class Problem:
         found = _units(flat, launches, _ints(same, len(flat)), _ints(pin, len(flat)))
         dag = Dag.from_graph(flat.graph)
         if (found < 0).all():
-            order = contraction.topological_numbers(dag) if order is None else order
+            order = topological_numbers(dag) if order is None else order
             return Problem.of(
                 dag,
                 costs.time_us,
@@ -163,7 +162,7 @@ class Problem:
                 kernels=kernel_graph(flat, costs, order),
                 machine=machine,
             )
-        piece, small = contraction.pieces(dag, found)
+        piece, small = pieces(dag, found)
         whole = Problem.of(
             small,
             **_whole(piece, len(small), launches, costs, {"tie": tie, "pin": pin}),
@@ -237,7 +236,7 @@ class Problem:
         first = np.full(count, len(self), np.int64)
         np.minimum.at(first, group, np.arange(len(self)))
         return Problem(
-            dag=contraction.quotient(self.dag, group, count),
+            dag=quotient(self.dag, group, count),
             **_together(group, count, self.time_us, self.share, self.bytes),
             kernels=np.bincount(group, self.kernels, count).astype(np.int32),
             block=self.spread(group),
@@ -254,7 +253,7 @@ class Problem:
         """
         if not (self.tie >= 0).any():
             return np.arange(len(self), dtype=np.int32), self
-        group = contraction.merged(self.dag, np.where(self.tie >= 0, self.labels, -1).astype(np.int32))
+        group = merged(self.dag, np.where(self.tie >= 0, self.labels, -1).astype(np.int32))
         return group, self.grouped(group)
 
     @cached_property
