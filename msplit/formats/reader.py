@@ -19,7 +19,8 @@ from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Expand, Library
 from msplit.formats.guess import guessed
 from msplit.formats.model import AssignmentRecord, Choice, Format, Model, meta_graphs
-from msplit.formats.sniffer import has_comments, main_file, opened, parse_binary, parse_text, sniff
+from msplit.formats.sniffer import main_file, sniff
+from msplit.formats.wire import has_comments, opened, parse_binary, parse_text
 from msplit.opset import schema
 
 

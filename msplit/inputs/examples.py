@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.flatten.flat import FlatGraph
-from msplit.formats import sniffer
+from msplit.formats import wire
 from msplit.inputs.lookups import Lookup, Use, constant, use_of
 from msplit.opset import schema
 from msplit.opset.traits import PARSERS
@@ -192,8 +192,8 @@ def _varint(value: int) -> bytes:
 def _fields(data: bytes, *wanted: int) -> Iterator[tuple[int, bytes]]:
     """The fields of a message that are wanted; all of them are strings or messages."""
     try:
-        for field in sniffer.fields(data):
-            if field.kind != sniffer.LENGTH or field.end > len(data):
+        for field in wire.fields(data):
+            if field.kind != wire.LENGTH or field.end > len(data):
                 raise ValueError("this is no tf.Example")
             if field.number in wanted:
                 yield field.number, data[field.start : field.end]
@@ -209,7 +209,7 @@ def _values(kind: int, data: bytes) -> list[Any]:
         return list(struct.unpack(f"<{len(packed) // 4}f", packed[: len(packed) // 4 * 4]))
     found, position = [], 0
     while position < len(packed):
-        value, position = sniffer.varint(packed, position, len(packed))
+        value, position = wire.varint(packed, position, len(packed))
         found.append(value - (1 << 64) if value >> 63 else value)
     return found
 

@@ -8,7 +8,7 @@ import pytest
 
 from msplit import formats
 from msplit.errors import LoadError
-from msplit.formats import Format, sniffer
+from msplit.formats import Format, wire
 from msplit.formats.sniffer import main_file
 from msplit.opset import schema
 
@@ -217,20 +217,20 @@ def test_file_over_two_gib_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.pb"
     with path.open("wb") as file:
         file.write(graph_def())
-        file.truncate(sniffer.MAX_BYTES + 1)  # sparse: takes no space
+        file.truncate(wire.MAX_BYTES + 1)  # sparse: takes no space
     with pytest.raises(LoadError, match=r"2,147,483,648 bytes(.|\n)*SavedModel"):
         formats.read(path)
 
 
 def test_wire_reader_sees_every_kind_of_field() -> None:
     data = b"\x08\x96\x01" + b"\x11" + b"\0" * 8 + b"\x1a\x02ab" + b"\x25" + b"\0" * 4
-    assert [(f.number, f.kind) for f in sniffer.fields(data)] == [(1, 0), (2, 1), (3, 2), (4, 5)]
-    assert sniffer.cut_off_at(data) is None
-    assert sniffer.cut_off_at(data[:-1]) == len(data)
-    assert sniffer.cut_off_at(b"\x1a\x05ab") == 7
-    assert sniffer.cut_off_at(b"\x1a") == 2
-    assert sniffer.cut_off_at(b"\x0b") is None
-    with pytest.raises(sniffer.NotWireFormat):
-        list(sniffer.fields(b"\x00\x01"))
-    with pytest.raises(sniffer.NotWireFormat):
-        sniffer.varint(b"\xff" * 11, 0, 11)
+    assert [(f.number, f.kind) for f in wire.fields(data)] == [(1, 0), (2, 1), (3, 2), (4, 5)]
+    assert wire.cut_off_at(data) is None
+    assert wire.cut_off_at(data[:-1]) == len(data)
+    assert wire.cut_off_at(b"\x1a\x05ab") == 7
+    assert wire.cut_off_at(b"\x1a") == 2
+    assert wire.cut_off_at(b"\x0b") is None
+    with pytest.raises(wire.NotWireFormat):
+        list(wire.fields(b"\x00\x01"))
+    with pytest.raises(wire.NotWireFormat):
+        wire.varint(b"\xff" * 11, 0, 11)

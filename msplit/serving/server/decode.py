@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from msplit.errors import LoadError
-from msplit.formats import sniffer
 from msplit.formats import tensors as protos
+from msplit.formats import wire
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import messages, tensors
 from msplit.serving.server.models import place_for, refuse_missing
@@ -103,25 +103,25 @@ def apart(
     position, end = (0, len(data)) if span is None else span[2:]
     rest, found, left = list[bytes](), list[Span](), most
     try:
-        if span is not None and span[1] != sniffer.LENGTH:
-            raise sniffer.NotWireFormat
+        if span is not None and span[1] != wire.LENGTH:
+            raise wire.NotWireFormat
         while position < end:
             begin, tag, position = position, data[position], position + 1
             if tag > 0x7F:
-                tag, position = sniffer.varint(data, begin, end)
+                tag, position = wire.varint(data, begin, end)
             number, kept_as = tag >> 3, tag & 7
             start = position
-            if kept_as == sniffer.LENGTH:
+            if kept_as == wire.LENGTH:
                 length, start = data[position], position + 1
                 if length > 0x7F:
-                    length, start = sniffer.varint(data, position, end)
+                    length, start = wire.varint(data, position, end)
                 position = start + length
-            elif kept_as == sniffer.VARINT:
-                _, position = sniffer.varint(data, position, end)
+            elif kept_as == wire.VARINT:
+                _, position = wire.varint(data, position, end)
             else:
                 position += _FIXED[kept_as]
             if position > end or not number:
-                raise sniffer.NotWireFormat
+                raise wire.NotWireFormat
             if number in values:
                 found.append((number, kept_as, start, position))
             else:
@@ -129,14 +129,14 @@ def apart(
             left -= 1
             if left < 0:
                 raise invalid(f"what came has more than {most:,} fields in its {kind}")
-    except (IndexError, KeyError, sniffer.NotWireFormat):
+    except (IndexError, KeyError, wire.NotWireFormat):
         raise invalid(f"what came is no {kind}") from None
     if sum(map(len, rest)) > _MOST_REST:
         raise invalid(f"what came has more than {_MOST_REST:,} bytes beside values in its {kind}")
     return b"".join(rest), found
 
 
-_FIXED = {sniffer.FIXED64: 8, sniffer.FIXED32: 4}
+_FIXED = {wire.FIXED64: 8, wire.FIXED32: 4}
 
 
 def parsed(kind: Any, data: bytes) -> Any:
@@ -275,7 +275,7 @@ def array_of_infer(tensor: Any, raw: bytes | None) -> NDArray[Any]:
 
 
 def _all(data: bytes) -> Span:
-    return 0, sniffer.LENGTH, 0, len(data)
+    return 0, wire.LENGTH, 0, len(data)
 
 
 _SPARE = 64
@@ -338,7 +338,7 @@ def _raw_strings(data: bytes, raw: Span, name: str, shape: tuple[int, ...]) -> I
         position = start + int.from_bytes(data[position:start], "little")
         if max(start, position) > end:
             raise invalid(f"input {name} has strings whose lengths do not fit the {end - raw[2]:,} bytes that came")
-        spans.append((0, sniffer.LENGTH, start, position))
+        spans.append((0, wire.LENGTH, start, position))
         if len(spans) > wanted:
             raise invalid(f"input {name} is said to be BYTES {list(shape)}, and more strings came")
     return _listed(data, spans, name, np.dtype(object), shape)
@@ -351,7 +351,7 @@ def _content(data: bytes, span: Span, name: str, dtype: np.dtype[Any], shape: tu
     """Bytes that are an array's own; of strings, their lengths and then all of them."""
     _, kind, start, end = span
     count = math.prod(shape)
-    if kind != sniffer.LENGTH or (count * dtype.itemsize != end - start and not dtype.hasobject):
+    if kind != wire.LENGTH or (count * dtype.itemsize != end - start and not dtype.hasobject):
         raise invalid(f"input {name} is said to be {dtype.name} {list(shape)}, and {end - start:,} bytes came")
     if dtype.hasobject:
         return Input(name, dtype, shape, count, lambda: protos.string_array(data[start:end], count))
@@ -378,12 +378,12 @@ def _listed(
     data: bytes, spans: Sequence[Span], name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, fills: bool = False
 ) -> Input:
     """Values that are listed one by one, packed or not."""
-    own = sniffer.LENGTH if dtype.hasobject else _WIRE_TYPES.get(tensors.name_of(dtype), sniffer.VARINT)
-    if not {own, sniffer.LENGTH}.issuperset(span[1] for span in spans):
+    own = wire.LENGTH if dtype.hasobject else _WIRE_TYPES.get(tensors.name_of(dtype), wire.VARINT)
+    if not {own, wire.LENGTH}.issuperset(span[1] for span in spans):
         raise invalid(f"input {name} has values that are no {dtype.name}")
     if dtype.hasobject:
         return Input(name, dtype, shape, len(spans), lambda: _strings(data, spans), fills)
-    unit, varints = _FIXED.get(own, 1), own == sniffer.VARINT
+    unit, varints = _FIXED.get(own, 1), own == wire.VARINT
     if any(data[end - 1] > 0x7F if varints else (end - start) % unit for _, _, start, end in spans if end > start):
         raise invalid(f"input {name} has a part of a {dtype.name} among its values")
     if not varints:
@@ -398,9 +398,9 @@ def _listed(
 
 
 _WIRE_TYPES = {
-    "float32": sniffer.FIXED32, "complex64": sniffer.FIXED32, "float64": sniffer.FIXED64, "complex128": sniffer.FIXED64,
-    "float8_e5m2": sniffer.LENGTH, "float8_e4m3fn": sniffer.LENGTH, "float8_e4m3fnuz": sniffer.LENGTH, "float8_e4m3b11fnuz": sniffer.LENGTH,
-    "float8_e5m2fnuz": sniffer.LENGTH, "float4_e2m1fn": sniffer.LENGTH,
+    "float32": wire.FIXED32, "complex64": wire.FIXED32, "float64": wire.FIXED64, "complex128": wire.FIXED64,
+    "float8_e5m2": wire.LENGTH, "float8_e4m3fn": wire.LENGTH, "float8_e4m3fnuz": wire.LENGTH, "float8_e4m3b11fnuz": wire.LENGTH,
+    "float8_e5m2fnuz": wire.LENGTH, "float4_e2m1fn": wire.LENGTH,
 }  # fmt: skip
 """How values are listed that are no numbers of changing length."""
 

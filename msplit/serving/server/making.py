@@ -11,7 +11,7 @@ from typing import Any
 from msplit.assignment.model import load
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats import sniffer
+from msplit.formats import wire
 from msplit.formats.build import is_build
 from msplit.formats.endpoints import fitting
 from msplit.formats.files import open_regular
@@ -125,7 +125,7 @@ def _warm_up(version: Version, path: Path) -> None:
                 parts = decode.predict_request(data)
                 signature = version.signature(parts.request.model_spec.signature_name)
                 signature.pool.step(parts.feeds(signature.pool.inputs))
-        except (IndexError, sniffer.NotWireFormat, Refusal, MsplitError) as problem:
+        except (IndexError, wire.NotWireFormat, Refusal, MsplitError) as problem:
             said = getattr(problem, "what", None) or str(problem) or type(problem).__name__
             raise LoadError(
                 f"warm-up request {count} fails: {said}", where=str(path), fix="take the file out, or write it again"
@@ -134,8 +134,8 @@ def _warm_up(version: Version, path: Path) -> None:
 
 def _predictions(log: bytes) -> Iterator[bytes]:
     """The PredictRequests of a PredictionLog; other requests are left out."""
-    for field in sniffer.fields(log):
-        if field.number == _PREDICT_LOG and field.kind == sniffer.LENGTH:
-            for part in sniffer.fields(log, field.start, field.end):
-                if part.number == 1 and part.kind == sniffer.LENGTH:
+    for field in wire.fields(log):
+        if field.number == _PREDICT_LOG and field.kind == wire.LENGTH:
+            for part in wire.fields(log, field.start, field.end):
+                if part.number == 1 and part.kind == wire.LENGTH:
                     yield log[part.start : part.end]
