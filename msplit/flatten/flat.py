@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import Edges, Graph, Ints
 from msplit.escape import html, line
-from msplit.formats import STREAM_ID
-from msplit.formats.model import Model, Nodes
+from msplit.formats.model import STREAM_ID, Model, Nodes
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ from msplit.core.graph import Graph
 from msplit.errors import MsplitError
 from msplit.formats.files import JsonValue
 
+STREAM_ID = "_stream_id"
+"""The attribute that holds a node's stream id."""
+
 SCHEMA_VERSION = 1
 KIND = "assignment"
 MAX_BYTES = 256 << 20

@@ -17,11 +17,10 @@ from msplit.formats import endpoints
 from msplit.formats.decode import to_graph
 from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Library
-from msplit.formats.model import Endpoint, Format, Model, meta_graphs
+from msplit.formats.model import STREAM_ID, Endpoint, Format, Model, meta_graphs
 from msplit.formats.reader import find_endpoints, parse
 from msplit.formats.sniffer import main_file, sniff
 from msplit.formats.tensors import dtype_name
-from msplit.formats.writer import STREAM_ID
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from msplit.formats.atomic import (
     write_new_file,
 )
 from msplit.formats.files import name_of, open_regular
-from msplit.formats.model import AssignmentRecord, Format, Model, meta_graphs
+from msplit.formats.model import STREAM_ID, AssignmentRecord, Format, Model, meta_graphs
 from msplit.formats.sniffer import FINGERPRINT, SAVED_MODEL_FILES
 from msplit.formats.wire import MAX_BYTES
 
@@ -164,9 +164,6 @@ def _data(source: int, position: int, size: int) -> tuple[int, int]:
         # The end, or a file system that knows no holes.
         return (size, size) if error.errno == errno.ENXIO else (position, size)
 
-
-STREAM_ID = "_stream_id"
-"""The attribute that holds a node's stream id."""
 
 _FINGERPRINT_NOTE = f"{FINGERPRINT} is left out: it holds TensorFlow's hashes of the graph without stream ids. SavedModels load without it"
 
