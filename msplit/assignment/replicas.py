@@ -18,9 +18,8 @@ from msplit.assignment.shared_nodes import FLOATING, initializers, refuse, share
 from msplit.core.graph import Graph
 from msplit.errors import MsplitError
 from msplit.formats.endpoints import endpoint, split_tensor
-from msplit.formats.model import Endpoint, Model
+from msplit.formats.model import STREAM_ID, Endpoint, Model
 from msplit.formats.tensors import add_node
-from msplit.formats.writer import STREAM_ID
 from msplit.opset import schema
 from msplit.opset.traits import DRAWS, PLACEHOLDERS, VARIABLES
 
