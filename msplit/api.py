@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from msplit.run.request import BenchRequest
     from msplit.run.runner import Runner
     from msplit.run.tuning import Tuned, TuneSettings
-    from msplit.schedule.search import Device
+    from msplit.schedule.search import MeasuringDevice
     from msplit.serving.pool.pool import Pool
     from msplit.serving.pool.settings import PoolSettings
     from msplit.training.trainer import Trainer
@@ -293,7 +293,7 @@ def compare(
     gpu: str = DEFAULT_GPU,
     profile: Profile | None = None,
     measure: bool = True,
-    device: Callable[[Mapping[str, CompiledVariant]], Device] | None = None,
+    device: Callable[[Mapping[str, CompiledVariant]], MeasuringDevice] | None = None,
     tell: Progress | None = None,
 ) -> Compared:
     """Tries every way to choose streams, and to make kernels. Ids that are on the graph do not count.

@@ -77,7 +77,7 @@ def longest(weights: NDArray[Any], order: Ints, starts: Ints, others: Ints) -> F
 
 
 @dataclass(frozen=True, eq=False)
-class Kernels:
+class KernelGraph:
     """The nodes that launch a kernel, and what must come before what.
 
     Kernels are numbered topologically, in the canonical order. A joint is a node that launches nothing but stays, because it has too
@@ -99,12 +99,12 @@ class Kernels:
         return len(self.node)
 
     @staticmethod
-    def of(flat: FlatGraph, costs: Costs, order: Ints | None = None) -> Kernels:
+    def of(flat: FlatGraph, costs: Costs, order: Ints | None = None) -> KernelGraph:
         """The kernels of a graph: nodes that take time and are no host nodes. `order` is its canonical order, where that is known."""
         order = canonical(flat, costs.time_us, costs.share, costs.bytes) if order is None else order
         dag, nodes = kernel_graph(flat, costs, order)
         launches = (costs.time_us > 0) & ~flat.host
-        return Kernels(dag, nodes, np.where(launches, costs.time_us, 0.0)[nodes], costs.share[nodes])
+        return KernelGraph(dag, nodes, np.where(launches, costs.time_us, 0.0)[nodes], costs.share[nodes])
 
 
 def kernel_graph(flat: FlatGraph, costs: Costs, order: Ints) -> tuple[Dag, Ints]:
@@ -137,7 +137,7 @@ class Blocks:
             for kernels that fill it.
     """
 
-    kernels: Kernels
+    kernels: KernelGraph
     dag: Dag
     of: Ints
     first: Ints
@@ -149,7 +149,7 @@ class Blocks:
         return len(self.time_us)
 
     @staticmethod
-    def from_kernels(kernels: Kernels) -> Blocks:
+    def from_kernels(kernels: KernelGraph) -> Blocks:
         """Contract the chains."""
         heads, inverse = np.unique(chains(kernels.dag), return_inverse=True)
         of: Ints = inverse.astype(np.int32)
@@ -236,7 +236,7 @@ def branches_of(flat: FlatGraph, costs: Costs, order: Ints | None = None) -> Bra
     """The branches of a graph's kernels, in a given order of nodes or the canonical one; found once."""
     chosen = canonical(flat, costs.time_us, costs.share, costs.bytes) if order is None else order
     return memoize(
-        flat, "branches", (costs, chosen), lambda: find(Blocks.from_kernels(Kernels.of(flat, costs, chosen)))
+        flat, "branches", (costs, chosen), lambda: find(Blocks.from_kernels(KernelGraph.of(flat, costs, chosen)))
     )
 
 

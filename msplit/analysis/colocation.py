@@ -234,7 +234,7 @@ _FORWARDS = ops_with("colocated")
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
+class ColocationGroups:
     """Nodes that belong together.
 
     Attributes:
@@ -254,7 +254,7 @@ class Groups:
 
 def groups(
     flat: FlatGraph, *, classes: bool = True, regions: bool = True, handles: bool = True, state: bool = True
-) -> Groups:
+) -> ColocationGroups:
     """Closes all that ties nodes together, transitively.
 
     Tied are: by `classes` the nodes of one ``_class: loc:@x`` with each other and with node ``x`` (also where ``x`` itself is not in the
@@ -267,7 +267,7 @@ def groups(
     of = _closed(flat, pairs)
     if state and (racing := _racing(flat, of)):
         of = _closed(flat, pairs + racing)
-    return Groups(of, int(of.max(initial=-1)) + 1)
+    return ColocationGroups(of, int(of.max(initial=-1)) + 1)
 
 
 def _closed(flat: FlatGraph, pairs: list[tuple[int, int]]) -> Ints:

@@ -51,7 +51,7 @@ class EmbeddingOps:
 
 
 @dataclass(frozen=True)
-class Table:
+class EmbeddingTable:
     """An embedding table.
 
     Attributes:
@@ -70,11 +70,11 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Lookup:
+class EmbeddingLookup:
     """A gather-like node and its table. Where it takes the variable's handle itself (`by_handle`) it must run where the variable is."""
 
     node: int
-    table: Table
+    table: EmbeddingTable
     by_handle: bool
 
 
@@ -86,7 +86,7 @@ def default_ops() -> EmbeddingOps:
     return EmbeddingOps(data["lookups"], frozenset(data["tables"]), frozenset(data["through"]), tuple(data["updates"]))
 
 
-def lookups(flat: FlatGraph, ops: EmbeddingOps | None = None) -> tuple[Lookup, ...]:
+def lookups(flat: FlatGraph, ops: EmbeddingOps | None = None) -> tuple[EmbeddingLookup, ...]:
     """All embedding lookups by some ops (those of `default_ops`), ascending by node.
 
     A lookup is a gather-like op along axis 0 whose table is a variable, a variable's handle or a constant with two dimensions and no whole
@@ -96,9 +96,9 @@ def lookups(flat: FlatGraph, ops: EmbeddingOps | None = None) -> tuple[Lookup, .
     return memoize(flat, "lookups", (ops,), lambda: _lookups(flat, ops))
 
 
-def _lookups(flat: FlatGraph, ops: EmbeddingOps) -> tuple[Lookup, ...]:
+def _lookups(flat: FlatGraph, ops: EmbeddingOps) -> tuple[EmbeddingLookup, ...]:
     graph = flat.graph
-    tables: dict[tuple[int, ...], Table] = {}
+    tables: dict[tuple[int, ...], EmbeddingTable] = {}
     found = []
     for node in [node for node, op in enumerate(graph.ops) if op in ops.lookups]:
         inputs = graph.inputs(node)
@@ -108,7 +108,7 @@ def _lookups(flat: FlatGraph, ops: EmbeddingOps) -> tuple[Lookup, ...]:
         parts, read = _parts(graph, inputs[slot][0], ops)
         if parts:
             table = tables.setdefault(parts, _table(graph, parts))
-            found.append(Lookup(node, table, not read and graph.ops[parts[0]] in _HANDLES))
+            found.append(EmbeddingLookup(node, table, not read and graph.ops[parts[0]] in _HANDLES))
     return tuple(found)
 
 
@@ -157,7 +157,7 @@ def _type(graph: Graph, node: int) -> tuple[tuple[int | None, ...] | None, str]:
     return plain_shape(attrs.get("shape")), (dtype if isinstance(dtype, str) else "")
 
 
-def _table(graph: Graph, parts: tuple[int, ...]) -> Table:
+def _table(graph: Graph, parts: tuple[int, ...]) -> EmbeddingTable:
     rows = columns = size = 0
     for part in parts:
         shape, dtype = _type(graph, part)
@@ -167,7 +167,7 @@ def _table(graph: Graph, parts: tuple[int, ...]) -> Table:
         height, width = (int(length or 0) for length in shape)
         rows, columns = rows + height, width
         size += height * width * _SIZES.get(dtype.removesuffix("_ref"), 4)
-    return Table(graph.names[parts[0]], parts, rows, columns, size)
+    return EmbeddingTable(graph.names[parts[0]], parts, rows, columns, size)
 
 
 def _first_axis(graph: Graph, node: int, inputs: list[tuple[int, int]]) -> bool:
@@ -182,7 +182,7 @@ def _first_axis(graph: Graph, node: int, inputs: list[tuple[int, int]]) -> bool:
         return True  # a damaged file may have anything in its place
 
 
-def updates(graph: Graph, table: Table, ops: EmbeddingOps) -> list[int]:
+def updates(graph: Graph, table: EmbeddingTable, ops: EmbeddingOps) -> list[int]:
     """The nodes that write a table: optimizer steps, scatters, assignments; ascending."""
     found = set()
     for part in table.parts:
@@ -212,7 +212,7 @@ class Column:
         dominant: Whether what works on the result is left out, because it is most of the model.
     """
 
-    lookups: tuple[Lookup, ...]
+    lookups: tuple[EmbeddingLookup, ...]
     nodes: Ints
     time_us: float
     bytes: float
@@ -245,7 +245,7 @@ def _columns(flat: FlatGraph, costs: Costs, ops: EmbeddingOps, side_us: float) -
     order = np.argsort(of, kind="stable")
     count = max(group_of) + 1
     start = np.searchsorted(of[order], np.arange(count + 1))
-    members: list[list[Lookup]] = [[] for _ in range(count)]
+    members: list[list[EmbeddingLookup]] = [[] for _ in range(count)]
     for lookup, group in zip(found, group_of, strict=True):
         members[group].append(lookup)
     result = []
@@ -264,7 +264,7 @@ def _columns(flat: FlatGraph, costs: Costs, ops: EmbeddingOps, side_us: float) -
     return tuple(result)
 
 
-def _groups(found: tuple[Lookup, ...]) -> list[int]:
+def _groups(found: tuple[EmbeddingLookup, ...]) -> list[int]:
     """Per lookup its column: lookups by the same handle share one. Numbered by their first lookups."""
     leader: dict[int, int] = {}
     groups: list[int] = []
@@ -286,7 +286,7 @@ class _Owners:
     """Which column each node is `of`, or NONE, while that is found out."""
 
     def __init__(
-        self, flat: FlatGraph, found: tuple[Lookup, ...], group_of: list[int], finish: Floats, side_us: float
+        self, flat: FlatGraph, found: tuple[EmbeddingLookup, ...], group_of: list[int], finish: Floats, side_us: float
     ) -> None:
         graph = flat.graph
         self._graph = graph

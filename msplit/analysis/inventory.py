@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.analysis.branches import Branches, Kernels
-from msplit.analysis.colocation import Groups
-from msplit.analysis.embeddings import Column, Table
+from msplit.analysis.branches import Branches, KernelGraph
+from msplit.analysis.colocation import ColocationGroups
+from msplit.analysis.embeddings import Column, EmbeddingTable
 from msplit.core.graph import Graph, Ints, TensorValue
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph, Region
@@ -70,7 +70,7 @@ class RegionSize:
 class TableUse:
     """An embedding table, how many lookups look into it, and the time of the columns that do, in µs."""
 
-    table: Table
+    table: EmbeddingTable
     lookups: int
     time_us: float
 
@@ -160,7 +160,7 @@ def regions(flat: FlatGraph, costs: Costs) -> tuple[RegionSize, ...]:
     return tuple(found)
 
 
-def group_sizes(groups: Groups) -> Ints:
+def group_sizes(groups: ColocationGroups) -> Ints:
     """Nodes per group that must share a stream, the largest first."""
     return np.sort(np.bincount(groups.of[groups.of >= 0], minlength=groups.count))[::-1].astype(np.int32)
 
@@ -168,7 +168,7 @@ def group_sizes(groups: Groups) -> Ints:
 def table_uses(columns: tuple[Column, ...]) -> tuple[TableUse, ...]:
     """The embedding tables, the largest first, then in the order of their lookups."""
     lookups = Counter(lookup.table for column in columns for lookup in column.lookups)
-    times: dict[Table, float] = defaultdict(float)
+    times: dict[EmbeddingTable, float] = defaultdict(float)
     for column in columns:
         for table in {lookup.table for lookup in column.lookups}:
             times[table] += column.time_us
@@ -229,7 +229,7 @@ class Antichain:
     skipped: str = ""
 
 
-def level_width(kernels: Kernels) -> LevelWidth:
+def level_width(kernels: KernelGraph) -> LevelWidth:
     """Find the widest level, the first of equals. Linear."""
     starts, sources = kernels.dag.start.tolist(), kernels.dag.src.tolist()
     launches = (kernels.time_us > 0).tolist()

@@ -15,7 +15,7 @@ from msplit.analysis.colocation import groups
 from msplit.analysis.embeddings import columns
 from msplit.analysis.guesses import Guesses, Suggestion, guesses, suggest
 from msplit.analysis.inventory import Antichain, LevelWidth, level_width, max_antichain
-from msplit.assignment.model import Facts, Shown, gain, opened, price
+from msplit.assignment.model import DisplayMixin, Facts, gain, opened, price
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload
@@ -37,7 +37,7 @@ GAIN_STREAMS = (2, 4, 8)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Analysis(Shown):
+class Analysis(DisplayMixin):
     """What `analyze` finds. Times in µs, on the GPU that `costs` names.
 
     Attributes:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from msplit import formats, rules
 from msplit.analysis.guesses import guesses
 from msplit.assignment.defaults import measured_record
-from msplit.assignment.model import Facts, Shown, gain, opened, price
+from msplit.assignment.model import DisplayMixin, Facts, gain, opened, price
 from msplit.core.dag import Dag, distinct
 from msplit.core.graph import CONTROL, UNASSIGNED, Ints
 from msplit.core.memory import no_collection
@@ -30,7 +30,7 @@ from msplit.flatten.flat import FlatGraph, among, as_written, to_ids, with_ids
 from msplit.formats.atomic import check_target
 from msplit.formats.model import AssignmentRecord, Model, Nodes, RecordedRules
 from msplit.progress import phase
-from msplit.rules import Outcome, RuleSet, streamfile
+from msplit.rules import RuleSet, RulesResult, streamfile
 from msplit.rules.manual import Manual
 from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import Judgement, Prediction, judge, predict
@@ -52,7 +52,7 @@ class StreamLoad:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Assigned(Shown):
+class Assigned(DisplayMixin):
     """An assignment with what it means.
 
     Attributes:
@@ -73,7 +73,7 @@ class Assigned(Shown):
     shapes: Shapes
     costs: Costs
     ruleset: RuleSet
-    outcome: Outcome
+    outcome: RulesResult
     plan: Plan
     loads: tuple[StreamLoad, ...]
     cross_edges: int
@@ -204,7 +204,7 @@ def _by_hand(model: Model, ruleset: RuleSet, keep_ids: bool | None) -> Nodes:
     return {function: names for function, names in kept.items() if names}
 
 
-def _refuse_strays(flat: FlatGraph, by_hand: Nodes, outcome: Outcome) -> None:
+def _refuse_strays(flat: FlatGraph, by_hand: Nodes, outcome: RulesResult) -> None:
     """Refuses ids that are kept and can not be: rules see those of the flat graph, and these are elsewhere in the file.
 
     Raises:
@@ -230,7 +230,7 @@ def _refuse_strays(flat: FlatGraph, by_hand: Nodes, outcome: Outcome) -> None:
             )
 
 
-def _moved(flat: FlatGraph, outcome: Outcome, chosen: Chosen) -> bool:
+def _moved(flat: FlatGraph, outcome: RulesResult, chosen: Chosen) -> bool:
     """Whether a node that has a part in a kernel is on another stream than that."""
     lanes = chosen.planned.node_ids
     return bool((outcome.ids != lanes)[(lanes >= 0) & ~flat.host].any())
@@ -270,7 +270,7 @@ def plan_of(flat: FlatGraph, costs: Costs, ids: Ints) -> Plan:
     return make_plan(dag, np.where(costs.time_us > 0, ids, -1).astype(np.int32), record_order(dag, costs.time_us))
 
 
-def _loads(flat: FlatGraph, costs: Costs, outcome: Outcome) -> tuple[StreamLoad, ...]:
+def _loads(flat: FlatGraph, costs: Costs, outcome: RulesResult) -> tuple[StreamLoad, ...]:
     gpu = ~flat.host
     lanes = outcome.ids[gpu]
     nodes = np.bincount(lanes, minlength=outcome.streams)

@@ -175,7 +175,7 @@ def strip(flat: FlatGraph | str | os.PathLike[str], out: str | os.PathLike[str],
 Facts = Sequence[tuple[str, str]]
 
 
-class Shown:
+class DisplayMixin:
     """Gives a result a short `repr` and a notebook's view, made of its `_facts`."""
 
     def _facts(self) -> Facts:

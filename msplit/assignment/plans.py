@@ -30,10 +30,10 @@ from msplit.inputs.make import feeds_for
 from msplit.progress import Progress
 from msplit.rules import RuleSet
 from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto, claim_rest
-from msplit.rules.base import Context, Placed, Remark
+from msplit.rules.base import KernelStreams, Remark, RuleContext
 from msplit.schedule import planfile
 from msplit.schedule.plan import Plan, make_plan, topological
-from msplit.schedule.search import Candidate
+from msplit.schedule.search import PlanCandidate
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import CompiledVariant, SimulatedVariant, SimulatedVariants
@@ -72,7 +72,7 @@ class Planned:
         return replace(job, ids=self.ids, streams=self.streams, options=options)
 
 
-def planned(variant: CompiledVariant, candidate: Candidate, batch: int | None = None) -> Planned:
+def planned(variant: CompiledVariant, candidate: PlanCandidate, batch: int | None = None) -> Planned:
     """What a schedule of compiled kernels means for the graph. Their job has costs; the batch is for the plan file.
 
     Raises:
@@ -98,7 +98,7 @@ def planned(variant: CompiledVariant, candidate: Candidate, batch: int | None = 
 def fill_ids(flat: FlatGraph, costs: Costs, ids: Ints) -> Ints:
     """Ids of all nodes from those of the kernels; nodes without a kernel, which have -1, follow their inputs or their consumers."""
     streams = max(int(ids.max(initial=0)) + 1, 1)
-    context = Context(flat, costs, streams)
+    context = RuleContext(flat, costs, streams)
     claimed = np.where(flat.host, -1, ids).astype(np.int32)
     assignment = Assignment.empty(len(flat)).claim_many(
         [
@@ -298,7 +298,7 @@ class Chooser:
         tied: Ints,
         candidates: Sequence[str] | None = None,
         wait_us: float | None = None,
-    ) -> Placed | Remark:
+    ) -> KernelStreams | Remark:
         """See `rules.base.ChoosesKernels`."""
         self.tried = self.chosen = None
         if (missing := why_not()) is not None:
@@ -335,7 +335,7 @@ class Chooser:
             made = _portable(made)
         self.chosen = Chosen(made, taken.best.name, taken.best.makespan_us, found.one_us, plain.best.makespan_us)
         ids = np.where(job.flat.host, -1, made.node_ids).astype(np.int32)
-        return Placed(ids, describe(taken, plain))
+        return KernelStreams(ids, describe(taken, plain))
 
 
 def describe(taken: SimulatedVariant, plain: SimulatedVariant) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from msplit.assignment.model import Facts, Shown, opened
+from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.benchmark.bounds import Limits, limits
 from msplit.benchmark.diagnose import hints
 from msplit.benchmark.timing import bench as measure
@@ -29,7 +29,7 @@ from msplit.run.stream_ids import StreamIds
 from msplit.run.tuning import Tuned, confirmed
 from msplit.run.variants import cuda_options, naming_open_shapes, on_all, set_up
 from msplit.verify.check import seconds_of
-from msplit.verify.mixed_precision import Mixed
+from msplit.verify.mixed_precision import MixedPrecision
 from msplit.verify.results import BenchResult, Variant
 
 
@@ -44,7 +44,7 @@ class Traced:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Bench(Shown):
+class Bench(DisplayMixin):
     """A measured model.
 
     Attributes:
@@ -76,7 +76,7 @@ class Bench(Shown):
     labels: Mapping[str, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
     inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    mixed: Mixed | None = None
+    mixed: MixedPrecision | None = None
     placements: Mapping[str, Placement] = field(default_factory=dict)
     preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
 

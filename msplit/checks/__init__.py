@@ -1,6 +1,6 @@
 """Checks of an annotated model: one file per code, each a pure function with its page."""
 
-from msplit.checks.finding import CheckSettings, Finding, Limits, Severity
+from msplit.checks.finding import CheckSettings, Finding, Severity, Thresholds
 from msplit.checks.run import CHECKS, Report, Reported, check, examine, lookup
 from msplit.checks.subject import Check, Subject
 
@@ -9,11 +9,11 @@ __all__ = [
     "Check",
     "CheckSettings",
     "Finding",
-    "Limits",
     "Report",
     "Reported",
     "Severity",
     "Subject",
+    "Thresholds",
     "check",
     "examine",
     "lookup",

@@ -14,7 +14,7 @@ gpu: h200
 baseline: known.json       # findings that are known
 profile: profile.json      # from `msplit profile`, in place of the data sheet
 shapes: {image: [1, 224, 224, 3]}
-limits: {min_gain: 1.2}    # see `Limits`
+limits: {min_gain: 1.2}    # see `Thresholds`
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from msplit.checks.finding import CheckSettings, Limits, Severity
+from msplit.checks.finding import CheckSettings, Severity, Thresholds
 from msplit.checks.run import CHECKS, expand, near
 from msplit.core.arguments import MAX_STREAMS
 from msplit.cost.gpus import data_sheet, gpu_names, is_sheet_file
@@ -168,14 +168,14 @@ def _shapes(top: Options) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _limits(top: Options) -> Limits:
+def _limits(top: Options) -> Thresholds:
     table = top.mapping("limits")
     if table is None:
-        return Limits()
-    default = Limits()
+        return Thresholds()
+    default = Thresholds()
     edges = table.integer("max_cross_edges", -1, 0, _HUGE)
     moved = table.integer("max_cross_bytes", -1, 0, _HUGE)
-    limits = Limits(
+    limits = Thresholds(
         min_gain=table.number("min_gain", default.min_gain, 0),
         max_imbalance=table.number("max_imbalance", default.max_imbalance, 1),
         max_cross_edges=None if edges < 0 else edges,

@@ -107,7 +107,7 @@ def place(where: str | None) -> tuple[str | None, int | None]:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Thresholds:
     """Thresholds.
 
     Attributes:
@@ -163,7 +163,7 @@ class CheckSettings:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     baseline: str | None = None
     profile: str | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: Thresholds = field(default_factory=Thresholds)
     source: str | None = None
     origin: Mapping[str, str] = field(default_factory=dict)
 

@@ -25,7 +25,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from msplit.assignment.defaults import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
-from msplit.assignment.model import Facts, Shown, opened, price
+from msplit.assignment.model import DisplayMixin, Facts, opened, price
 from msplit.checks.finding import CheckSettings, Finding, Severity, Skip
 from msplit.checks.subject import Check, Subject
 from msplit.core.memory import no_collection
@@ -130,7 +130,7 @@ class Reported:
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Shown):
+class Report(DisplayMixin):
     """What the checks found.
 
     Attributes:

@@ -19,7 +19,7 @@ from msplit.errors import AssignError, MsplitError
 from msplit.flatten.flat import FlatGraph, among, as_written
 from msplit.formats import STREAM_ID
 from msplit.formats.model import Model
-from msplit.rules import Outcome, RuleSet, streamfile
+from msplit.rules import RuleSet, RulesResult, streamfile
 from msplit.rules.auto import NOT_CHOSEN
 from msplit.schedule.bounds import bounds
 from msplit.schedule.judge import Judgement, Prediction, judge, predict
@@ -135,7 +135,7 @@ class Subject:
         return None if self.shapes is None else guesses(self.flat, self.costs, self.shapes)
 
     @cached_property
-    def outcome(self) -> Outcome | AssignError:
+    def outcome(self) -> RulesResult | AssignError:
         """What the rules make of the graph without its ids, those set by hand kept; the error if they contradict each other.
 
         The rule `manual` would keep every id and so find nothing stale: only the nodes of `hand_set` keep theirs. An id out of range is
@@ -150,13 +150,13 @@ class Subject:
             return error
 
     @property
-    def applied(self) -> Outcome:
+    def applied(self) -> RulesResult:
         """Likewise, where they do not.
 
         Raises:
             Skip: They do. MS003 says why.
         """
-        if isinstance(self.outcome, Outcome):
+        if isinstance(self.outcome, RulesResult):
             return self.outcome
         raise Skip("the rules contradict each other on this graph (see MS003)")
 
@@ -173,7 +173,7 @@ class Subject:
     def kernels_not_chosen(self) -> bool:
         """Whether the rules would have chosen larger kernels if they could have run the model."""
         outcome = self.outcome
-        return isinstance(outcome, Outcome) and any(remark.kind == NOT_CHOSEN for remark in outcome.remarks)
+        return isinstance(outcome, RulesResult) and any(remark.kind == NOT_CHOSEN for remark in outcome.remarks)
 
     def names(self, nodes: Sequence[int] | NDArray[np.integer]) -> tuple[str, ...]:
         """Names of the first nodes, as many as a finding holds."""

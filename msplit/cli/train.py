@@ -229,13 +229,13 @@ def command(
 
 def _data(trainer: Trainer, feeding: Feeding, request: BenchRequest, *, endless: bool) -> Data:
     """The data, for the inputs that are not given a value with --input: of each batch the rows of this process."""
-    from msplit.training.data import Batching, constant, open_data, own_data, part, whole
+    from msplit.training.data import BatchOptions, constant, open_data, own_data, part, whole
 
     specs = whole(trainer.specs, trainer.shards)
     fixed = constant(specs, request.inputs)
     if not feeding.data:
         return part(own_data(specs, fixed), trainer.shards, trainer.world.rank)
     epochs = feeding.epochs if feeding.epochs is not None or endless else 1
-    how = Batching(feeding.batch, epochs, feeding.shuffle, request.seed)
+    how = BatchOptions(feeding.batch, epochs, feeding.shuffle, request.seed)
     data = open_data(feeding.data, specs, how, shapes=request.shapes, fixed=fixed)
     return part(data, trainer.shards, trainer.world.rank)

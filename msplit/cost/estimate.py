@@ -24,7 +24,7 @@ import numpy as np
 
 from msplit.core.graph import Floats, Graph, Ints
 from msplit.cost.costs import Costs, Mask, carry, duplicates, on_device, prepared
-from msplit.cost.formulas import FORMULAS, Case, Work, work
+from msplit.cost.formulas import FORMULAS, Case, NodeWork, work
 from msplit.cost.fused_into import Tensors, find_fused_nodes, tensors_of
 from msplit.cost.gpus import ACCESS, BROADCAST, DEFAULT_GPU, REACHED, Gpu, data_sheet, halvings, kernel_times
 from msplit.flatten.flat import FlatGraph
@@ -146,7 +146,7 @@ def _estimate(
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    """Per node what it asks of the device, as `Work` has it for one; beside that the bytes read and written together.
+    """Per node what it asks of the device, as `NodeWork` has it for one; beside that the bytes read and written together.
 
     `singly` says whether it reads and writes single elements.
     """
@@ -263,7 +263,7 @@ class _Classes:
         self.per_element: Floats = np.array(factors, dtype=np.float64)[which]
 
 
-def _work(graph: Graph, shapes: Shapes, tensors: Tensors, node: int, sheet: Gpu) -> Work | None:
+def _work(graph: Graph, shapes: Shapes, tensors: Tensors, node: int, sheet: Gpu) -> NodeWork | None:
     sources = graph.inputs(node)
     inputs = [shapes.shape(source, port) for source, port in sources]
     sizes = [

@@ -21,7 +21,7 @@ from msplit.formats.summary import structure_hash
 
 
 @dataclass(frozen=True)
-class Device:
+class ProfiledDevice:
     """Where a profile was measured.
 
     Attributes:
@@ -56,7 +56,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ProfiledKernel:
     """A measured step, and all steps like it.
 
     Attributes:
@@ -91,7 +91,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfiledStep:
     """One step of the lowered graph.
 
     Attributes:
@@ -104,7 +104,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Shape:
+class InputShape:
     """Type and shape of an input: `dtype` is a name such as ``"float32"``, and all sizes are known."""
 
     dtype: str
@@ -133,13 +133,13 @@ class Profile:
 
     graph_hash: str
     ops: Mapping[str, int]
-    inputs: Mapping[str, Shape]
-    device: Device
+    inputs: Mapping[str, InputShape]
+    device: ProfiledDevice
     precision: str
     layout: str
     constants: Constants
-    kernels: tuple[Kernel, ...]
-    steps: tuple[Step, ...]
+    kernels: tuple[ProfiledKernel, ...]
+    steps: tuple[ProfiledStep, ...]
     one_us: float | None = None
     unmeasured: Mapping[str, int] = field(default_factory=dict)
     made: Mapping[str, Any] = field(default_factory=dict)

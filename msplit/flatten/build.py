@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from msplit.core.dag import DisjointSets
 from msplit.core.graph import CONTROL, FunctionRef, Graph, Ints
 from msplit.errors import GraphError, LoadError
-from msplit.flatten.calls import Body, acting, bodies, body_of, check_arity, find_calls, split
+from msplit.flatten.calls import FunctionBody, acting, bodies, body_of, check_arity, find_calls, split
 from msplit.flatten.control_flow import (
     PickedAttrs,
     check_acyclic,
@@ -222,7 +222,7 @@ def body(model: Model, function_name: str) -> FlatGraph:
 
 
 def _from_inlined(
-    model: Model, root: Body, inputs: Sequence[tuple[str, int, int]], outputs: Sequence[str], inside: str | None
+    model: Model, root: FunctionBody, inputs: Sequence[tuple[str, int, int]], outputs: Sequence[str], inside: str | None
 ) -> FlatGraph:
     """Inlines the calls of a body and keeps what is needed of the result.
 

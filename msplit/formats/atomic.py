@@ -71,7 +71,7 @@ def lock(path: Path, flags: int = os.O_RDONLY) -> int | None:
     return None
 
 
-class Held:
+class FolderLock:
     """The lock of a folder, held until this object is gone."""
 
     def __init__(self, place: Path, descriptor: int) -> None:
@@ -84,11 +84,11 @@ class Held:
         os.close(self._descriptor)
 
 
-_held: WeakValueDictionary[Path, Held] = WeakValueDictionary()
+_held: WeakValueDictionary[Path, FolderLock] = WeakValueDictionary()
 _guard = Lock()
 
 
-def hold(folder: Path) -> Held | None:
+def hold(folder: Path) -> FolderLock | None:
     """Keeps other processes from writing checkpoints into a folder; in this process it may be held several times.
 
     Returns:
@@ -107,7 +107,7 @@ def hold(folder: Path) -> Held | None:
             try:
                 descriptor = lock(place, os.O_RDWR | os.O_CREAT)
                 if descriptor is not None:
-                    _held[place] = held = Held(place, descriptor)
+                    _held[place] = held = FolderLock(place, descriptor)
                     with contextlib.suppress(OSError):  # of a full disk: then it does not say by whom
                         os.ftruncate(descriptor, 0)
                         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())

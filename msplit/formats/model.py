@@ -60,7 +60,7 @@ Nodes = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReadOptions:
     """What was asked of a file that leaves something open, as `reader.read` takes it; None where nothing was."""
 
     tags: tuple[str, ...] | None = None
@@ -122,7 +122,7 @@ class AssignmentRecord:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     gpu: str = ""
     profile: RecordedProfile | None = None
-    loaded: Choice = field(default_factory=Choice)
+    loaded: ReadOptions = field(default_factory=ReadOptions)
     by_hand: Nodes = field(default_factory=dict)
     model_hash: str = ""
 
@@ -192,7 +192,7 @@ def load(path: Path) -> AssignmentRecord:
         shapes={name: tuple(size.whole() for size in shape.items()) for name, shape in top.at("shapes").entries()},
         gpu=top.at("gpu").text(),
         profile=top.at("profile").or_none(_profile),
-        loaded=Choice(
+        loaded=ReadOptions(
             tags=loaded.at("tags").or_none(_texts),
             signature=loaded.at("signature").or_none(JsonValue.text),
             inputs=loaded.at("inputs").or_none(_texts),
@@ -316,7 +316,7 @@ class Model:
     versions: Mapping[str, int] = field(default_factory=dict)
     meta_graph: int = 0
     commented: bool = False
-    choice: Choice = field(default_factory=Choice)
+    choice: ReadOptions = field(default_factory=ReadOptions)
     record: AssignmentRecord | None = None
     record_problem: str | None = None
 

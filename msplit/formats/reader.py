@@ -18,7 +18,7 @@ from msplit.formats.decode import to_graph
 from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Expand, Library
 from msplit.formats.guess import guessed
-from msplit.formats.model import AssignmentRecord, Choice, Format, Model, meta_graphs
+from msplit.formats.model import AssignmentRecord, Format, Model, ReadOptions, meta_graphs
 from msplit.formats.sniffer import main_file, sniff
 from msplit.formats.wire import has_comments, opened, parse_binary, parse_text
 from msplit.opset import schema
@@ -54,11 +54,11 @@ def read(
     path = Path(path)
     kind = sniff(path)
     file = main_file(path)
-    asked = Choice(_tuple(tags), signature, _tuple(inputs), _tuple(outputs))
+    asked = ReadOptions(_tuple(tags), signature, _tuple(inputs), _tuple(outputs))
     message, commented = parse(kind, file)
     found, problem = _record(kind, file) if record else (None, None)
     model = partial(_model, path, kind, file, message, gradients)
-    if found is None or asked != Choice():
+    if found is None or asked != ReadOptions():
         return replace(model(asked), commented=commented, record=found, record_problem=problem)
     try:
         return replace(model(found.loaded), commented=commented, record=found)
@@ -69,7 +69,7 @@ def read(
         return replace(model(asked), commented=commented, record_problem=problem)
 
 
-def _model(path: Path, kind: Format, file: Path, message: Any, gradients: Expand | None, asked: Choice) -> Model:
+def _model(path: Path, kind: Format, file: Path, message: Any, gradients: Expand | None, asked: ReadOptions) -> Model:
     """The model that a message holds."""
     where = str(path)
     tags, signature, inputs, outputs = asked.tags, asked.signature, asked.inputs, asked.outputs

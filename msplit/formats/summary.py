@@ -24,7 +24,7 @@ from msplit.formats.tensors import dtype_name
 
 
 @dataclass(frozen=True)
-class Signature:
+class SignatureSummary:
     """A way to run a graph.
 
     Attributes:
@@ -71,7 +71,7 @@ class GraphContents:
     tags: tuple[str, ...]
     tensorflow: str
     nodes: int
-    signatures: tuple[Signature, ...]
+    signatures: tuple[SignatureSummary, ...]
     functions: tuple[FunctionHead, ...]
     inputs: tuple[Endpoint, ...] = ()
     outputs: tuple[Endpoint, ...] = ()
@@ -122,10 +122,10 @@ def _graph(message: Any, around: Any, kind: Format, where: str) -> GraphContents
     )
 
 
-def _signature(around: Any, name: str) -> Signature:
+def _signature(around: Any, name: str) -> SignatureSummary:
     signature = around.signature_def[name]
     ends = endpoints.of_signature(signature)
-    return Signature(name, signature.method_name, ends.inputs, ends.outputs)
+    return SignatureSummary(name, signature.method_name, ends.inputs, ends.outputs)
 
 
 def _function(function: Any) -> FunctionHead:

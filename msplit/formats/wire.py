@@ -19,7 +19,8 @@ from msplit.errors import LoadError
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
-Buffer = bytes | memoryview | mmap.mmap
+FileBytes = bytes | mmap.mmap
+Buffer = FileBytes | memoryview
 
 
 class NotWireFormat(ValueError):
@@ -133,7 +134,7 @@ def reported(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Buffer]:
+def opened(path: Path) -> Iterator[FileBytes]:
     """The bytes of a file, mapped and not read.
 
     Raises:
@@ -153,13 +154,13 @@ def opened(path: Path) -> Iterator[Buffer]:
                     fix="export a SavedModel: it keeps the weights in files of their own",
                 )
             file = stack.enter_context(path.open("rb"))
-            data: Buffer = b""
+            data: FileBytes = b""
             if info.st_size:
                 data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         yield data
 
 
-def parse_binary(data: Buffer, message: Any, where: str) -> Any:
+def parse_binary(data: FileBytes, message: Any, where: str) -> Any:
     """Parses bytes into a message.
 
     Raises:
@@ -183,7 +184,7 @@ def parse_binary(data: Buffer, message: Any, where: str) -> Any:
     return message
 
 
-def parse_text(data: Buffer, message: Any, where: str) -> Any:
+def parse_text(data: FileBytes, message: Any, where: str) -> Any:
     """Parses protobuf's text format into a message.
 
     Raises:
@@ -216,6 +217,6 @@ def parse_text(data: Buffer, message: Any, where: str) -> Any:
         raise LoadError("the text is nested too deeply", where=where, fix="export the model again") from None
 
 
-def has_comments(data: Buffer) -> bool:
+def has_comments(data: FileBytes) -> bool:
     """Whether a text in protobuf's format has comments."""
     return data.find(b"#") >= 0 and any(found[1] for found in _COMMENT.finditer(data))

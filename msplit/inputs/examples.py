@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import wire
-from msplit.inputs.lookups import Lookup, Use, constant, use_of
+from msplit.inputs.lookups import InputLookup, Use, constant, use_of
 from msplit.opset import schema
 from msplit.opset.traits import PARSERS
 from msplit.shapes.registry import plain_shape
@@ -287,7 +287,7 @@ def _lookup_values(flat: FlatGraph, name: str, values: list[Any], use: Use) -> I
         yield f"{name}.{feature.name}", inside, use_of(flat, feature.node, feature.port)
 
 
-def _met(name: str, values: list[Any], use: Use, lookup: Lookup) -> Hits:
+def _met(name: str, values: list[Any], use: Use, lookup: InputLookup) -> Hits:
     if values and isinstance(values[0], str | bytes):
         values = [item for value in values for item in _words(value, use)]
     if lookup.keys is None:

@@ -24,8 +24,8 @@ from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.files import names_in, read_value
-from msplit.inputs.sparse_ragged import Spec, structure
-from msplit.inputs.special import RANDOM, Kind
+from msplit.inputs.sparse_ragged import InputSpec, structure
+from msplit.inputs.special import RANDOM, InputKind
 from msplit.inputs.values import made_up, scalars
 from msplit.opset import schema
 from msplit.shapes.infer import Fed, input_shapes
@@ -35,7 +35,9 @@ _MOST = 1 << 44
 """Elements of an input: more than any host has bytes."""
 
 
-def feeds_for(flat: FlatGraph, workload: Workload, *, seed: int = 0, kind: Kind = RANDOM) -> dict[str, NDArray[Any]]:
+def feeds_for(
+    flat: FlatGraph, workload: Workload, *, seed: int = 0, kind: InputKind = RANDOM
+) -> dict[str, NDArray[Any]]:
     """A value for every input of a model, as a workload says; see `make_inputs`."""
     return make_inputs(flat, workload.shapes, batch=workload.batch or 1, seed=seed, given=workload.inputs, kind=kind)
 
@@ -47,7 +49,7 @@ def make_inputs(
     batch: int = 1,
     seed: int = 0,
     given: Mapping[str, Path] | None = None,
-    kind: Kind = RANDOM,
+    kind: InputKind = RANDOM,
 ) -> dict[str, NDArray[Any]]:
     """Gives every input of a model a value.
 
@@ -118,7 +120,9 @@ def _by_name(given: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]
     return {**found, **{name: path for name, path in given.items() if name}}
 
 
-def input_specs(flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | None, ...]]) -> tuple[list[Spec], Fed]:
+def input_specs(
+    flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | None, ...]]
+) -> tuple[list[InputSpec], Fed]:
     """What is known of every input, and the shape of each, by node and port, for a batch and some given shapes.
 
     Raises:
@@ -133,11 +137,11 @@ def input_specs(flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | No
         dtype = (endpoint.dtype if endpoint else "") or _dtype(flat, tensor.node, tensor.port)
         stated = endpoint.shape if endpoint else None  # a sparse tensor's parts have none in a signature
         open_shape = declared.get((tensor.node, tensor.port)) if stated is None else stated
-        specs.append(Spec(tensor.name, dtype, open_shape, tensor.node, tensor.port))
+        specs.append(InputSpec(tensor.name, dtype, open_shape, tensor.node, tensor.port))
     return specs, shaped
 
 
-def composite_inputs(flat: FlatGraph, specs: Sequence[Spec], batch: int) -> frozenset[str]:
+def composite_inputs(flat: FlatGraph, specs: Sequence[InputSpec], batch: int) -> frozenset[str]:
     """Inputs that are parts of sparse and ragged ones: how long they are is not for the batch alone to say."""
     found = structure(flat, specs, batch, frozenset())
     return frozenset({*found.fixed, *found.lengths})

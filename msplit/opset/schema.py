@@ -88,7 +88,7 @@ class ArgInfo:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelDef:
     """A way to run an op on a GPU device.
 
     Attributes:
@@ -149,7 +149,7 @@ class OpInfo:
     inputs: tuple[ArgInfo, ...] = ()
     outputs: tuple[ArgInfo, ...] = ()
     stateful: bool = False
-    gpu: tuple[Kernel, ...] = ()
+    gpu: tuple[KernelDef, ...] = ()
     defaults: Attrs = field(default_factory=dict)
 
     def filled(self, attrs: Attrs) -> Attrs:
@@ -180,7 +180,7 @@ def lookup(op: str) -> OpInfo | None:
         outputs=tuple(map(_argument, outputs)),
         stateful=bool(stateful),
         gpu=tuple(
-            Kernel({name: _types(bits) for name, bits in kernel[0].items()}, frozenset(*kernel[1:]))
+            KernelDef({name: _types(bits) for name, bits in kernel[0].items()}, frozenset(*kernel[1:]))
             for kernel in kernels
         ),
         defaults={name: _hashable(value) for name, value in defaults.items()},
@@ -255,7 +255,7 @@ def output_ports(op: str, attrs: Attrs, arg_name: str) -> tuple[int, int | None]
     return None
 
 
-def gpu_kernel(op: str, attrs: Attrs) -> Kernel | None:
+def gpu_kernel(op: str, attrs: Attrs) -> KernelDef | None:
     """What a GPU device would run for a node, None where there is nothing: the node is then the host's."""
     info = lookup(op)
     if info is None or not info.gpu:
@@ -264,7 +264,7 @@ def gpu_kernel(op: str, attrs: Attrs) -> Kernel | None:
     return next((kernel for kernel in info.gpu if kernel.takes(filled)), None)
 
 
-def host_slots(args: tuple[ArgInfo, ...], attrs: Attrs, kernel: Kernel) -> tuple[bool, ...] | None:
+def host_slots(args: tuple[ArgInfo, ...], attrs: Attrs, kernel: KernelDef) -> tuple[bool, ...] | None:
     """Per tensor of some arguments, whether a kernel keeps it in host memory; None where their number can not be told."""
     result: list[bool] = []
     for arg in args:

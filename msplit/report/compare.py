@@ -164,7 +164,7 @@ def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
     )
 
 
-def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | None = None) -> rules.Outcome:
+def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | None = None) -> rules.RulesResult:
     """What rules give, whatever ids the file holds: those came from rules, and as claims of `manual` they would explain themselves.
 
     The record knows others, which were set by hand.

@@ -29,7 +29,7 @@ from msplit.rules import streamfile
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class KernelStreams:
     """Per node the stream of the kernel that does its work, perhaps with that of others; -1 for nodes that launch nothing. And why."""
 
     ids: Ints
@@ -46,7 +46,7 @@ class ChoosesKernels(Protocol):
         tied: Ints,
         candidates: Sequence[str] | None = None,
         wait_us: float | None = None,
-    ) -> Placed | Remark:
+    ) -> KernelStreams | Remark:
         """The best kernels on their best streams; a remark where plain kernels are the best, or it can not be told.
 
         `tied` is per node a group that must share a stream, or -1; `candidates` and `wait_us` are as in the rule `auto`.
@@ -55,7 +55,7 @@ class ChoosesKernels(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
+class RuleContext:
     """What a rule may look at.
 
     Attributes:
@@ -134,7 +134,7 @@ class Rule(Protocol):
     key: ClassVar[str]
     """Its name in YAML."""
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claims nodes that no earlier rule has claimed. Pure: the same arguments give the same result.
 
         Raises:
@@ -143,8 +143,8 @@ class Rule(Protocol):
         ...
 
 
-def in_range(stream: int, context: Context, what: str, where: str | None = None) -> int:
-    """A stream id that exists: `stream`, or, with `Context.wrap`, what the forks make of it.
+def in_range(stream: int, context: RuleContext, what: str, where: str | None = None) -> int:
+    """A stream id that exists: `stream`, or, with `RuleContext.wrap`, what the forks make of it.
 
     The message says that `what` has the id, and `where` it stands.
 

@@ -14,7 +14,7 @@ import numpy as np
 from msplit.analysis.branches import Branches, branches_of
 from msplit.core.dag import distinct
 from msplit.core.graph import UNASSIGNED, Assignment, Floats, Ints
-from msplit.rules.base import Context, Remark, RuleOptions
+from msplit.rules.base import Remark, RuleContext, RuleOptions
 
 _BINS = 4096
 """Most intervals into which time is cut. With fewer different times than that, loads are exact."""
@@ -143,7 +143,7 @@ class Branch:
         """Read the options of the rule from YAML."""
         return cls(options.number("min_cost_us", cls.min_cost_us, 0.0))
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim every node that launches a kernel."""
         branches = branches_of(context.flat, context.costs, context.order_after(assignment))
         if len(branches) == 0:
@@ -217,7 +217,7 @@ def _with_guests(roots: list[list[int]], home: dict[int, int], pinned: Ints) -> 
 
 
 def _claims(
-    context: Context, assignment: Assignment, branches: Branches, units: list[Unit], streams: list[int]
+    context: RuleContext, assignment: Assignment, branches: Branches, units: list[Unit], streams: list[int]
 ) -> list[tuple[Ints, int, str]]:
     kernels, blocks = branches.blocks.kernels, branches.blocks
     names = context.flat.graph.names

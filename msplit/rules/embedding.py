@@ -12,7 +12,7 @@ import numpy as np
 from msplit.analysis.embeddings import Column, columns, default_ops
 from msplit.core.arguments import MAX_STREAMS
 from msplit.core.graph import UNASSIGNED, Assignment
-from msplit.rules.base import Context, Remark, RuleOptions
+from msplit.rules.base import Remark, RuleContext, RuleOptions
 
 Balance = Literal["bytes", "cost", "count"]
 
@@ -54,7 +54,7 @@ class Embedding:
             ops={str(op): extra.integer(op, 0, 0, 1000) for op in extra.names()} if extra else {},
         )
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim the nodes of the columns."""
         flat = context.flat
         found = columns(flat, context.costs, default_ops().extended(self.ops), side_us=self.min_cost_us)
@@ -86,7 +86,7 @@ class Embedding:
         return targets
 
     def _pack(
-        self, found: tuple[Column, ...], targets: list[int], context: Context, assignment: Assignment
+        self, found: tuple[Column, ...], targets: list[int], context: RuleContext, assignment: Assignment
     ) -> list[int]:
         place = np.empty(len(context.flat), np.int64)
         place[context.order_after(assignment)] = np.arange(len(context.flat))

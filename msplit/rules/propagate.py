@@ -9,7 +9,7 @@ import numpy as np
 
 from msplit.analysis.branches import finish_times
 from msplit.core.graph import CONTROL, UNASSIGNED, Assignment, Graph
-from msplit.rules.base import Context, Remark, RuleOptions
+from msplit.rules.base import Remark, RuleContext, RuleOptions
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Propagate:
         """Read the options of the rule from YAML."""
         return cls()
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim what has a claimed neighbour."""
         graph, host = context.flat.graph, context.flat.host
         seen = np.where(host, UNASSIGNED, assignment.ids)

@@ -10,7 +10,7 @@ import numpy as np
 
 from msplit.core.graph import Assignment, Ints
 from msplit.rules import streamfile
-from msplit.rules.base import Context, Remark, RuleOptions, in_range
+from msplit.rules.base import Remark, RuleContext, RuleOptions, in_range
 from msplit.rules.streamfile import Entry, shorten
 
 _MAX_OVERLAPS = 20
@@ -63,7 +63,7 @@ class Regex:
             path = None  # it need not be there any more
         return cls(tuple(entries), "search" if match == "search" else "full", path)
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim the nodes whose names match.
 
         Raises:
@@ -104,7 +104,7 @@ class Regex:
         runs = itertools.groupby(nodes.tolist(), key=lambda node: (streams[owner[node]], reason[owner[node]]))
         return [(np.asarray(list(run), np.int32), stream, why) for (stream, why), run in runs]
 
-    def _overlaps(self, winner: Ints, number: Ints, node: Ints, streams: Ints, context: Context) -> list[Remark]:
+    def _overlaps(self, winner: Ints, number: Ints, node: Ints, streams: Ints, context: RuleContext) -> list[Remark]:
         clash = np.flatnonzero(streams[winner] != streams[number])
         pairs, first, counts = np.unique(
             np.stack([winner[clash], number[clash]]), axis=1, return_index=True, return_counts=True

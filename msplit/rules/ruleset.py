@@ -23,7 +23,7 @@ from msplit.formats.files import read_text
 from msplit.formats.settings import Value, nearest
 from msplit.progress import phase
 from msplit.rules.auto import Auto
-from msplit.rules.base import ChoosesKernels, Context, Remark, Rule, RuleOptions, RulesReading, in_range
+from msplit.rules.base import ChoosesKernels, Remark, Rule, RuleContext, RuleOptions, RulesReading, in_range
 from msplit.rules.branch import Branch
 from msplit.rules.colocation import Colocation
 from msplit.rules.device import Device
@@ -227,7 +227,7 @@ def _shipped() -> Path:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class RulesResult:
     """What a rule set makes of a graph.
 
     Attributes:
@@ -254,7 +254,7 @@ def assign(
     wrap: bool = False,
     kernels: ChoosesKernels | None = None,
     by_hand: NDArray[np.bool_] | None = None,
-) -> Outcome:
+) -> RulesResult:
     """Apply the rules in order, the constraints among them once more at the end.
 
     Args:
@@ -270,7 +270,7 @@ def assign(
     handles = any(getattr(rule, "handles", False) for rule in constraints)
     if streams is not None:
         streams = whole("the number of streams", streams, 1, MAX_STREAMS)
-    context = Context(
+    context = RuleContext(
         flat,
         costs,
         ruleset.streams if streams is None else streams,
@@ -302,10 +302,10 @@ def assign(
         for per_node in (ids, new_ids, new_reason):
             per_node[[node for nodes in others for node in nodes]] = per_node[first]
     assignment = replace(assignment, ids=new_ids, reason=new_reason)
-    return Outcome(assignment, tuple(remarks), context.streams, ids, conflicts)
+    return RulesResult(assignment, tuple(remarks), context.streams, ids, conflicts)
 
 
-def verify(before: Assignment, after: Assignment, rule: Rule, context: Context) -> None:
+def verify(before: Assignment, after: Assignment, rule: Rule, context: RuleContext) -> None:
     """Checks what every rule promises: ids in range, a reason for each, claimed nodes untouched, host nodes left alone.
 
     A constraint may move claimed nodes.
@@ -335,7 +335,7 @@ def _is_constraint(rule: Rule) -> bool:
     return bool(getattr(rule, "constraint", False))
 
 
-def _broken(rule: Rule, what: str, node: int | None, context: Context) -> AssignError:
+def _broken(rule: Rule, what: str, node: int | None, context: RuleContext) -> AssignError:
     where = None if node is None else f"node '{context.flat.graph.names[node]}'"
     return AssignError(
         f"rule '{rule.key}' is wrong: {what}", where=where, fix="please report this; leave the rule out meanwhile"

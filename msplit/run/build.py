@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.analysis.rows import independent_rows
-from msplit.assignment.model import Facts, Shown, opened
+from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core.arguments import listed, whole
 from msplit.engines.base import Arrays, HasState
 from msplit.engines.cuda import engine as cuda
@@ -44,7 +44,7 @@ _ITSELF = "itself, when it was built"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Build(Shown):
+class Build(DisplayMixin):
     """A build on the disk.
 
     Attributes:

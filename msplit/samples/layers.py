@@ -1,6 +1,6 @@
 """The few layers that the hand-written models share, as plain TensorFlow graph ops under readable names.
 
-All of them run inside `Builder.graph`. Weights are `Const -> Identity` pairs named `<scope>/<name>` and
+All of them run inside `ModelBuilder.graph`. Weights are `Const -> Identity` pairs named `<scope>/<name>` and
 `<scope>/<name>/read`, the form that freezing a variable leaves behind.
 
 What a sample is: a frozen graph, the tensors to feed and the tensors to fetch.
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True)
-class Input:
+class SampleInput:
     """One placeholder of a sample.
 
     Attributes:
@@ -56,7 +56,7 @@ class Sample:
 
     name: str
     graph_def: Any
-    inputs: tuple[Input, ...]
+    inputs: tuple[SampleInput, ...]
     outputs: tuple[str, ...]
 
 
@@ -113,7 +113,7 @@ _VALUE_FIELDS = ("tensor_content", "half_val", "float_val", "double_val", "int_v
 
 
 @dataclass(frozen=True)
-class Recipe:
+class WeightRecipe:
     """How the values of one weight are made: uniform over `low <= value < high`, then perhaps centred.
 
     Attributes:
@@ -137,7 +137,7 @@ class Recipe:
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Recipe:
+    def decode(cls, data: bytes) -> WeightRecipe:
         """Read a recipe back.
 
         Raises:
@@ -149,20 +149,20 @@ class Recipe:
             raise ValueError(f"{ATTRIBUTE} holds no weight recipe: {data[:80]!r}") from error
 
 
-def kernel(key: str, seed: int, shape: Sequence[int], gain: float = 1.0) -> Recipe:
+def kernel(key: str, seed: int, shape: Sequence[int], gain: float = 1.0) -> WeightRecipe:
     """Return the recipe of a kernel whose last dimension is its output: variance `gain**2 / fan_in`, centred.
 
     A gain of 1 keeps the size of inputs of mean zero; `RELU_GAIN` that of inputs that come from a ReLU.
     """
     limit = gain * math.sqrt(3.0 / math.prod(shape[:-1]))
-    return Recipe(key, seed, -limit, limit, centred=True)
+    return WeightRecipe(key, seed, -limit, limit, centred=True)
 
 
 # A ReLU leaves (pi - 1) / (2 pi) of a normal value's variance, and centred kernels see nothing but the variance.
 RELU_GAIN = math.sqrt(2 * math.pi / (math.pi - 1))
 
 
-def generate(recipe: Recipe, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+def generate(recipe: WeightRecipe, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     """Return the values of a recipe.
 
     Built on the raw words of a bit generator, which NumPy promises to keep the same between versions (it does not for
@@ -235,7 +235,7 @@ def fill(graph_def: Any) -> Any:
     for node in filled.node:
         if _is_generated(node):
             tensor = node.attr["value"].tensor
-            values = generate(Recipe.decode(node.attr[ATTRIBUTE].s), _shape(tensor), _dtype(node.name, tensor))
+            values = generate(WeightRecipe.decode(node.attr[ATTRIBUTE].s), _shape(tensor), _dtype(node.name, tensor))
             for field in _VALUE_FIELDS:
                 tensor.ClearField(field)
             tensor.tensor_content = values.tobytes()
@@ -256,16 +256,16 @@ def _dtype(name: str, tensor: Any) -> np.dtype[Any]:
     return _DTYPES[tensor.dtype]
 
 
-class Builder:
+class ModelBuilder:
     """Collects one frozen graph: its placeholders, weights and outputs. A batch of None leaves its size unknown.
 
     A subclass may make something else of weights: `make_weight`, `embedding` and `finish` are all that know what they are.
     """
 
     @classmethod
-    def of(cls, seed: int | Builder, batch: int | None) -> Builder:
+    def of(cls, seed: int | ModelBuilder, batch: int | None) -> ModelBuilder:
         """A builder for a seed, or the one that is given instead."""
-        return seed if isinstance(seed, Builder) else cls(seed, batch)
+        return seed if isinstance(seed, ModelBuilder) else cls(seed, batch)
 
     def __init__(self, seed: int, batch: int | None) -> None:
         from msplit.engines.tensorflow.runtime import tensorflow
@@ -276,7 +276,7 @@ class Builder:
         self.seed = seed
         self.batch = batch
         self.graph = tf.Graph()
-        self._inputs: list[Input] = []
+        self._inputs: list[SampleInput] = []
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -289,18 +289,18 @@ class Builder:
         full = (self.batch, *shape)
         with self.graph.as_default():
             tensor = self.tf.compat.v1.placeholder(dtype, full, name=name)
-        self._inputs.append(Input(tensor.op.name, dtype, full, high))
+        self._inputs.append(SampleInput(tensor.op.name, dtype, full, high))
         return tensor
 
     def weight(self, name: str, shape: Sequence[int], low: float, high: float) -> Any:
         """Add a weight, uniform over `low..high`, in the current scope and return the tensor that reads it."""
-        return self.make_weight(name, shape, lambda key: Recipe(key, self.seed, low, high))
+        return self.make_weight(name, shape, lambda key: WeightRecipe(key, self.seed, low, high))
 
     def kernel(self, shape: Sequence[int], name: str = "kernel", gain: float = RELU_GAIN) -> Any:
         """Add a kernel whose last dimension is its output (see `layers.kernel`)."""
         return self.make_weight(name, shape, lambda key: kernel(key, self.seed, shape, gain))
 
-    def make_weight(self, name: str, shape: Sequence[int], recipe: Callable[[str], Recipe]) -> Any:
+    def make_weight(self, name: str, shape: Sequence[int], recipe: Callable[[str], WeightRecipe]) -> Any:
         """Add a weight by the recipe of its full name in the current scope, and return the tensor that reads it."""
         with self.graph.as_default():
             # A splat: the values come from the recipe when the graph is finished.

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from msplit.samples.layers import ATTRIBUTE, Builder, Input, Recipe, Sample, fill, generate, kernel
+from msplit.samples.layers import ATTRIBUTE, ModelBuilder, Sample, SampleInput, WeightRecipe, fill, generate, kernel
 
 
 def deepfm(
-    seed: int | Builder,
+    seed: int | ModelBuilder,
     *,
     categorical: int = 32,
     numeric: int = 16,
@@ -31,7 +31,7 @@ def deepfm(
         numeric: Number of numeric fields, all in the input `numeric`.
         units: Widths of the deep part's layers.
     """
-    b = Builder.of(seed, batch)
+    b = ModelBuilder.of(seed, batch)
     tf = b.tf
     values = b.input("numeric", (numeric,))
     ids = [b.input(f"id_{field}", (), "int32", rows) for field in range(categorical)]
@@ -68,7 +68,7 @@ def deepfm(
 
 
 def dlrm(
-    seed: int | Builder,
+    seed: int | ModelBuilder,
     *,
     tables: int = 26,
     numeric: int = 13,
@@ -87,7 +87,7 @@ def dlrm(
         bottom: Widths of the bottom MLP's hidden layers.
         top: Widths of the top MLP's hidden layers.
     """
-    b = Builder.of(seed, batch)
+    b = ModelBuilder.of(seed, batch)
     tf = b.tf
     values = b.input("numeric", (numeric,))
     ids = [b.input(f"id_{table}", (), "int32", rows) for table in range(tables)]
@@ -112,7 +112,7 @@ def dlrm(
 
 
 def mmoe(
-    seed: int | Builder,
+    seed: int | ModelBuilder,
     *,
     experts: int = 16,
     tasks: int = 2,
@@ -130,7 +130,7 @@ def mmoe(
         units: Widths of an expert's layers.
         tower_units: Widths of a tower's hidden layers.
     """
-    b = Builder.of(seed, batch)
+    b = ModelBuilder.of(seed, batch)
     x = b.input("x", (features,))
     mixed = []
     for expert in range(experts):
@@ -151,7 +151,7 @@ def mmoe(
 
 
 def towers(
-    seed: int | Builder,
+    seed: int | ModelBuilder,
     *,
     towers: int = 40,
     rows: int = 20_000,
@@ -165,7 +165,7 @@ def towers(
         towers: Number of towers, each in the scope `tower_<i>` with its own input `id_<i>`.
         units: Widths of a tower's MLP.
     """
-    b = Builder.of(seed, batch)
+    b = ModelBuilder.of(seed, batch)
     ids = [b.input(f"id_{tower}", (), "int32", rows) for tower in range(towers)]
     parts = []
     for tower, column in enumerate(ids):
@@ -192,10 +192,10 @@ def load_seeded_values(session: Any, variables: Sequence[Any], seed: int) -> Non
     session.run([variable.initializer for variable in variables], values)
 
 
-def _recipe(variable: Any, seed: int) -> Recipe:
+def _recipe(variable: Any, seed: int) -> WeightRecipe:
     shape = tuple(variable.shape)
     if len(shape) < 2 or "embedding" in variable.op.name:
-        return Recipe(variable.op.name, seed, -0.5, 0.5)
+        return WeightRecipe(variable.op.name, seed, -0.5, 0.5)
     return kernel(variable.op.name, seed, shape)
 
 
@@ -278,7 +278,7 @@ def build(
         if node.op == "Const" and node.name in recipes:
             node.attr[ATTRIBUTE].s = recipes[node.name].encode()
     frozen.ClearField("library")
-    inputs = tuple(Input(name, "float32", (batch, 1)) for name in features)
+    inputs = tuple(SampleInput(name, "float32", (batch, 1)) for name in features)
     return Sample("feature_columns", fill(frozen), inputs, (score.op.name,))
 
 

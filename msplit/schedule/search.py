@@ -1,7 +1,7 @@
 """Finds the fastest schedule by measuring: the best candidates first, then local search from the winner.
 
-Nothing here knows a GPU. What measures is a `Device`, what tells the time is a function, so that the search itself can be tested with
-both made up.
+Nothing here knows a GPU: a `MeasuringDevice` measures and a function tells the time, so that the search itself can be tested with both
+made up.
 
 Source of the search: first-improvement local search with a surrogate (the simulator picks which neighbours are worth a measurement), as
 in TVM's auto-tuner (Chen et al. 2018). A gain counts only if it holds in paired rounds *and* in a second build: the same CUDA graph,
@@ -39,7 +39,7 @@ REFINING = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class PlanCandidate:
     """Something to measure. The mode says which kernels: it is a key of the problems that are searched. Waits are those over blocks."""
 
     mode: str
@@ -54,12 +54,12 @@ class Candidate:
         return self.mode, self.schedule.key()
 
 
-def single(problem: Problem, mode: str) -> Candidate:
+def single(problem: Problem, mode: str) -> PlanCandidate:
     """Everything on one stream, as a candidate."""
     return candidate_of(problem, mode, ONE, np.zeros(len(problem), np.int32))
 
 
-def candidate_of(problem: Problem, mode: str, name: str, stream: Ints, order: Ints | None = None) -> Candidate:
+def candidate_of(problem: Problem, mode: str, name: str, stream: Ints, order: Ints | None = None) -> PlanCandidate:
     """A candidate of an assignment, in the better record order where none is given."""
     found = evaluate(problem, stream, order)
     schedule = Schedule(stream, found.order)
@@ -68,19 +68,19 @@ def candidate_of(problem: Problem, mode: str, name: str, stream: Ints, order: In
 
 def simulated_candidate(
     problem: Problem, mode: str, name: str, schedule: Schedule, predicted: float, waits: int
-) -> Candidate:
+) -> PlanCandidate:
     """A candidate of a schedule that was simulated."""
     used = np.unique(schedule.stream[~problem.joints])
-    return Candidate(mode, name, schedule, predicted, waits, max(len(used), 1))
+    return PlanCandidate(mode, name, schedule, predicted, waits, max(len(used), 1))
 
 
-def candidates(problem: Problem, mode: str, streams: int, given: Sequence[tuple[str, Ints]]) -> list[Candidate]:
+def candidates(problem: Problem, mode: str, streams: int, given: Sequence[tuple[str, Ints]]) -> list[PlanCandidate]:
     """Different candidates for two and up to so many streams, those given first."""
     # Large graphs take seconds to simulate: one number of streams more, in between, has to do.
     widths = WIDTHS if len(problem) <= POOL_EFFORT else (10,)
-    found: dict[tuple[str, bytes], Candidate] = {}
+    found: dict[tuple[str, bytes], PlanCandidate] = {}
 
-    def add(candidate: Candidate) -> None:
+    def add(candidate: PlanCandidate) -> None:
         found.setdefault(candidate.key(), candidate)
 
     for name, stream in given:
@@ -127,10 +127,10 @@ CANDIDATES_SHARE = 0.4
 """Share of the time that candidates may take."""
 
 
-class Device(Protocol):
+class MeasuringDevice(Protocol):
     """What runs candidates."""
 
-    def times(self, candidates: Sequence[Candidate], rounds: int) -> Sequence[Sequence[float]]:
+    def times(self, candidates: Sequence[PlanCandidate], rounds: int) -> Sequence[Sequence[float]]:
         """Seconds of a step: per candidate one median per round. In every round all run, in an order drawn anew. It stays built."""
         ...
 
@@ -138,7 +138,7 @@ class Device(Protocol):
         """Forgets what is built: what is measured next is built anew."""
         ...
 
-    def memory(self, candidate: Candidate) -> float:
+    def memory(self, candidate: PlanCandidate) -> float:
         """How many times the memory of one stream, of the same kernels, it needs at its highest; 1 where both are too small to matter."""
         ...
 
@@ -148,7 +148,7 @@ class Device(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """What a search may use: seconds in all, so many streams, and memory, over one stream's. The seed is for what is drawn."""
 
     seconds: float = 20.0
@@ -168,7 +168,7 @@ class Measurement:
         skipped: Why it was not measured, "" if it was.
     """
 
-    candidate: Candidate
+    candidate: PlanCandidate
     seconds: float | None
     gain: float | None
     memory: float
@@ -197,9 +197,9 @@ class Found:
         tried: Neighbours that were measured.
     """
 
-    one: Candidate
-    candidate: Candidate
-    winner: Candidate
+    one: PlanCandidate
+    candidate: PlanCandidate
+    winner: PlanCandidate
     measurements: tuple[Measurement, ...]
     gains: tuple[Gain, ...]
     tried: int
@@ -212,8 +212,8 @@ class _Search:
     """State of one search."""
 
     problems: Mapping[str, Problem]
-    device: Device
-    limits: Limits
+    device: MeasuringDevice
+    limits: SearchLimits
     now: Callable[[], float]
     progress: Progress
     start: float = 0.0
@@ -232,10 +232,10 @@ class _Search:
     def say(self, what: str) -> None:
         self.progress(what, min(1.0, self.spent() / max(self.limits.seconds, 1e-9)))
 
-    def fits(self, candidate: Candidate) -> bool:
+    def fits(self, candidate: PlanCandidate) -> bool:
         return self.memory_of(candidate) <= self.limits.max_memory + 1e-9
 
-    def memory_of(self, candidate: Candidate) -> float:
+    def memory_of(self, candidate: PlanCandidate) -> float:
         """Over one stream's, asked for once."""
         key = candidate.key()
         if key not in self.memory:
@@ -245,8 +245,8 @@ class _Search:
 
 def search(
     problems: Mapping[str, Problem],
-    device: Device,
-    limits: Limits,
+    device: MeasuringDevice,
+    limits: SearchLimits,
     *,
     given: Mapping[str, Sequence[tuple[str, Ints]]] | None = None,
     now: Callable[[], float],
@@ -277,7 +277,7 @@ def search(
         for measurement in measured[:PARENTS]
         if measurement.candidate.streams > 1
     ]
-    ends: list[Candidate] = []
+    ends: list[PlanCandidate] = []
     gains: dict[tuple[str, bytes], tuple[Gain, ...]] = {}
     for number, start in enumerate(finalists):
         if state.left() <= 0:
@@ -296,8 +296,8 @@ def search(
 
 
 def _candidates(
-    state: _Search, mode: str, problem: Problem, given: Mapping[str, Sequence[tuple[str, Ints]]], one: Candidate
-) -> list[Candidate]:
+    state: _Search, mode: str, problem: Problem, given: Mapping[str, Sequence[tuple[str, Ints]]], one: PlanCandidate
+) -> list[PlanCandidate]:
     state.say("simulating candidates" + (f" ({mode})" if len(state.problems) > 1 else ""))
     if not len(problem):
         return []
@@ -305,7 +305,7 @@ def _candidates(
     return [*alone, *candidates(problem, mode, state.limits.streams, given.get(mode, ()))]
 
 
-def _measured(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -> list[Measurement]:
+def _measured(state: _Search, one: PlanCandidate, candidates: Sequence[PlanCandidate]) -> list[Measurement]:
     """Measures candidates, what the simulator likes best first, as long as the time for them lasts."""
     measurements = [Measurement(one, None, 1.0, 1.0)]
     fitting = []
@@ -334,7 +334,7 @@ def _measured(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -
     return sorted(measurements, key=lambda measurement: (measurement.gain is None, -(measurement.gain or 0.0)))
 
 
-def _finals(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -> list[Candidate]:
+def _finals(state: _Search, one: PlanCandidate, candidates: Sequence[PlanCandidate]) -> list[PlanCandidate]:
     """Candidates by their gain over one stream in two further builds, best first. One stream wins ties."""
     distinct = list({candidate.key(): candidate for candidate in [one, *candidates]}.values())
     logs = np.zeros(len(distinct))
@@ -347,7 +347,7 @@ def _finals(state: _Search, one: Candidate, candidates: Sequence[Candidate]) -> 
     return [distinct[number] for number in ranked]
 
 
-def _climb(state: _Search, start: Candidate, origin: str) -> Candidate:
+def _climb(state: _Search, start: PlanCandidate, origin: str) -> PlanCandidate:
     """Local search until `PATIENCE` batches of neighbours in a row gain nothing, or the time is up."""
     problem = state.problems[start.mode]
     chance = random.Random(state.limits.seed)
@@ -373,7 +373,7 @@ def _climb(state: _Search, start: Candidate, origin: str) -> Candidate:
     return best
 
 
-def _holds(state: _Search, best: Candidate, candidate: Candidate) -> float | None:
+def _holds(state: _Search, best: PlanCandidate, candidate: PlanCandidate) -> float | None:
     """The gain of one candidate over another if it holds in this build and in the next, else None."""
     logs = 0.0
     for build in range(2):
@@ -389,10 +389,10 @@ def _holds(state: _Search, best: Candidate, candidate: Candidate) -> float | Non
 
 
 def _pick(
-    state: _Search, problem: Problem, best: Candidate, chance: random.Random, pool: int
-) -> list[tuple[str, Candidate]]:
+    state: _Search, problem: Problem, best: PlanCandidate, chance: random.Random, pool: int
+) -> list[tuple[str, PlanCandidate]]:
     """Some neighbours that have not been measured and fit into memory: those that the simulator likes best, and one at random."""
-    found: list[tuple[str, Candidate]] = []
+    found: list[tuple[str, PlanCandidate]] = []
     looked = 0
     others = [schedule for mode, schedule in state.parents if mode == best.mode]
     for change, schedule in neighbours(problem, best.schedule, state.limits.streams, chance, others):
@@ -410,7 +410,7 @@ def _pick(
     found.sort(key=lambda entry: entry[1].predicted_us)
     if len(found) > NEIGHBOURS:
         found.insert(NEIGHBOURS - 1, found.pop(chance.randrange(NEIGHBOURS - 1, len(found))))
-    chosen: list[tuple[str, Candidate]] = []
+    chosen: list[tuple[str, PlanCandidate]] = []
     for change, candidate in found:
         if len(chosen) == NEIGHBOURS:
             break

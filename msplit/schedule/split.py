@@ -18,13 +18,13 @@ from msplit.cost.gpus import gpu_title
 from msplit.schedule.algorithms import LIST
 from msplit.schedule.choose import best, choose, coarsen
 from msplit.schedule.judge import STREAMS, WORTH
-from msplit.schedule.split_problem import Held, SplitProblem, join, simulate
+from msplit.schedule.split_problem import BlockMemory, SplitProblem, join, simulate
 
 NOT_PLACED = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class GpuSplit:
     """One way to put a model on several GPUs, and what the simulator says of it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Split:
         return len(np.unique(self.gpu)) > 1
 
 
-def splits(split: SplitProblem, streams: int) -> list[Split]:
+def splits(split: SplitProblem, streams: int) -> list[GpuSplit]:
     """All ways that fit, the fastest first.
 
     Args:
@@ -110,11 +110,11 @@ def _packed(split: SplitProblem) -> Ints | None:
     return None
 
 
-def _by_time(table: Held) -> float:
+def _by_time(table: BlockMemory) -> float:
     return table.time_us
 
 
-def _by_bytes(table: Held) -> float:
+def _by_bytes(table: BlockMemory) -> float:
     return table.bytes
 
 
@@ -125,7 +125,7 @@ def _grouped(split: SplitProblem, group: Ints, streams: int) -> SplitProblem:
     leaving = np.zeros(len(problem), np.bool_)
     leaving[src[group[src] != group[dst]]] = True
 
-    def within(held: tuple[Held, ...]) -> tuple[Held, ...]:
+    def within(held: tuple[BlockMemory, ...]) -> tuple[BlockMemory, ...]:
         return tuple(replace(one, blocks=tuple(np.unique(group[list(one.blocks)]).tolist())) for one in held)
 
     grouped = problem.grouped(group)
@@ -245,7 +245,7 @@ class _Lanes:
         self.finish[block] = max((self.finish[one] for one in self.producers(block)), default=0.0)
 
 
-def _simulated(split: SplitProblem, name: str, lane: Ints, streams: int) -> Split:
+def _simulated(split: SplitProblem, name: str, lane: Ints, streams: int) -> GpuSplit:
     """A placement with what the simulator says of it."""
     gpu = np.where(split.blocks.joints, 0, lane // streams).astype(np.int32)
     joined = join(split, lane, streams)
@@ -253,11 +253,11 @@ def _simulated(split: SplitProblem, name: str, lane: Ints, streams: int) -> Spli
 
     joints = split.blocks.joints
 
-    def on(held: Held, place: int) -> bool:
+    def on(held: BlockMemory, place: int) -> bool:
         """Whether a GPU reads it. A joint runs nowhere, whatever stands for its GPU, and has no weights there."""
         return any(gpu[block] == place for block in held.blocks if not joints[block])
 
-    return Split(
+    return GpuSplit(
         name=name,
         lane=lane,
         gpu=gpu,
@@ -290,7 +290,7 @@ class SplitJudgement:
     kind: str
     gpus: int
     one_us: float | None
-    best: Split | None
+    best: GpuSplit | None
     words: str
 
     @property
@@ -339,20 +339,20 @@ def _one(split: SplitProblem, streams: int) -> float:
     return best(choose(problem, streams, names, refining=0)).makespan_us
 
 
-def _told(found: Split, split: SplitProblem) -> str:
+def _told(found: GpuSplit, split: SplitProblem) -> str:
     """What is where, and what crosses."""
     held = " and ".join(_size(bytes) for bytes in found.weights)
     tables = f" ({' and '.join(map(str, found.tables))} tables)" if split.tables else ""
     return f"{split.gpus} GPUs a step takes {found.makespan_us:.0f} µs, with {held} of weights{tables} and {_copies(found)} between them"
 
 
-def _copies(found: Split) -> str:
+def _copies(found: GpuSplit) -> str:
     if found.copies == 1:
         return f"one copy of {_size(found.copied)}"
     return f"{found.copies} copies of {_size(found.copied)} in all"
 
 
-def _loses(split: SplitProblem, one: float, found: Split | None) -> str:
+def _loses(split: SplitProblem, one: float, found: GpuSplit | None) -> str:
     instead = _copies_instead(split)
     if found is None:
         return f"{split.gpus} GPUs do not pay: no way to use more than one was found. {instead}"

@@ -40,7 +40,7 @@ SMALL = 4096
 
 
 @dataclass(frozen=True)
-class Link:
+class GpuLink:
     """What joins two GPUs of a host.
 
     Attributes:
@@ -54,9 +54,9 @@ class Link:
     launch_us: float = 28.0
 
     @staticmethod
-    def of(gpu: Gpu) -> Link:
+    def of(gpu: Gpu) -> GpuLink:
         """That of a data sheet."""
-        return Link(gpu.link_gbs * 1e3, gpu.link_us, gpu.other_gpu_us)
+        return GpuLink(gpu.link_gbs * 1e3, gpu.link_us, gpu.other_gpu_us)
 
     def takes_us(self, bytes: float) -> float:
         """How long a copy takes."""
@@ -64,7 +64,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Held:
+class BlockMemory:
     """Memory that blocks read: a weight, an input of the model, or the tables of an embedding column.
 
     Attributes:
@@ -97,13 +97,13 @@ class SplitProblem:
 
     blocks: Problem
     gpus: int
-    link: Link
+    link: GpuLink
     memory: float
     sent: Floats
     fetched: Floats
-    weights: tuple[Held, ...] = ()
-    inputs: tuple[Held, ...] = ()
-    tables: tuple[Held, ...] = ()
+    weights: tuple[BlockMemory, ...] = ()
+    inputs: tuple[BlockMemory, ...] = ()
+    tables: tuple[BlockMemory, ...] = ()
 
     @property
     def weight_bytes(self) -> float:
@@ -137,7 +137,7 @@ class SplitProblem:
             return np.bincount(block[chosen], costs.out_bytes[chosen], len(problem)).astype(np.float64)
 
         weights = [
-            Held(weight.name, float(weight.bytes), _readers(flat, block, graph.index[weight.name]))
+            BlockMemory(weight.name, float(weight.bytes), _readers(flat, block, graph.index[weight.name]))
             for weight in parameters(graph)
             if weight.bytes >= SMALL
         ]
@@ -145,12 +145,15 @@ class SplitProblem:
         return SplitProblem(
             problem,
             gpus,
-            Link.of(sheet),
+            GpuLink.of(sheet),
             MEMORY_FOR_WEIGHTS * (memory_gb or sheet.memory_gb) * 1e9,
             sums(leaving | fetched),
             sums(fetched),
             tuple(weight for weight in weights if weight.blocks),
-            tuple(Held(graph.names[node], float(costs.out_bytes[node]), _readers(flat, block, node)) for node in fed),
+            tuple(
+                BlockMemory(graph.names[node], float(costs.out_bytes[node]), _readers(flat, block, node))
+                for node in fed
+            ),
             _tables(columns(flat, costs), block),
         )
 
@@ -190,7 +193,7 @@ def _makers(flat: FlatGraph, block: Ints, node: int) -> list[int]:
     return found
 
 
-def _tables(found: tuple[Column, ...], block: Ints) -> tuple[Held, ...]:
+def _tables(found: tuple[Column, ...], block: Ints) -> tuple[BlockMemory, ...]:
     """The columns' tables and blocks. A table is on one GPU, so that columns that share one are together."""
     first: dict[int, int] = {}
     together = DisjointSets(len(found))
@@ -205,7 +208,7 @@ def _tables(found: tuple[Column, ...], block: Ints) -> tuple[Held, ...]:
         held = {lookup.table.parts: lookup.table for column in members for lookup in column.lookups}
         nodes = np.concatenate([column.nodes for column in members])
         tables.append(
-            Held(
+            BlockMemory(
                 next(iter(held.values())).name,
                 float(sum(table.bytes for table in held.values())),
                 tuple(np.unique(block[nodes][block[nodes] >= 0]).tolist()),

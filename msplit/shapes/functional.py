@@ -23,19 +23,19 @@ from msplit.shapes.registry import (
     shape_from,
     shape_function,
 )
-from msplit.shapes.result import FUNCTIONAL, Bound, Outcome, Result, State
+from msplit.shapes.result import FUNCTIONAL, Bound, FunctionShapes, InferenceState, Result
 from msplit.shapes.walk import run
 
 MAX_ROUNDS = 3
 """Walks of a loop's body whose results differ in shape from its arguments; afterwards those shapes count as unknown."""
 
 
-def _function(reference: Any, state: State) -> Function | None:
+def _function(reference: Any, state: InferenceState) -> Function | None:
     name = reference.name if isinstance(reference, FunctionRef) else reference
     return state.functions.get(name) if isinstance(name, str) else None
 
 
-def _walked(function: Function, arguments: Sequence[Bound], state: State) -> tuple[list[Bound], Result] | None:
+def _walked(function: Function, arguments: Sequence[Bound], state: InferenceState) -> tuple[list[Bound], Result] | None:
     """Results of a function for given arguments; None where it calls itself or is given too little."""
     if function.name in state.active or len(arguments) < len(function.parameters):
         return None
@@ -70,16 +70,16 @@ def _inputs(node: Node, first: int = 0) -> list[Bound]:
     ]
 
 
-def call(node: Node, state: State) -> Outcome | None:
+def call(node: Node, state: InferenceState) -> FunctionShapes | None:
     """A call: the function is named by the attribute `f` (of a launch of XLA `function`), or by the op itself."""
     function = _function(node.attr("function" if node.op == "XlaLaunch" else "f", node.op), state)
     if function is None:
         return None
     walked = _walked(function, _inputs(node), state)
-    return None if walked is None else Outcome(walked[0], {"f": (function, walked[1])})
+    return None if walked is None else FunctionShapes(walked[0], {"f": (function, walked[1])})
 
 
-def branch(node: Node, state: State) -> Outcome | None:
+def branch(node: Node, state: InferenceState) -> FunctionShapes | None:
     """If and Case: what all branches have in common."""
     if "Case" in node.op:
         attributes = {f"branches[{index}]": item for index, item in enumerate(node.attr("branches", ()))}
@@ -99,7 +99,7 @@ def branch(node: Node, state: State) -> Outcome | None:
     stated = node.attr("output_shapes") or ()
     if outputs is None or not complete:
         outputs = [Bound(shape) for shape in stated] or [Bound(None)] * node.outputs
-    return Outcome(_stated(outputs, stated), bodies)
+    return FunctionShapes(_stated(outputs, stated), bodies)
 
 
 def _stated(outputs: list[Bound], stated: Sequence[Shape]) -> list[Bound]:
@@ -132,7 +132,7 @@ def _grown_handle(before: Handle | None, after: Handle | None) -> Handle | None:
     return Handle(shape, before.length if before.length == after.length else None)
 
 
-def loop(node: Node, state: State) -> Outcome | None:
+def loop(node: Node, state: InferenceState) -> FunctionShapes | None:
     """While: walks the body until what goes in is what comes out.
 
     Values are passed on only for what the body gives back as it came (a loop invariant).
@@ -153,7 +153,7 @@ def loop(node: Node, state: State) -> Outcome | None:
     for attempt in range(MAX_ROUNDS + 1):
         walked = _walked(body, carried, state)
         if walked is None:
-            return Outcome([Bound(shape) for shape in stated], {}) if stated else None
+            return FunctionShapes([Bound(shape) for shape in stated], {}) if stated else None
         following = [
             Bound(join(before.shape, after.shape), before.value, _grown_handle(before.handle, after.handle))
             for before, after in zip(carried, walked[0], strict=True)
@@ -176,7 +176,7 @@ def loop(node: Node, state: State) -> Outcome | None:
         asked = condition.results[0]
         counted = functools.partial(_counted, (condition, body), (tested[1], walked[1]), node)
         trips = trip_count(condition.body, (asked.node, asked.port), counted)
-    return Outcome(_stated(carried, stated), bodies, trips)
+    return FunctionShapes(_stated(carried, stated), bodies, trips)
 
 
 def _counted(

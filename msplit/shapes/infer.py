@@ -37,7 +37,7 @@ from msplit.shapes.registry import (
     plain_shape,
     shape_text,
 )
-from msplit.shapes.result import Result, State, key_of
+from msplit.shapes.result import InferenceState, Result, key_of
 from msplit.shapes.values import missing
 from msplit.shapes.walk import run
 
@@ -354,7 +354,7 @@ def inferred(
     graph = flat.graph
     back = flat.back_edges
     overrides: dict[tuple[int, int], Shape] = dict(fed)
-    result = run(graph, State(graph.functions), overrides)
+    result = run(graph, InferenceState(graph.functions), overrides)
     for attempt in range(MAX_PASSES):
         changed = False
         for src, port, dst in zip(back.src.tolist(), back.port.tolist(), back.dst.tolist(), strict=True):
@@ -365,7 +365,7 @@ def inferred(
                 changed = True
         if not changed:
             break
-        result = run(graph, State(graph.functions), overrides)
+        result = run(graph, InferenceState(graph.functions), overrides)
     return result, assumed
 
 

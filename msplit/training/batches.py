@@ -14,10 +14,10 @@ import numpy as np
 
 from msplit.engines.base import Feeds, is_array, is_tensor, type_name
 from msplit.errors import EngineError, LoadError
-from msplit.inputs.sparse_ragged import Spec
+from msplit.inputs.sparse_ragged import InputSpec
 from msplit.shapes.registry import shape_text
 
-Specs = Mapping[str, Spec]
+Specs = Mapping[str, InputSpec]
 
 
 def batches_of(dataset: Any, inputs: Sequence[str], where: str = "the data") -> Iterator[Feeds]:
@@ -109,7 +109,7 @@ _LAST_WORD = 5.0
 """Seconds that a thread has to end once nobody wants more: it may be waiting for a disk."""
 
 
-class Ahead(Iterator[Item]):
+class Prefetched(Iterator[Item]):
     """The same items in the same order, made by a thread, up to `depth` of them before they are asked for.
 
     Close it to end the thread early. What the items raise is raised here, in its place among them.

@@ -40,7 +40,7 @@ _FIX = "give an .npz with one array per input, TFRecords (*.tfrecord), or module
 
 
 @dataclass(frozen=True)
-class Batching:
+class BatchOptions:
     """How data become batches.
 
     Attributes:
@@ -86,7 +86,7 @@ def constant(specs: Specs, files: Mapping[str, Path]) -> dict[str, NDArray[Any]]
 def open_data(
     sources: Sequence[str],
     specs: Specs,
-    how: Batching,
+    how: BatchOptions,
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     fixed: Feeds | None = None,
@@ -125,7 +125,7 @@ def own_data(specs: Specs, fixed: Feeds) -> Data:
     return Data(lambda _: itertools.repeat(fixed), {"data": "the graph's own"})
 
 
-def _opened(sources: Sequence[str], specs: Specs, how: Batching, shapes: Mapping[str, tuple[int, ...]]) -> Data:
+def _opened(sources: Sequence[str], specs: Specs, how: BatchOptions, shapes: Mapping[str, tuple[int, ...]]) -> Data:
     if len(sources) == 1 and is_function(sources[0]):
         return _function(sources[0], specs, how)
     paths = [Path(path) for source in sources for path in _paths(source)]
@@ -155,7 +155,7 @@ def _head(path: Path) -> bytes:
 # --- Arrays
 
 
-def _arrays(path: Path, specs: Specs, how: Batching) -> Data:
+def _arrays(path: Path, specs: Specs, how: BatchOptions) -> Data:
     """One array for each input, cut along its first dimension; one of the very shape of its input is fed whole at every step."""
     there = names_in(path)
     for name in specs:
@@ -202,14 +202,14 @@ def _arrays(path: Path, specs: Specs, how: Batching) -> Data:
     return Data(start, {"data": "arrays", "rows": count, **_described(how)})
 
 
-def _described(how: Batching) -> dict[str, Any]:
+def _described(how: BatchOptions) -> dict[str, Any]:
     return {"batch": how.batch, "shuffle": how.shuffle, **({"seed": how.seed} if how.shuffle else {})}
 
 
 # --- TFRecords
 
 
-def _records(paths: Sequence[Path], specs: Specs, how: Batching, shapes: Mapping[str, tuple[int, ...]]) -> Data:
+def _records(paths: Sequence[Path], specs: Specs, how: BatchOptions, shapes: Mapping[str, tuple[int, ...]]) -> Data:
     """Records in order. Where the model has one input and that takes strings, they are its values; otherwise they are Examples with a
     feature for each input."""
     where = str(paths[0])
@@ -309,7 +309,7 @@ def _without_rest(batches: Iterator[Feeds], specs: Specs) -> Iterator[Feeds]:
             yield feeds
 
 
-def _function(source: str, specs: Specs, how: Batching) -> Data:
+def _function(source: str, specs: Specs, how: BatchOptions) -> Data:
     """What a function gives: an iterable of batches, which is an epoch; it is called anew for each. Of `batch`, `seed`, `epoch` and `start`
     (how many batches went before) it is told what it takes. Where it takes no `start`, what went before is gone through and dropped.
     A last batch with fewer rows is what is left over of an epoch."""

@@ -16,7 +16,7 @@ from msplit.core.arguments import number, whole
 from msplit.core.statistics import Ratio, Summary
 from msplit.engines.base import Arrays, Engine, Executable, HasState, Job, Timeline
 from msplit.errors import EndOfData, EngineError
-from msplit.verify.compare import Comparison
+from msplit.verify.compare import ModelComparison
 
 SCHEMA_VERSION = 1
 
@@ -62,7 +62,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Check:
+class OutputCheck:
     """One comparison of a variant's outputs.
 
     Attributes:
@@ -75,7 +75,7 @@ class Check:
     against: str
     precision: str
     inputs: int
-    comparison: Comparison
+    comparison: ModelComparison
 
     @property
     def passed(self) -> bool:
@@ -112,7 +112,7 @@ class VariantResult:
     engine: str
     streams: int
     facts: Mapping[str, Any] = field(default_factory=dict)
-    checks: tuple[Check, ...] = ()
+    checks: tuple[OutputCheck, ...] = ()
     skipped: str = ""
     host: Summary | None = None
     launch: Summary | None = None
@@ -286,7 +286,7 @@ class Running:
     variant: Variant
     partner: str | None
     executable: Executable | None = None
-    checks: list[Check] = field(default_factory=list)
+    checks: list[OutputCheck] = field(default_factory=list)
     skipped: str = ""
     burst: int = 1
     host: list[list[list[float]]] = field(default_factory=list)

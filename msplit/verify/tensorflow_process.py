@@ -33,7 +33,7 @@ from msplit.engines.tensorflow.session import SessionExecutable
 from msplit.engines.variables import storage
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.model import Choice
+from msplit.formats.model import ReadOptions
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.make import composite_inputs, input_specs, make_inputs
 from msplit.inputs.reference import Reference
@@ -46,11 +46,11 @@ LONGEST = 600.0
 
 
 @dataclass(frozen=True, eq=False)
-class Spec:
+class JobSpec:
     """What it is to run: a `Job`, of which the graph does not travel, but where its model is and what was chosen of it."""
 
     model: Path
-    choice: Choice
+    choice: ReadOptions
     ids: Ints
     streams: int
     feeds: Arrays
@@ -93,7 +93,7 @@ class Elsewhere:
     def __init__(self, job: Job) -> None:
         model = job.flat.model
         self._process = Process("msplit.verify.tensorflow_process", "TensorFlow with other options")
-        spec = Spec(
+        spec = JobSpec(
             model.path, model.choice, job.ids, job.streams, job.feeds, job.precision, job.tensorflow, job.op_libraries
         )
         try:
@@ -149,7 +149,7 @@ class Elsewhere:
         self._process.close()
 
 
-def build(spec: Spec) -> Executable:
+def build(spec: JobSpec) -> Executable:
     """Makes it ready, in the process that runs it."""
     if spec.options.private_threads:  # read when a device is made
         os.environ["TF_GPU_THREAD_MODE"] = "gpu_private"
@@ -205,10 +205,6 @@ def _timed(executable: Executable, feeds: Arrays) -> float:
     start = time.perf_counter()
     executable.step(feeds)
     return time.perf_counter() - start
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
 
 
 def initial_state(flat: FlatGraph, *, op_libraries: Sequence[Path] = ()) -> dict[str, NDArray[Any]]:
@@ -365,3 +361,7 @@ def _of_file(flat: FlatGraph, reference: Reference) -> tuple[int | None, Shapes]
 
 def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)[:8]) + (", …" if len(names) > 8 else "") or "none"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

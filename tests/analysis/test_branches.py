@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.analysis.branches import Blocks, Kernels, find
+from msplit.analysis.branches import Blocks, KernelGraph, find
 from msplit.analysis.inventory import branches_that_matter
 from msplit.analysis.order import canonical
 from tests.graphs import build, parse
@@ -15,7 +15,7 @@ from tests.model_shapes import inception, lstm
 
 
 def contracted(text):
-    kernels = Kernels.of(*parse(text))
+    kernels = KernelGraph.of(*parse(text))
     return kernels, Blocks.from_kernels(kernels)
 
 
@@ -58,7 +58,7 @@ def test_groups_of_control_inputs_do_not_multiply_edges():
 
 def test_useful_time_is_what_a_like_block_could_use():
     flat, costs = parse("a:MatMul@10us; b:MatMul@10us; c:MatMul@10us", share=[0.2, 0.75, 1.0])
-    assert Blocks.from_kernels(Kernels.of(flat, costs)).useful_us.tolist() == [10.0, 5.0, 0.0]
+    assert Blocks.from_kernels(KernelGraph.of(flat, costs)).useful_us.tolist() == [10.0, 5.0, 0.0]
 
 
 def test_long_chains_need_no_recursion():
@@ -66,7 +66,7 @@ def test_long_chains_need_no_recursion():
     flat, costs = build(
         [f"n{i}" for i in range(count)], ["Relu"] * count, [(i, 0, i + 1, 0) for i in range(count - 1)], [1.0] * count
     )
-    blocks = Blocks.from_kernels(Kernels.of(flat, costs))
+    blocks = Blocks.from_kernels(KernelGraph.of(flat, costs))
     assert len(blocks) == 1
     assert blocks.time_us.tolist() == [count]
 
@@ -88,7 +88,7 @@ def test_who_waits_for_whom_stays_the_same(data):
     flat, costs = build([f"n{i}" for i in range(count)], ["MatMul"] * count, found, times)
     full = networkx.DiGraph([(s, d) for s, _, d, _ in found])
     full.add_nodes_from(range(count))
-    kernels = Kernels.of(flat, costs)
+    kernels = KernelGraph.of(flat, costs)
     blocks = Blocks.from_kernels(kernels)
     real = [k for k in range(len(kernels)) if kernels.time_us[k] > 0]
     assert sorted(kernels.node[real].tolist()) == [node for node in range(count) if times[node] > 0]
@@ -144,7 +144,7 @@ def test_nodes_that_no_output_needs_come_last():
 
 def branches_of(graph):
     flat, costs = parse(graph) if isinstance(graph, str) else graph
-    return flat, find(Blocks.from_kernels(Kernels.of(flat, costs)))
+    return flat, find(Blocks.from_kernels(KernelGraph.of(flat, costs)))
 
 
 def paths(flat, branches):

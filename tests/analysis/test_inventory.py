@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from msplit.analysis import inventory
-from msplit.analysis.branches import Blocks, Kernels, find
+from msplit.analysis.branches import Blocks, KernelGraph, find
 from msplit.analysis.colocation import groups
 from msplit.analysis.embeddings import columns
 from msplit.analysis.inventory import level_width, max_antichain
@@ -96,7 +96,7 @@ def test_tables_say_how_often_they_are_used():
 
 def both(graph, **named):
     flat, costs = parse(graph) if isinstance(graph, str) else graph
-    kernels = Kernels.of(flat, costs)
+    kernels = KernelGraph.of(flat, costs)
     return flat, level_width(kernels), max_antichain(find(Blocks.from_kernels(kernels)), **named)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from msplit.checks import CheckSettings, Limits, Subject, examine
+from msplit.checks import CheckSettings, Subject, Thresholds, examine
 from msplit.core.dag import Dag
 from msplit.cost import estimate, infer
 from msplit.flatten import flatten
@@ -16,11 +16,11 @@ from tests.graphs import parse
 def report(graph, code="MS", *, rules=None, plan=None, against=None, streams=None, folder=None, **settings):
     """The report of the checks of a code on a graph: text as in tests/graphs.py, or (flat graph, costs).
 
-    `rules` is the text of a rules file, `against` another graph, `settings` are fields of `CheckSettings` and of `Limits`.
+    `rules` is the text of a rules file, `against` another graph, `settings` are fields of `CheckSettings` and of `Thresholds`.
     """
     flat, costs = parse(graph) if isinstance(graph, str) else graph
-    limits = {key: settings.pop(key) for key in list(settings) if key in Limits.__dataclass_fields__}
-    chosen = CheckSettings(**{"select": (code,), **settings}, streams=streams, limits=Limits(**limits))
+    limits = {key: settings.pop(key) for key in list(settings) if key in Thresholds.__dataclass_fields__}
+    chosen = CheckSettings(**{"select": (code,), **settings}, streams=streams, limits=Thresholds(**limits))
     ruleset = None if rules is None else parse_rules(rules, "rules.yaml", folder=folder, streams=streams)
     if against is not None:
         against = (parse(against)[0] if isinstance(against, str) else against).model

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from msplit.checks import CheckSettings, Limits, Severity, config
+from msplit.checks import CheckSettings, Severity, Thresholds, config
 from msplit.errors import MsplitError
 
 FULL = """
@@ -69,7 +69,7 @@ def test_every_setting_is_read_from_both_kinds_of_file(tmp_path, name, text):
         batch=128,
         gpu="H200",
         shapes={"image": (1, 224, 224, 3), "n": (7,)},
-        limits=Limits(1.2, 3.0, 0, 10, 1.0, 0.0),
+        limits=Thresholds(1.2, 3.0, 0, 10, 1.0, 0.0),
         source=str(path),
     )
 

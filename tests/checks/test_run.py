@@ -15,7 +15,7 @@ import pytest
 from msplit.api import load
 from msplit.checks import CHECKS, CheckSettings, Severity, check, lookup
 from msplit.checks import run as baselines
-from msplit.checks.finding import Limits
+from msplit.checks.finding import Thresholds
 from msplit.checks.run import MOST_FINDINGS, chosen, expand
 from msplit.errors import MsplitError
 from msplit.report import findings
@@ -52,12 +52,12 @@ def test_every_page_says_what_why_how_and_names_its_limits(check):
         assert re.search(r"[.`]$", text), text
         assert "  " not in text
     for limit in check.limits:
-        assert limit in Limits.__dataclass_fields__
+        assert limit in Thresholds.__dataclass_fields__
         assert limit in check.what
 
 
 def test_every_limit_belongs_to_a_check():
-    assert {limit for check in CHECKS.values() for limit in check.limits} == set(Limits.__dataclass_fields__)
+    assert {limit for check in CHECKS.values() for limit in check.limits} == set(Thresholds.__dataclass_fields__)
 
 
 def test_codes_are_chosen_by_their_beginnings():

@@ -16,7 +16,7 @@ from msplit import formats
 from msplit.errors import MsplitError, WriteError
 from msplit.formats import atomic
 from msplit.formats import model as records
-from msplit.formats.model import AssignmentRecord, Choice, RecordedProfile, RecordedRules
+from msplit.formats.model import AssignmentRecord, ReadOptions, RecordedProfile, RecordedRules
 
 SAMPLE = Path("sample_graphs/mmoe_small.pb")
 SAVED = Path("sample_graphs/keras_lookup")
@@ -49,7 +49,7 @@ lists = st.lists(texts, max_size=3).map(tuple)
         shapes=st.dictionaries(texts, st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=2),
         gpu=texts,
         profile=st.none() | st.builds(RecordedProfile, texts, st.just("a" * 64)),
-        loaded=st.builds(Choice, st.none() | lists, st.none() | texts, st.none() | lists, st.none() | lists),
+        loaded=st.builds(ReadOptions, st.none() | lists, st.none() | texts, st.none() | lists, st.none() | lists),
         by_hand=st.dictionaries(texts, lists, max_size=2),
         model_hash=st.just("b" * 64),
     )
@@ -92,7 +92,7 @@ def test_a_link_to_a_model_has_its_record(tmp_path):
 
 
 def test_what_was_asked_of_the_file_is_asked_again_unless_something_else_is(tmp_path):
-    loaded = Choice(outputs=("expert_0/dense_0/MatMul",))
+    loaded = ReadOptions(outputs=("expert_0/dense_0/MatMul",))
     write(tmp_path / "m.pb", record=replace(RECORD, loaded=loaded))
     assert [end.node for end in formats.read(tmp_path / "m.pb").outputs] == ["expert_0/dense_0/MatMul"]
     other = formats.read(tmp_path / "m.pb", outputs=["expert_1/dense_0/MatMul"])
@@ -101,7 +101,7 @@ def test_what_was_asked_of_the_file_is_asked_again_unless_something_else_is(tmp_
 
 
 def test_what_it_asks_in_vain_is_no_error_of_the_model(tmp_path):
-    for loaded in (Choice(("serve",), "score"), Choice(outputs=("ghost",))):
+    for loaded in (ReadOptions(("serve",), "score"), ReadOptions(outputs=("ghost",))):
         write(tmp_path / "m.pb", record=replace(RECORD, loaded=loaded))
         found = formats.read(tmp_path / "m.pb")
         assert (found.record, "does not fit it" in found.record_problem) == (None, True)

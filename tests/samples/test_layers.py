@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from msplit import samples
 from msplit.opset import schema
-from msplit.samples.layers import ATTRIBUTE, Recipe, generate, kernel
+from msplit.samples.layers import ATTRIBUTE, WeightRecipe, generate, kernel
 
 DT = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "float16": 19}
 shapes = st.lists(st.integers(1, 7), min_size=1, max_size=4).map(tuple)
@@ -46,7 +46,7 @@ def test_values_never_change_between_machines_and_versions():
 
 @given(shapes, st.sampled_from(["float32", "float64", "float16"]), st.integers(0, 5), st.booleans())
 def test_values_have_shape_type_and_range(shape, dtype, seed, centred):
-    made = generate(Recipe("k", seed, -0.5, 1.5, centred), shape, dtype)
+    made = generate(WeightRecipe("k", seed, -0.5, 1.5, centred), shape, dtype)
     assert made.shape == shape
     assert made.dtype == dtype
     # Centring moves a column by at most half the range.
@@ -57,7 +57,7 @@ def test_values_have_shape_type_and_range(shape, dtype, seed, centred):
 
 @given(shapes, st.integers(-5, 5), st.integers(1, 100))
 def test_integers_stay_inside_their_range(shape, low, count):
-    made = generate(Recipe("k", 0, low, low + count), shape, np.int64)
+    made = generate(WeightRecipe("k", 0, low, low + count), shape, np.int64)
     assert made.min() >= low
     assert made.max() < low + count
 
@@ -74,26 +74,26 @@ def test_a_kernel_keeps_the_variance_of_its_input():
 
 
 def test_key_and_seed_both_decide_the_values():
-    made = [generate(Recipe(key, seed, 0, 1), (50,)) for key, seed in (("a", 0), ("a", 1), ("b", 0))]
+    made = [generate(WeightRecipe(key, seed, 0, 1), (50,)) for key, seed in (("a", 0), ("a", 1), ("b", 0))]
     assert len({values.tobytes() for values in made}) == 3
 
 
 def test_a_recipe_reads_back():
-    recipe = Recipe("scope/käse", 3, -0.1, math.pi, True)
-    assert Recipe.decode(recipe.encode()) == recipe
+    recipe = WeightRecipe("scope/käse", 3, -0.1, math.pi, True)
+    assert WeightRecipe.decode(recipe.encode()) == recipe
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"nonsense", b'{"key": "a", "unknown": 1}', b"\xff"])
 def test_a_broken_recipe_is_an_error_that_names_the_attribute(data):
     with pytest.raises(ValueError, match=ATTRIBUTE):
-        Recipe.decode(data)
+        WeightRecipe.decode(data)
 
 
 def test_strip_drops_large_generated_values_only_and_fill_restores_them():
     graph = schema.graph_pb2.GraphDef()
     graph.versions.producer = 12
-    constant(graph, "large", (32, 40), Recipe("large", 0, -1, 1))
-    constant(graph, "small", (32,), Recipe("small", 0, -1, 1))
+    constant(graph, "large", (32, 40), WeightRecipe("large", 0, -1, 1))
+    constant(graph, "small", (32,), WeightRecipe("small", 0, -1, 1))
     constant(graph, "foreign", (32, 40))
     graph.node.add(name="x", op="Placeholder").attr["dtype"].type = 1
     filled = samples.fill(graph)
@@ -110,7 +110,7 @@ def test_strip_drops_large_generated_values_only_and_fill_restores_them():
 
 def test_strip_and_fill_leave_their_argument_alone():
     graph = schema.graph_pb2.GraphDef()
-    constant(graph, "large", (32, 40), Recipe("large", 0, -1, 1))
+    constant(graph, "large", (32, 40), WeightRecipe("large", 0, -1, 1))
     before = graph.SerializeToString(deterministic=True)
     filled = samples.fill(graph)
     assert graph.SerializeToString(deterministic=True) == before
@@ -121,7 +121,7 @@ def test_strip_and_fill_leave_their_argument_alone():
 
 def test_a_renamed_weight_keeps_its_values():
     graph = schema.graph_pb2.GraphDef()
-    constant(graph, "w", (32, 40), Recipe("w", 0, -1, 1))
+    constant(graph, "w", (32, 40), WeightRecipe("w", 0, -1, 1))
     renamed = samples.fill(graph)
     renamed.node[0].name = "imported/w"
     assert (values(samples.fill(samples.strip(renamed)), "imported/w") == values(samples.fill(graph), "w")).all()
@@ -130,14 +130,14 @@ def test_a_renamed_weight_keeps_its_values():
 @pytest.mark.parametrize("dtype", DT)
 def test_every_type_with_a_generator_is_filled(dtype):
     graph = schema.graph_pb2.GraphDef()
-    constant(graph, "w", (10, 3), Recipe("w", 0, 0, 50), dtype)
+    constant(graph, "w", (10, 3), WeightRecipe("w", 0, 0, 50), dtype)
     tensor = samples.fill(graph).node[0].attr["value"].tensor
     assert len(tensor.tensor_content) == 30 * np.dtype(dtype).itemsize
 
 
 def test_a_type_without_a_generator_is_an_error_that_names_the_node():
     graph = schema.graph_pb2.GraphDef()
-    constant(graph, "flags", (10,), Recipe("flags", 0, 0, 1)).attr["value"].tensor.dtype = 10
+    constant(graph, "flags", (10,), WeightRecipe("flags", 0, 0, 1)).attr["value"].tensor.dtype = 10
     with pytest.raises(ValueError, match="'flags'"):
         samples.fill(graph)
 
@@ -157,6 +157,6 @@ def test_an_unknown_name_lists_the_known_ones():
 
 
 def test_an_integer_input_without_a_limit_is_an_error():
-    sample = samples.Sample("odd", None, (samples.Input("ids", "int32", (None,)),), ())
+    sample = samples.Sample("odd", None, (samples.SampleInput("ids", "int32", (None,)),), ())
     with pytest.raises(ValueError, match="'ids'"):
         samples.make_inputs(sample)

@@ -17,7 +17,7 @@ from msplit.core.graph import Assignment, Edges
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import Auto
-from msplit.rules.base import Context
+from msplit.rules.base import RuleContext
 from msplit.rules.ruleset import verify
 from tests.graphs import build
 
@@ -56,7 +56,7 @@ def seconds(count: int) -> float:
 
 def main(count: int) -> None:
     flat, costs = large(count)
-    context, start = Context(flat, costs, 8), Assignment.empty(len(flat))
+    context, start = RuleContext(flat, costs, 8), Assignment.empty(len(flat))
     begin = time.process_time()
     found, _ = Auto().apply(context, start)
     spent = time.process_time() - begin

@@ -11,7 +11,7 @@ import pytest
 
 from msplit.schedule.choose import best, choose
 from msplit.schedule.problem import Problem
-from msplit.schedule.search import Candidate, Limits, search
+from msplit.schedule.search import PlanCandidate, SearchLimits, search
 from msplit.schedule.simulate import evaluate
 from tests.schedule import problems
 
@@ -35,23 +35,23 @@ class FakeDevice:
     def __init__(
         self,
         problems: dict[str, Problem],
-        truth: Callable[[Candidate, float], float] = lambda candidate, simulated: simulated,
+        truth: Callable[[PlanCandidate, float], float] = lambda candidate, simulated: simulated,
         *,
         noise: float = 0.0,
         luck: float = 0.0,
-        memory: Callable[[Candidate], float] = lambda candidate: 1.0,
+        memory: Callable[[PlanCandidate], float] = lambda candidate: 1.0,
     ) -> None:
         self.problems, self.truth, self.noise, self.luck, self._memory = problems, truth, noise, luck, memory
         self.clock = 0.0
         self.built: dict[tuple[str, bytes], float] = {}
         self.simulated: dict[tuple[str, bytes, bytes], float] = {}
         self.chance = random.Random(1)
-        self.measured: list[Candidate] = []
+        self.measured: list[PlanCandidate] = []
 
     def now(self) -> float:
         return self.clock
 
-    def true_us(self, candidate: Candidate) -> float:
+    def true_us(self, candidate: PlanCandidate) -> float:
         """What a step takes; each candidate is simulated once, though it is measured many times."""
         stream, order = candidate.schedule.stream, candidate.schedule.order
         key = (candidate.mode, stream.tobytes(), order.tobytes())
@@ -60,7 +60,7 @@ class FakeDevice:
             self.simulated[key] = found.simulation.makespan_us
         return self.truth(candidate, self.simulated[key])
 
-    def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
+    def times(self, candidates: Sequence[PlanCandidate], rounds: int) -> list[list[float]]:
         self.clock += STEP * rounds * len(candidates)
         self.measured += candidates
         found = []
@@ -73,7 +73,7 @@ class FakeDevice:
     def renew(self) -> None:
         self.built.clear()
 
-    def memory(self, candidate: Candidate) -> float:
+    def memory(self, candidate: PlanCandidate) -> float:
         return self._memory(candidate)
 
     def describe(self) -> str:
@@ -81,7 +81,7 @@ class FakeDevice:
 
 
 def run(problem: Problem, device: FakeDevice, **limits):
-    return search({"plain": problem}, device, Limits(**{"seconds": 30.0, "streams": 4, **limits}), now=device.now)
+    return search({"plain": problem}, device, SearchLimits(**{"seconds": 30.0, "streams": 4, **limits}), now=device.now)
 
 
 def test_where_the_simulator_is_right_the_winner_is_no_worse_than_the_best_candidate():
@@ -156,7 +156,7 @@ def test_the_budget_holds():
 def test_kernels_that_are_faster_win():
     slow, fast = experts(6), Problem.of(experts(6).dag, experts(6).time_us * 0.7, 0.05)
     device = FakeDevice({"plain": slow, "fused": fast})
-    found = search({"plain": slow, "fused": fast}, device, Limits(60.0, 4), now=device.now)
+    found = search({"plain": slow, "fused": fast}, device, SearchLimits(60.0, 4), now=device.now)
     assert found.one.mode == "plain"
     assert found.winner.mode == "fused"
     assert {measurement.candidate.mode for measurement in found.measurements} == {"plain", "fused"}
@@ -169,7 +169,9 @@ def test_given_candidates_compete():
         {"plain": problem},
         lambda candidate, simulated: 10.0 if candidate.name.startswith("mine") else 20.0 + candidate.streams,
     )
-    found = search({"plain": problem}, device, Limits(20.0, 4), given={"plain": [("mine", wanted)]}, now=device.now)
+    found = search(
+        {"plain": problem}, device, SearchLimits(20.0, 4), given={"plain": [("mine", wanted)]}, now=device.now
+    )
     assert found.candidate.name == "mine"
     assert found.winner.name.startswith("mine")
 

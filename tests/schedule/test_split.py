@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.schedule.split import judge_split, splits
-from msplit.schedule.split_problem import Held, Link, SplitProblem
+from msplit.schedule.split_problem import BlockMemory, GpuLink, SplitProblem
 from tests.campaign import examples
 from tests.schedule.problems import FREE, Builder, problems
 
@@ -28,7 +28,7 @@ def towers(
         tops.append(node)
     b.kernel(*tops, time=2.0)
     problem = b.problem()
-    return SplitProblem(problem, gpus, Link(), 1e12, np.full(len(problem), sent), np.zeros(len(problem)), **more)
+    return SplitProblem(problem, gpus, GpuLink(), 1e12, np.full(len(problem), sent), np.zeros(len(problem)), **more)
 
 
 def test_heavy_towers_pay_and_the_gain_is_told():
@@ -58,13 +58,13 @@ def test_what_crosses_decides():
     far = replace(near, sent=np.full(len(near.blocks), 1e9))
     assert judge_split(near, "h200").kind == "pays"
     assert judge_split(far, "h200").kind == "loses"
-    assert judge_split(replace(far, link=Link(bytes_per_us=1e9)), "h200").kind == "pays"
+    assert judge_split(replace(far, link=GpuLink(bytes_per_us=1e9)), "h200").kind == "pays"
 
 
 def of_tables(*sizes: float, memory: float, gpus: int = 2) -> SplitProblem:
     """A lookup of each table, joined once."""
     split = towers(len(sizes), 1, 5.0, gpus=gpus)
-    tables = tuple(Held(f"t{number}", size, (number,), 5.0) for number, size in enumerate(sizes))
+    tables = tuple(BlockMemory(f"t{number}", size, (number,), 5.0) for number, size in enumerate(sizes))
     return replace(split, memory=memory, weights=tables, tables=tables)
 
 
@@ -99,11 +99,13 @@ def test_no_split_breaks_the_bounds_or_the_memory(problem, seed, gpus, streams):
     random = np.random.default_rng(seed)
     count = len(problem)
     weights = tuple(
-        Held(f"w{number}", float(random.integers(1, 100)), tuple(np.unique(random.integers(0, count, 2)).tolist()))
+        BlockMemory(
+            f"w{number}", float(random.integers(1, 100)), tuple(np.unique(random.integers(0, count, 2)).tolist())
+        )
         for number in range(3 if count else 0)
     )
     memory = float(random.integers(50, 300))
-    split = SplitProblem(problem, gpus, Link(), memory, random.random(count) * 1e6, np.zeros(count), weights)
+    split = SplitProblem(problem, gpus, GpuLink(), memory, random.random(count) * 1e6, np.zeros(count), weights)
     for found in splits(split, streams):
         kernels = ~problem.joints
         assert found.gpu[kernels].max(initial=0) < gpus
@@ -128,7 +130,7 @@ def test_what_must_share_a_stream_does():
     for _ in range(6):
         b.kernel(time=100.0, share=1.0)
     problem = b.problem(machine=FREE, tie=[0, 1, 0, 1, 0, 1], contracted=False)
-    split = SplitProblem(problem, 2, Link(), 1e12, np.zeros(6), np.zeros(6))
+    split = SplitProblem(problem, 2, GpuLink(), 1e12, np.zeros(6), np.zeros(6))
     for found in splits(split, 2):
         assert len(set(found.lane[::2].tolist())) == len(set(found.lane[1::2].tolist())) == 1
     assert splits(split, 2)[0].several

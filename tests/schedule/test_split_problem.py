@@ -14,14 +14,14 @@ from msplit.schedule.plan_check import check
 from msplit.schedule.problem import Problem
 from msplit.schedule.simulate import plan_of
 from msplit.schedule.simulate import simulate as simulate_one
-from msplit.schedule.split_problem import INPUTS, Held, Link, SplitProblem, join, simulate
+from msplit.schedule.split_problem import INPUTS, BlockMemory, GpuLink, SplitProblem, join, simulate
 from tests.campaign import examples
 from tests.schedule.problems import FREE, Builder, problems
 
-NEAR = Link(bytes_per_us=1e3, copy_us=4.0, launch_us=0.0)
+NEAR = GpuLink(bytes_per_us=1e3, copy_us=4.0, launch_us=0.0)
 
 
-def split_of(problem: Problem, gpus: int = 2, link: Link = NEAR, **more) -> SplitProblem:
+def split_of(problem: Problem, gpus: int = 2, link: GpuLink = NEAR, **more) -> SplitProblem:
     count = len(problem)
     return SplitProblem(problem, gpus, link, 1e12, **{"sent": np.full(count, 1e3), "fetched": np.zeros(count), **more})
 
@@ -98,7 +98,7 @@ def test_inputs_are_on_the_first_gpu_and_outputs_are_wanted_there():
     b = Builder()
     b.kernel(time=10.0)
     problem = b.problem(machine=FREE)
-    fed = {"inputs": (Held("x", 2e3, (0,)),), "fetched": np.asarray([3e3])}
+    fed = {"inputs": (BlockMemory("x", 2e3, (0,)),), "fetched": np.asarray([3e3])}
     joined, found = play(split_of(problem, **fed), [1])
     assert joined.copies == {(0, 0): 3e3, (INPUTS, 1): 2e3}
     assert found.makespan_us == pytest.approx(6 + 10 + 7)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from msplit.engines.base import Feeds
 from msplit.engines.cuda.options import Shards
 from msplit.errors import LoadError, MsplitError, RankLost
-from msplit.inputs.sparse_ragged import Spec
+from msplit.inputs.sparse_ragged import InputSpec
 from msplit.training import hosts, rendezvous
 from msplit.training.data import Data, part, shards_of, whole
 from msplit.training.hosts import Hosts, Rank
@@ -115,8 +115,8 @@ def test_what_is_asked_wrong(tmp_path: Path) -> None:
 # --- Rows
 
 
-def specs(**shapes: tuple[int | None, ...] | None) -> dict[str, Spec]:
-    return {name: Spec(name, "float32", shape, at, 0) for at, (name, shape) in enumerate(shapes.items())}
+def specs(**shapes: tuple[int | None, ...] | None) -> dict[str, InputSpec]:
+    return {name: InputSpec(name, "float32", shape, at, 0) for at, (name, shape) in enumerate(shapes.items())}
 
 
 def test_how_a_batch_is_split() -> None:

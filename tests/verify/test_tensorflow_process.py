@@ -123,7 +123,9 @@ def test_threads_of_a_device_are_asked_for_before_it_is_made(monkeypatch: pytest
     monkeypatch.setenv("TF_GPU_THREAD_COUNT", "1")
     one = job(private_threads=3)
     model = one.flat.model
-    spec = tensorflow_process.Spec(model.path, model.choice, one.ids, 2, one.feeds, Precision.TF32, one.tensorflow, ())
+    spec = tensorflow_process.JobSpec(
+        model.path, model.choice, one.ids, 2, one.feeds, Precision.TF32, one.tensorflow, ()
+    )
     executable = tensorflow_process.build(spec)
     assert (os.environ["TF_GPU_THREAD_MODE"], os.environ["TF_GPU_THREAD_COUNT"]) == ("gpu_private", "3")
     assert executable.step(one.feeds)

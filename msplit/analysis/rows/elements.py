@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from msplit.analysis.rows.node import ANY, View, agreed, not_along, refused_input, rule, rules
-from msplit.analysis.rows.states import FIXED, Array, Listed, Mixed, Mixes, PerRow, State, either, merged
+from msplit.analysis.rows.states import FIXED, Array, ListState, MixedRows, Mixes, PerRow, RowState, either, merged
 from msplit.core.graph import Function
 from msplit.opset.traits import ops_with
 from msplit.shapes.registry import Shape
@@ -22,7 +22,7 @@ _CORES = {"per vector": 1, "per matrix": 2, "per image": 3}
 """How many axes from the last on an op treats as a whole, by trait."""
 
 
-def broadcast(states: Sequence[State], shapes: Sequence[Shape]) -> PerRow:
+def broadcast(states: Sequence[RowState], shapes: Sequence[Shape]) -> PerRow:
     """The state of what tensors are broadcast to.
 
     Raises:
@@ -50,13 +50,13 @@ def broadcast(states: Sequence[State], shapes: Sequence[Shape]) -> PerRow:
 
 
 @rules(PER_ELEMENT)
-def per_element(view: View) -> State:
+def per_element(view: View) -> RowState:
     """All inputs are broadcast."""
     return broadcast(view.states, view.inputs)
 
 
 @rule("Select")
-def select(view: View) -> State:
+def select(view: View) -> RowState:
     """The condition may be a vector that chooses along the first axis."""
     condition = view.ranked(0)
     if len(condition) != 1:
@@ -66,12 +66,12 @@ def select(view: View) -> State:
 
 
 @rule("SelectV2")
-def select_v2(view: View) -> State:
+def select_v2(view: View) -> RowState:
     """All three are broadcast."""
     return broadcast(view.states, view.inputs)
 
 
-def _core(view: View, size: int) -> State:
+def _core(view: View, size: int) -> RowState:
     """The last `size` axes are treated as a whole; rows lie along one before, in every input that is not a parameter."""
     found = []
     for slot, state in enumerate(view.states):
@@ -108,7 +108,7 @@ def per_item(view: View) -> PerRow:
 
 
 @rule("MaxPoolV2")
-def max_pool_v2(view: View) -> State:
+def max_pool_v2(view: View) -> RowState:
     """Pooling whose window is an input."""
     if view.whole(1)[0] != 1 or view.whole(2)[0] != 1:
         raise Mixes("has a window over several items")
@@ -116,7 +116,7 @@ def max_pool_v2(view: View) -> State:
 
 
 @rule("MaxPoolWithArgmax")
-def max_pool_with_argmax(view: View) -> State:
+def max_pool_with_argmax(view: View) -> RowState:
     """Places may be counted over the whole batch."""
     if view.attr("include_batch_in_index", False):
         raise Mixes("counts places over the whole batch")
@@ -124,7 +124,7 @@ def max_pool_with_argmax(view: View) -> State:
 
 
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput", sizes=(0,))
-def transposed_convolution(view: View) -> State:
+def transposed_convolution(view: View) -> RowState:
     """A convolution whose result has a given shape, that of the batch included."""
     view.fixed(1)
     state = view.rows(2)
@@ -146,7 +146,7 @@ def channels(view: View, slot: int = 0) -> int:
 
 
 @rule("BiasAdd", "BiasAddV1")
-def bias_add(view: View) -> State:
+def bias_add(view: View) -> RowState:
     """A fixed vector along the channels."""
     state = view.rows(0)
     view.only(0)
@@ -155,7 +155,7 @@ def bias_add(view: View) -> State:
 
 
 @rule(*sorted(ops_with("batch norm")), "_FusedBatchNormEx")
-def batch_norm(view: View) -> list[State]:
+def batch_norm(view: View) -> list[RowState]:
     """By fixed statistics; those of the batch come from all rows."""
     if view.attr("is_training", True):
         raise Mixes("normalizes by the mean and variance of the batch")
@@ -166,7 +166,7 @@ def batch_norm(view: View) -> list[State]:
 
 
 @rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
-def cross_entropy(view: View) -> State:
+def cross_entropy(view: View) -> RowState:
     """A loss for each row of logits and labels, and its gradient."""
     state = agreed([view.rows(0), view.rows(1)])
     not_along(state, 1, "works along the rows")
@@ -174,7 +174,7 @@ def cross_entropy(view: View) -> State:
 
 
 @rule("InTopK", "InTopKV2")
-def in_top_k(view: View) -> State:
+def in_top_k(view: View) -> RowState:
     """Whether a target is among the largest of its row."""
     view.only(0, 1)
     state = agreed([view.rows(0), view.rows(1)])
@@ -183,7 +183,7 @@ def in_top_k(view: View) -> State:
 
 
 @rule("LowerBound", "UpperBound")
-def bound(view: View) -> State:
+def bound(view: View) -> RowState:
     """The place of each value in a sorted vector, one per row or one for all."""
     values = view.rows(1)
     if view.states[0] is FIXED and values.axis == 1:
@@ -194,7 +194,7 @@ def bound(view: View) -> State:
 
 
 @rule("CombinedNonMaxSuppression")
-def suppression(view: View) -> State:
+def suppression(view: View) -> RowState:
     """The best boxes of each image."""
     view.only(0, 1)
     state = agreed([view.rows(0), view.rows(1)])
@@ -204,20 +204,20 @@ def suppression(view: View) -> State:
 
 
 @rule("LookupTableFind", "LookupTableFindV2")
-def find(view: View) -> State:
+def find(view: View) -> RowState:
     """A key at a time, in a table that stays as it is."""
     view.only(1)
     return view.rows(1)
 
 
 @rule("DecodeCSV")
-def decode_csv(view: View) -> State:
+def decode_csv(view: View) -> RowState:
     """A record at a time; the defaults are fixed."""
     view.only(0)
     return view.rows(0)
 
 
-def _cell(view: View, axis: int, slots: Mapping[int, int]) -> State:
+def _cell(view: View, axis: int, slots: Mapping[int, int]) -> RowState:
     """A step of a recurrent cell, or all of them.
 
     Args:
@@ -243,7 +243,7 @@ rule("BlockLSTM", "BlockLSTMV2")(lambda view: _cell(view, 1, {1: 1, 2: 0, 3: 0})
 
 @rule("Print", "CheckNumerics", "CheckNumericsV2", sizes=ANY, places=True, each=True)
 @rules(ops_with("identity") | ops_with("forwards"), sizes=ANY, places=True, each=True)
-def passing(view: View) -> State:
+def passing(view: View) -> RowState:
     """The first input, whatever it is."""
     return view.states[0]
 
@@ -252,14 +252,14 @@ rule("IdentityN", sizes=ANY, places=True, each=True)(lambda view: list(view.stat
 
 
 @rule("TensorArrayV3", always=True)
-def new_array(view: View) -> list[State]:
+def new_array(view: View) -> list[RowState]:
     """A tensor array of TensorFlow 1, of a fixed length."""
     view.only()
     return [Array(view.key), FIXED]
 
 
 @rule("TensorArrayWriteV3", always=True)
-def write_array(view: View) -> State:
+def write_array(view: View) -> RowState:
     """An element at a fixed place; what comes out only orders what is done."""
     view.only(0, 2)
     view.held.write(view.states[0], view.states[2])
@@ -267,7 +267,7 @@ def write_array(view: View) -> State:
 
 
 @rule("TensorArrayScatterV3", always=True)
-def scatter_array(view: View) -> State:
+def scatter_array(view: View) -> RowState:
     """Elements along the first axis, at fixed places."""
     view.only(0, 2)
     view.held.write(view.states[0], _taken_apart(view.states[2]))
@@ -275,27 +275,27 @@ def scatter_array(view: View) -> State:
 
 
 @rule("TensorArrayReadV3", always=True)
-def read_array(view: View) -> State:
+def read_array(view: View) -> RowState:
     """An element from a fixed place."""
     view.only(0)
     return view.held.read(view.states[0])
 
 
 @rule("TensorArrayGatherV3", always=True)
-def gather_array(view: View) -> State:
+def gather_array(view: View) -> RowState:
     """Elements from fixed places, stacked."""
     view.only(0)
     return _stacked(view.held.read(view.states[0]))
 
 
 @rule("TensorArraySizeV3", "TensorArrayCloseV3", always=True)
-def array_size(view: View) -> State:
+def array_size(view: View) -> RowState:
     """The length, which is fixed."""
     view.only(0)
     return FIXED
 
 
-def _taken_apart(state: State) -> State:
+def _taken_apart(state: RowState) -> RowState:
     if state is FIXED:
         return FIXED
     if not isinstance(state, PerRow) or state.tells:
@@ -305,7 +305,7 @@ def _taken_apart(state: State) -> State:
     return replace(state, axis=state.axis - 1)
 
 
-def _stacked(state: State | None) -> State:
+def _stacked(state: RowState | None) -> RowState:
     if isinstance(state, PerRow):
         return replace(state, axis=state.axis + 1)
     if state is None or state is FIXED:
@@ -313,34 +313,34 @@ def _stacked(state: State | None) -> State:
     raise Mixes(refused_input(state, 0))
 
 
-def _listed(view: View) -> Listed:
+def _listed(view: View) -> ListState:
     state = view.states[0]
-    if isinstance(state, Listed):
+    if isinstance(state, ListState):
         return state
     if state is FIXED:
-        return Listed(FIXED)
+        return ListState(FIXED)
     raise Mixes(refused_input(state, 0))
 
 
-def _with(held: Listed, element: State) -> Listed:
-    return Listed(element if held.element is None else either(held.element, element))
+def _with(held: ListState, element: RowState) -> ListState:
+    return ListState(element if held.element is None else either(held.element, element))
 
 
 @rule("TensorListReserve", "EmptyTensorList", sizes=(0,), always=True)
-def new_list(view: View) -> State:
+def new_list(view: View) -> RowState:
     """The shape of elements that are not there yet may name the number of rows; how many there are is fixed."""
     view.only(0)
-    return Listed()
+    return ListState()
 
 
 @rule("TensorListFromTensor", sizes=(1,))
-def from_tensor(view: View) -> State:
+def from_tensor(view: View) -> RowState:
     """A list along the first axis."""
-    return Listed(_taken_apart(view.states[0]))
+    return ListState(_taken_apart(view.states[0]))
 
 
 @rule("TensorListSetItem", "TensorListPushBack")
-def put(view: View) -> State:
+def put(view: View) -> RowState:
     """An element is put in, at a fixed place."""
     slot = 2 if view.op == "TensorListSetItem" else 1
     view.only(0, slot)
@@ -351,7 +351,7 @@ def put(view: View) -> State:
 
 @rule("TensorListGetItem", sizes=(2,))
 @rule("TensorListPopBack", sizes=(1,))
-def get(view: View) -> State | list[State]:
+def get(view: View) -> RowState | list[RowState]:
     """An element from a fixed place."""
     held = _listed(view)
     if view.op == "TensorListGetItem":
@@ -360,14 +360,14 @@ def get(view: View) -> State | list[State]:
     return [held, held.element or _unwritten(view)]
 
 
-def _unwritten(view: View) -> State:
+def _unwritten(view: View) -> RowState:
     # Zeros, of a shape that may have the rows anywhere.
     raise Mixes("reads an element that nothing was written to")
 
 
 @rule("TensorListStack", sizes=(1,))
 @rule("TensorListGather", sizes=(2,))
-def stack(view: View) -> State:
+def stack(view: View) -> RowState:
     """All elements, or those at fixed places, stacked."""
     if view.op == "TensorListGather":
         view.fixed(1)
@@ -376,7 +376,7 @@ def stack(view: View) -> State:
 
 
 @rule("TensorListLength", "TensorListElementShape")
-def length(view: View) -> State:
+def length(view: View) -> RowState:
     """The length is fixed, the shape of an element is not."""
     if view.op == "TensorListLength" or _listed(view).element is FIXED:
         return FIXED
@@ -384,20 +384,20 @@ def length(view: View) -> State:
 
 
 @rule("TensorListResize")
-def resize(view: View) -> State:
+def resize(view: View) -> RowState:
     """To a fixed length."""
     view.only(0)
     return _listed(view)
 
 
 @rule("Switch", "RefSwitch", sizes=(0,), places=True)
-def switch(view: View) -> State:
+def switch(view: View) -> RowState:
     """One of two ways, by a condition that is fixed."""
     _chosen(view, 1)
     return view.states[0]
 
 
-Body = Callable[[Function, Result, list[State]], list[State]]
+Body = Callable[[Function, Result, list[RowState]], list[RowState]]
 """From a function, its shapes and the states of its arguments to the states of its results."""
 
 
@@ -406,7 +406,7 @@ def _chosen(view: View, slot: int) -> None:
         raise Mixes("chooses by what depends on rows")
 
 
-def call(view: View, bodies: Mapping[str, tuple[Function, Result]], walk: Body) -> list[State]:
+def call(view: View, bodies: Mapping[str, tuple[Function, Result]], walk: Body) -> list[RowState]:
     """What a node that runs functions gives."""
     if not bodies:
         raise Mixes("runs a function that can not be followed")
@@ -422,7 +422,7 @@ def call(view: View, bodies: Mapping[str, tuple[Function, Result]], walk: Body) 
     return [functools.reduce(merged, states) for states in zip(*found, strict=True)]
 
 
-def _loop(view: View, bodies: Mapping[str, tuple[Function, Result]], walk: Body) -> list[State]:
+def _loop(view: View, bodies: Mapping[str, tuple[Function, Result]], walk: Body) -> list[RowState]:
     """The states that a loop does not change: each round what the body gives is joined with what it took."""
     if set(bodies) != {"body", "cond"}:
         raise Mixes("runs a function that can not be followed")
@@ -430,7 +430,7 @@ def _loop(view: View, bodies: Mapping[str, tuple[Function, Result]], walk: Body)
     # A list may learn what its elements are, and nothing else may change.
     for _ in range(len(carried) + 2):
         (asked,) = walk(*bodies["cond"], carried)
-        if isinstance(asked, Mixed):
+        if isinstance(asked, MixedRows):
             raise Mixes(asked.refusal)
         if asked is not FIXED:
             raise Mixes("runs as often as rows say")

@@ -24,10 +24,10 @@ from msplit.analysis.rows.states import (
     NUMBERS,
     PLACE,
     POSITIONS,
-    Distinct,
     Mixes,
     PerRow,
-    State,
+    RowState,
+    UniqueValues,
     sizes_state,
 )
 from msplit.opset.traits import ops_with
@@ -38,19 +38,19 @@ _SUMMED = "sums over the rows"
 
 
 @rule("MatMul", "_FusedMatMul", "SparseMatMul")
-def matmul(view: View) -> State:
+def matmul(view: View) -> RowState:
     """A product of two matrices; what else a fused one takes is fixed."""
     view.only(0, 1)
     return _product(view, (), ("transpose_a", "transpose_b"))
 
 
 @rules(ops_with("batch matmul") | {"BatchMatMulV3"})
-def batch_matmul(view: View) -> State:
+def batch_matmul(view: View) -> RowState:
     """A product of matrices for each place of the axes before."""
     return _product(view, ("adj_x", "adj_y"), ())
 
 
-def _product(view: View, adjoint: Sequence[str], transposed: Sequence[str]) -> State:
+def _product(view: View, adjoint: Sequence[str], transposed: Sequence[str]) -> RowState:
     """Rows lie along the axis of the result that comes from one operand alone, or along one that is shared."""
     turned = [bool(view.attr(name, False)) for name in (*adjoint, *transposed)]
     shapes = [view.ranked(0), view.ranked(1)]
@@ -78,7 +78,7 @@ def _product(view: View, adjoint: Sequence[str], transposed: Sequence[str]) -> S
 
 
 @rule("Einsum", "XlaEinsum")
-def einsum(view: View) -> State:
+def einsum(view: View) -> RowState:
     """The rows have one name in all operands that have them, and in the result."""
     equation = str(view.attr("equation", "")).replace(" ", "")
     given, _, result = equation.partition("->")
@@ -120,7 +120,7 @@ def _named(term: str, shape: Shape) -> list[str]:
 
 
 @rule("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm", "ReduceJoin")
-def reduction(view: View) -> State:
+def reduction(view: View) -> RowState:
     """Over other axes than that of the rows."""
     view.only(0)
     state = view.rows(0)
@@ -133,7 +133,7 @@ def reduction(view: View) -> State:
 
 
 @rule("ArgMax", "ArgMin")
-def arg_max(view: View) -> State:
+def arg_max(view: View) -> RowState:
     """Along another axis than the rows."""
     view.only(0)
     state = view.rows(0)
@@ -144,7 +144,7 @@ def arg_max(view: View) -> State:
 
 
 @rule("GatherV2", "Gather", "ResourceGather", "KvResourceGather", "KvResourceGatherV1", places=True, each=True)
-def gather(view: View) -> State:
+def gather(view: View) -> RowState:
     """Entries of a table that all rows share, or of each row; along other axes than the rows, or by shared leading axes."""
     axis, batch = 0, int(view.attr("batch_dims", 0))
     table, ids = view.states[0], view.states[1]
@@ -156,7 +156,7 @@ def gather(view: View) -> State:
         axis = axis_of(axis, len(view.ranked(0))) if table is not FIXED or axis < 0 else axis
     elif view.op == "Gather" or table is FIXED:
         axis = batch
-    if table is FIXED and isinstance(ids, Distinct):
+    if table is FIXED and isinstance(ids, UniqueValues):
         if axis != 0 or batch:
             raise Mixes("looks up along another axis")
         return ids
@@ -166,7 +166,7 @@ def gather(view: View) -> State:
             raise Mixes("looks up the place of a row in the batch")
         not_before(rows, batch)
         return replace(rows, axis=rows.axis - batch + axis)
-    if isinstance(table, Distinct):
+    if isinstance(table, UniqueValues):
         rows = view.rows(1)
         if rows.tells != INDICES or rows.origin != table.origin or axis != 0 or batch:
             raise Mixes("looks up in a list that all rows have made")
@@ -212,7 +212,7 @@ def not_before(rows: PerRow, batch: int) -> None:
 
 
 @rule("GatherNd", "ResourceGatherNd", places=True)
-def gather_nd(view: View) -> State:
+def gather_nd(view: View) -> RowState:
     """Elements by coordinates, the first of which may be the number of the row."""
     indices = view.ranked(1)
     depth, rank = indices[-1], len(indices)
@@ -239,7 +239,7 @@ def gather_nd(view: View) -> State:
 
 
 @rule("DenseBincount")
-def dense_bincount(view: View) -> State:
+def dense_bincount(view: View) -> RowState:
     """The counts of each vector of a matrix."""
     state, shape = view.rows(0), view.ranked(0)
     if len(shape) != 2 or state.axis != 0:
@@ -267,7 +267,7 @@ def _product_of_linear(sizes: list[Linear]) -> Linear:
 
 
 @rule("Where")
-def where(view: View) -> State:
+def where(view: View) -> RowState:
     """The places of what is true."""
     state = view.rows(0)
     if (state.axis, state.outer) != (0, 1) or (state.inner is None and not state.group):
@@ -289,7 +289,7 @@ def _coordinates(view: View, slot: int) -> PerRow:
 
 
 @rule("SparseReshape", sizes=(1, 2), places=True)
-def sparse_reshape(view: View) -> list[State]:
+def sparse_reshape(view: View) -> list[RowState]:
     """Coordinates of which the first stays that of the row."""
     state, old, new = _coordinates(view, 0), asked_sizes(view, 1), asked_sizes(view, 2)
     rest, known = _product_of_linear(old[1:]), _product_of_linear([item for item in new[1:] if item != (-1, 0)])
@@ -304,7 +304,7 @@ def sparse_reshape(view: View) -> list[State]:
 
 
 @rule("SparseFillEmptyRows", sizes=(2,), places=True)
-def fill_empty_rows(view: View) -> list[State]:
+def fill_empty_rows(view: View) -> list[RowState]:
     """Rows without an entry get one."""
     view.fixed(3)
     state = _coordinates(view, 0)
@@ -312,16 +312,16 @@ def fill_empty_rows(view: View) -> list[State]:
     if asked_sizes(view, 2)[0] != _ONE_EACH:
         raise Mixes("makes another number of rows")
     listed = PerRow(0, 1, None, group=_FILLED + view.key)
-    return [replace(listed, tells=COORDINATES, column=1), listed, PerRow(0), Distinct(view.key)]
+    return [replace(listed, tells=COORDINATES, column=1), listed, PerRow(0), UniqueValues(view.key)]
 
 
 @rule("Unique")
-def unique(view: View) -> list[State]:
+def unique(view: View) -> list[RowState]:
     """The different values, of use together with the index of each entry alone."""
     state = view.rows(0)
     if state.tells:
         raise Mixes(PLACE)
-    return [Distinct(view.key), replace(state, tells=INDICES, origin=view.key)]
+    return [UniqueValues(view.key), replace(state, tells=INDICES, origin=view.key)]
 
 
 def _row_numbers(view: View, slot: int, count: int | None) -> PerRow:
@@ -344,10 +344,10 @@ def _row_numbers(view: View, slot: int, count: int | None) -> PerRow:
 
 @rules(ops_with("sparse segment"), places=True)
 @rule(*(f"{op}WithNumSegments" for op in sorted(ops_with("sparse segment"))), sizes=(3,), places=True)
-def sparse_segments(view: View) -> State:
+def sparse_segments(view: View) -> RowState:
     """Rows of a table for each entry, combined per row."""
     table, ids = view.states[0], view.rows(1)
-    if isinstance(table, Distinct):
+    if isinstance(table, UniqueValues):
         found = ids.tells == INDICES and ids.origin == table.origin
     else:
         found = table is FIXED and not ids.tells
@@ -359,7 +359,7 @@ def sparse_segments(view: View) -> State:
 
 @rule("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd", places=True)
 @rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", sizes=(2,), places=True)
-def segments(view: View) -> State:
+def segments(view: View) -> RowState:
     """By the numbers of rows, or by fixed ids along leading axes that are not that of the rows."""
     if view.states[1] is not FIXED:
         data = view.rows(0)
@@ -375,7 +375,7 @@ def segments(view: View) -> State:
 
 
 @rule("DynamicPartition", places=True, each=True)
-def partition(view: View) -> list[State]:
+def partition(view: View) -> list[RowState]:
     """Each entry goes into the part that the same row names."""
     data, parts = view.rows(0), view.rows(1)
     if len(view.ranked(1)) != 1 or parts.inner is None or agreed([_bare(data), parts]) != PerRow(0, 1, parts.inner):
@@ -385,7 +385,7 @@ def partition(view: View) -> list[State]:
 
 
 @rule("DynamicStitch", "ParallelDynamicStitch", places=True, each=True)
-def stitch(view: View) -> State:
+def stitch(view: View) -> RowState:
     """All parts of a partition, each entry at the place where it was."""
     count = len(view.states) // 2
     source = view.rows(0).group.partition(" ")[2]
@@ -403,7 +403,7 @@ def stitch(view: View) -> State:
 
 
 @rule("SparseToDense", sizes=(1,), places=True)
-def to_dense(view: View) -> State:
+def to_dense(view: View) -> RowState:
     """The entries of each row, in the row."""
     view.fixed(3)
     state, (rows, *rest) = _coordinates(view, 0), asked_sizes(view, 1)
@@ -415,14 +415,14 @@ def to_dense(view: View) -> State:
 
 
 @rule("ParseExample", "ParseExampleV2")
-def parse(view: View) -> list[State]:
+def parse(view: View) -> list[RowState]:
     """A record is a row. Of sparse features the longest of all rows gives the width, so that their shape is of no use."""
     view.only(0)
     if view.rows(0) != PerRow(0) or len(view.ranked(0)) != 1:
         raise Mixes("takes rows for what lies inside of a record")
     count = view.count("num_sparse") or view.count("Nsparse")
     listed = [PerRow(0, 1, None, group=f"{view.key}/{feature}") for feature in range(count)]
-    lost = Distinct(view.key)
+    lost = UniqueValues(view.key)
     dense = [lost if shape is None or None in shape else PerRow(0) for shape in view.attr("dense_shapes", ())]
     indices = [replace(state, tells=COORDINATES, column=1) for state in listed]
     found = [*indices, *listed, *[lost] * count, *dense]

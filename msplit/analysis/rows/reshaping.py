@@ -21,7 +21,7 @@ from msplit.analysis.rows.states import (
     PLACE,
     Mixes,
     PerRow,
-    State,
+    RowState,
     with_axis,
     without,
 )
@@ -40,7 +40,7 @@ def _product(sizes: Iterable[int | None]) -> tuple[int, bool]:
 
 
 @rule("Reshape", sizes=(1,), places=True, each=True)
-def reshape(view: View) -> State:
+def reshape(view: View) -> RowState:
     """The row axis may take up axes before or behind it, or give some away, as long as whole rows stay together."""
     state = view.rows(0)
     if not state.group:
@@ -113,7 +113,7 @@ def _row_axis(asked: Sequence[Linear], elements: int, whole: bool) -> tuple[int,
 
 
 @rule("ExpandDims", places=True, each=True)
-def expand_dims(view: View) -> State:
+def expand_dims(view: View) -> RowState:
     """A new axis of size 1."""
     state = view.rows(0)
     (given,) = view.whole(1)
@@ -121,7 +121,7 @@ def expand_dims(view: View) -> State:
 
 
 @rule("Squeeze", places=True, each=True)
-def squeeze(view: View) -> State:
+def squeeze(view: View) -> RowState:
     """Axes of size 1 that are named: without names the rows would go where there is one."""
     state = view.rows(0)
     named = view.attr("squeeze_dims", ()) or view.attr("axis", ())
@@ -134,7 +134,7 @@ def squeeze(view: View) -> State:
 
 
 @rule("Transpose", "ConjugateTranspose", places=True)
-def transpose(view: View) -> State:
+def transpose(view: View) -> RowState:
     """Permutes axes."""
     state, rank = view.rows(0), len(view.ranked(0))
     order = [axis_of(axis, rank) for axis in view.whole(1)]
@@ -143,7 +143,7 @@ def transpose(view: View) -> State:
 
 
 @rule("Cast", places=True, each=True)
-def cast(view: View) -> State:
+def cast(view: View) -> RowState:
     """A number at a time; the number of a row stays one."""
     state = view.rows(0)
     if state.tells and view.attr("DstT") not in ("int32", "int64"):
@@ -152,7 +152,7 @@ def cast(view: View) -> State:
 
 
 @rule("Bitcast")
-def bitcast(view: View) -> State:
+def bitcast(view: View) -> RowState:
     """The last axis may appear or disappear."""
     state, shape, made = view.rows(0), view.ranked(0), _made(view)
     if len(made) < len(shape):
@@ -168,7 +168,7 @@ def _made(view: View) -> tuple[int | None, ...]:
 
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
-def space_and_batch(view: View) -> State:
+def space_and_batch(view: View) -> RowState:
     """All items once for each place in a block, one behind the other, or back."""
     view.only(0)
     state, count = view.rows(0), math.prod(view.whole(1))
@@ -182,7 +182,7 @@ def space_and_batch(view: View) -> State:
 
 
 @rule("Pack", places=True)
-def pack(view: View) -> State:
+def pack(view: View) -> RowState:
     """Stacks along a new axis; row numbers in front of other numbers are coordinates."""
     axis = view.place(0, int(view.attr("axis", 0)), 1)
     states = [view.rows(slot) for slot in range(len(view.states))]
@@ -202,7 +202,7 @@ def _together(states: Sequence[PerRow], axis: int) -> PerRow:
 
 
 @rule("Unpack")
-def unpack(view: View) -> State:
+def unpack(view: View) -> RowState:
     """Takes another axis apart than that of the rows."""
     state = view.rows(0)
     axis = view.place(0, int(view.attr("axis", 0)))
@@ -211,7 +211,7 @@ def unpack(view: View) -> State:
 
 
 @rule("Concat", "ConcatV2", places=True)
-def concat(view: View) -> State:
+def concat(view: View) -> RowState:
     """Along another axis, or all rows of one tensor behind all rows of another."""
     slots = range(1, len(view.states)) if view.op == "Concat" else range(len(view.states) - 1)
     (given,) = view.whole(0 if view.op == "Concat" else -1)
@@ -228,7 +228,7 @@ def concat(view: View) -> State:
 
 
 @rule("Split", "SplitV")
-def split(view: View) -> State | list[State]:
+def split(view: View) -> RowState | list[RowState]:
     """Along another axis, or between all rows and all rows."""
     slot = 1 if view.op == "Split" else 0
     view.only(slot)
@@ -243,7 +243,7 @@ def split(view: View) -> State | list[State]:
 
 
 @rule("Slice", sizes=(1, 2))
-def cut(view: View) -> State:
+def cut(view: View) -> RowState:
     """All rows, of each a part."""
     state = view.rows(0)
     begin, size = _bounds(view, 1), _bounds(view, 2)
@@ -289,7 +289,7 @@ def _cut_rows(state: PerRow, start: Linear | None, stop: Linear | None) -> PerRo
 
 
 @rule("StridedSlice", sizes=(1, 2), places=True)
-def strided_slice(view: View) -> State:
+def strided_slice(view: View) -> RowState:
     """NumPy's basic indexing, with masks."""
     state, rank = view.rows(0), len(view.ranked(0))
     view.fixed(3)
@@ -336,7 +336,7 @@ def strided_slice(view: View) -> State:
 
 
 @rule("Tile", sizes=(1,), places=True)
-def tile(view: View) -> State:
+def tile(view: View) -> RowState:
     """What is fixed is repeated for every row; what is per row is repeated inside of each row, or all rows as a whole."""
     asked, shape = asked_sizes(view, 1), view.ranked(0)
     if view.states[0] is FIXED:
@@ -358,7 +358,7 @@ def tile(view: View) -> State:
 
 
 @rule("BroadcastTo", sizes=(1,), places=True)
-def broadcast_to(view: View) -> State:
+def broadcast_to(view: View) -> RowState:
     """What is fixed is repeated for every row, what is per row along other axes."""
     asked, shape = asked_sizes(view, 1), view.ranked(0)
     with_rows = [axis - len(asked) for axis, (_, slope) in enumerate(asked) if slope != 0]
@@ -379,7 +379,7 @@ def broadcast_to(view: View) -> State:
 
 
 @rule("Fill", "Empty", sizes=(0,))
-def fill(view: View) -> State:
+def fill(view: View) -> RowState:
     """One value everywhere."""
     view.only(0)
     asked = asked_sizes(view, 0)
@@ -391,7 +391,7 @@ def fill(view: View) -> State:
 
 
 @rule("Range", sizes=(1,))
-def arange(view: View) -> State:
+def arange(view: View) -> RowState:
     """From 0 up to the number of rows, or of all entries: the place of each."""
     limit = view.counts(1)
     (base, slope), *_ = linear(limit) if limit is not None else [(UNKNOWN, UNKNOWN)]
@@ -403,7 +403,7 @@ def arange(view: View) -> State:
 
 
 @rule("Pad", "PadV2", "MirrorPad")
-def pad(view: View) -> State:
+def pad(view: View) -> RowState:
     """Along other axes than the rows."""
     view.only(0)
     state = view.rows(0)
@@ -414,7 +414,7 @@ def pad(view: View) -> State:
 
 
 @rule("ReverseV2", "Cumsum", "Cumprod", "CumulativeLogsumexp", "Roll")
-def along(view: View) -> State:
+def along(view: View) -> RowState:
     """Along given axes, which are not that of the rows."""
     view.only(0)
     state = view.rows(0)
@@ -424,7 +424,7 @@ def along(view: View) -> State:
 
 
 @rule("Reverse")
-def reverse(view: View) -> State:
+def reverse(view: View) -> RowState:
     """Along axes that a vector of truth values chooses."""
     state = view.rows(0)
     if view.whole(1)[state.axis]:
@@ -433,7 +433,7 @@ def reverse(view: View) -> State:
 
 
 @rule("ReverseSequence")
-def reverse_sequence(view: View) -> State:
+def reverse_sequence(view: View) -> RowState:
     """A part of each row, whose length is of the row."""
     state, lengths = view.rows(0), view.rows(1)
     batch = view.place(0, int(view.attr("batch_dim", 0)))
@@ -444,7 +444,7 @@ def reverse_sequence(view: View) -> State:
 
 
 @rule("OneHot")
-def one_hot(view: View) -> State:
+def one_hot(view: View) -> RowState:
     """A new axis."""
     view.only(0)
     state = view.rows(0)

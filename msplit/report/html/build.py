@@ -22,7 +22,7 @@ from msplit.report.compare import annotated_ids, by_rules
 from msplit.report.html.page import Candidate, Finding, Page
 from msplit.report.html.runs import MOST_BARS, Run
 from msplit.report.text import count, micros, plural
-from msplit.rules import Context, RuleSet
+from msplit.rules import RuleContext, RuleSet
 from msplit.rules.auto import Auto
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.bounds import bounds
@@ -120,7 +120,7 @@ def _command(flat: FlatGraph, options: str, further: Mapping[str, object]) -> st
 
 def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | None, options: str) -> list[Candidate]:
     streams = max(CANDIDATE_STREAMS, len(np.unique(ids)), ruleset.streams if ruleset is not None else 0)
-    context = Context(flat, costs, streams)
+    context = RuleContext(flat, costs, streams)
     problem = Auto().problem(context, Assignment.empty(len(flat)))
     if not len(problem):
         return []

@@ -14,7 +14,7 @@ from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Executable, Job, TensorFlowOptions
 from msplit.engines.process import Process, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.formats.model import Choice
+from msplit.formats.model import ReadOptions
 from msplit.run.request import BenchRequest
 from msplit.serving.loadtest.corpus import by_steps
 from msplit.serving.loadtest.dispatcher import Driven, Echo, Step, Watch, call, drive
@@ -183,7 +183,7 @@ class Spec:
 
     kind: str
     model: Path
-    choice: Choice
+    choice: ReadOptions
     feeds: Sequence[Arrays]
     request: BenchRequest
     settings: PoolSettings

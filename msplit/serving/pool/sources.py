@@ -28,7 +28,7 @@ from msplit.serving.pool.scheduler import Answer, Arena
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.slots import SimulatedArena, StepArena
 from msplit.shapes.infer import stated_shapes
-from msplit.verify.results import Check
+from msplit.verify.results import OutputCheck
 
 MAX_BATCH = 64
 """Most rows of a step, where nothing else is said: on an H200, 64 rows of a recommender take 1.4 times as long as one."""
@@ -59,7 +59,7 @@ class Recipe:
 
     ports: Ports
     arena: Callable[[int, bool, int], Arena]
-    verify: Callable[[Arena], Sequence[Check]]
+    verify: Callable[[Arena], Sequence[OutputCheck]]
     feeds: Arrays
     label: str
     outputs: Mapping[str, Port]
@@ -191,7 +191,7 @@ def _of_build(every: Sequence[Loaded], why: str, settings: PoolSettings) -> Reci
         whole = StepArena({batch: one.step for batch, one in running.items()}, ports, [*running.values()])
         return SimulatedArena(whole) if polls else whole
 
-    def verify(arena: Arena) -> Sequence[Check]:
+    def verify(arena: Arena) -> Sequence[OutputCheck]:
         checks = []
         for batch, one in references.items():
             found.rewind()

@@ -23,7 +23,7 @@ from msplit.progress import Progress, phase
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.choose import TIE, Proposal, best, choose, leanest
 from msplit.schedule.machine import Machine
-from msplit.schedule.search import Candidate, candidate_of
+from msplit.schedule.search import PlanCandidate, candidate_of
 from msplit.schedule.simulate import evaluate
 
 PLAIN = "plain"
@@ -64,11 +64,11 @@ class SimulatedVariant:
         """One stream."""
         return next(candidate for candidate in self.candidates if candidate.name == ONE)
 
-    def candidate(self) -> Candidate:
+    def candidate(self) -> PlanCandidate:
         """The best as something that runs."""
         return self._runnable(self.best)
 
-    def _runnable(self, found: Proposal) -> Candidate:
+    def _runnable(self, found: Proposal) -> PlanCandidate:
         return candidate_of(self.compiled.problem, self.name, found.name, found.stream, found.order)
 
 
