@@ -24,8 +24,8 @@ import models
 
 from msplit import api
 from msplit.assignment.model import price
-from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.core.arguments import Precision
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.engine import ENGINE

@@ -32,8 +32,7 @@ from msplit import api
 from msplit.engines.base import Job
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.tuner import CALLS, RotatingWeights, Tuner, copies
-from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.device.device import Device, precision
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.interpret import as_tuple, call

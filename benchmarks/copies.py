@@ -24,14 +24,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import models
 
-from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.core.arguments import Precision
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.passes import pipeline
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import feeds_for
 

@@ -45,12 +45,11 @@ from msplit.inputs.make import make_inputs
 from msplit.report import jsonio
 from msplit.report.profile import estimated
 from msplit.run.profile import ProfileRequest, profile
+from msplit.schedule.choose import REFINING, best, choose
+from msplit.schedule.judge import predict
 from msplit.schedule.machine import Machine
-from msplit.schedule.predict import predict
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.choose import REFINING, best, choose
-from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.simulate import breakdown
+from msplit.schedule.simulate import breakdown, evaluate
 
 DEFAULT = "mmoe:1,towers:1,deepfm:1,dlrm:1,inception_v3:1,googlenet:1,nasnet_mobile:1,squeezenet:1,bert:1"
 RUNS = 25

@@ -26,7 +26,7 @@ import foreign
 import models
 
 from msplit import api
-from msplit.cost import formulas, profile_file, timing
+from msplit.cost import formulas, gpus, profile_file
 from msplit.schedule.machine import Machine
 
 estimate = importlib.import_module("msplit.cost.estimate")
@@ -83,7 +83,7 @@ def read(graphs: Path, row: dict[str, Any]) -> Model:
 def use(values: dict[str, float]) -> None:
     """Makes the constants what they are said to be."""
     for name, value in values.items():
-        for module in (timing, formulas, estimate):
+        for module in (gpus, formulas, estimate):
             if hasattr(module, name):
                 setattr(module, name, value)
 
@@ -156,7 +156,7 @@ def main() -> None:
     print("as they are:", words(errors(known)))
     if arguments.table:
         return
-    start = {name: float(getattr(timing, name)) for name in CONSTANTS}
+    start = {name: float(getattr(gpus, name)) for name in CONSTANTS}
     ours = [model for model in known if model.name not in foreign.MODELS]
     tested: dict[str, float] = {}
     for half in (0, 1):

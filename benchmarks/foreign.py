@@ -435,7 +435,7 @@ def with_recipes(graph_def: Any, seed: int) -> Any:
     """Large float weights get values that a recipe makes again on another machine."""
     import tensorflow as tf
 
-    from msplit.samples.weights import ATTRIBUTE, Recipe, fill, kernel
+    from msplit.samples.layers import ATTRIBUTE, WeightRecipe, fill, kernel
 
     gathered = {node.input[0] for node in graph_def.node if node.op in ("GatherV2", "ResourceGather") and node.input}
     for node in graph_def.node:
@@ -446,14 +446,14 @@ def with_recipes(graph_def: Any, seed: int) -> Any:
         if len(shape) < 2 or tf.TensorShape(shape).num_elements() < 1024:
             continue
         table = node.name in gathered or "embedding" in node.name
-        recipe = Recipe(node.name, seed, -0.1, 0.1) if table else kernel(node.name, seed, shape, 1.2)
+        recipe = WeightRecipe(node.name, seed, -0.1, 0.1) if table else kernel(node.name, seed, shape, 1.2)
         node.attr[ATTRIBUTE].s = recipe.encode()
     return fill(graph_def)
 
 
 def write(folder: Path, names: list[str]) -> None:
     """Builds the named models."""
-    from msplit.samples.weights import strip
+    from msplit.samples.layers import strip
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:

@@ -28,7 +28,7 @@ import models
 from pools import flood
 
 import msplit
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.inputs.make import feeds_for
 from msplit.serving.loadtest.corpus import of_build, of_ports
 

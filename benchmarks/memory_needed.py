@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import maximum_flow
 
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.runtime.stream_program import lifetimes, place_views
-from msplit.schedule.plan.plan import Plan
+from msplit.schedule.plan import Plan
 
 _LARGEST = 1 << 30
 """Flows are counted with 32 bits."""

@@ -95,9 +95,9 @@ def fill(folder: Path, into: Path, name: str, batch: int) -> Path:
     target = into / file_name(name, batch)
     if not target.exists():
         from msplit import samples
-        from msplit.opset import proto
+        from msplit.opset import schema
 
-        graph = proto.graph_pb2.GraphDef.FromString((folder / file_name(name, batch)).read_bytes())
+        graph = schema.graph_pb2.GraphDef.FromString((folder / file_name(name, batch)).read_bytes())
         into.mkdir(parents=True, exist_ok=True)
         own = target.with_suffix(f".{os.getpid()}")  # jobs beside this one may want the same model
         own.write_bytes(samples.fill(graph).SerializeToString())

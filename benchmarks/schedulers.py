@@ -38,8 +38,8 @@ from msplit.engines.environment import environment
 from msplit.inputs.make import make_inputs
 from msplit.run.tuning import TuneSettings, tune
 from msplit.schedule.algorithms import ONE
-from msplit.schedule.search.candidates import Candidate, candidate_of, single
-from msplit.schedule.search.choose import best, choose
+from msplit.schedule.choose import best, choose
+from msplit.schedule.search import PlanCandidate, candidate_of, single
 
 ROUNDS = 9
 AT_ONCE = 6
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     variants = tuned.variants
     variant = variants["plain"]
     device = measurement.make_runner(variants)
-    plain: list[tuple[str, Candidate]] = []
+    plain: list[tuple[str, PlanCandidate]] = []
     skipped = {}
     candidates = choose(variant.problem, arguments.streams)
     winner = best(candidates)
@@ -170,7 +170,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
 Rounds = list[list[float]]
 
 
-def measure(device: Any, one: Candidate, runners: list[Candidate], builds: int) -> list[tuple[Rounds, Rounds]]:
+def measure(device: Any, one: PlanCandidate, runners: list[PlanCandidate], builds: int) -> list[tuple[Rounds, Rounds]]:
     """Per candidate its rounds and those of one stream beside it, per build."""
     distinct = list({each.key(): each for each in runners}.values())
     found: dict[Any, tuple[Rounds, Rounds]] = {each.key(): ([], []) for each in distinct}

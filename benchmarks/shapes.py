@@ -16,9 +16,9 @@ class Nodes:
     """Adds nodes to a GraphDef, or to one of its functions."""
 
     def __init__(self) -> None:
-        from msplit.opset import proto
+        from msplit.opset import schema
 
-        self.graph_def = proto.graph_pb2.GraphDef()
+        self.graph_def = schema.graph_pb2.GraphDef()
         self.graph_def.versions.producer = 1882
 
     def __len__(self) -> int:

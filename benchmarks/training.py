@@ -35,18 +35,17 @@ from training_xla import WholeXla
 from msplit import api, samples
 from msplit.assignment.model import price
 from msplit.benchmark.timing import bench
-from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.core.arguments import Precision
+from msplit.cost.profile import Workload
 from msplit.engines.base import Engine, Job, TensorFlowOptions
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.opset import proto
+from msplit.opset import schema
 from msplit.report import jsonio
 from msplit.run.request import RunRequest
 from msplit.run.stream_ids import assignments_for
-from msplit.verify.built import Variant
-from msplit.verify.results import BenchResult, Settings
+from msplit.verify.results import BenchResult, Settings, Variant
 
 PLAIN, XLA, CLUSTERS = "TensorFlow", "TensorFlow, XLA (jit_compile)", "TensorFlow, XLA (auto_jit)"
 ONE = "msplit, 1 stream"
@@ -208,7 +207,7 @@ def sees(device: str) -> bool:
 
 def inference(arguments: argparse.Namespace, training: Training, batch: int) -> BenchResult:
     """The model's own step, without a label and without a change."""
-    graph = proto.graph_pb2.GraphDef.FromString((arguments.graphs / f"{training.name}.inference.pb").read_bytes())
+    graph = schema.graph_pb2.GraphDef.FromString((arguments.graphs / f"{training.name}.inference.pb").read_bytes())
     path = arguments.out / f"{training.name}.filled.pb"
     path.write_bytes(samples.fill(graph).SerializeToString())
     flat = api.load(path)

@@ -25,11 +25,11 @@ from training import MODES, ours, sees
 from training_models import MODELS, Training, file_name
 
 from msplit import api
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.verify.built import Variant
+from msplit.verify.results import Variant
 
 WINDOW = 50
 """Steps that are averaged: the loss of one batch tells more of the batch than of the model."""

@@ -3,7 +3,7 @@
     python benchmarks/training_models.py FOLDER [NAME[:OPTIMIZER[:ref]] …]       build them (needs TensorFlow)
 
 Of each there is a `.meta` without a single weight, what `read` takes as `.json`, and the model for inference as `.pb`, without its weights.
-Values come from a recipe per variable (`msplit.samples.weights`): each machine makes the same with NumPy alone. A graph that TensorFlow
+Values come from a recipe per variable (`msplit.samples.layers`): each machine makes the same with NumPy alone. A graph that TensorFlow
 initializes itself begins with others of the same distribution.
 """
 
@@ -23,10 +23,8 @@ import numpy as np
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from msplit import samples
-from msplit.samples import feature_columns, recommenders, sequences
-from msplit.samples.layers import Builder
-from msplit.samples.types import Input, Sample, make_inputs
-from msplit.samples.weights import Recipe, generate
+from msplit.samples import recommenders, sequences
+from msplit.samples.layers import ModelBuilder, Sample, SampleInput, WeightRecipe, generate, make_inputs
 
 Values = dict[str, np.ndarray]
 
@@ -38,16 +36,18 @@ FETCHES = ("loss", "train_op")
 LABEL = "label"
 
 
-class Trained(Builder):
+class Trained(ModelBuilder):
     """Makes variables of the weights, and keeps how each begins (`recipes`) and what else a step is to run (`updates`)."""
 
     def __init__(self, seed: int, batch: int | None, *, resource: bool = True) -> None:
         super().__init__(seed, batch)
         self.resource = resource
-        self.recipes: dict[str, Recipe] = {}
+        self.recipes: dict[str, WeightRecipe] = {}
         self.updates: list[Any] = []
 
-    def variable(self, name: str, shape: Sequence[int], recipe: Callable[[str], Recipe], trainable: bool = True) -> Any:
+    def variable(
+        self, name: str, shape: Sequence[int], recipe: Callable[[str], WeightRecipe], trainable: bool = True
+    ) -> Any:
         """A variable that its graph initializes by drawing from what the recipe draws from."""
         v1 = self.tf.compat.v1
         with self.graph.as_default():
@@ -62,20 +62,20 @@ class Trained(Builder):
         self.recipes[made.op.name] = recipe(made.op.name)
         return made
 
-    def make_weight(self, name: str, shape: Sequence[int], recipe: Callable[[str], Recipe]) -> Any:
-        """See `Builder`."""
+    def make_weight(self, name: str, shape: Sequence[int], recipe: Callable[[str], WeightRecipe]) -> Any:
+        """See `ModelBuilder`."""
         made = self.variable(name, shape, recipe)
         with self.graph.as_default():
             return self.tf.convert_to_tensor(made)
 
     def embedding(self, ids: Any, rows: int, width: int, scope: str) -> Any:
-        """See `Builder`: only the rows that are looked up have a gradient."""
+        """See `ModelBuilder`: only the rows that are looked up have a gradient."""
         with self.scope(scope):
-            table = self.variable("table", (rows, width), lambda key: Recipe(key, self.seed, -0.1, 0.1))
+            table = self.variable("table", (rows, width), lambda key: WeightRecipe(key, self.seed, -0.1, 0.1))
             return self.tf.nn.embedding_lookup(table, ids, name="lookup")
 
     def finish(self, name: str, outputs: Sequence[Any]) -> Sample:
-        """See `Builder`: the graph stays open, for a loss to come."""
+        """See `ModelBuilder`: the graph stays open, for a loss to come."""
         return Sample(name, None, tuple(self._inputs), tuple(tensor.op.name for tensor in outputs))
 
 
@@ -121,9 +121,9 @@ class Training:
     name: str
     optimizer: str
     resource: bool
-    inputs: tuple[Input, ...]
+    inputs: tuple[SampleInput, ...]
     classes: int
-    variables: Mapping[str, tuple[str, tuple[int, ...], Recipe]]
+    variables: Mapping[str, tuple[str, tuple[int, ...], WeightRecipe]]
 
     def state(self, seed: int = 0) -> Values:
         """Values of all variables to begin with, by name."""
@@ -206,9 +206,9 @@ def columns(
     """Bucketized feature columns, whose gradients are sparse, and of rows that a `Unique` chooses."""
     v1 = b.tf.compat.v1
     with b.graph.as_default(), v1.variable_scope("", use_resource=b.resource):
-        features, score = feature_columns._model(columns, buckets, width, units, b.batch)
-        b.recipes |= {one.op.name: feature_columns._recipe(one, b.seed) for one in v1.global_variables()}
-    b._inputs += [Input(name, "float32", (b.batch, 1)) for name in features]
+        features, score = recommenders._model(columns, buckets, width, units, b.batch)
+        b.recipes |= {one.op.name: recommenders._recipe(one, b.seed) for one in v1.global_variables()}
+    b._inputs += [SampleInput(name, "float32", (b.batch, 1)) for name in features]
     return _cross_entropy(b, Sample("columns", None, (), (score.op.name,)))
 
 
@@ -288,7 +288,9 @@ def _normalized(b: Trained, x: Any, momentum: float = 0.99) -> Any:
     with b.scope("batch_norm"):
         gamma, beta = b.weight("gamma", size, 0.8, 1.2), b.weight("beta", size, -0.1, 0.1)
         moving = [
-            b.variable(name, size, lambda key, low=low, high=high: Recipe(key, b.seed, low, high), trainable=False)
+            b.variable(
+                name, size, lambda key, low=low, high=high: WeightRecipe(key, b.seed, low, high), trainable=False
+            )
             for name, low, high in (("moving_mean", -0.1, 0.1), ("moving_variance", 0.7, 1.4))
         ]
         y, *found = b.tf.compat.v1.nn.fused_batch_norm(x, gamma, beta, epsilon=1e-3, is_training=True)
@@ -373,7 +375,7 @@ def build(
     return meta, Training(name, optimizer, resource, tuple(inputs), classes, variables)
 
 
-def _described(v1: Any, recipes: Mapping[str, Recipe]) -> dict[str, tuple[str, tuple[int, ...], Recipe]]:
+def _described(v1: Any, recipes: Mapping[str, WeightRecipe]) -> dict[str, tuple[str, tuple[int, ...], WeightRecipe]]:
     """Every variable of the default graph. Those without a recipe are the optimizer's, and begin with one number each."""
     every = {one.op.name: one for one in v1.global_variables()}
     own = {name: one.initial_value for name, one in every.items() if name not in recipes}
@@ -384,7 +386,7 @@ def _described(v1: Any, recipes: Mapping[str, Recipe]) -> dict[str, tuple[str, t
         recipe = recipes.get(name)
         if recipe is None:
             (value,) = np.unique(begun[name]).tolist()
-            recipe = Recipe(name, 0, value, value)
+            recipe = WeightRecipe(name, 0, value, value)
         found[name] = (one.dtype.base_dtype.name, tuple(one.shape.as_list()), recipe)
     return found
 
@@ -415,9 +417,10 @@ def file_name(name: str, optimizer: str | None = None, resource: bool = True) ->
 def read(path: Path) -> Training:
     """What `write` has told of the graph beside it, from the `.json`."""
     told = json.loads(path.read_text())
-    told["inputs"] = tuple(Input(**{**one, "shape": tuple(one["shape"])}) for one in told["inputs"])
+    told["inputs"] = tuple(SampleInput(**{**one, "shape": tuple(one["shape"])}) for one in told["inputs"])
     told["variables"] = {
-        name: (dtype, tuple(shape), Recipe(**recipe)) for name, (dtype, shape, recipe) in told["variables"].items()
+        name: (dtype, tuple(shape), WeightRecipe(**recipe))
+        for name, (dtype, shape, recipe) in told["variables"].items()
     }
     return Training(**told)
 

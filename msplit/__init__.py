@@ -51,7 +51,8 @@ if TYPE_CHECKING:
         prepare,
         save,
     )
-    from msplit.checks import CheckSettings, check
+    from msplit.checks import check
+    from msplit.checks.finding import CheckSettings
     from msplit.errors import (
         AssignError,
         Busy,

@@ -11,25 +11,22 @@ from typing import TYPE_CHECKING, Any, Unpack
 from msplit import rules
 from msplit.assignment import analysis, assignment, model
 from msplit.assignment.analysis import Analysis
-from msplit.assignment.assignment import Assigned, StreamLoad
-from msplit.assignment.export import EMITS, check_places, emit
+from msplit.assignment.assignment import EMITS, Assigned, StreamLoad, check_places, emit
 from msplit.assignment.model import load, strip
 from msplit.assignment.replicate import Replicated, Replication, replicate
 from msplit.core.graph import Ints
-from msplit.cost import DEFAULT_GPU
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Profile
-from msplit.cost.workload import Workload
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import Conflict
-from msplit.formats import WriteReport
-from msplit.formats.record import AssignmentRecord
+from msplit.cost.gpus import DEFAULT_GPU
+from msplit.cost.profile import Profile, Workload
+from msplit.flatten.flat import Conflict, FlatGraph
+from msplit.formats.model import AssignmentRecord
+from msplit.formats.writer import WriteReport
 from msplit.progress import Progress
-from msplit.rules import RuleSet
+from msplit.rules.ruleset import RuleSet
 from msplit.shapes import Shapes
 
 if TYPE_CHECKING:
-    from msplit.assignment.kernels import Chooser
+    from msplit.assignment.plans import Chooser
     from msplit.benchmark.benchmark import Bench, bench
     from msplit.benchmark.comparison import Compared
     from msplit.engines.cuda.engine import CompiledVariant
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
     from msplit.run.request import BenchOptions, BuildOptions, RunOptions, StepOptions, TuneSettings
     from msplit.run.runner import Runner
     from msplit.run.tuning import Tuned
-    from msplit.schedule.search.search import Device
+    from msplit.schedule.search import MeasuringDevice
     from msplit.serving.pool.pool import Pool
     from msplit.serving.pool.settings import PoolSettings
     from msplit.training.trainer import Trainer
@@ -301,7 +298,7 @@ def compare(
     gpu: str = DEFAULT_GPU,
     profile: Profile | None = None,
     measure: bool = True,
-    device: Callable[[Mapping[str, CompiledVariant]], Device] | None = None,
+    device: Callable[[Mapping[str, CompiledVariant]], MeasuringDevice] | None = None,
     tell: Progress | None = None,
 ) -> Compared:
     """Tries every way to choose streams, and to make kernels. Ids that are on the graph do not count.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from msplit.checks import CHECKS
+from msplit.checks.run import CHECKS
 from msplit.report.findings import page
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -3,7 +3,7 @@
     python scripts/make_protos.py
 
 Run it when the range of supported TensorFlow versions moves, and commit what changes. The file is a serialized
-google.protobuf.FileDescriptorSet: the files that `msplit.opset.proto` names, and those that they import, in an order in which
+google.protobuf.FileDescriptorSet: the files that `msplit.opset.schema` names, and those that they import, in an order in which
 each comes after what it imports.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2
 
-from msplit.opset import proto
+from msplit.opset import schema
 
 DATA = Path(__file__).parent.parent / "msplit" / "opset" / "data"
 NOTICE = """\
@@ -43,7 +43,7 @@ def collect() -> bytes:
             add(needed)
         file.CopyToProto(found.file.add())
 
-    for module in proto.MODULES.values():
+    for module in schema.MODULES.values():
         add(importlib.import_module(module).DESCRIPTOR)
     return found.SerializeToString(deterministic=True)
 

@@ -63,7 +63,7 @@ whether they are kept, legal and the same, and not how good they are; those that
 @functools.cache
 def _refining() -> tuple[dict[str, int], int]:
     """The defaults of the search, which can be changed, and what they are for users."""
-    from msplit.schedule.search.choose import choose
+    from msplit.schedule.choose import choose
 
     return choose.__kwdefaults__, choose.__kwdefaults__["refining"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from msplit.core.graph import CONTROL, Edges, Graph
-from msplit.opset import proto
+from msplit.opset import schema
 
 FLOAT = 1
 BOOL = 10
@@ -150,7 +150,7 @@ def graph_defs(
         ids: Whether some nodes may have a stream id already.
         shuffled: Whether the order of the file may differ from the topological one.
     """
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     graph_def.versions.producer = 1882
     names: list[str] = []
     for number in range(draw(st.integers(0, 3)) if functions else 0):
@@ -170,7 +170,7 @@ def graph_defs(
     _decorate(draw, graph_def, b.names, ids=ids)
     if shuffled and draw(st.booleans()):
         order = draw(st.permutations(range(len(graph_def.node))))
-        nodes = [proto.node_def_pb2.NodeDef.FromString(node.SerializeToString()) for node in graph_def.node]
+        nodes = [schema.node_def_pb2.NodeDef.FromString(node.SerializeToString()) for node in graph_def.node]
         del graph_def.node[:]
         graph_def.node.extend(nodes[i] for i in order)
     return graph_def

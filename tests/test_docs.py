@@ -131,7 +131,7 @@ def test_files_names_every_kind_of_emit() -> None:
 
 
 def test_the_changelog_has_the_version() -> None:
-    from msplit import __version__
+    from msplit._version import __version__
 
     assert __version__ in (ROOT / "CHANGELOG.md").read_text()
 

@@ -12,7 +12,7 @@ from msplit import api
 from msplit.checks import ms013_too_many_crossings as ms013
 from msplit.core.dag import Dag, distinct
 from msplit.formats import write
-from msplit.opset import proto
+from msplit.opset import schema
 from msplit.schedule.algorithms import list_schedule as module
 from msplit.schedule.problem import Problem
 from tests.graphs import parse
@@ -99,7 +99,7 @@ def test_crossings_are_those_that_counting_pairs_finds(edges, free, ids):
 
 def test_ids_of_many_functions_are_written_in_one_pass(tmp_path):
     def seconds(count: int) -> float:
-        graph_def = proto.graph_pb2.GraphDef()
+        graph_def = schema.graph_pb2.GraphDef()
         graph_def.node.add(name="n", op="NoOp")
         for number in range(count):
             function = graph_def.library.function.add()

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from msplit.formats.sniffer import main_file, sniff
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.cli.runner import ROOT, SAMPLES, msplit
 
 REQUIREMENTS = ROOT / "docs" / "ci-example" / "requirements.txt"
@@ -230,9 +230,9 @@ def test_the_shipped_descriptors_are_those_of_tensorflow() -> None:
     assert (script.DATA / "tensorflow_protos.binpb").read_bytes() == script.collect(), "python scripts/make_protos.py"
 
 
-@pytest.mark.parametrize("name", proto.MODULES)
+@pytest.mark.parametrize("name", schema.MODULES)
 def test_modules_have_the_same_in_them(name: str) -> None:
-    theirs, ours = getattr(proto, name), proto._of_msplit(proto.MODULES[name])
+    theirs, ours = getattr(schema, name), schema._of_msplit(schema.MODULES[name])
     public = {key for key in vars(theirs) if key[0].isupper() and not key.startswith("DESCRIPTOR")}
     assert public <= set(vars(ours))
     for key in public:
@@ -252,9 +252,9 @@ def test_a_message_comes_back_byte_for_byte(path: Path) -> None:
         "metagraph": ("meta_graph_pb2", "MetaGraphDef"),
         "savedmodel": ("saved_model_pb2", "SavedModel"),
     }[sniff(path)]
-    theirs = getattr(getattr(proto, name), message)()
+    theirs = getattr(getattr(schema, name), message)()
     theirs.ParseFromString(main_file(path).read_bytes())
-    ours = getattr(proto._of_msplit(proto.MODULES[name]), message)()
+    ours = getattr(schema._of_msplit(schema.MODULES[name]), message)()
     ours.ParseFromString(main_file(path).read_bytes())
     assert ours.SerializeToString(deterministic=True) == theirs.SerializeToString(deterministic=True)
     from google.protobuf import text_format

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks import training_models
 from benchmarks.training_models import FETCHES, OPTIMIZERS, Training
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
 

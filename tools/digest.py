@@ -105,7 +105,7 @@ def ran(model: Path, batch: int) -> dict[str, Any]:
 
 def _compiled(flat: Any, ids: Any, batch: int, mode: Any) -> dict[str, Any]:
     from msplit.api import price
-    from msplit.core.precision import Precision
+    from msplit.core.arguments import Precision
     from msplit.engines.base import Job
     from msplit.engines.cuda.engine import ENGINE
     from msplit.engines.cuda.options import EngineOptions

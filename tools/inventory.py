@@ -69,9 +69,9 @@ def _parameters(value: Any) -> Iterator[str]:
 def lists() -> Iterator[str]:
     """Checks, rule sets, files that can be read, outputs of `assign --emit`, samples, engines and algorithms."""
     from msplit import rules, samples
-    from msplit.assignment.export import EMITS
-    from msplit.checks import CHECKS
-    from msplit.formats import Format
+    from msplit.assignment.assignment import EMITS
+    from msplit.checks.run import CHECKS
+    from msplit.formats.model import Format
 
     yield from (f"check {name}" for name in CHECKS)
     yield from (f"rule set {name}" for name in rules.available())

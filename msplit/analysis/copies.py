@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.analysis.colocation import Groups
+from msplit.analysis.colocation import ColocationGroups
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import CONTROL, Floats, FunctionRef, Ints, TensorValue
 from msplit.core.memory import memoize
-from msplit.core.union_find import DisjointSets
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats import STREAM_ID
+from msplit.formats.model import STREAM_ID
 from msplit.opset import schema
 from msplit.opset.traits import CONSTANTS, ops_with
 
@@ -89,7 +89,9 @@ def _copies(flat: FlatGraph, fixed: NDArray[np.bool_] | None) -> Ints:
     return np.asarray([first if several[first] > 1 else -1 for first in number], np.int32)
 
 
-def with_copies(flat: FlatGraph, groups: Groups, same: Ints, fixed: NDArray[np.bool_] | None = None) -> Groups:
+def with_copies(
+    flat: FlatGraph, groups: ColocationGroups, same: Ints, fixed: NDArray[np.bool_] | None = None
+) -> ColocationGroups:
     """Groups of nodes that belong together, and copies with each other, but where that would tie together two ids that were set by hand.
 
     `groups` is what must share a stream for other reasons, `same` is from `copies`, and `fixed` as there.
@@ -113,7 +115,7 @@ def with_copies(flat: FlatGraph, groups: Groups, same: Ints, fixed: NDArray[np.b
     found, number = np.unique(roots[several], return_inverse=True)
     result = np.full(len(flat), -1, np.int32)
     result[several] = number.reshape(-1)
-    return Groups(result, len(found))
+    return ColocationGroups(result, len(found))
 
 
 def _own(flat: FlatGraph, fixed: NDArray[np.bool_] | None) -> list[Hashable | None]:

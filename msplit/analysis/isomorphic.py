@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.analysis.blocks import Blocks
+from msplit.analysis.branches import Blocks
 from msplit.core.graph import TensorValue
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import GATHERS, ops_with

@@ -12,22 +12,20 @@ import numpy as np
 from msplit.analysis import inventory, isomorphic
 from msplit.analysis.branches import branches_of
 from msplit.analysis.colocation import groups
-from msplit.analysis.embedding_columns import columns
-from msplit.analysis.guesses import Guesses, guesses
-from msplit.analysis.suggest import Suggestion, suggest
-from msplit.analysis.width import Antichain, LevelWidth, level_width, max_antichain
-from msplit.assignment.display import Facts, Shown, gain
-from msplit.assignment.model import opened, price
+from msplit.analysis.embeddings import columns
+from msplit.analysis.guesses import Guesses, Suggestion, guesses, suggest
+from msplit.analysis.inventory import Antichain, LevelWidth, level_width, max_antichain
+from msplit.assignment.model import DisplayMixin, Facts, gain, opened, price
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import LOOPS
 from msplit.progress import phase
 from msplit.schedule.bounds import Bounds, bounds
 from msplit.schedule.judge import WORTH, Judgement, foresee, judge, problem_of
-from msplit.schedule.split.judge import SplitJudgement, judge_split
-from msplit.schedule.split.problem import SplitProblem
+from msplit.schedule.split import SplitJudgement, judge_split
+from msplit.schedule.split_problem import SplitProblem
 from msplit.shapes import Shapes
 
 _LAUNCH_US = 10.0
@@ -39,7 +37,7 @@ GAIN_STREAMS = (2, 4, 8)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Analysis(Shown):
+class Analysis(DisplayMixin):
     """What `analyze` finds. Times in µs, on the GPU that `costs` names.
 
     Attributes:

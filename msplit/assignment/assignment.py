@@ -1,12 +1,17 @@
-"""Assign streams by rules, and say what came of it."""
+"""Assign streams by rules, and say what came of it.
+
+Write an assignment in other forms, for other tools.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,30 +19,27 @@ from numpy.typing import NDArray
 from msplit import formats, rules
 from msplit.analysis.guesses import guesses
 from msplit.assignment.defaults import measured_record
-from msplit.assignment.display import Facts, Shown, gain
-from msplit.assignment.model import opened, price
-from msplit.core.assignment import UNASSIGNED
+from msplit.assignment.model import DisplayMixin, Facts, gain, opened, price
 from msplit.core.dag import Dag, distinct
-from msplit.core.graph import CONTROL, Ints
+from msplit.core.graph import CONTROL, UNASSIGNED, Ints
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
-from msplit.errors import AssignError
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import among, as_written, to_ids, with_ids
-from msplit.formats.model import Model
-from msplit.formats.record import AssignmentRecord, Nodes, RecordedRules
+from msplit.cost.profile import Workload
+from msplit.errors import AssignError, MsplitError, WriteError
+from msplit.flatten.flat import FlatGraph, among, as_written, to_ids, with_ids
+from msplit.formats.atomic import check_target
+from msplit.formats.model import AssignmentRecord, Model, Nodes, RecordedRules
 from msplit.progress import phase
-from msplit.rules import Outcome, RuleSet
+from msplit.rules import streamfile
 from msplit.rules.manual import Manual
+from msplit.rules.ruleset import RuleSet, RulesResult
 from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import Judgement, judge
-from msplit.schedule.plan.plan import Plan, make_plan, record_order
-from msplit.schedule.predict import Prediction, predict
+from msplit.schedule.judge import Judgement, Prediction, judge, predict
+from msplit.schedule.plan import Plan, make_plan, record_order
 from msplit.shapes import Shapes
 
 if TYPE_CHECKING:
-    from msplit.assignment.kernels import Chooser, Chosen
+    from msplit.assignment.plans import Chooser, Chosen
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class StreamLoad:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Assigned(Shown):
+class Assigned(DisplayMixin):
     """An assignment with what it means.
 
     Attributes:
@@ -72,7 +74,7 @@ class Assigned(Shown):
     shapes: Shapes
     costs: Costs
     ruleset: RuleSet
-    outcome: Outcome
+    outcome: RulesResult
     plan: Plan
     loads: tuple[StreamLoad, ...]
     cross_edges: int
@@ -203,7 +205,7 @@ def _by_hand(model: Model, ruleset: RuleSet, keep_ids: bool | None) -> Nodes:
     return {function: names for function, names in kept.items() if names}
 
 
-def _refuse_strays(flat: FlatGraph, by_hand: Nodes, outcome: Outcome) -> None:
+def _refuse_strays(flat: FlatGraph, by_hand: Nodes, outcome: RulesResult) -> None:
     """Refuses ids that are kept and can not be: rules see those of the flat graph, and these are elsewhere in the file.
 
     Raises:
@@ -229,7 +231,7 @@ def _refuse_strays(flat: FlatGraph, by_hand: Nodes, outcome: Outcome) -> None:
             )
 
 
-def _moved(flat: FlatGraph, outcome: Outcome, chosen: Chosen) -> bool:
+def _moved(flat: FlatGraph, outcome: RulesResult, chosen: Chosen) -> bool:
     """Whether a node that has a part in a kernel is on another stream than that."""
     lanes = chosen.planned.node_ids
     return bool((outcome.ids != lanes)[(lanes >= 0) & ~flat.host].any())
@@ -239,7 +241,7 @@ def _chooser(flat: FlatGraph, costs: Costs, ruleset: RuleSet, workload: Workload
     """What chooses kernels, where a rule asks for it."""
     if not any(getattr(rule, "kernels", "plain") == "best" for rule in ruleset.rules):
         return None  # the engine need not be loaded
-    from msplit.assignment.kernels import Chooser, job_of
+    from msplit.assignment.plans import Chooser, job_of
 
     return Chooser(lambda: job_of(flat, costs, workload), batch=workload.batch)
 
@@ -269,7 +271,7 @@ def plan_of(flat: FlatGraph, costs: Costs, ids: Ints) -> Plan:
     return make_plan(dag, np.where(costs.time_us > 0, ids, -1).astype(np.int32), record_order(dag, costs.time_us))
 
 
-def _loads(flat: FlatGraph, costs: Costs, outcome: Outcome) -> tuple[StreamLoad, ...]:
+def _loads(flat: FlatGraph, costs: Costs, outcome: RulesResult) -> tuple[StreamLoad, ...]:
     gpu = ~flat.host
     lanes = outcome.ids[gpu]
     nodes = np.bincount(lanes, minlength=outcome.streams)
@@ -319,3 +321,87 @@ def _sources(flat: FlatGraph, kernel: NDArray[np.bool_], data: NDArray[np.bool_]
         elif inputs:
             found[node] = node
     return np.asarray(found, np.int32), np.asarray(port, np.int32)
+
+
+EMITS = ("stream-file", "placement", "json", "yaml", "plan")
+
+
+def check_places(flat: FlatGraph, paths: Sequence[Path], *, force: bool = False) -> None:
+    """Refuses a set of places for outputs of a graph before the first of them is written.
+
+    Raises:
+        WriteError: Two of them are one place, one is the input or lies in its folder, something is there already and `force` is not
+            given, or there is no folder that can be written to.
+    """
+    source = Path(os.path.realpath(flat.model.path))
+    taken: dict[Path, Path] = {}
+    for path in paths:
+        target = Path(os.path.realpath(path))
+        if target == source or source in target.parents:
+            what = "is the input" if target == source else "lies in the folder of the input"
+            raise WriteError(f"{what}; the input is never modified", where=str(path), fix="choose another name")
+        if target in taken:
+            raise WriteError("two outputs have this name", where=str(path), fix="choose another name for one of them")
+        taken[target] = path
+        check_target(path, force=force)
+
+
+def emit(assigned: Assigned, kind: str, path: Path, *, force: bool = False) -> None:
+    """Writes an assignment in another form.
+
+    Args:
+        assigned: The assignment.
+        kind: ``stream-file`` (NVIDIA's TF_STREAM_FROM_FILE format), ``placement`` (node -> ``/device:GPU:k`` for stock TensorFlow's
+            logical devices, JSON), ``json`` or ``yaml`` (ids with the rule that decided each), ``plan`` (order and waits, JSON;
+            where the rule `auto` chose kernels, too, also their order and the nodes that share one).
+        path: Where to.
+        force: Replace what is there.
+
+    Raises:
+        WriteError: It can not be written.
+    """
+    formats.write_bytes_atomic(path, _emitted(assigned, kind).encode(), force=force)
+
+
+def devices(assigned: Assigned) -> dict[int, str]:
+    """Node -> its device for stock TensorFlow: the logical device of its stream, or the host's."""
+    host, ids = assigned.flat.host, assigned.ids
+    return {node: "/device:CPU:0" if host[node] else f"/device:GPU:{ids[node]}" for node in range(len(assigned.flat))}
+
+
+def _emitted(assigned: Assigned, kind: str) -> str:
+    flat, ids = assigned.flat, assigned.ids
+    names = flat.graph.names
+    gpu = np.flatnonzero(~flat.host).tolist()
+    if kind == "stream-file":
+        return streamfile.emit([names[node] for node in gpu], [int(ids[node]) for node in gpu])
+    if kind == "placement":
+        named = {names[node]: device for node, device in devices(assigned).items()}
+        return json.dumps({"schema_version": 1, "devices": named}, indent=1, sort_keys=True) + "\n"
+    if kind == "plan":
+        if assigned.kernels is not None:
+            from msplit.assignment.plans import plan_data
+
+            return json.dumps(plan_data(flat, assigned.kernels.planned), indent=1) + "\n"
+        from msplit.schedule import planfile
+
+        return json.dumps(planfile.dump(assigned.plan, flat), indent=1) + "\n"
+    if kind in ("json", "yaml"):
+        listing = {"schema_version": 1, "streams": assigned.outcome.streams, "nodes": _listing(assigned, gpu)}
+        if kind == "json":
+            return json.dumps(listing, indent=1) + "\n"
+        import yaml
+
+        text: str = yaml.safe_dump(listing, sort_keys=False, allow_unicode=True, width=140)
+        return text
+    raise MsplitError(f"nothing to emit is called {kind!r}", fix=f"one of: {', '.join(EMITS)}")
+
+
+def _listing(assigned: Assigned, nodes: Sequence[int]) -> list[dict[str, Any]]:
+    listing = []
+    for node in nodes:
+        rule, why = assigned.outcome.assignment.why(node) or ("default", "no rule claimed it")
+        listing.append(
+            {"name": assigned.flat.graph.names[node], "stream": int(assigned.ids[node]), "rule": rule, "why": why}
+        )
+    return listing

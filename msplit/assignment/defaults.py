@@ -9,14 +9,14 @@ from pathlib import Path
 
 from msplit import rules
 from msplit._version import __version__
-from msplit.cost import DEFAULT_GPU, data_sheet, profile_file
 from msplit.cost import profile as profiles
-from msplit.cost.profile import Profile
-from msplit.cost.workload import Workload
+from msplit.cost import profile_file
+from msplit.cost.gpus import DEFAULT_GPU, data_sheet
+from msplit.cost.profile import Profile, Workload
 from msplit.errors import MsplitError, RulesError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.record import AssignmentRecord, RecordedProfile, RecordedRules
-from msplit.rules import RuleSet
+from msplit.formats.model import AssignmentRecord, RecordedProfile, RecordedRules
+from msplit.rules.ruleset import RuleSet
 
 GIVEN = "given"
 RECORDED = "recorded with the model"

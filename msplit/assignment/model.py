@@ -1,4 +1,7 @@
-"""Load, price and save a model."""
+"""Load, price and save a model.
+
+How results show themselves: one line for a prompt, a small table for a notebook. All of it is in reports and in `--format json`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +19,14 @@ from msplit.core.graph import Ints
 from msplit.core.memory import no_collection
 from msplit.cost import profile as profiles
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.tensorflow.gradients import expanded
 from msplit.errors import LoadError, MsplitError
+from msplit.escape import html, line
 from msplit.flatten.build import body, flatten
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import Conflict, among, to_ids, with_ids
-from msplit.formats import WriteReport
-from msplit.formats.record import AssignmentRecord
+from msplit.flatten.flat import Conflict, FlatGraph, among, to_ids, with_ids
+from msplit.formats.model import AssignmentRecord
+from msplit.formats.writer import WriteReport
 from msplit.progress import phase
 from msplit.shapes import Shapes
 
@@ -166,3 +170,30 @@ def strip(flat: FlatGraph | str | os.PathLike[str], out: str | os.PathLike[str],
     ids = {(function or None, name): None for function, names in with_ids(flat.model).items() for name in names}
     with phase("writing"):
         return formats.write(flat.model, ids, Path(out), force=force)
+
+
+Facts = Sequence[tuple[str, str]]
+
+
+class DisplayMixin:
+    """Gives a result a short `repr` and a notebook's view, made of its `_facts`."""
+
+    def _facts(self) -> Facts:
+        """What is worth a line: (what, value). The first one names the thing."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{what}: {line(value)}" for what, value in self._facts())
+        return f"<{type(self).__name__} {told}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><th style="text-align:left">{html(what)}</th><td style="text-align:left">{html(value)}</td></tr>'
+            for what, value in self._facts()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+
+def gain(judgement: Any) -> str:
+    """A judgement in a word."""
+    return f"{judgement.gain:.2f}x on {judgement.streams} streams"

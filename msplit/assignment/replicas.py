@@ -18,10 +18,9 @@ from msplit.assignment.shared_nodes import FLOATING, initializers, refuse, share
 from msplit.core.graph import Graph
 from msplit.errors import MsplitError
 from msplit.formats.endpoints import endpoint, split_tensor
-from msplit.formats.model import Endpoint, Model
-from msplit.formats.protos import add_node
-from msplit.formats.writer import STREAM_ID
-from msplit.opset import proto
+from msplit.formats.model import STREAM_ID, Endpoint, Model
+from msplit.formats.tensors import add_node
+from msplit.opset import schema
 from msplit.opset.traits import DRAWS, PLACEHOLDERS, VARIABLES
 
 _NAMES_OF_A_STEP = ("frame_name", "var_name")
@@ -123,7 +122,7 @@ def ensemble(model: Model, replicas: Sequence[Replica], combine: str) -> Ensembl
     shared = needed & shared_nodes(model, graph, [replica.graph_def for replica in replicas], init)
     fed = {(end.node, end.port): _free(f"{end.node}_{end.port}", graph.index) for end in inner}
     names = _Names(graph, needed, shared, fed)
-    made = proto.graph_pb2.GraphDef(versions=model.graph_def.versions)
+    made = schema.graph_pb2.GraphDef(versions=model.graph_def.versions)
     for end in inner:
         shape: dict[str, Any] = {} if end.shape is None else {"shape": end.shape}
         add_node(made, fed[end.node, end.port], "Placeholder", dtype=_type_of(model, end), **shape)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import Graph, TensorValue
 from msplit.errors import LoadError, MsplitError
-from msplit.flatten.reachable import is_stateful
+from msplit.flatten.control_flow import is_stateful
 from msplit.formats.model import Model
 from msplit.opset import schema
 from msplit.opset.traits import CONSTANTS, DRAWS, PLACEHOLDERS, VARIABLES, ops_with, traits

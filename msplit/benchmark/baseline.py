@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.errors import MsplitError
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 
 _MAX_BYTES = 1 << 30
 _SLACK = 1e-9  # 105 is not more than 5 % above 100

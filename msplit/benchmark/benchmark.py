@@ -8,22 +8,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Unpack
 
-from msplit.assignment.display import Facts, Shown
-from msplit.assignment.model import opened
+from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.benchmark.bounds import Limits, limits
 from msplit.benchmark.diagnose import hints
 from msplit.benchmark.timing import bench as measure
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job, Timeline
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.session import Placement
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.table_hits import Hits, hits
+from msplit.inputs.examples import Hits, hits
 from msplit.progress import Progress, Sums, timing
 from msplit.run.ablation import AblationStep
 from msplit.run.compilation import beside_float32, chosen_variant, compiled
@@ -31,10 +29,9 @@ from msplit.run.request import BenchOptions, RunRequest, as_recorded, request_of
 from msplit.run.stream_ids import StreamIds
 from msplit.run.tuning import Tuned, confirmed
 from msplit.run.variants import cuda_options, naming_open_shapes, on_all, set_up
-from msplit.verify.built import Variant
 from msplit.verify.check import seconds_of
-from msplit.verify.mixed_precision import Mixed
-from msplit.verify.results import BenchResult
+from msplit.verify.mixed_precision import MixedPrecision
+from msplit.verify.results import BenchResult, Variant
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +45,7 @@ class Traced:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Bench(Shown):
+class Bench(DisplayMixin):
     """A measured model.
 
     Attributes:
@@ -80,7 +77,7 @@ class Bench(Shown):
     labels: Mapping[str, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
     inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    mixed: Mixed | None = None
+    mixed: MixedPrecision | None = None
     placements: Mapping[str, Placement] = field(default_factory=dict)
     preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.benchmark.fetchable import Fetchable, Key, dtype, fetchable, is_number, read_by, reads_variable
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import EngineOptions, KernelMode
@@ -26,8 +26,7 @@ from msplit.opset.traits import CONSTANTS, DRAWS
 from msplit.progress import Progress, silent
 from msplit.run.request import RunRequest, as_recorded
 from msplit.verify.compare import OutputComparison, compare, compare_state, computed_in, state_tolerances
-from msplit.verify.initial_state import initial_state
-from msplit.verify.reference_fit import fit
+from msplit.verify.tensorflow_process import fit, initial_state
 
 AT_A_TIME = 100
 """Values that are fetched in one run: all of them are in memory, twice."""

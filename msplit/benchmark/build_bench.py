@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from msplit.benchmark.timing import bench
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Engine, Executable, Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.formats.build import Manifest
 from msplit.progress import Progress
 from msplit.run.ablation import plural
 from msplit.run.open import Loaded, load
-from msplit.verify.built import Variant
-from msplit.verify.results import BenchResult, Settings
+from msplit.verify.results import BenchResult, Settings, Variant
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,29 +14,26 @@ import numpy as np
 from msplit import rules
 from msplit.analysis.colocation import groups
 from msplit.assignment.assignment import assign
-from msplit.assignment.kernels import job_of, with_kernels
-from msplit.assignment.kernels import why_not as no_torch
 from msplit.assignment.model import opened, price
-from msplit.assignment.plans import fill_ids
+from msplit.assignment.plans import fill_ids, job_of, with_kernels
+from msplit.assignment.plans import why_not as no_torch
 from msplit.core import statistics
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, phase
-from msplit.rules import RuleSet
 from msplit.rules.auto import PLAIN, Auto
-from msplit.rules.base import Context
+from msplit.rules.base import RuleContext
+from msplit.rules.ruleset import RuleSet
 from msplit.schedule.algorithms import ONE
-from msplit.schedule.predict import predict
-from msplit.schedule.search.candidates import Candidate, candidate_of, single
-from msplit.schedule.search.choose import best, choose
-from msplit.schedule.search.search import AT_ONCE, ROUNDS, Device
+from msplit.schedule.choose import best, choose
+from msplit.schedule.judge import predict
+from msplit.schedule.search import AT_ONCE, ROUNDS, MeasuringDevice, PlanCandidate, candidate_of, single
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import CompiledVariant
@@ -110,7 +107,7 @@ def compare(
     *,
     streams: int | None = None,
     measure: bool = True,
-    device: Callable[[Mapping[str, CompiledVariant]], Device] | None = None,
+    device: Callable[[Mapping[str, CompiledVariant]], MeasuringDevice] | None = None,
     tell: Progress | None = None,
 ) -> Compared:
     """Tries every way to choose streams, and to make kernels; see `api.compare`."""
@@ -121,7 +118,7 @@ def compare(
     ruleset = with_kernels(ruleset, PLAIN)  # its row stands among those of plain kernels
     most = streams or ruleset.streams or STREAMS
     sizes, costs = price(flat, workload)
-    context = Context(flat, costs, most)
+    context = RuleContext(flat, costs, most)
     problem = Auto().problem(context, Assignment.empty(len(flat)))
     rows, ids = [Row(ONE, 1, 0, 0.0, 1.0)], [np.zeros(len(flat), np.int32)]
     auto = ONE
@@ -168,7 +165,7 @@ def _kernels(
     job: Callable[[], Job],
     streams: int,
     measure: bool,
-    device: Callable[[Mapping[str, CompiledVariant]], Device] | None,
+    device: Callable[[Mapping[str, CompiledVariant]], MeasuringDevice] | None,
     tell: Progress | None,
 ) -> tuple[tuple[Row, ...], tuple[str, ...], str]:
     """A row for each kernel mode, the modes that change nothing, and why there are no rows."""
@@ -206,7 +203,7 @@ def _measured(
     job: Job,
     rows: Sequence[Row],
     ids: Sequence[Ints],
-    device: Callable[[Mapping[str, CompiledVariant]], Device] | None,
+    device: Callable[[Mapping[str, CompiledVariant]], MeasuringDevice] | None,
     tell: Progress | None,
 ) -> tuple[list[Row], str]:
     """The rows with times: some at a time, side by side with one stream."""
@@ -239,9 +236,9 @@ def _measured(
 
 def _with_times(
     row: Row,
-    runner: Device,
-    candidate: Candidate,
-    one: Candidate,
+    runner: MeasuringDevice,
+    candidate: PlanCandidate,
+    one: PlanCandidate,
     times: tuple[Sequence[float], Sequence[float]],
 ) -> Row:
     """A row with what its candidate took, second of `times`, in the rounds in which one stream took the first."""

@@ -14,8 +14,7 @@ from msplit.engines.variables import variable_names
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph
 from msplit.opset import schema
-from msplit.opset.state import written
-from msplit.opset.traits import CONSTANTS, EXIT, MERGE, SWITCH, VARIABLES, ops_with
+from msplit.opset.traits import CONSTANTS, EXIT, MERGE, SWITCH, VARIABLES, ops_with, written
 
 Key = tuple[int, int]
 """A node and the port of its value."""

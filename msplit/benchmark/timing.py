@@ -24,9 +24,8 @@ from msplit.errors import EndOfData
 from msplit.inputs.reference import Reference
 from msplit.inputs.special import Fresh
 from msplit.progress import Progress, prepared, silent
-from msplit.verify.built import Running, Variant
 from msplit.verify.check import Verification, rebuild, verified
-from msplit.verify.results import BenchResult, Settings, VariantResult
+from msplit.verify.results import BenchResult, Running, Settings, Variant, VariantResult
 
 _SLOW = 20.0
 """How many times the asked duration a run may take to reach its fewest rounds."""

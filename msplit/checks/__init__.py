@@ -1,9 +1,7 @@
 """Checks of an annotated model: one file per code, each a pure function with its page."""
 
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.registry import CHECKS, lookup
-from msplit.checks.run import Report, Reported, check, examine
-from msplit.checks.settings import CheckSettings, Limits
+from msplit.checks.finding import CheckSettings, Finding, Severity, Thresholds
+from msplit.checks.run import CHECKS, Report, Reported, check, examine, lookup
 from msplit.checks.subject import Check, Subject
 
 __all__ = [
@@ -11,11 +9,11 @@ __all__ = [
     "Check",
     "CheckSettings",
     "Finding",
-    "Limits",
     "Report",
     "Reported",
     "Severity",
     "Subject",
+    "Thresholds",
     "check",
     "examine",
     "lookup",

@@ -14,7 +14,7 @@ gpu: h200
 baseline: known.json       # findings that are known
 profile: profile.json      # from `msplit profile`, in place of the data sheet
 shapes: {image: [1, 224, 224, 3]}
-limits: {min_gain: 1.2}    # see `Limits`
+limits: {min_gain: 1.2}    # see `Thresholds`
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from msplit.checks.finding import Severity
-from msplit.checks.registry import CHECKS, expand, near
-from msplit.checks.settings import CheckSettings, Limits
+from msplit.checks.finding import CheckSettings, Severity, Thresholds
+from msplit.checks.run import CHECKS, expand, near
 from msplit.core.arguments import MAX_STREAMS
 from msplit.cost.gpus import data_sheet, gpu_names, is_sheet_file
 from msplit.errors import MsplitError, RulesError
+from msplit.formats.files import read_text
 from msplit.formats.settings import MAX_BYTES, Options, Reading, Value, nearest, parse
-from msplit.formats.text import read_text
-from msplit.rules import available, patterns
+from msplit.rules import streamfile
+from msplit.rules.ruleset import available
 
 YAML = "msplit.yaml"
 TOML = "pyproject.toml"
@@ -129,11 +129,11 @@ def _severity(top: Options) -> dict[str, Severity]:
 def _patterns(top: Options) -> tuple[str, ...]:
     found = []
     for pattern, line in top.texts("hand_set"):
-        why = patterns.problem(pattern) if pattern else "it is empty"
+        why = streamfile.problem(pattern) if pattern else "it is empty"
         if why is None:
             found.append(pattern)
         else:
-            top.problem(f"hand_set: bad pattern {patterns.shorten(pattern)!r}: {why}", fix="correct it", at=line)
+            top.problem(f"hand_set: bad pattern {streamfile.shorten(pattern)!r}: {why}", fix="correct it", at=line)
     return tuple(found)
 
 
@@ -169,14 +169,14 @@ def _shapes(top: Options) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _limits(top: Options) -> Limits:
+def _limits(top: Options) -> Thresholds:
     table = top.mapping("limits")
     if table is None:
-        return Limits()
-    default = Limits()
+        return Thresholds()
+    default = Thresholds()
     edges = table.integer("max_cross_edges", -1, 0, _HUGE)
     moved = table.integer("max_cross_bytes", -1, 0, _HUGE)
-    limits = Limits(
+    limits = Thresholds(
         min_gain=table.number("min_gain", default.min_gain, 0),
         max_imbalance=table.number("max_imbalance", default.max_imbalance, 1),
         max_cross_edges=None if edges < 0 else edges,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msplit.checks.finding import Finding, Severity, about, verb
 from msplit.checks.subject import Check, Subject
 from msplit.core.arguments import MAX_STREAMS
-from msplit.formats import STREAM_ID
+from msplit.formats.model import STREAM_ID
 
 
 def find(subject: Subject) -> Iterator[Finding]:

@@ -11,8 +11,8 @@ from msplit.checks.subject import ABSENT, Check, Subject, stated, wanted
 from msplit.core.graph import CONTROL, Graph
 from msplit.errors import AssignError
 from msplit.flatten.placement import host_nodes
-from msplit.formats import graph_hash
-from msplit.schedule.plan import planfile
+from msplit.formats.summary import graph_hash
+from msplit.schedule import planfile
 
 _FIX = "run `msplit assign` with the rules again and commit what it writes"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.analysis.paths import Paths
-from msplit.analysis.state import unordered, users
+from msplit.analysis.colocation import Paths, unordered, users
 from msplit.checks.finding import Finding, Severity, listed
 from msplit.checks.subject import Check, Subject
 

@@ -10,9 +10,9 @@ import numpy as np
 from msplit.checks.finding import NODES_SHOWN, Finding, Severity, about, nodes, verb
 from msplit.checks.subject import ABSENT, Check, Subject
 from msplit.core.dag import Dag
-from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import Plan
-from msplit.schedule.plan.planfile import FIX
+from msplit.schedule.plan import Plan
+from msplit.schedule.plan_check import check
+from msplit.schedule.planfile import FIX
 
 
 def find(subject: Subject) -> Iterator[Finding]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from msplit.checks.finding import Finding, Severity, verb
 from msplit.checks.subject import Check, Subject
-from msplit.formats.file_kinds import read_bytes
-from msplit.rules import patterns, streamfile
-from msplit.rules.options import MAX_STREAM_FILE
+from msplit.formats.files import read_bytes
+from msplit.rules import streamfile
+from msplit.rules.base import MAX_STREAM_FILE
 from msplit.rules.regex import Regex
 from msplit.rules.streamfile import Entry
 
@@ -41,12 +41,12 @@ def _of_file(subject: Subject, file: str, entries: tuple[Entry, ...]) -> Iterato
         if _ONLY_RE2.search(entry.pattern):
             line = int(entry.where.rpartition(":")[2])
             text = (
-                f"pattern {patterns.shorten(entry.pattern)!r} is no ECMAScript regular expression: its reader "
+                f"pattern {streamfile.shorten(entry.pattern)!r} is no ECMAScript regular expression: its reader "
                 "stops with an error"
             )
             yield Finding(text, "write the pattern without it", file=file, line=line)
     matched = np.zeros(len(subject.flat), np.bool_)
-    matched[patterns.match([entry.pattern for entry in entries], subject.flat.graph.names)[1]] = True
+    matched[streamfile.match([entry.pattern for entry in entries], subject.flat.graph.names)[1]] = True
     lost = np.flatnonzero((subject.stated > 0) & ~matched & ~subject.flat.host)
     if len(lost):
         count = len(lost)

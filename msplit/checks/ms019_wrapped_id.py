@@ -8,7 +8,7 @@ import numpy as np
 
 from msplit.checks.finding import Finding, Severity, Skip, place, verb
 from msplit.checks.subject import Check, Subject
-from msplit.rules import patterns
+from msplit.rules import streamfile
 from msplit.rules.regex import Regex
 
 
@@ -33,7 +33,7 @@ def find(subject: Subject) -> Iterator[Finding]:
             if entry.stream >= streams:
                 file, line = place(entry.where)
                 text = (
-                    f"pattern {patterns.shorten(entry.pattern)!r} gives stream id {entry.stream}, which a fork "
+                    f"pattern {streamfile.shorten(entry.pattern)!r} gives stream id {entry.stream}, which a fork "
                     f"with {streams} streams takes as {entry.stream % streams}"
                 )
                 yield Finding(text, fix, file=file, line=line)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msplit.checks.finding import Finding, Severity
 from msplit.checks.subject import Check, Subject
-from msplit.formats import STREAM_ID
+from msplit.formats.model import STREAM_ID
 
 
 def find(subject: Subject) -> Iterator[Finding]:

@@ -1,30 +1,106 @@
-"""Runs the checks on a model."""
+"""Runs the checks on a model.
+
+The checks by their codes.
+
+Known findings: what a project has looked at and lives with, so that only what is new fails a run.
+
+    {"schema_version": 1, "kind": "baseline",
+     "findings": [{"model": "models/ranker.pb", "code": "MS012", "file": null, "text": "stream # has # µs of work …",
+                   "nodes": [], "node_count": 0}, …]}
+
+`docs/schemas/baseline.json` describes it. Paths are relative to the folder of the baseline, so that it can be committed with the models.
+"""
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 from msplit.assignment.defaults import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
-from msplit.assignment.display import Facts, Shown
-from msplit.assignment.model import opened, price
-from msplit.checks.finding import Finding, Severity, Skip
-from msplit.checks.registry import chosen
-from msplit.checks.settings import CheckSettings
+from msplit.assignment.model import DisplayMixin, Facts, opened, price
+from msplit.checks.finding import CheckSettings, Finding, Severity, Skip
 from msplit.checks.subject import Check, Subject
 from msplit.core.memory import no_collection
 from msplit.cost import profile_file
+from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
+from msplit.formats.files import JsonValue
 from msplit.formats.model import Model
 from msplit.progress import phase
-from msplit.rules import RuleSet
 from msplit.rules import load as load_rules
-from msplit.schedule.plan.planfile import PlanFile
-from msplit.schedule.plan.planfile import load as load_plan
+from msplit.rules.ruleset import RuleSet
+from msplit.schedule.planfile import PlanFile
+from msplit.schedule.planfile import load as load_plan
+
+_FOUND: list[Check] = [
+    import_module(f"msplit.checks.{name}").CHECK
+    for name in sorted(module.name for module in iter_modules([str(Path(__file__).parent)]))
+    if re.match(r"ms[0-9]{3}_", name)
+]
+
+CHECKS: dict[str, Check] = {check.code: check for check in _FOUND}
+"""Code -> check, ascending: that of every file that is called like one."""
+
+
+def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Check, ...]:
+    """The checks whose codes, or their beginnings ("MS01"), are selected (none: all) and not ignored.
+
+    Raises:
+        MsplitError: An entry is the beginning of no code.
+    """
+    wanted = set(expand(select)) if select else set(CHECKS)
+    wanted -= set(expand(ignore))
+    return tuple(check for code, check in CHECKS.items() if code in wanted)
+
+
+def expand(prefixes: Iterable[str]) -> list[str]:
+    """The codes that begin with one of some prefixes.
+
+    Raises:
+        MsplitError: A prefix is the beginning of no code.
+    """
+    found = []
+    for prefix in prefixes:
+        codes = [code for code in CHECKS if prefix and code.startswith(prefix.upper())]
+        if not codes:
+            raise MsplitError(f"no check's code begins with {prefix!r}{near(prefix)}", fix=_known_codes())
+        found += codes
+    return found
+
+
+def lookup(code: str) -> Check:
+    """The check of a code, or of a name such as ``id-out-of-range``.
+
+    Raises:
+        MsplitError: There is none.
+    """
+    for check in CHECKS.values():
+        if code.upper() == check.code or code.lower() == check.name:
+            return check
+    raise MsplitError(f"there is no check {code!r}{near(code)}", fix=_known_codes())
+
+
+def near(word: str) -> str:
+    """A hint at the code or the name that an unknown one may stand for, or nothing."""
+    number = re.fullmatch(r"(?:ms)?0*([0-9]{1,3})", word.lower())
+    code = f"MS{int(number[1]):03}" if number else ""
+    names = [check.name for check in CHECKS.values()]
+    found = [code] if code in CHECKS else difflib.get_close_matches(word.lower(), names, 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _known_codes() -> str:
+    return f"codes are {next(iter(CHECKS))} to {next(reversed(CHECKS))}; `msplit check --explain all` lists them"
+
 
 MOST_FINDINGS = 100
 """Findings of one code that are told; the others are counted."""
@@ -54,7 +130,7 @@ class Reported:
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Shown):
+class Report(DisplayMixin):
     """What the checks found.
 
     Attributes:
@@ -201,3 +277,125 @@ def _judged_with(one: Check, finding: Finding, basis: Basis | None) -> str:
     if not depends or basis is None:
         return ""
     return basis.words(ON_RULES if depends == "rules" else ON_COSTS)
+
+
+SCHEMA_VERSION = 1
+KIND = "baseline"
+MAX_BYTES = 64 << 20
+"""Longest baseline."""
+
+_KEYS = ("model", "code", "file", "text", "nodes", "node_count")
+_NUMBER = re.compile(r"[0-9][0-9.,]*")
+_FIX = "write it anew: msplit check MODEL… --write-baseline FILE"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A known finding.
+
+    Attributes:
+        model: The model, relative to the baseline's folder.
+        file: The file that it is about where that is not the model, likewise; None: the model.
+        text: What it says, with `#` for numbers: for findings that name no nodes.
+        nodes: The first nodes that it is about.
+        count: All nodes that it is about.
+    """
+
+    model: str
+    code: str
+    file: str | None
+    text: str
+    nodes: tuple[str, ...]
+    count: int
+
+    def covers(self, other: Known) -> bool:
+        """Whether a finding is this one, or less of it: about no node that this one is not about."""
+        if (self.model, self.code, self.file) != (other.model, other.code, other.file) or other.count > self.count:
+            return False
+        return set(other.nodes) <= set(self.nodes) if other.nodes else self.text == other.text
+
+
+def load(path: str | os.PathLike[str]) -> tuple[Known, ...]:
+    """Reads a baseline.
+
+    Raises:
+        MsplitError: It can not be read, or is none; the message says what is wrong with it, and where.
+    """
+    top = JsonValue.read(path, MAX_BYTES, what=KIND, fix=_FIX).of_version(KIND, SCHEMA_VERSION)
+    top.object(("schema_version", "kind", "findings"))
+    return tuple(_known(item) for item in top.at("findings").items())
+
+
+def _known(item: JsonValue) -> Known:
+    item.object(_KEYS)
+    return Known(
+        model=item.at("model").text(),
+        code=item.at("code").text(),
+        file=item.at("file").or_none(JsonValue.text),
+        text=item.at("text").text(),
+        nodes=tuple(name.text() for name in item.at("nodes").items()),
+        count=item.at("node_count").whole(),
+    )
+
+
+def dumps(reports: Sequence[Report], folder: Path) -> bytes:
+    """The findings of some reports as a baseline that lies in a folder. The same findings give the same bytes."""
+    found = [_of(report, one, folder) for report in reports for one in report.findings]
+    findings = [
+        {
+            "model": one.model,
+            "code": one.code,
+            "file": one.file,
+            "text": one.text,
+            "nodes": list(one.nodes),
+            "node_count": one.count,
+        }
+        for one in found
+    ]
+    return (
+        json.dumps({"schema_version": SCHEMA_VERSION, "kind": KIND, "findings": findings}, indent=1) + "\n"
+    ).encode()
+
+
+def is_baseline(path: Path) -> bool:
+    """Whether a file is a baseline, which may be replaced by another."""
+    try:
+        load(path)
+    except MsplitError:
+        return False
+    return True
+
+
+def without_known(report: Report, known: Sequence[Known], folder: Path, settings: CheckSettings) -> Report:
+    """A report without the findings that are known to the baseline in a folder. The settings say what is severe enough to fail."""
+    places = [_of(report, one, folder) for one in report.findings]
+    new = tuple(
+        one
+        for one, place in zip(report.findings, places, strict=True)
+        if not any(entry.covers(place) for entry in known)
+    )
+    model = _relative(report.model, folder)
+    ran = {check.code for check in report.checks if check.code not in report.skipped}
+    gone = sum(
+        entry.model == model and entry.code in ran and not any(entry.covers(place) for place in places)
+        for entry in known
+    )
+    return replace(
+        report,
+        findings=new,
+        known=len(report.findings) - len(new),
+        gone=gone,
+        failed=any(one.severity.rank <= settings.fail_on.rank for one in new),
+    )
+
+
+def _of(report: Report, one: Reported, folder: Path) -> Known:
+    finding = one.finding
+    file = None if finding.file is None else _relative(finding.file, folder)
+    return Known(
+        _relative(report.model, folder), one.code, file, _NUMBER.sub("#", finding.text), finding.nodes, finding.count
+    )
+
+
+def _relative(path: str, folder: Path) -> str:
+    return Path(os.path.relpath(os.path.realpath(path), os.path.realpath(folder))).as_posix()

@@ -12,22 +12,19 @@ from numpy.typing import NDArray
 from msplit import rules
 from msplit.analysis.guesses import Guesses, guesses
 from msplit.assignment.defaults import Basis
-from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip, about, listed
-from msplit.checks.settings import CheckSettings
+from msplit.checks.finding import NODES_SHOWN, CheckSettings, Finding, Severity, Skip, about, listed
 from msplit.core.graph import Graph, Ints
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError, MsplitError
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import among, as_written
-from msplit.formats import STREAM_ID
-from msplit.formats.model import Model
-from msplit.rules import Outcome, RuleSet, patterns
+from msplit.flatten.flat import FlatGraph, among, as_written
+from msplit.formats.model import STREAM_ID, Model
+from msplit.rules import streamfile
 from msplit.rules.auto import NOT_CHOSEN
+from msplit.rules.ruleset import RuleSet, RulesResult
 from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import Judgement, judge
-from msplit.schedule.plan.plan import Plan
-from msplit.schedule.plan.planfile import PlanFile
-from msplit.schedule.predict import Prediction, predict
+from msplit.schedule.judge import Judgement, Prediction, judge, predict
+from msplit.schedule.plan import Plan
+from msplit.schedule.planfile import PlanFile
 from msplit.shapes import Shapes
 
 Longs = NDArray[np.int64]
@@ -138,7 +135,7 @@ class Subject:
         return None if self.shapes is None else guesses(self.flat, self.costs, self.shapes)
 
     @cached_property
-    def outcome(self) -> Outcome | AssignError:
+    def outcome(self) -> RulesResult | AssignError:
         """What the rules make of the graph without its ids, those set by hand kept; the error if they contradict each other.
 
         The rule `manual` would keep every id and so find nothing stale: only the nodes of `hand_set` keep theirs. An id out of range is
@@ -153,13 +150,13 @@ class Subject:
             return error
 
     @property
-    def applied(self) -> Outcome:
+    def applied(self) -> RulesResult:
         """Likewise, where they do not.
 
         Raises:
             Skip: They do. MS003 says why.
         """
-        if isinstance(self.outcome, Outcome):
+        if isinstance(self.outcome, RulesResult):
             return self.outcome
         raise Skip("the rules contradict each other on this graph (see MS003)")
 
@@ -169,14 +166,14 @@ class Subject:
         record = self.flat.model.record
         mask = np.zeros(len(self.flat), np.bool_) if record is None else among(self.flat, record.by_hand)
         if self.settings.hand_set:
-            mask[patterns.match(self.settings.hand_set, self.flat.graph.names)[1]] = True
+            mask[streamfile.match(self.settings.hand_set, self.flat.graph.names)[1]] = True
         return np.asarray(mask & (self.stated != ABSENT))
 
     @property
     def kernels_not_chosen(self) -> bool:
         """Whether the rules would have chosen larger kernels if they could have run the model."""
         outcome = self.outcome
-        return isinstance(outcome, Outcome) and any(remark.kind == NOT_CHOSEN for remark in outcome.remarks)
+        return isinstance(outcome, RulesResult) and any(remark.kind == NOT_CHOSEN for remark in outcome.remarks)
 
     def names(self, nodes: Sequence[int] | NDArray[np.integer]) -> tuple[str, ...]:
         """Names of the first nodes, as many as a finding holds."""

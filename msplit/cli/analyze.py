@@ -43,7 +43,7 @@ def command(
 ) -> None:
     """Analyze MODEL: what is independent in it, and what streams could gain. The model is not executed."""
     from msplit import api
-    from msplit.opset.state import written
+    from msplit.opset.traits import written
     from msplit.report import analysis
 
     costing = work.arguments()

@@ -68,7 +68,7 @@ class Places:
         """Writes what was asked for."""
         from msplit import api, formats
         from msplit.report import assignment, trace
-        from msplit.schedule.predict import predict
+        from msplit.schedule.judge import predict
 
         conflicts = assignment.conflict_warnings(assigned.outcome.conflicts)
         if self.dry_run:

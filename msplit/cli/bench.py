@@ -178,7 +178,7 @@ def command(
     What sizes and prices MODEL and is not given is as `msplit assign` has recorded it with the model. MODEL may be a build: it is opened,
     verified, and measured beside one stream of the same kernels.
     """
-    from msplit.assignment.export import check_places
+    from msplit.assignment.assignment import check_places
     from msplit.benchmark.benchmark import bench_for
     from msplit.benchmark.sweep import sweep
     from msplit.formats import build

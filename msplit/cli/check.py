@@ -16,7 +16,8 @@ from msplit.errors import MsplitError, WriteError
 from msplit.report.text import plural
 
 if TYPE_CHECKING:
-    from msplit.checks import CheckSettings, Report
+    from msplit.checks import Report
+    from msplit.checks.finding import CheckSettings
 
 FORMATS = ("table", "json", "md", "github", "junit", "sarif")
 
@@ -25,7 +26,8 @@ def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> N
     del param
     if value is None or ctx.resilient_parsing:
         return
-    from msplit.checks import CHECKS, lookup
+    from msplit.checks import lookup
+    from msplit.checks.run import CHECKS
     from msplit.report import findings
 
     checks = tuple(CHECKS.values()) if value.lower() == "all" else (lookup(value),)
@@ -50,8 +52,8 @@ class Wanted:
     def settings(self, work: options.Work) -> CheckSettings:
         """The settings of the project, with what the options say in their place."""
         from msplit.assignment.defaults import GIVEN
-        from msplit.checks import CheckSettings, Severity
         from msplit.checks import config as reader
+        from msplit.checks.finding import CheckSettings, Severity
 
         path = self.config or reader.find(Path.cwd())
         settings = CheckSettings() if path is None else reader.load(path)
@@ -138,9 +140,9 @@ def command(
     """
     from msplit import checks, formats
     from msplit import rules as rule_sets
-    from msplit.checks import baseline as baselines
-    from msplit.checks.registry import chosen
-    from msplit.schedule.plan import planfile
+    from msplit.checks import run as baselines
+    from msplit.checks.run import chosen
+    from msplit.schedule import planfile
 
     if len(models) > 1 and (wanted.plan is not None or against is not None):
         option = "--plan" if wanted.plan is not None else "--against"

@@ -114,7 +114,7 @@ def _samples() -> Sequence[str]:
 
 
 def _codes() -> Sequence[str]:
-    from msplit.checks import CHECKS
+    from msplit.checks.run import CHECKS
 
     return tuple(CHECKS)
 

@@ -52,11 +52,12 @@ def command(
     """
     from msplit import formats
     from msplit import rules as rule_sets
+    from msplit.assignment.assignment import check_places
     from msplit.assignment.defaults import Given, settle
-    from msplit.assignment.export import check_places
     from msplit.assignment.model import price
-    from msplit.cost import DEFAULT_GPU
-    from msplit.report.html import build, render, runs
+    from msplit.cost.gpus import DEFAULT_GPU
+    from msplit.report.html import build, runs
+    from msplit.report.html.page import render
 
     given = work.arguments()
     loaded = None if rules.ruleset is None else rule_sets.load(rules.ruleset, streams=rules.streams)

@@ -194,7 +194,7 @@ def command(
     """
     from msplit.errors import RankLost
     from msplit.report import train as report
-    from msplit.training import hosts, launch
+    from msplit.training import hosts
     from msplit.training.loop import train
     from msplit.training.rendezvous import joined
     from msplit.training.trainer import Trainer
@@ -206,7 +206,7 @@ def command(
     settings = length.settings()
     rank = hosts.rank_of(os.environ)
     if rank is None and spread.is_asked_for:
-        return launch.launch(launch.own_command(), spread.of_hosts(), spread.gpus or ("0",))
+        return hosts.launch(hosts.own_command(), spread.of_hosts(), spread.gpus or ("0",))
     try:
         with joined(rank, on_gpu=engine.device == "cuda", tell=output.tell) as world, telling() as tell:
             flat, own = choice.load(model), {**engine.keywords(), "cluster": spread.over()}
@@ -229,14 +229,13 @@ def command(
 
 def _data(trainer: Trainer, feeding: Feeding, request: RunRequest, *, endless: bool) -> Data:
     """The data, for the inputs that are not given a value with --input: of each batch the rows of this process."""
-    from msplit.training.data import Batching, constant, open_data, own_data
-    from msplit.training.shards import part, whole
+    from msplit.training.data import BatchOptions, constant, open_data, own_data, part, whole
 
     specs = whole(trainer.specs, trainer.shards)
     fixed = constant(specs, request.inputs)
     if not feeding.data:
         return part(own_data(specs, fixed), trainer.shards, trainer.world.rank)
     epochs = feeding.epochs if feeding.epochs is not None or endless else 1
-    how = Batching(feeding.batch, epochs, feeding.shuffle, request.seed)
+    how = BatchOptions(feeding.batch, epochs, feeding.shuffle, request.seed)
     data = open_data(feeding.data, specs, how, shapes=request.shapes, fixed=fixed)
     return part(data, trainer.shards, trainer.world.rank)

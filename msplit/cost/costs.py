@@ -1,14 +1,28 @@
-"""What the nodes of a flat graph cost, as arrays, and what a GPU takes to run them."""
+"""What the nodes of a flat graph cost, as arrays, and what a GPU takes to run them.
+
+Host nodes that the cuda engine runs on the device.
+
+TensorFlow computes with integers in host memory: Less, AddV2 and many others on int32 have GPU kernels that launch nothing. The cuda engine
+runs whatever it has a lowering for on the device, but for what strings, tables and parsing on the host need. Such a kernel takes its time
+and has no stream of its own: it runs where what reads it runs, so the first kernel that needs it carries its time.
+
+What is computed once: before the first step, and so costs a step nothing; or for all nodes that compute the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.graph import Floats
+from msplit.core.dag import Hashes, mixed
+from msplit.core.graph import CONTROL, Floats, Graph, Ints
+from msplit.opset import schema
+from msplit.opset.traits import CONSTANTS, VARIABLES, ops_with
+from msplit.shapes.infer import Shapes
 
 Mask = NDArray[np.bool_]
 
@@ -99,3 +113,212 @@ class Costs:
         if self.host_us is None or self.carried_us is None:
             return self.time_us
         return self.time_us - self.carried_us + self.host_us
+
+
+_NO_TENSOR = frozenset({"string", "string_ref", "resource", "variant"})
+_MANY = 64
+"""Tensors of one argument that are looked at: a damaged file may claim millions."""
+
+
+def on_device(graph: Graph, host: Mask) -> Mask:
+    """Which host nodes the engine runs on the device, if they depend on inputs.
+
+    Args:
+        graph: A DAG.
+        host: The host's nodes, as TensorFlow places them.
+    """
+    nodes = np.flatnonzero(host)
+    runs = np.zeros(len(graph), np.bool_)
+    kinds: dict[int, bool] = {}
+    for node, kind in zip(nodes.tolist(), graph.kind[nodes].tolist(), strict=True):
+        if kind not in kinds:
+            kinds[kind] = _runs(graph, node)
+        runs[node] = kinds[kind]
+    edges = graph.edges
+    waiting = np.flatnonzero(host & ~runs).tolist()
+    stays = host & ~runs
+    starts = graph.in_start.tolist()
+    sources, ports = edges.src.tolist(), edges.port.tolist()
+    while waiting:
+        node = waiting.pop()
+        for edge in range(starts[node], starts[node + 1]):
+            source = sources[edge]
+            if ports[edge] != CONTROL and host[source] and not stays[source]:
+                stays[source] = True
+                waiting.append(source)
+    return host & ~stays
+
+
+def _runs(graph: Graph, node: int) -> bool:
+    info = schema.lookup(graph.ops[node])
+    if info is None or graph.ops[node] not in schema.lowered():
+        return False
+    attrs = info.filled(graph.attrs[node])
+    found = (arg.dtypes(attrs, _MANY) or () for arg in (*info.inputs, *info.outputs))
+    return not any(_NO_TENSOR.intersection(types) for types in found)
+
+
+def carry(host_us: Floats, graph: Graph, launches: Mask) -> Floats:
+    """Per node what it carries.
+
+    The time of a host node flows to the kernels that need its result, over nodes that launch nothing, in equal parts where several do, so
+    that the order of the file does not matter. What no kernel needs flows to those that it needs itself.
+
+    Args:
+        host_us: Time of the host nodes that the device runs, 0 elsewhere.
+        graph: A DAG.
+        launches: Nodes that carry.
+    """
+    carried, left = _flow(host_us, graph, launches, graph.topological, forward=True)
+    if left.any():
+        carried += _flow(left, graph, launches, graph.topological[::-1], forward=False)[0]
+    return carried
+
+
+def _flow(given: Floats, graph: Graph, launches: Mask, order: Ints, *, forward: bool) -> tuple[Floats, Floats]:
+    """(what arrives at nodes that launch, what ends at others that nothing follows)."""
+    edges = graph.edges
+    data = np.flatnonzero(edges.port != CONTROL)
+    one, other = (edges.src[data], edges.dst[data]) if forward else (edges.dst[data], edges.src[data])
+    by_node = np.argsort(one, kind="stable")
+    starts = np.searchsorted(one[by_node], np.arange(len(graph) + 1)).tolist()
+    following, stops = other[by_node].tolist(), launches.tolist()
+    flow, left = given.tolist(), [0.0] * len(graph)
+    for node in order.tolist():
+        if stops[node] or not flow[node]:
+            continue
+        first, end = starts[node], starts[node + 1]
+        for place in range(first, end):
+            flow[following[place]] += flow[node] / (end - first)
+        if first == end:
+            left[node] = flow[node]
+        flow[node] = 0.0
+    return np.asarray(flow), np.asarray(left)
+
+
+_READS, _REF_READS = ops_with("reads by handle"), ops_with("reads by reference")
+
+
+def prepared(
+    graph: Graph,
+    shapes: Shapes,
+    stateful: Mask,
+    given: Iterable[int] = (),
+    back: Iterable[tuple[int, int]] = (),
+) -> Mask:
+    """Which nodes depend on constants, on variables that nothing assigns and on static shapes only.
+
+    They are evaluated once, before the first step: such as the batch normalization of a Keras model, which is scales and offsets
+    that are made of four variables each time.
+
+    Args:
+        graph: A DAG.
+        shapes: Its shapes.
+        stateful: Which nodes read or write state, or are random.
+        given: Parameters of a function for which it is called with what is known before the first step.
+        back: What a loop's next iteration takes from the last one, as (from, to). What a loop only counts is known before the first step,
+            since it is unrolled there; what it makes of other things is not, even where it starts with a constant.
+    """
+    count = len(graph)
+    edges = graph.edges
+    data_inputs = np.bincount(edges.dst[edges.port != CONTROL], minlength=count)
+    constant = graph.with_ops(CONSTANTS)
+    fixed, reads = _fixed(graph)
+    constant |= fixed
+    constant[list(given)] = True
+    varies = ((stateful & ~fixed & ~reads) | ((data_inputs == 0) & ~constant)).tolist()
+    folded = shapes.folded.tolist()
+    starts, targets = graph.out_start.tolist(), graph.out_dst.tolist()
+    ports = edges.port[graph.out_order].tolist()
+    following: dict[int, list[int]] = {}
+    for source, target in back:
+        following.setdefault(source, []).append(target)
+    waiting = [node for node in range(count) if varies[node]]
+    while waiting:
+        node = waiting.pop()
+        for target in following.get(node, ()):
+            if not varies[target]:
+                varies[target] = True
+                waiting.append(target)
+        for edge in range(starts[node], starts[node + 1]):
+            target = targets[edge]
+            if not varies[target] and ports[edge] != CONTROL and not folded[target]:
+                varies[target] = True
+                waiting.append(target)
+    return ~np.array(varies, dtype=np.bool_)
+
+
+def _fixed(graph: Graph) -> tuple[Mask, Mask]:
+    """Which nodes are variables that nothing in the graph can change, and which only read such a variable.
+
+    A variable is one by its shared name, whatever nodes stand for it. What takes it and is not known to read only may change it.
+    """
+    fixed, reads = np.zeros(len(graph), np.bool_), np.zeros(len(graph), np.bool_)
+    readers: dict[tuple[str, str], list[int]] = {}
+    nodes: dict[tuple[str, str], list[int]] = {}
+    changed: set[tuple[str, str]] = set()
+    for node, op in enumerate(graph.ops):
+        if op not in VARIABLES:
+            continue
+        attrs = graph.attrs[node]
+        key = (str(attrs.get("container", "")), str(attrs.get("shared_name", "") or graph.names[node]))
+        nodes.setdefault(key, []).append(node)
+        waiting = [node]
+        while waiting:
+            for edge in graph.out_edges(waiting.pop()).tolist():
+                target = int(graph.edges.dst[edge])
+                if graph.edges.port[edge] == CONTROL:
+                    continue
+                kind = graph.ops[target]
+                if kind == "Identity":
+                    if op == "VarHandleOp":  # the handle again; of a reference it is the value
+                        waiting.append(target)
+                elif kind in (_READS if op == "VarHandleOp" else _REF_READS):
+                    readers.setdefault(key, []).append(target)
+                else:
+                    changed.add(key)
+    for key, found in nodes.items():
+        if key not in changed:
+            fixed[found] = True
+            reads[readers.get(key, [])] = True
+    return fixed, reads
+
+
+def duplicates(graph: Graph, able: Mask) -> Ints:
+    """Per node the first of the nodes that have the same op, attributes and inputs: itself, if there is none before it.
+
+    TensorFlow's optimizer and msplit's engine run one of them for all. Only nodes that read the very same tensors are found, not those
+    that read duplicates of each other.
+
+    Args:
+        graph: A DAG.
+        able: Which nodes may be merged: those that launch kernels and have no state.
+    """
+    count = len(graph)
+    same = np.arange(count, dtype=np.int32)
+    edges = graph.edges
+    data = edges.port != CONTROL
+    reads = np.bincount(edges.dst[data], minlength=count) > 0
+    candidates = np.flatnonzero(able & reads)
+    if len(candidates) < 2:
+        return same
+    numbers: dict[str, int] = {}
+    ops = np.fromiter((numbers.setdefault(op, len(numbers)) for op in graph.ops), np.int64, count)
+    signature = _inputs(graph, data) + mixed(ops.astype(np.uint64))
+    _, group, size = np.unique(signature[candidates], return_inverse=True, return_counts=True)
+    first: dict[tuple[Any, ...], int] = {}
+    for node in candidates[size[group.reshape(-1)] > 1].tolist():
+        attrs = sorted((name, repr(value)) for name, value in graph.attrs[node].items() if not name.startswith("_"))
+        key = (graph.ops[node], tuple(graph.inputs(node)), tuple(attrs))
+        same[node] = first.setdefault(key, node)
+    return same
+
+
+def _inputs(graph: Graph, data: Mask) -> Hashes:
+    """A number per node that is the same for the same data inputs, and rarely for others."""
+    edges = graph.edges
+    tensor = mixed(mixed(edges.src.astype(np.uint64)) + (edges.port + 1).astype(np.uint64))
+    own = np.where(data, mixed(tensor + edges.slot.astype(np.uint64)), np.uint64(0))
+    total = np.concatenate((np.zeros(1, np.uint64), np.cumsum(own, dtype=np.uint64)))
+    result: Hashes = total[graph.in_start[1:]] - total[graph.in_start[:-1]]
+    return result

@@ -23,20 +23,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from msplit.core.graph import Floats, Graph, Ints
-from msplit.cost.costs import Costs, Mask
-from msplit.cost.formulas import FORMULAS, Case, Work, work
-from msplit.cost.fused_into import find_fused_nodes
-from msplit.cost.gpus import DEFAULT_GPU, Gpu, data_sheet
-from msplit.cost.host_kernels import carry, on_device
-from msplit.cost.precomputed import duplicates, prepared
-from msplit.cost.tensors import Tensors, tensors_of
-from msplit.cost.timing import ACCESS, BROADCAST, REACHED, halvings, kernel_times
+from msplit.cost.costs import Costs, Mask, carry, duplicates, on_device, prepared
+from msplit.cost.formulas import FORMULAS, Case, NodeWork, work
+from msplit.cost.fused_into import Tensors, find_fused_nodes, tensors_of
+from msplit.cost.gpus import ACCESS, BROADCAST, DEFAULT_GPU, REACHED, Gpu, data_sheet, halvings, kernel_times
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.placement import host_nodes, stateful_nodes
 from msplit.opset.traits import RESHAPES, SELECT, VIEWS, ops_with, traits
-from msplit.shapes.dtypes import output_dtypes
 from msplit.shapes.infer import Shapes
-from msplit.shapes.registry import Node
+from msplit.shapes.registry import Node, output_dtypes
 from msplit.shapes.result import FUNCTIONAL
 
 _BRANCHES = ops_with("branch")
@@ -151,7 +146,7 @@ def _estimate(
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    """Per node what it asks of the device, as `Work` has it for one; beside that the bytes read and written together.
+    """Per node what it asks of the device, as `NodeWork` has it for one; beside that the bytes read and written together.
 
     `singly` says whether it reads and writes single elements.
     """
@@ -268,7 +263,7 @@ class _Classes:
         self.per_element: Floats = np.array(factors, dtype=np.float64)[which]
 
 
-def _work(graph: Graph, shapes: Shapes, tensors: Tensors, node: int, sheet: Gpu) -> Work | None:
+def _work(graph: Graph, shapes: Shapes, tensors: Tensors, node: int, sheet: Gpu) -> NodeWork | None:
     sources = graph.inputs(node)
     inputs = [shapes.shape(source, port) for source, port in sources]
     sizes = [

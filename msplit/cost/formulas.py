@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from msplit.cost.tensors import elements
-from msplit.cost.timing import (
+from msplit.cost.fused_into import elements
+from msplit.cost.gpus import (
     COLUMN,
     COLUMN_HALVING,
     COLUMN_STEP,
@@ -26,10 +26,9 @@ from msplit.cost.timing import (
     halvings,
 )
 from msplit.opset.traits import ops_with
-from msplit.shapes.dtypes import is_float, itemsize
 from msplit.shapes.linalg import einsum_sizes, matrix_sizes
 from msplit.shapes.nn import layout
-from msplit.shapes.registry import MAX_RANK, Node, Shape
+from msplit.shapes.registry import MAX_RANK, Node, Shape, is_float, itemsize
 
 THREADS = 256
 """Threads of a block that makes one output per thread."""
@@ -58,7 +57,7 @@ SUPPRESSION_KERNELS, SUPPRESSION_FLOPS, SUPPRESSION_BYTES = 8, 6.0, 32.0
 
 
 @dataclass(frozen=True)
-class Work:
+class NodeWork:
     """What a node asks of the device.
 
     Attributes:
@@ -66,7 +65,7 @@ class Work:
         blocks: Blocks of its grid.
         product: Whether tensor cores run it.
         read: Bytes read, where they are not simply its inputs.
-        setup: Clock cycles of waiting before and behind the work; 0: what a plain kernel waits, `timing.ACCESS`.
+        setup: Clock cycles of waiting before and behind the work; 0: what a plain kernel waits, `gpus.ACCESS`.
         chain: Clock cycles that one block takes for its part, step by step, however few blocks there are.
         launches: Kernels.
         fill: Part of the peak that is left where tiles are not full, or channels too few.
@@ -99,7 +98,7 @@ class Case:
     sizes: list[float]
 
 
-Formula = Callable[[Case], Work]
+Formula = Callable[[Case], NodeWork]
 FORMULAS: dict[str, Formula] = {}
 
 
@@ -117,7 +116,7 @@ def _size(value: int | None) -> int:
     return 1 if value is None else value
 
 
-def _product(rows: float, inner: float, columns: float, batch: float, sms: int, setup: float = TILE_SETUP) -> Work:
+def _product(rows: float, inner: float, columns: float, batch: float, sms: int, setup: float = TILE_SETUP) -> NodeWork:
     """A product of matrices in tiles of 64 x 64. Where these leave multiprocessors idle, long sums are split and joined.
 
     With a single row or column there is nothing for tensor cores to share: every thread goes through its own part of the sum.
@@ -125,19 +124,19 @@ def _product(rows: float, inner: float, columns: float, batch: float, sms: int, 
     flops = 2.0 * batch * rows * inner * columns
     if rows <= 1 or columns <= 1:
         blocks = batch * math.ceil(max(rows, columns) / COLUMNS)
-        return Work(flops, max(blocks, 1.0), setup=ROW_SETUP, chain=inner / STEP * ROW_STEP)
+        return NodeWork(flops, max(blocks, 1.0), setup=ROW_SETUP, chain=inner / STEP * ROW_STEP)
     blocks = batch * math.ceil(rows / 64) * math.ceil(columns / 64)
     parts = max(1.0, min(sms // max(blocks, 1), inner // SUMMANDS))
     setup += JOINING if parts > 1 else 0.0
     fill = rows / (math.ceil(rows / 64) * 64) * columns / (math.ceil(columns / TILE_COLUMNS) * TILE_COLUMNS)
     chain = inner / parts / STEP * TILE_STEP
-    return Work(flops, max(blocks * parts, 1.0), True, setup=setup, chain=chain, fill=max(fill, LEAST_FILL))
+    return NodeWork(flops, max(blocks * parts, 1.0), True, setup=setup, chain=chain, fill=max(fill, LEAST_FILL))
 
 
 @formula(
     "MatMul", "_FusedMatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "_FusedBatchMatMulV2", "SparseMatMul"
 )
-def matmul(case: Case) -> Work:
+def matmul(case: Case) -> NodeWork:
     """2 M N K, times the batch."""
     rows, inner, columns = (_size(size) for size in matrix_sizes(case.node))
     out = case.outputs[0]
@@ -145,12 +144,12 @@ def matmul(case: Case) -> Work:
 
 
 @formula("Einsum", "XlaEinsum")
-def einsum(case: Case) -> Work:
+def einsum(case: Case) -> NodeWork:
     """As a batched product: labels in all terms are the batch, those that vanish the inner size."""
     equation = str(case.node.attr("equation", ""))
     found = einsum_sizes(equation, case.node.inputs)
     if found is None:
-        return Work(0.0, 1.0)
+        return NodeWork(0.0, 1.0)
     sizes, lead, right = found
     terms = equation.replace(" ", "").partition("->")[0].replace("...", "").split(",")
     groups = {"batch": elements(lead), "inner": 1.0, "rows": 1.0, "columns": 1.0}
@@ -162,7 +161,7 @@ def einsum(case: Case) -> Work:
         else:
             groups["rows" if label in terms[0] else "columns"] *= _size(size)
     if len(terms) == 1:
-        return Work(groups["inner"] * elements(case.outputs[0]), elements(case.node.shape(0)) / 1024)
+        return NodeWork(groups["inner"] * elements(case.outputs[0]), elements(case.node.shape(0)) / 1024)
     product = _product(groups["rows"], groups["inner"], groups["columns"], groups["batch"], case.sms)
     batch = [label for label in right if all(label in term for term in terms) and _size(sizes.get(label, 1)) > 1]
     copies = sum(not term.startswith("".join(batch)) for term in terms) if len(batch) > 1 else 0
@@ -170,11 +169,11 @@ def einsum(case: Case) -> Work:
 
 
 @formula("Conv2D", "Conv3D", "_FusedConv2D", "_FusedConv3D", "Conv")
-def convolution(case: Case) -> Work:
+def convolution(case: Case) -> NodeWork:
     """2 times outputs times the window's inputs: an implicit product [positions, window] x [window, channels] per group."""
     data, weights, out = case.node.shape(0), case.node.shape(1), case.outputs[0]
     if weights is None or out is None:
-        return Work(0.0, 1.0)
+        return NodeWork(0.0, 1.0)
     channel, _ = layout(case.node, len(out))
     per_group = _size(weights[-2])
     groups = max(1, _size(data[channel]) // per_group) if data is not None and data[channel] is not None else 1
@@ -183,31 +182,31 @@ def convolution(case: Case) -> Work:
     gathers = TILE_SETUP + (GATHERING if elements(weights[:-2]) > 1 else 0.0)
     if per_group < CHANNELS and elements(weights[:-2]) > 1:
         blocks = max(groups * math.ceil(rows / 64) * math.ceil(columns / groups / 64), 1.0)
-        return Work(2.0 * rows * elements(weights), blocks, setup=gathers, fill=NARROW)
+        return NodeWork(2.0 * rows * elements(weights), blocks, setup=gathers, fill=NARROW)
     return _product(rows, elements(weights[:-1]), columns / groups, groups, case.sms, gathers)
 
 
 @formula("Conv2DBackpropInput", "Conv3DBackpropInputV2")
-def convolution_data_gradient(case: Case) -> Work:
+def convolution_data_gradient(case: Case) -> NodeWork:
     """As much as the convolution: 2 times the gradient's elements times the window of the filter [.., in, out] per output."""
     weights, gradient = case.node.shape(1), case.node.shape(2)
     if weights is None:
-        return Work(0.0, 1.0)
+        return NodeWork(0.0, 1.0)
     work = 2.0 * elements(gradient) * elements(weights[:-1])
     columns = _size(weights[-2])
     rows = elements(case.outputs[0]) / max(columns, 1)
     chain = elements(weights) / max(columns, 1) / STEP * TILE_STEP
     blocks = math.ceil(rows / 64) * math.ceil(columns / 64)
     # The library turns the data into its own layout first, and the result back.
-    return Work(work, blocks, True, setup=TILE_SETUP + GATHERING + 2 * REORDERING, chain=chain, launches=3)
+    return NodeWork(work, blocks, True, setup=TILE_SETUP + GATHERING + 2 * REORDERING, chain=chain, launches=3)
 
 
 @formula("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
-def convolution_filter_gradient(case: Case) -> Work:
+def convolution_filter_gradient(case: Case) -> NodeWork:
     """As much as the convolution."""
     gradient, weights = case.node.shape(2), case.outputs[0]
     if weights is None:
-        return Work(0.0, 1.0)
+        return NodeWork(0.0, 1.0)
     inner = elements(gradient) / max(_size(weights[-1]), 1)
     return _product(elements(weights[:-1]), inner, _size(weights[-1]), 1.0, case.sms)
 
@@ -219,14 +218,14 @@ formula("DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative")(
 
 
 @formula("DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter")
-def depthwise_gradient(case: Case) -> Work:
+def depthwise_gradient(case: Case) -> NodeWork:
     """As much as the convolution."""
     weights = case.outputs[0] if case.node.op.endswith("Filter") else case.node.shape(1)
     return _looping(case.node.shape(2), weights, case.sms)
 
 
 @formula("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "MaxPoolWithArgmax", "MaxPoolV2", "MaxPoolGrad", "AvgPoolGrad")
-def pooling(case: Case) -> Work:
+def pooling(case: Case) -> NodeWork:
     """One operation per element of each window, of which that of MaxPoolV2, whose size is an input, counts one.
 
     Raises:
@@ -238,12 +237,12 @@ def pooling(case: Case) -> Work:
     return _windows(case.node.shape(-1) if case.node.op.endswith("Grad") else case.outputs[0], float(math.prod(sizes)))
 
 
-def _windows(out: Shape, per_element: float) -> Work:
+def _windows(out: Shape, per_element: float) -> NodeWork:
     count = elements(out)
-    return Work(count * per_element, math.ceil(count / WINDOWS))
+    return NodeWork(count * per_element, math.ceil(count / WINDOWS))
 
 
-def _looping(out: Shape, weights: Shape, sms: int) -> Work:
+def _looping(out: Shape, weights: Shape, sms: int) -> NodeWork:
     """One thread per output goes through the window, the first two axes of weights; as many at a time as the multiprocessors hold."""
     window = elements(weights[:2] if weights else None)
     waves = max(1.0, elements(out) / (sms * RESIDENT))
@@ -251,7 +250,7 @@ def _looping(out: Shape, weights: Shape, sms: int) -> Work:
 
 
 @formula("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
-def reduction(case: Case) -> Work:
+def reduction(case: Case) -> NodeWork:
     """One operation per element. Along rows threads exchange what they have; along columns each goes through its own."""
     data, out = case.node.shape(0), case.outputs[0]
     count, left = elements(data), max(elements(out), 1.0)
@@ -261,50 +260,52 @@ def reduction(case: Case) -> Work:
         chain = COLUMN_STEP * min(each, COLUMN) + COLUMN_HALVING * math.log2(max(each / COLUMN, 1.0))
     else:
         chain = float(halvings(np.asarray(each, np.float64)))
-    return Work(flops, count / 2048, chain=chain)
+    return NodeWork(flops, count / 2048, chain=chain)
 
 
 @formula("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
-def unsorted_segment(case: Case) -> Work:
+def unsorted_segment(case: Case) -> NodeWork:
     """Segments are filled, ids made wide, and the rows added by atomic operations."""
     count = elements(case.node.shape(0))
-    return Work(count, count / 1024, setup=2 * REORDERING, launches=3)
+    return NodeWork(count, count / 1024, setup=2 * REORDERING, launches=3)
 
 
 @formula("Bucketize")
-def bucketize(case: Case) -> Work:
+def bucketize(case: Case) -> NodeWork:
     """A search per element, of data that are laid side by side first."""
     count = elements(case.outputs[0])
     steps = math.log2(max(len(case.node.attr("boundaries", ())), 1) + 1)
-    return Work(count, math.ceil(count / 1024), chain=steps * WINDOW_STEP, launches=2)
+    return NodeWork(count, math.ceil(count / 1024), chain=steps * WINDOW_STEP, launches=2)
 
 
 # Two kernels: the border is filled, the inside is copied.
-formula("Pad", "PadV2", "MirrorPad")(lambda case: Work(0.0, math.ceil(elements(case.outputs[0]) / 1024), launches=2))
+formula("Pad", "PadV2", "MirrorPad")(
+    lambda case: NodeWork(0.0, math.ceil(elements(case.outputs[0]) / 1024), launches=2)
+)
 
 # Squares and sums a window of channels.
 formula("LRN")(lambda case: _windows(case.outputs[0], 2.0 * (2 * int(case.node.attr("depth_radius", 5)) + 1) + 3))
 
 
 @formula("Softmax", "LogSoftmax")
-def softmax(case: Case) -> Work:
+def softmax(case: Case) -> NodeWork:
     """A maximum, exponentials, their sum and a division along the last axis."""
     out = case.outputs[0]
     count = elements(out)
     along = np.asarray(_size(out[-1]) if out else 1, np.float64)
-    return Work(5.0 * count, math.ceil(count / 1024), chain=float(halvings(along)))
+    return NodeWork(5.0 * count, math.ceil(count / 1024), chain=float(halvings(along)))
 
 
 @formula(
     "NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionV4", "NonMaxSuppressionV5",
     "NonMaxSuppressionWithOverlaps",
 )  # fmt: skip
-def non_max_suppression(case: Case) -> Work:
+def non_max_suppression(case: Case) -> NodeWork:
     """As many rounds as boxes may be selected, each of small kernels over all scores. One, where the shape does not say how many."""
     found = case.outputs[0]
     rounds = max(_size(found[0]) if found else 1, 1)
     scores = elements(case.node.shape(1))
-    return Work(
+    return NodeWork(
         SUPPRESSION_FLOPS * rounds * scores,
         math.ceil(scores / 1024),
         read=SUPPRESSION_BYTES * rounds * scores,
@@ -313,39 +314,39 @@ def non_max_suppression(case: Case) -> Work:
 
 
 @formula("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "_FusedBatchNormEx")
-def batch_norm(case: Case) -> Work:
+def batch_norm(case: Case) -> NodeWork:
     """Scale and shift; in training also mean and variance, which need the data a second time."""
     count = elements(case.outputs[0])
     if case.node.attr("is_training", True):
-        return Work(7.0 * count, math.ceil(count / 2048), read=2 * case.sizes[0] + sum(case.sizes[1:]))
-    return Work(2.0 * count, math.ceil(count / 1024))
+        return NodeWork(7.0 * count, math.ceil(count / 2048), read=2 * case.sizes[0] + sum(case.sizes[1:]))
+    return NodeWork(2.0 * count, math.ceil(count / 1024))
 
 
 @formula(
     "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSumWithNumSegments",
     "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments",
 )  # fmt: skip
-def sparse_segment(case: Case) -> Work:
+def sparse_segment(case: Case) -> NodeWork:
     """Reads one row of the table per index and adds it up."""
     table = case.node.shape(0)
     count = elements(case.node.shape(1)) * elements(table[1:] if table else None)
     rows = case.sizes[0] / max(elements(table), 1) * count
-    return Work(count, math.ceil(count / 1024), read=rows + sum(case.sizes[1:]))
+    return NodeWork(count, math.ceil(count / 1024), read=rows + sum(case.sizes[1:]))
 
 
 @formula("SparseTensorDenseMatMul")
-def sparse_dense_product(case: Case) -> Work:
+def sparse_dense_product(case: Case) -> NodeWork:
     """2 operations per stored element and column."""
     stored, out = elements(case.node.shape(1)), case.outputs[0]
     count = stored * (_size(out[-1]) if out else 1)
-    return Work(2.0 * count, math.ceil(count / THREADS))
+    return NodeWork(2.0 * count, math.ceil(count / THREADS))
 
 
 # The whole is made (or copied), and parts of it changed.
 formula("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "TensorScatterMax", "TensorScatterMin")(
-    lambda case: Work(elements(case.node.shape(2)), math.ceil(elements(case.outputs[0]) / 1024))
+    lambda case: NodeWork(elements(case.node.shape(2)), math.ceil(elements(case.outputs[0]) / 1024))
 )
-formula("ScatterNd")(lambda case: Work(elements(case.node.shape(1)), math.ceil(elements(case.outputs[0]) / 1024)))
+formula("ScatterNd")(lambda case: NodeWork(elements(case.node.shape(1)), math.ceil(elements(case.outputs[0]) / 1024)))
 
 
 @formula(
@@ -355,17 +356,17 @@ formula("ScatterNd")(lambda case: Work(elements(case.node.shape(1)), math.ceil(e
     "ResourceSparseApplyKerasMomentum", "ResourceSparseApplyFtrl", "ResourceSparseApplyFtrlV2", "SparseApplyAdagrad",
     "SparseApplyMomentum", "SparseApplyFtrl",
 )  # fmt: skip
-def scatter_in_place(case: Case) -> Work:
+def scatter_in_place(case: Case) -> NodeWork:
     """Reads and writes only the rows that the indices name: as much again as the updates, twice."""
     node = case.node
     sizes = [size for index, size in enumerate(case.sizes) if index or node.op.startswith("Resource")]
     update = max(sizes, default=0.0)
     count = update / max(itemsize(str(node.attr("T", node.attr("dtype", "float32")))), 1)
-    return Work(2.0 * count, math.ceil(count / 1024), read=sum(sizes) + 2 * update)
+    return NodeWork(2.0 * count, math.ceil(count / 1024), read=sum(sizes) + 2 * update)
 
 
 @formula("LSTMBlockCell", "BlockLSTM", "BlockLSTMV2", "GRUBlockCell")
-def cell(case: Case) -> Work:
+def cell(case: Case) -> NodeWork:
     """The gates as one product [batch, in + cells] x [in + cells, gates * cells], per step."""
     node = case.node
     first = 0 if node.op in ops_with("single cell") else 1
@@ -374,23 +375,23 @@ def cell(case: Case) -> Work:
     cells, batch = _size(state[-1]), _size(x[-2])
     gates = 3 if node.op == "GRUBlockCell" else 4
     one = _product(batch, _size(x[-1]) + cells, gates * cells, 1.0, case.sms)
-    return Work(
+    return NodeWork(
         steps * (one.flops + 20.0 * batch * cells), one.blocks, one.product, setup=one.setup, chain=steps * one.chain
     )
 
 
 @formula("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3")
-def cudnn(case: Case) -> Work:
+def cudnn(case: Case) -> NodeWork:
     """Two operations per step, row and parameter; the steps follow each other."""
     x, hidden = case.node.shape(0) or (1, 1, 1), case.node.shape(1) or (1, 1, 1)
     steps, batch, units = _size(x[0]), _size(x[1]), _size(hidden[2])
     parameters = elements(case.node.shape(3))
     blocks = math.ceil(batch / 64) * math.ceil(4 * units / 64)
     chain = float(steps * units * _size(hidden[0])) / STEP * TILE_STEP
-    return Work(2.0 * steps * batch * parameters, blocks, True, setup=TILE_SETUP, chain=chain)
+    return NodeWork(2.0 * steps * batch * parameters, blocks, True, setup=TILE_SETUP, chain=chain)
 
 
-def work(case: Case) -> Work | None:
+def work(case: Case) -> NodeWork | None:
     """The work of a node that has a formula; None where the node contradicts it."""
     try:
         found = FORMULAS[case.node.op](case)

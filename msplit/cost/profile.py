@@ -1,24 +1,27 @@
-"""Measured costs: what `msplit profile` finds on a GPU, and how it takes the place of static costs."""
+"""Measured costs: what `msplit profile` finds on a GPU, and how it takes the place of static costs.
+
+The work to be done: what sizes a graph and prices its nodes.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from msplit.cost.costs import Constants, Costs
-from msplit.cost.gpus import gpu_names
-from msplit.cost.host_kernels import carry
+from msplit.cost.costs import Constants, Costs, carry
+from msplit.cost.gpus import DEFAULT_GPU, gpu_names
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.digest import structure_hash
+from msplit.formats.summary import structure_hash
 
 
 @dataclass(frozen=True)
-class Device:
+class ProfiledDevice:
     """Where a profile was measured.
 
     Attributes:
@@ -53,7 +56,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ProfiledKernel:
     """A measured step, and all steps like it.
 
     Attributes:
@@ -88,7 +91,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfiledStep:
     """One step of the lowered graph.
 
     Attributes:
@@ -101,7 +104,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Shape:
+class InputShape:
     """Type and shape of an input: `dtype` is a name such as ``"float32"``, and all sizes are known."""
 
     dtype: str
@@ -130,13 +133,13 @@ class Profile:
 
     graph_hash: str
     ops: Mapping[str, int]
-    inputs: Mapping[str, Shape]
-    device: Device
+    inputs: Mapping[str, InputShape]
+    device: ProfiledDevice
     precision: str
     layout: str
     constants: Constants
-    kernels: tuple[Kernel, ...]
-    steps: tuple[Step, ...]
+    kernels: tuple[ProfiledKernel, ...]
+    steps: tuple[ProfiledStep, ...]
     one_us: float | None = None
     unmeasured: Mapping[str, int] = field(default_factory=dict)
     made: Mapping[str, Any] = field(default_factory=dict)
@@ -278,3 +281,22 @@ def check_shapes(profile: Profile, shapes: Mapping[str, Sequence[int | None] | N
 
 def _sizes(shape: Sequence[int | None]) -> str:
     return "×".join("?" if size is None else str(size) for size in shape) or "no dimensions"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a graph is run with.
+
+    Attributes:
+        batch: Size of unknown leading dimensions of inputs; None for 1.
+        shapes: Whole shapes by input name.
+        inputs: Files by input name, and under "" one that names its inputs itself; the other inputs are made up.
+        gpu: Data sheet that prices the nodes.
+        profile: What was measured on the graph, in place of the data sheet.
+    """
+
+    batch: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    gpu: str = DEFAULT_GPU
+    profile: Profile | None = None

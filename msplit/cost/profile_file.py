@@ -11,11 +11,11 @@ import json
 import os
 from typing import Any
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.cost.costs import Constants
-from msplit.cost.profile import Device, Kernel, Profile, Shape, Step
+from msplit.cost.profile import InputShape, Profile, ProfiledDevice, ProfiledKernel, ProfiledStep
 from msplit.errors import MsplitError
-from msplit.formats.text import JsonValue, read_file
+from msplit.formats.files import JsonValue, read_file
 
 SCHEMA_VERSION = 1
 KIND = "profile"
@@ -118,10 +118,10 @@ def parse(text: str, source: str) -> Profile:
     )
 
 
-def _kernel(item: JsonValue) -> Kernel:
-    item.object(tuple(field.name for field in dataclasses.fields(Kernel)))
+def _kernel(item: JsonValue) -> ProfiledKernel:
+    item.object(tuple(field.name for field in dataclasses.fields(ProfiledKernel)))
     counts = ("launches", "blocks", "threads", "registers", "shared_bytes", "resident")
-    return Kernel(
+    return ProfiledKernel(
         op=item.at("op").text(),
         inputs=tuple(_tensor(one) for one in item.at("inputs").items()),
         time_us=item.at("time_us").number(),
@@ -141,15 +141,15 @@ def _tensor(item: JsonValue) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return parts[0].text(), shape, strides
 
 
-def _input(item: JsonValue) -> Shape:
+def _input(item: JsonValue) -> InputShape:
     item.object(("dtype", "shape"))
-    return Shape(item.at("dtype").text(), tuple(size.whole() for size in item.at("shape").items()))
+    return InputShape(item.at("dtype").text(), tuple(size.whole() for size in item.at("shape").items()))
 
 
-def _device(item: JsonValue) -> Device:
-    item.object(tuple(field.name for field in dataclasses.fields(Device)))
+def _device(item: JsonValue) -> ProfiledDevice:
+    item.object(tuple(field.name for field in dataclasses.fields(ProfiledDevice)))
     texts = {name: item.at(name).text() for name in ("name", "driver", "cuda", "pytorch")}
-    return Device(sms=item.at("sms").whole(), **texts)
+    return ProfiledDevice(sms=item.at("sms").whole(), **texts)
 
 
 def _constants(item: JsonValue) -> Constants:
@@ -174,7 +174,7 @@ def _width(key: str, item: JsonValue) -> int:
     return int(key)
 
 
-def _steps(item: JsonValue, kernels: int) -> tuple[Step, ...]:
+def _steps(item: JsonValue, kernels: int) -> tuple[ProfiledStep, ...]:
     steps = []
     for one in item.items():
         one.object(("nodes", "kernel"))
@@ -184,5 +184,5 @@ def _steps(item: JsonValue, kernels: int) -> tuple[Step, ...]:
         nodes = tuple(node.text() for node in one.at("nodes").items())
         if not nodes:
             raise one.wrong("has no node")
-        steps.append(Step(nodes, kernel))
+        steps.append(ProfiledStep(nodes, kernel))
     return tuple(steps)

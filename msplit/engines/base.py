@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.arguments import number, whole
+from msplit.core.arguments import Precision, number, whole
 from msplit.core.graph import Ints
-from msplit.core.precision import Precision
 from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, MsplitError, WrongShape

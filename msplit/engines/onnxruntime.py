@@ -20,8 +20,7 @@ from msplit.engines.base import Arrays, Engine, Executable, Job
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Format, Model
-from msplit.opset.state import written
-from msplit.opset.traits import DRAWN_ON_DEVICE
+from msplit.opset.traits import DRAWN_ON_DEVICE, written
 from msplit.progress import phase
 
 OPSET = 18

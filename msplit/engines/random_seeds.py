@@ -5,8 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import original
+from msplit.flatten.flat import FlatGraph, original
 from msplit.opset.traits import DRAWN_ON_DEVICE
 
 

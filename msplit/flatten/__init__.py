@@ -5,7 +5,6 @@ ids, conflicts = to_ids(flat, streams)
 """
 
 from msplit.flatten.build import body, flatten
-from msplit.flatten.flat import FlatGraph, Region, Tensor
-from msplit.flatten.origin import Conflict, OriginalNode, to_ids
+from msplit.flatten.flat import Conflict, FlatGraph, OriginalNode, Region, Tensor, to_ids
 
 __all__ = ["Conflict", "FlatGraph", "OriginalNode", "Region", "Tensor", "body", "flatten", "to_ids"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import CONTROL, Edges, Function, FunctionRef, Graph, Ints
 from msplit.errors import GraphError, LoadError
-from msplit.flatten.reachable import has_effect, is_stateful
+from msplit.flatten.control_flow import has_effect, is_stateful
 from msplit.formats.functions import gradient_of
 from msplit.opset import schema
 from msplit.opset.traits import CALLS
@@ -38,7 +38,7 @@ _COMPILED = "_XlaMustCompile"
 
 
 @dataclass(frozen=True, eq=False)
-class Body:
+class FunctionBody:
     """The nodes of a graph that are needed, split into those that stay nodes and calls that are looked into.
 
     Attributes:
@@ -152,7 +152,7 @@ def _unknown_controls(function: Function, functions: Mapping[str, Function]) -> 
     ]
 
 
-def body_of(function: Function, functions: Mapping[str, Function], active: Acting) -> Body:
+def body_of(function: Function, functions: Mapping[str, Function], active: Acting) -> FunctionBody:
     """The body of a function as it is inlined: what neither results nor effects need is left out."""
     graph = function.body
     calls = find_calls(graph, functions)
@@ -184,8 +184,8 @@ def split(
     results: Sequence[tuple[int, int]],
     finals: Sequence[int],
     effects: Sequence[int],
-) -> Body:
-    """Splits the kept nodes of a graph into a `Body`."""
+) -> FunctionBody:
+    """Splits the kept nodes of a graph into a `FunctionBody`."""
     is_call = np.zeros(len(graph), dtype=np.bool_)
     is_call[list(calls)] = True
     ordinary = np.flatnonzero(keep & ~is_call & (parameter < 0)).astype(np.int32)
@@ -197,7 +197,7 @@ def split(
     inside, outside = edges.where(into & from_inside), edges.where(into & ~from_inside)
     waits_inside = np.zeros(len(graph), dtype=np.bool_)
     waits_inside[edges.dst[into & (parameter[edges.src] < 0)]] = True
-    return Body(
+    return FunctionBody(
         graph=graph,
         ordinary=ordinary,
         place=place,
@@ -212,20 +212,20 @@ def split(
     )
 
 
-def bodies(root: Body, functions: Mapping[str, Function], where: str) -> dict[str, Body]:
+def bodies(root: FunctionBody, functions: Mapping[str, Function], where: str) -> dict[str, FunctionBody]:
     """The body of every function that is reached by calls, after a check that they can be inlined at all.
 
     Raises:
         LoadError: A function calls itself, directly or through others; calls are nested deeper than `MAX_DEPTH`; or inlining would
             make more than `MAX_NODES` nodes, or `MAX_GROWTH` times as many as there are in the file.
     """
-    found: dict[str, Body] = {}
+    found: dict[str, FunctionBody] = {}
     active = acting((called.name for called in root.calls.values()), functions)
     inlined: dict[str, _Inlined] = {}
     chain: list[str] = []
     on_chain: set[str] = set()
     # Depth first without recursion: (function or None for the root, what it still has to call).
-    stack: list[tuple[str | None, Body, list[str]]] = [(None, root, _callees(root))]
+    stack: list[tuple[str | None, FunctionBody, list[str]]] = [(None, root, _callees(root))]
     while stack:
         name, body, pending = stack[-1]
         if pending:
@@ -271,7 +271,7 @@ class _Inlined:
     depth: int
 
     @classmethod
-    def of(cls, body: Body, bodies: Mapping[str, Body], inlined: Mapping[str, _Inlined]) -> _Inlined:
+    def of(cls, body: FunctionBody, bodies: Mapping[str, FunctionBody], inlined: Mapping[str, _Inlined]) -> _Inlined:
         """By what its callees become."""
         names = body.graph.names
         size, depth = len(body.ordinary), 0
@@ -316,7 +316,7 @@ def _shortened(chain: list[str], most: int = 8) -> list[str]:
     )
 
 
-def check_arity(body: Body, functions: Mapping[str, Function], where: str) -> None:
+def check_arity(body: FunctionBody, functions: Mapping[str, Function], where: str) -> None:
     """Checks that calls give what functions take, and that results which are asked for exist.
 
     Raises:
@@ -338,6 +338,6 @@ def check_arity(body: Body, functions: Mapping[str, Function], where: str) -> No
         raise GraphError(defects, where=where)
 
 
-def _callees(body: Body) -> list[str]:
+def _callees(body: FunctionBody) -> list[str]:
     """Functions that a body calls, once each, the first called last."""
     return list(dict.fromkeys(called.name for called in body.calls.values()))[::-1]

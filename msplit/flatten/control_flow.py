@@ -1,15 +1,23 @@
-"""TensorFlow 1 control flow: back edges, the frames of while loops, and what runs under a Switch."""
+"""TensorFlow 1 control flow: back edges, the frames of while loops, and what runs under a Switch.
+
+Which nodes are needed, and graphs cut down to them.
+
+Attributes of a flat graph's nodes, still decoded only when somebody asks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import CONTROL, Edges, Graph, Ints
-from msplit.core.union_find import DisjointSets
 from msplit.errors import GraphError
+from msplit.opset import schema
 from msplit.opset.traits import ENTER, EXIT, MERGE, NEXT, SWITCH, ops_with
 
 _MERGE = MERGE | ops_with("xla merge")
@@ -203,3 +211,185 @@ def _downstream(graph: Graph, roots: Sequence[int]) -> list[int]:
         return []  # most graphs; sorting a large one takes a while
     order: list[int] = graph.topological[graph.descendants(roots)[graph.topological]].tolist()
     return order
+
+
+_NO_EFFECT, _PARAMETERS = ops_with("no effect"), ops_with("parameter")
+
+
+def is_stateful(op: str) -> bool:
+    """Whether TensorFlow calls an op stateful. Unknown ops are not, nor are calls of functions by their name."""
+    info = schema.lookup(op)
+    # TensorFlow says so of parameters and results only to keep them from being merged.
+    return info is not None and info.stateful and op not in _PARAMETERS
+
+
+def has_effect(op: str) -> bool:
+    """Whether a node of this op does something though nobody uses its outputs. Unknown ops are taken to have none."""
+    return is_stateful(op) and op not in _NO_EFFECT
+
+
+def restricted(edges: Edges, keep: NDArray[np.bool_]) -> tuple[Edges, Ints]:
+    """Edges between kept nodes in the numbering of those nodes, and that numbering (-1 for nodes that are left out)."""
+    number = np.where(keep, np.cumsum(keep) - 1, -1).astype(np.int32)
+    inside = edges.where(keep[edges.src] & keep[edges.dst])
+    return replace(inside, src=number[inside.src], dst=number[inside.dst]), number
+
+
+def without_inputs(edges: Edges, nodes: Sequence[int], count: int) -> Edges:
+    """Edges but those into some nodes."""
+    cut = np.zeros(count, dtype=np.bool_)
+    cut[list(nodes)] = True
+    if not cut[edges.dst].any():
+        return edges
+    return edges.where(~cut[edges.dst])
+
+
+def fed_entirely(graph: Graph, fed: Iterable[tuple[int, int]], roots: Iterable[tuple[int, int]]) -> list[int]:
+    """Nodes that do not run because all that is needed of them is fed; nothing in front of them runs for them.
+
+    Args:
+        fed: (node, port) of fed tensors.
+        roots: (node, port) of what is fetched; port CONTROL for a node that just runs.
+    """
+    given = set(fed)
+    # A node without inputs has nothing in front of it.
+    nodes = {node for node, _ in given if graph.in_start[node] != graph.in_start[node + 1]}
+    if not nodes:
+        return []
+    edges = graph.edges
+    crossing = np.zeros(len(edges), np.bool_)
+    for node, port in given:
+        out = graph.out_edges(node)
+        crossing[out[edges.port[out] == port]] = True
+    without = replace(graph, edges=edges.where(~crossing))
+    runs = without.ancestors([node for node, port in roots if (node, port) not in given])
+    return sorted(node for node in nodes if not runs[node])
+
+
+_COLOCATION = "_class"
+_LOCATION = "loc:@"
+
+
+class PickedAttrs(Sequence[Mapping[str, Any]]):
+    """The attributes of nodes picked from several sources; `which` has per node its source, `index` its place there."""
+
+    def __init__(self, sources: Sequence[Sequence[Mapping[str, Any]]], which: Ints, index: Ints) -> None:
+        self._sources = sources
+        self._which = which
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._which)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        source: Sequence[Mapping[str, Any]] = self._sources[int(self._which[index])]
+        return source[int(self._index[index])]
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        sources = self._sources
+        for which, index in zip(self._which.tolist(), self._index.tolist(), strict=True):
+            yield sources[which][index]
+
+    def kinds(self) -> list[int]:
+        """Per node a number; nodes of the same number have the same op and the same attributes, but for the values of constants."""
+        kinds_of: list[Sequence[int]] = []
+        shifts = []
+        shift = 0
+        for source in self._sources:
+            kinds = getattr(source, "kinds", None)
+            kinds_of.append(kinds() if kinds is not None else range(len(source)))
+            shifts.append(shift)
+            shift += max(kinds_of[-1], default=-1) + 1
+        return [
+            kinds_of[which][index] + shifts[which]
+            for which, index in zip(self._which.tolist(), self._index.tolist(), strict=True)
+        ]
+
+    def picked(self, nodes: Ints) -> PickedAttrs:
+        """The attributes of some of the nodes."""
+        return PickedAttrs(self._sources, self._which[nodes], self._index[nodes])
+
+
+class CalledAttrs(Sequence[Mapping[str, Any]]):
+    """The attributes of a function's body at one place where it is called.
+
+    Args:
+        body: Attributes of the body's nodes.
+        names: The body's nodes by name.
+        prefix: What the call puts in front of a node's name, with its "/".
+        arguments: Attributes that the function is instantiated with.
+    """
+
+    def __init__(
+        self, body: Sequence[Mapping[str, Any]], names: Mapping[str, int], prefix: str, arguments: Mapping[str, Any]
+    ) -> None:
+        self._body = body
+        self._names = names
+        self._prefix = prefix
+        self._arguments = arguments
+
+    def __len__(self) -> int:
+        return len(self._body)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return _CalledNode(self._body[index], self)
+
+    def kinds(self) -> Sequence[int]:
+        """Those of the body: what a call makes of a value hangs on the value alone."""
+        kinds = getattr(self._body, "kinds", None)
+        return range(len(self)) if kinds is None else kinds()
+
+    def translate(self, key: str, value: Any) -> Any:
+        """A value as it reads in the flat graph: other nodes under their flat names, type parameters filled in."""
+        if key == _COLOCATION and isinstance(value, tuple):
+            return tuple(map(self._colocation, value))
+        if key == "frame_name" and isinstance(value, str):
+            # Each call runs its loops in frames of its own.
+            return self._prefix + value
+        if isinstance(value, str) and value in self._arguments:
+            return self._arguments[value]
+        return value
+
+    def _colocation(self, item: Any) -> Any:
+        if isinstance(item, str) and item.startswith(_LOCATION) and item.removeprefix(_LOCATION) in self._names:
+            return f"{_LOCATION}{self._prefix}{item.removeprefix(_LOCATION)}"
+        return item
+
+
+class _CalledNode(Mapping[str, Any]):
+    __slots__ = ("_attrs", "_call")
+
+    def __init__(self, attrs: Mapping[str, Any], call: CalledAttrs) -> None:
+        self._attrs = attrs
+        self._call = call
+
+    def __getitem__(self, key: str) -> Any:
+        return self._call.translate(key, self._attrs[key])
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of an attribute, or a default."""
+        return self[key] if key in self._attrs else default
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._attrs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._attrs)
+
+    def __len__(self) -> int:
+        return len(self._attrs)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))

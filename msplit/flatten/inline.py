@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from msplit.core.graph import CONTROL, Edges, Function, Ints
-from msplit.flatten.attrs import CalledAttrs, PickedAttrs
-from msplit.flatten.calls import Body
+from msplit.flatten.calls import FunctionBody
+from msplit.flatten.control_flow import CalledAttrs, PickedAttrs
 
 Source = tuple[int, int]
 """A flat node and its output port."""
@@ -62,7 +62,7 @@ class _Instance:
         joined: Whether something waits for it.
     """
 
-    body: Body
+    body: FunctionBody
     function: int
     parent: _Instance | None
     call: int
@@ -78,7 +78,9 @@ class _Instance:
 
 
 class _Inliner:
-    def __init__(self, root: Body, bodies: Mapping[str, Body], functions: Mapping[str, Function]) -> None:
+    def __init__(
+        self, root: FunctionBody, bodies: Mapping[str, FunctionBody], functions: Mapping[str, Function]
+    ) -> None:
         self.root = root
         self.bodies = bodies
         self.functions = functions
@@ -292,7 +294,7 @@ class _Inliner:
         )
 
 
-def inline(root: Body, bodies: Mapping[str, Body], functions: Mapping[str, Function]) -> Inlined:
+def inline(root: FunctionBody, bodies: Mapping[str, FunctionBody], functions: Mapping[str, Function]) -> Inlined:
     """Replaces every call by the body of what it calls, down to the last.
 
     Args:
@@ -311,7 +313,7 @@ def _call_of(instance: _Instance) -> tuple[int, int]:
     return (-1 if parent is None else parent.function), instance.call
 
 
-def _waited_for(body: Body, instance: _Instance) -> set[int]:
+def _waited_for(body: FunctionBody, instance: _Instance) -> set[int]:
     """Calls of a body whose end somebody waits for."""
     edges = body.graph.edges
     waited = set(edges.src[edges.port == CONTROL].tolist())

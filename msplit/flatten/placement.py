@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import CONTROL, Graph, Ints
-from msplit.flatten.reachable import is_stateful
+from msplit.flatten.control_flow import is_stateful
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from msplit.formats.atomic import write_bytes_atomic
-from msplit.formats.digest import graph_hash, structure_hash
 from msplit.formats.guess import left_out_text
-from msplit.formats.model import Endpoint, Format, Model
+from msplit.formats.model import STREAM_ID, Endpoint, Format, Model
 from msplit.formats.reader import read, to_train
 from msplit.formats.restore import differs, saved_as, variables
 from msplit.formats.sniffer import sniff
-from msplit.formats.summary import Contents, contents
-from msplit.formats.writer import STREAM_ID, WriteReport, write
+from msplit.formats.summary import Contents, contents, graph_hash, structure_hash
+from msplit.formats.writer import WriteReport, write
 
 __all__ = [
     "STREAM_ID",

@@ -21,12 +21,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file, write_pieces
-from msplit.formats.file_kinds import open_regular
-from msplit.formats.folder_trust import writers
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue, open_regular, writers
 
 VERSION = 1
 MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels"

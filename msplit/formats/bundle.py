@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from msplit.errors import INSTALL_TENSORFLOW, LoadError
 from msplit.formats import wire
-from msplit.formats.file_kinds import open_regular, read_bytes
+from msplit.formats.files import open_regular, read_bytes
 from msplit.formats.tensors import dtype_name, numpy_dtype, string_array
-from msplit.opset import proto
+from msplit.opset import schema
 
 _MOST_INDEX = 1 << 30
 _FOOTER = 48
@@ -200,14 +200,14 @@ def _entries(data: bytes) -> tuple[dict[str, Any], list[tuple[str, Any]], int]:
     for _, handle in _pairs(index):
         for key, value in _pairs(_block(data, handle, 0)):
             if key:
-                entry = _message(proto.tensor_bundle_pb2.BundleEntryProto(), value)
+                entry = _message(schema.tensor_bundle_pb2.BundleEntryProto(), value)
                 # Of a slice: the name of its tensor, then numbers. The tensor's own entry tells of it.
                 if key.startswith(b"\0"):
                     slices.append((key[1:].partition(b"\0\1")[0].decode(), entry))
                 else:
                     entries[key.decode()] = entry
             else:
-                header = _message(proto.tensor_bundle_pb2.BundleHeaderProto(), value)
+                header = _message(schema.tensor_bundle_pb2.BundleHeaderProto(), value)
                 shards = header.num_shards
                 if header.endianness != 0:
                     raise NotSupported("big-endian")

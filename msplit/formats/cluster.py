@@ -18,8 +18,8 @@ from pathlib import Path
 
 from msplit.errors import MsplitError, RulesError
 from msplit.formats import settings
+from msplit.formats.files import read_file
 from msplit.formats.settings import Reading, Value
-from msplit.formats.text import read_file
 
 TF_CONFIG = "TF_CONFIG"
 """The environment variable in which TensorFlow keeps it, and what stands for it in place of a file's name."""

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msplit.core.graph import Argument, BrokenInput, Function, Graph, numbered
-from msplit.formats.decode import AttrTable, NodeAttrs
-from msplit.formats.graphdef import connect, interned, to_graph
+from msplit.formats.decode import AttrTable, NodeAttrs, connect, interned, to_graph
 from msplit.formats.tensors import dtype_name, dtype_number
 from msplit.opset import schema
 

@@ -1,15 +1,233 @@
-"""What a file holds once it is read."""
+"""What a file holds once it is read.
+
+The record of an assignment: what `msplit assign` made the ids of a model with, so that later commands need not be told.
+
+It lies where TensorFlow never looks: in ``assets.extra/msplit.json`` of a SavedModel, the folder that TensorFlow keeps for others and
+does not load, and in ``MODEL.msplit.json`` beside a model of one file. `docs/schemas/assignment.json` describes it.
+
+A record names the model that it was written with by a hash of its file. Whatever came between the two, a kill or another program, the worst
+that is left is a record that nobody goes by, which is said. A record may come from anybody: it is bounded, and every mistake in it is
+a reason to do without it, never an error of the model.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from msplit.core.arguments import MAX_STREAMS
 from msplit.core.graph import Graph
-from msplit.formats.record import AssignmentRecord, Choice
+from msplit.errors import MsplitError
+from msplit.formats.files import JsonValue
+
+STREAM_ID = "_stream_id"
+"""The attribute that holds a node's stream id."""
+
+SCHEMA_VERSION = 1
+KIND = "assignment"
+MAX_BYTES = 256 << 20
+"""Longest record: one that lists a million nodes that were set by hand."""
+
+ENDING = ".msplit.json"
+IN_SAVED_MODEL = ("assets.extra", "msplit.json")
+
+_KEYS = (
+    "schema_version",
+    "kind",
+    "msplit",
+    "model_hash",
+    "rules",
+    "streams",
+    "wrap",
+    "batch",
+    "shapes",
+    "gpu",
+    "profile",
+    "loaded",
+    "by_hand",
+)
+_FIX = "run `msplit assign` again, or remove the file"
+
+Nodes = Mapping[str, tuple[str, ...]]
+"""Function, "" for the top-level graph -> names of nodes in it."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What was asked of a file that leaves something open, as `reader.read` takes it; None where nothing was."""
+
+    tags: tuple[str, ...] | None = None
+    signature: str | None = None
+    inputs: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RecordedRules:
+    """A rule set with all that it was read from.
+
+    Attributes:
+        source: The file, or the name of a shipped rule set, as messages call it.
+        files: Texts of the stream files that it names, by the names that it has for them.
+    """
+
+    source: str
+    text: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the texts, hexadecimal."""
+        return hashlib.sha256(json.dumps([self.text, sorted(self.files.items())]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class RecordedProfile:
+    """Which profile priced the nodes: its file, as it was given, and what `cost.profile_file.hash_of` gives for it."""
+
+    path: str
+    hash: str
+
+
+@dataclass(frozen=True)
+class AssignmentRecord:
+    """What the ids of a model were made with.
+
+    Attributes:
+        msplit: Version of msplit.
+        rules: None where no rules made the ids.
+        streams: Ids are 0..streams-1.
+        wrap: Whether ids out of range were taken modulo `streams`.
+        batch: Size of unknown leading dimensions of inputs; None for 1.
+        shapes: Whole shapes by input name.
+        gpu: Data sheet that priced the nodes.
+        profile: Profile in its place.
+        loaded: How the file was read.
+        by_hand: Nodes whose ids were there before and were kept: all other ids are msplit's.
+        model_hash: SHA-256 of the model's file with the ids, hexadecimal; of a SavedModel, of its main file.
+    """
+
+    msplit: str
+    rules: RecordedRules | None
+    streams: int
+    wrap: bool = False
+    batch: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    gpu: str = ""
+    profile: RecordedProfile | None = None
+    loaded: ReadOptions = field(default_factory=ReadOptions)
+    by_hand: Nodes = field(default_factory=dict)
+    model_hash: str = ""
+
+
+def place(model: Path) -> Path:
+    """Where the record of a model is: in the folder of a SavedModel, beside any other file (a link is followed)."""
+    target = Path(os.path.realpath(model))
+    return target.joinpath(*IN_SAVED_MODEL) if target.is_dir() else target.with_name(target.name + ENDING)
+
+
+def hash_of(data: Any) -> str:
+    """The hash that a record knows a model's file by."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def dumps(record: AssignmentRecord) -> bytes:
+    """The file. The same record gives the same bytes."""
+    rules, profile = record.rules, record.profile
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "msplit": record.msplit,
+        "model_hash": record.model_hash,
+        "rules": rules
+        and {
+            "source": rules.source,
+            "hash": rules.hash,
+            "text": rules.text,
+            "files": dict(sorted(rules.files.items())),
+        },
+        "streams": record.streams,
+        "wrap": record.wrap,
+        "batch": record.batch,
+        "shapes": dict(sorted(record.shapes.items())),
+        "gpu": record.gpu,
+        "profile": profile and asdict(profile),
+        "loaded": asdict(record.loaded),
+        "by_hand": dict(sorted(record.by_hand.items())),
+    }
+    return (json.dumps(data, indent=1) + "\n").encode()
+
+
+def load(path: Path) -> AssignmentRecord:
+    """Reads a record.
+
+    Raises:
+        MsplitError: It can not be read, or is no record; the message says what is wrong with it.
+    """
+    where = str(path)
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)
+    except (OSError, ValueError) as error:
+        raise MsplitError(
+            f"can not be read: {getattr(error, 'strerror', None) or error}", where=where, fix=_FIX
+        ) from None
+    if not regular:
+        raise MsplitError("is not a regular file", where=where, fix=_FIX)  # a pipe would be waited for
+    top = JsonValue.read(path, MAX_BYTES, what="record of the assignment", fix=_FIX)
+    top.of_version(KIND, SCHEMA_VERSION).object(_KEYS)
+    loaded = top.at("loaded").object(("tags", "signature", "inputs", "outputs"))
+    return AssignmentRecord(
+        msplit=top.at("msplit").text(),
+        rules=top.at("rules").or_none(_rules),
+        streams=top.at("streams").whole(1, MAX_STREAMS),
+        wrap=top.at("wrap").flag(),
+        batch=top.at("batch").or_none(lambda value: value.whole(1)),
+        shapes={name: tuple(size.whole() for size in shape.items()) for name, shape in top.at("shapes").entries()},
+        gpu=top.at("gpu").text(),
+        profile=top.at("profile").or_none(_profile),
+        loaded=ReadOptions(
+            tags=loaded.at("tags").or_none(_texts),
+            signature=loaded.at("signature").or_none(JsonValue.text),
+            inputs=loaded.at("inputs").or_none(_texts),
+            outputs=loaded.at("outputs").or_none(_texts),
+        ),
+        by_hand={function: _texts(names) for function, names in top.at("by_hand").entries()},
+        model_hash=top.at("model_hash").sha256(),
+    )
+
+
+def is_record(path: Path) -> bool:
+    """Whether a file is a record, of whatever model: one that may be replaced by another."""
+    try:
+        load(path)
+    except MsplitError:
+        return False
+    return True
+
+
+def _texts(value: JsonValue) -> tuple[str, ...]:
+    return tuple(item.text() for item in value.items())
+
+
+def _rules(value: JsonValue) -> RecordedRules:
+    value.object(("source", "hash", "text", "files"))
+    files = {name: text.text() for name, text in value.at("files").entries()}
+    rules = RecordedRules(value.at("source").text(), value.at("text").text(), files)
+    if value.at("hash").sha256() != rules.hash:
+        raise value.at("hash").wrong("is not that of the rules beside it")
+    return rules
+
+
+def _profile(value: JsonValue) -> RecordedProfile:
+    value.object(("path", "hash"))
+    return RecordedProfile(value.at("path").text(), value.at("hash").sha256())
 
 
 class Format(StrEnum):
@@ -98,7 +316,7 @@ class Model:
     versions: Mapping[str, int] = field(default_factory=dict)
     meta_graph: int = 0
     commented: bool = False
-    choice: Choice = field(default_factory=Choice)
+    choice: ReadOptions = field(default_factory=ReadOptions)
     record: AssignmentRecord | None = None
     record_problem: str | None = None
 

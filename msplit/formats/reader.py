@@ -12,17 +12,16 @@ from typing import Any
 from msplit.core.graph import Graph
 from msplit.core.validate import verify
 from msplit.errors import GraphError, LoadError, MsplitError
-from msplit.formats import endpoints, meta
-from msplit.formats import record as records
+from msplit.formats import endpoints
+from msplit.formats import model as records
+from msplit.formats.decode import to_graph
 from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Expand, Library
-from msplit.formats.graphdef import to_graph
 from msplit.formats.guess import guessed
-from msplit.formats.model import Format, Model, meta_graphs
-from msplit.formats.record import AssignmentRecord, Choice
+from msplit.formats.model import AssignmentRecord, Format, Model, ReadOptions, meta_graphs
 from msplit.formats.sniffer import main_file, sniff
-from msplit.formats.source import has_comments, opened, parse_binary, parse_text
-from msplit.opset import proto
+from msplit.formats.wire import has_comments, opened, parse_binary, parse_text
+from msplit.opset import schema
 
 
 def read(
@@ -55,11 +54,11 @@ def read(
     path = Path(path)
     kind = sniff(path)
     file = main_file(path)
-    asked = Choice(_tuple(tags), signature, _tuple(inputs), _tuple(outputs))
+    asked = ReadOptions(_tuple(tags), signature, _tuple(inputs), _tuple(outputs))
     message, commented = parse(kind, file)
     found, problem = _record(kind, file) if record else (None, None)
     model = partial(_model, path, kind, file, message, gradients)
-    if found is None or asked != Choice():
+    if found is None or asked != ReadOptions():
         return replace(model(asked), commented=commented, record=found, record_problem=problem)
     try:
         return replace(model(found.loaded), commented=commented, record=found)
@@ -70,14 +69,14 @@ def read(
         return replace(model(asked), commented=commented, record_problem=problem)
 
 
-def _model(path: Path, kind: Format, file: Path, message: Any, gradients: Expand | None, asked: Choice) -> Model:
+def _model(path: Path, kind: Format, file: Path, message: Any, gradients: Expand | None, asked: ReadOptions) -> Model:
     """The model that a message holds."""
     where = str(path)
     tags, signature, inputs, outputs = asked.tags, asked.signature, asked.inputs, asked.outputs
     chosen = 0
     if kind.binary is Format.SAVED_MODEL:
         path = file.parent
-        chosen = meta.choose_meta_graph(message, tags, where)
+        chosen = endpoints.choose_meta_graph(message, tags, where)
     elif tags:
         raise LoadError("only a SavedModel has tags", where=where, fix="leave --tag out")
     around = meta_graphs(kind, message)[chosen]
@@ -85,12 +84,15 @@ def _model(path: Path, kind: Format, file: Path, message: Any, gradients: Expand
     if not graph_def.node:
         raise LoadError("the graph has no nodes", where=where, fix="export the model again")
     graph = _graph(graph_def, where, gradients)
-    signatures = meta.signature_names(around) if around is not None else ()
+    signatures = endpoints.signature_names(around) if around is not None else ()
     # Tensors that the user names need no signature to be chosen.
     ask_not = (
-        signature is None and inputs is not None and outputs is not None and meta.DEFAULT_SIGNATURE not in signatures
+        signature is None
+        and inputs is not None
+        and outputs is not None
+        and endpoints.DEFAULT_SIGNATURE not in signatures
     )
-    name = None if ask_not else meta.choose_signature(signatures, signature, where)
+    name = None if ask_not else endpoints.choose_signature(signatures, signature, where)
     ends = find_endpoints(graph, around, name, kind, where, outputs)
     ends = _override(ends, graph, inputs, outputs, where)
     return Model(
@@ -130,7 +132,7 @@ def to_train(model: Model, targets: Sequence[str] | None, fetches: Sequence[str]
     around = model.meta
     ends = find_endpoints(graph, around, model.signature, model.format, where, ())
     if targets is None:
-        named = () if around is None else meta.collection_names(around, "train_op")
+        named = () if around is None else endpoints.collection_names(around, "train_op")
         nodes = [node for node, _ in map(endpoints.split_tensor, named) if node in graph.index] or [*model.targets]
         if not nodes and model.signature is None:
             guesses = ", ".join(ends.targets[:5])
@@ -153,9 +155,9 @@ def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
 def parse(kind: Format, file: Path) -> tuple[Any, bool]:
     """The message that a file holds, and whether there are comments beside it."""
     message = {
-        Format.GRAPH_DEF: lambda: proto.graph_pb2.GraphDef(),
-        Format.META_GRAPH: lambda: proto.meta_graph_pb2.MetaGraphDef(),
-        Format.SAVED_MODEL: lambda: proto.saved_model_pb2.SavedModel(),
+        Format.GRAPH_DEF: lambda: schema.graph_pb2.GraphDef(),
+        Format.META_GRAPH: lambda: schema.meta_graph_pb2.MetaGraphDef(),
+        Format.SAVED_MODEL: lambda: schema.saved_model_pb2.SavedModel(),
     }[kind.binary]()
     with opened(file) as data:
         if kind.is_text:
@@ -220,11 +222,11 @@ def find_endpoints(
         )
     train = [
         graph.index[n]
-        for n, _ in map(endpoints.split_tensor, meta.collection_names(around, "train_op"))
+        for n, _ in map(endpoints.split_tensor, endpoints.collection_names(around, "train_op"))
         if n in graph.index
     ]
     steps = tuple(endpoints.endpoint(graph, node, 0) for node in train if endpoints.has_outputs(graph, node))
-    init = {*meta.init_ops(around, with_variables=True)}
+    init = {*endpoints.init_ops(around, with_variables=True)}
     init |= {
         endpoints.split_tensor(name)[0]
         for name in (around.saver_def.restore_op_name, around.saver_def.save_tensor_name)
@@ -255,5 +257,5 @@ def _override(
 def _init_ops(around: Any, graph: Graph, kind: Format) -> tuple[str, ...]:
     if around is None:
         return ()
-    found = meta.init_ops(around, with_variables=kind.binary is Format.META_GRAPH)
+    found = endpoints.init_ops(around, with_variables=kind.binary is Format.META_GRAPH)
     return tuple(name for name in found if name in graph.index)

@@ -24,7 +24,7 @@ from msplit.opset.traits import VARIABLES, ops_with
 _ASSIGNS = ops_with("assigns")
 
 
-class Saved(NamedTuple):
+class CheckpointEntry(NamedTuple):
     """Where a checkpoint has the value of a variable.
 
     Attributes:
@@ -38,15 +38,15 @@ class Saved(NamedTuple):
     by_saver: bool
 
 
-def saved_as(model: Model, nodes: Iterable[str]) -> dict[str, Saved]:
+def saved_as(model: Model, nodes: Iterable[str]) -> dict[str, CheckpointEntry]:
     """Where the checkpoints of a model have its variables, by the name of their node; each has a place of its own."""
     nodes, sources = list(nodes), _restored(model)
-    found = {name: Saved(*sources[name], True) for name in nodes if name in sources}
+    found = {name: CheckpointEntry(*sources[name], True) for name in nodes if name in sources}
     taken = {(place.key, place.part) for place in found.values()}
     for name in nodes:
         if name not in found:
             own = _own_key(model.graph, name)
-            place = Saved(name if (own, "") in taken else own, "", False)
+            place = CheckpointEntry(name if (own, "") in taken else own, "", False)
             taken.add((place.key, ""))
             found[name] = place
     return found

@@ -11,10 +11,9 @@ from itertools import islice
 from pathlib import Path
 
 from msplit.errors import LoadError
-from msplit.formats import wire
 from msplit.formats.build import MANIFEST, WEIGHTS
 from msplit.formats.model import Format
-from msplit.formats.source import Buffer, opened, reported
+from msplit.formats.wire import LENGTH, VARINT, Buffer, Field, NotWireFormat, fields, opened, reported
 
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 """Names of a SavedModel's main file; TensorFlow prefers the first."""
@@ -141,12 +140,12 @@ def _text_format(data: Buffer) -> Format | None:
 def _binary_format(data: Buffer) -> Format | str | None:
     """The format, or what else it is in words, or None."""
     try:
-        first = [f for f in islice(wire.fields(data), _FIELDS_LOOKED_AT) if f.number <= _LAST_FIELD]
-    except wire.NotWireFormat:
+        first = [f for f in islice(fields(data), _FIELDS_LOOKED_AT) if f.number <= _LAST_FIELD]
+    except NotWireFormat:
         return None
     kinds = {(field.number, field.kind) for field in first}
     numbers = {field.number for field in first}
-    if (1, wire.VARINT) in kinds:
+    if (1, VARINT) in kinds:
         if numbers & {7, 8} or any(f.number == 2 and not _is_message(data, f) for f in first):
             return "an ONNX model"
         return Format.SAVED_MODEL if numbers <= {0, 1, 2} else None
@@ -164,31 +163,31 @@ def _binary_format(data: Buffer) -> Format | str | None:
         return Format.META_GRAPH
     # What is left can be a GraphDef whose nodes lack an op, or that has none; it is told as such when it is read.
     parts = [field for field in first if field.number in (1, 2, 4)]
-    known = numbers <= {0, 1, 2, 3, 4, 5} and bool(parts or (3, wire.VARINT) in kinds)
+    known = numbers <= {0, 1, 2, 3, 4, 5} and bool(parts or (3, VARINT) in kinds)
     highest = {1: 7, 2: 3, 4: 3}  # of NodeDef, FunctionDefLibrary and VersionDef
     fit = all(part.number <= highest[field.number] for field in parts for part in _inside(data, field))
     return Format.GRAPH_DEF if known and fit and all(_is_message(data, field) for field in parts) else None
 
 
-def _inside(data: Buffer, field: wire.Field) -> list[wire.Field]:
+def _inside(data: Buffer, field: Field) -> list[Field]:
     try:
         end = min(field.end, len(data))
-        parts = islice(wire.fields(data, field.start, end), _FIELDS_LOOKED_AT)
+        parts = islice(fields(data, field.start, end), _FIELDS_LOOKED_AT)
         return [part for part in parts if part.number <= _LAST_FIELD]
-    except wire.NotWireFormat:
+    except NotWireFormat:
         return []
 
 
-def _is_message(data: Buffer, field: wire.Field) -> bool:
-    return field.kind == wire.LENGTH and (field.start == field.end or bool(_inside(data, field)))
+def _is_message(data: Buffer, field: Field) -> bool:
+    return field.kind == LENGTH and (field.start == field.end or bool(_inside(data, field)))
 
 
-def _looks_like_node(data: Buffer, field: wire.Field) -> bool:
+def _looks_like_node(data: Buffer, field: Field) -> bool:
     """Whether a field can be a NodeDef: a name, an op, and nothing that a NodeDef has not."""
-    if field.kind != wire.LENGTH:
+    if field.kind != LENGTH:
         return False
     parts = _inside(data, field)
-    if not parts or any(part.number > 7 or part.kind != wire.LENGTH for part in parts if part.number):
+    if not parts or any(part.number > 7 or part.kind != LENGTH for part in parts if part.number):
         return False
     ops = [part for part in parts if part.number == 2]
     if any(part.number == 5 and bytes(data[part.start : part.start + 1]) != b"\n" for part in parts):
@@ -197,12 +196,12 @@ def _looks_like_node(data: Buffer, field: wire.Field) -> bool:
     return bool(texts) and all(_OP.fullmatch(text) for text in texts)
 
 
-def _looks_like_meta_info(data: Buffer, field: wire.Field) -> bool:
-    return field.kind == wire.LENGTH and any(part.number in (2, 4, 5, 6, 7) for part in _inside(data, field))
+def _looks_like_meta_info(data: Buffer, field: Field) -> bool:
+    return field.kind == LENGTH and any(part.number in (2, 4, 5, 6, 7) for part in _inside(data, field))
 
 
-def _holds_graph(data: Buffer, field: wire.Field) -> bool:
+def _holds_graph(data: Buffer, field: Field) -> bool:
     """Whether a field can be a GraphDef with nodes."""
-    return field.kind == wire.LENGTH and any(
+    return field.kind == LENGTH and any(
         part.number == 1 and _looks_like_node(data, part) for part in _inside(data, field)[:4]
     )

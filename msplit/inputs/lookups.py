@@ -37,7 +37,7 @@ PARTS = ops_with("parts") | SELECT
 
 
 @dataclass(frozen=True, eq=False)
-class Lookup:
+class InputLookup:
     """A table in which values of an input are looked up.
 
     Attributes:
@@ -82,7 +82,7 @@ class Use:
     unknown: bool = False
     segments: bool = False
     ops: frozenset[str] = frozenset()
-    lookups: tuple[Lookup, ...] = ()
+    lookups: tuple[InputLookup, ...] = ()
     separator: bytes | None = None
     readers: tuple[int, ...] = ()
 
@@ -91,7 +91,7 @@ def use_of(flat: FlatGraph, node: int, port: int, *, pruned: bool = True) -> Use
     """Follows a tensor, an output of a node, forward through ops that hand its values on; through those that pick some of them by a
     condition, as safe lookups do, only where `pruned` says so."""
     graph = flat.graph
-    lookups: list[Lookup] = []
+    lookups: list[InputLookup] = []
     readers: dict[int, None] = {}
     unknown = segments = False
     separator: bytes | None = None
@@ -171,7 +171,7 @@ def _picks(flat: FlatGraph, gather: int) -> bool:
     return False
 
 
-def _partitioned(flat: FlatGraph, node: int, offset: int) -> Lookup | None:
+def _partitioned(flat: FlatGraph, node: int, offset: int) -> InputLookup | None:
     """The table whose parts are read by what a division of ids leads to, where their sizes are known."""
     graph = flat.graph
     waiting, seen = [node], {node}
@@ -187,33 +187,39 @@ def _partitioned(flat: FlatGraph, node: int, offset: int) -> Lookup | None:
                 ]
                 parts = tuple(one.rows for one in found if one is not None and one.rows is not None)
                 if found and found[0] is not None and len(parts) == len(found):
-                    return Lookup(found[0].table, offset, sum(parts), parts=parts, op="DynamicPartition")
+                    return InputLookup(found[0].table, offset, sum(parts), parts=parts, op="DynamicPartition")
             elif user not in seen and graph.ops[user] in CALCULATES | DIVIDES | PARTS:
                 seen.add(user)
                 waiting.append(user)
     return None
 
 
-def looked_up(flat: FlatGraph, node: int, slot: int, offset: int) -> Lookup | None:
+def looked_up(flat: FlatGraph, node: int, slot: int, offset: int) -> InputLookup | None:
     """The table that a node looks up in what comes in at a slot, where it does and as much is known."""
     op = flat.graph.ops[node]
     row = traits(op)
     if row.ids == slot and row.table is not None:
         size, table = _rows(flat, node, row.table), _source(flat, node, row.table)
-        return None if size is None or table is None else Lookup(flat.graph.names[table], offset, rows=size, op=op)
+        return None if size is None or table is None else InputLookup(flat.graph.names[table], offset, rows=size, op=op)
     if op in DIVIDES and slot == 0:
         return _partitioned(flat, node, offset)
     if row.ids == slot and row.bound is not None:
         bound = constant(flat, node, row.bound)
-        return None if bound is None else Lookup(flat.graph.names[node], offset, rows=int(bound.max(initial=1)), op=op)
+        return (
+            None
+            if bound is None
+            else InputLookup(flat.graph.names[node], offset, rows=int(bound.max(initial=1)), op=op)
+        )
     if op in _FINDS and slot == 1:
         name = table_of(flat, node)
         keys = vocabularies(flat.model).get(name or "")
-        return None if name is None or keys is None else Lookup(name, offset, keys=keys)
+        return None if name is None or keys is None else InputLookup(name, offset, keys=keys)
     if op == "Equal" and flat.graph.attrs[node].get("T") == "string":
         words = constant(flat, node, 1 - slot)  # one alone is what padding is told by, or a missing value
         return (
-            Lookup(flat.graph.names[node], 0, keys=words.reshape(-1)) if words is not None and words.size > 1 else None
+            InputLookup(flat.graph.names[node], 0, keys=words.reshape(-1))
+            if words is not None and words.size > 1
+            else None
         )
     return None
 

@@ -1,35 +1,43 @@
-"""Values for the inputs of a model: from files, or made from type and shape."""
+"""Values for the inputs of a model: from files, or made from type and shape.
+
+Functions of a user's own, named as ``module:function``: they are imported and run, as any program of theirs is.
+"""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
+import os
+import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.cost.workload import Workload
-from msplit.errors import LoadError
+from msplit.cost.profile import Workload
+from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.files import names_in, read_value
-from msplit.inputs.scalars import scalars
-from msplit.inputs.sparse_ragged import Spec, structure
-from msplit.inputs.special import RANDOM, Kind
-from msplit.inputs.values import made_up
+from msplit.inputs.sparse_ragged import InputSpec, structure
+from msplit.inputs.special import RANDOM, InputKind
+from msplit.inputs.values import made_up, scalars
 from msplit.opset import schema
-from msplit.shapes.inputs import Fed, input_shapes
+from msplit.shapes.infer import Fed, input_shapes
 from msplit.shapes.registry import shape_text
 
 _MOST = 1 << 44
 """Elements of an input: more than any host has bytes."""
 
 
-def feeds_for(flat: FlatGraph, workload: Workload, *, seed: int = 0, kind: Kind = RANDOM) -> dict[str, NDArray[Any]]:
+def feeds_for(
+    flat: FlatGraph, workload: Workload, *, seed: int = 0, kind: InputKind = RANDOM
+) -> dict[str, NDArray[Any]]:
     """A value for every input of a model, as a workload says; see `make_inputs`."""
     return make_inputs(flat, workload.shapes, batch=workload.batch or 1, seed=seed, given=workload.inputs, kind=kind)
 
@@ -41,7 +49,7 @@ def make_inputs(
     batch: int = 1,
     seed: int = 0,
     given: Mapping[str, Path] | None = None,
-    kind: Kind = RANDOM,
+    kind: InputKind = RANDOM,
 ) -> dict[str, NDArray[Any]]:
     """Gives every input of a model a value.
 
@@ -112,7 +120,9 @@ def _by_name(given: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]
     return {**found, **{name: path for name, path in given.items() if name}}
 
 
-def input_specs(flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | None, ...]]) -> tuple[list[Spec], Fed]:
+def input_specs(
+    flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | None, ...]]
+) -> tuple[list[InputSpec], Fed]:
     """What is known of every input, and the shape of each, by node and port, for a batch and some given shapes.
 
     Raises:
@@ -127,11 +137,11 @@ def input_specs(flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | No
         dtype = (endpoint.dtype if endpoint else "") or _dtype(flat, tensor.node, tensor.port)
         stated = endpoint.shape if endpoint else None  # a sparse tensor's parts have none in a signature
         open_shape = declared.get((tensor.node, tensor.port)) if stated is None else stated
-        specs.append(Spec(tensor.name, dtype, open_shape, tensor.node, tensor.port))
+        specs.append(InputSpec(tensor.name, dtype, open_shape, tensor.node, tensor.port))
     return specs, shaped
 
 
-def composite_inputs(flat: FlatGraph, specs: Sequence[Spec], batch: int) -> frozenset[str]:
+def composite_inputs(flat: FlatGraph, specs: Sequence[InputSpec], batch: int) -> frozenset[str]:
     """Inputs that are parts of sparse and ragged ones: how long they are is not for the batch alone to say."""
     found = structure(flat, specs, batch, frozenset())
     return frozenset({*found.fixed, *found.lengths})
@@ -217,3 +227,53 @@ def _with_default(flat: FlatGraph, name: str, known: Sequence[str]) -> str:
 def _nearest(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"its inputs are: {', '.join(known) or 'none'}"
+
+
+def is_function(source: str) -> bool:
+    """Whether a text names a function; a file of that name comes first."""
+    module, colon, name = source.partition(":")
+    return (
+        bool(colon)
+        and not os.path.lexists(source)
+        and name.isidentifier()
+        and all(map(str.isidentifier, module.split(".")))
+    )
+
+
+def imported(source: str, what: str) -> Callable[..., Any]:
+    """The function of a ``module:function``; modules of the present folder are found as by `python -m`.
+
+    Args:
+        what: What it must be, to be said where it is not there: "that returns …".
+
+    Raises:
+        LoadError: There is no such module or function, or the module raised something.
+    """
+    module, _, name = source.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    with calling(source):
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ModuleNotFoundError as error:
+            if error.name is None or not module.startswith(error.name):
+                raise
+            raise LoadError(
+                f"there is no module {module!r}", where=source, fix="run where it is, or set PYTHONPATH"
+            ) from None
+    if not callable(found):
+        raise LoadError(f"module {module!r} has no function {name!r}", where=source, fix=f"give a function {what}")
+    made: Callable[..., Any] = found
+    return made
+
+
+@contextmanager
+def calling(source: str) -> Iterator[None]:
+    """What a user's code raises is no mistake of msplit's."""
+    try:
+        yield
+    except (MsplitError, GeneratorExit):
+        raise
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"raised {type(error).__name__}: {error}", where=source, fix="--debug shows where") from error

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from msplit.errors import LoadError
 from msplit.formats.atomic import write_bytes_atomic
-from msplit.formats.file_kinds import open_regular
+from msplit.formats.files import open_regular
 from msplit.formats.tensors import numpy_dtype
 
 _VERSION = 1

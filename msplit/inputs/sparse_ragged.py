@@ -20,7 +20,7 @@ from msplit.core.graph import TensorValue
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.lookups import constant, known_shape, use_of
-from msplit.inputs.special import RANDOM, Kind, lengths
+from msplit.inputs.special import RANDOM, InputKind, lengths
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
 
@@ -34,7 +34,7 @@ _MOST_CELLS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Spec:
+class InputSpec:
     """What is known of an input.
 
     Attributes:
@@ -67,9 +67,9 @@ class Structure:
 class _Sparse:
     """The inputs that are one sparse tensor, None for what is no input; and what is known of its dense shape, None for no known rank."""
 
-    indices: Spec
-    values: Spec | None
-    shape: Spec | None
+    indices: InputSpec
+    values: InputSpec | None
+    shape: InputSpec | None
     known: tuple[int | None, ...] | None
 
     def names(self) -> set[str]:
@@ -77,7 +77,12 @@ class _Sparse:
 
 
 def structure(
-    flat: FlatGraph, specs: Sequence[Spec], batch: int, given: frozenset[str], seed: int = 0, kind: Kind = RANDOM
+    flat: FlatGraph,
+    specs: Sequence[InputSpec],
+    batch: int,
+    given: frozenset[str],
+    seed: int = 0,
+    kind: InputKind = RANDOM,
 ) -> Structure:
     """Finds composite inputs and gives them `batch` rows, of two entries each where they are random, else of two on average.
 
@@ -136,7 +141,7 @@ def _refuse_part(flat: FlatGraph, sparse: _Sparse, names: Set[str], given: Set[s
         )
 
 
-def _sparse_by_role(flat: FlatGraph, specs: Sequence[Spec]) -> Iterator[_Sparse]:
+def _sparse_by_role(flat: FlatGraph, specs: Sequence[InputSpec]) -> Iterator[_Sparse]:
     """Sparse tensors whose parts an op reads as such, straight from inputs."""
     fed = {(spec.node, spec.port): spec for spec in specs}
     for node, op in enumerate(flat.graph.ops):
@@ -174,7 +179,7 @@ def _sparse_slots(op: str) -> tuple[tuple[int, int | None, int | None], ...]:
     return tuple(found)
 
 
-def _input(flat: FlatGraph, fed: Mapping[tuple[int, int], Spec], key: tuple[int, int]) -> Spec | None:
+def _input(flat: FlatGraph, fed: Mapping[tuple[int, int], InputSpec], key: tuple[int, int]) -> InputSpec | None:
     """The input that a tensor is, through ops that hand it on."""
     for _ in range(16):
         if key in fed:
@@ -186,7 +191,9 @@ def _input(flat: FlatGraph, fed: Mapping[tuple[int, int], Spec], key: tuple[int,
     return None
 
 
-def _known_shape(flat: FlatGraph, node: int, slot: int | None, shape: Spec | None) -> tuple[int | None, ...] | None:
+def _known_shape(
+    flat: FlatGraph, node: int, slot: int | None, shape: InputSpec | None
+) -> tuple[int | None, ...] | None:
     """What a constant or a default says of a dense shape."""
     if shape is not None:
         value = _default(flat, flat.graph.names[shape.node])
@@ -222,7 +229,7 @@ def _columns(flat: FlatGraph, node: int, known: tuple[int | None, ...] | None) -
     return tuple(found)
 
 
-def _sparse_by_name(flat: FlatGraph, specs: Sequence[Spec]) -> Iterator[_Sparse]:
+def _sparse_by_name(flat: FlatGraph, specs: Sequence[InputSpec]) -> Iterator[_Sparse]:
     """Sparse tensors whose parts are named as such, and have their types and ranks."""
     by_name = {spec.name: spec for spec in specs}
     for spec in specs:
@@ -248,7 +255,7 @@ def _sparse_names(name: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def _is_sparse(indices: Spec, values: Spec, dense: Spec | None) -> bool:
+def _is_sparse(indices: InputSpec, values: InputSpec, dense: InputSpec | None) -> bool:
     """Whether three inputs have the types and ranks of the parts of a sparse tensor."""
     if indices.dtype != "int64" or indices.shape is None or len(indices.shape) != 2:
         return False
@@ -262,7 +269,7 @@ def _is_sparse(indices: Spec, values: Spec, dense: Spec | None) -> bool:
     return indices.shape[1] in (None, rank) and dense.shape[0] in (None, rank)
 
 
-def _sparse_of(sparse: _Sparse, batch: int, seed: int, kind: Kind) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sparse_of(sparse: _Sparse, batch: int, seed: int, kind: InputKind) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Indices, sorted and each once, and the dense shape around them. What is not known of that is as small as it can be, with room for
     longer rows unless they are random."""
     ranks = [len(sparse.known) if sparse.known is not None else None]
@@ -288,7 +295,7 @@ def _sparse_of(sparse: _Sparse, batch: int, seed: int, kind: Kind) -> tuple[NDAr
     return made, np.asarray(shape, np.int64)
 
 
-def _is_weight(flat: FlatGraph, values: Spec, fed: Mapping[str, Spec]) -> bool:
+def _is_weight(flat: FlatGraph, values: InputSpec, fed: Mapping[str, InputSpec]) -> bool:
     """Whether these are the values of a sparse tensor whose indices nothing reads: weights, at the indices of the ids."""
     indices = f"{values.name.removesuffix('values')}indices"
     return indices not in fed and indices in flat.model.graph.index and values.shape == (None,)
@@ -303,7 +310,7 @@ def _ragged_names(name: str) -> list[tuple[str, str]]:
     return found
 
 
-def _is_ragged(flat: FlatGraph, values: Spec, splits: Spec) -> bool:
+def _is_ragged(flat: FlatGraph, values: InputSpec, splits: InputSpec) -> bool:
     if splits.dtype not in _INTEGERS or splits.shape is None or len(splits.shape) != 1:
         return False
     if not values.shape or values.shape[0] is not None or splits.shape[0] is not None:

@@ -19,7 +19,7 @@ from msplit.inputs.lookups import (
     MAKES,
     MOVES,
     PARTS,
-    Lookup,
+    InputLookup,
     constant,
     handed_on,
     looked_up,
@@ -56,7 +56,7 @@ _ROWS = 8
 """Kinds of rows in a set of edges."""
 
 
-class Name(StrEnum):
+class InputKindName(StrEnum):
     """The kinds of sets."""
 
     RANDOM = "random"
@@ -72,7 +72,7 @@ class Name(StrEnum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class InputKind:
     """A kind of sets of made-up inputs.
 
     Attributes:
@@ -80,7 +80,7 @@ class Kind:
         apart: Whether inputs begin at another kind of row each.
     """
 
-    name: Name
+    name: InputKindName
     first: int = 0
     apart: bool = False
 
@@ -89,13 +89,16 @@ class Kind:
         return self.first + (zlib.crc32(input_name.encode()) % _ROWS if self.apart else 0)
 
 
-RANDOM = Kind(Name.RANDOM)
+RANDOM = InputKind(InputKindName.RANDOM)
 
 
-def kinds(rows: int) -> tuple[Kind, ...]:
+def kinds(rows: int) -> tuple[InputKind, ...]:
     """All kinds of sets beside random ones, for inputs of so many rows: of few rows there are more sets."""
-    edges = (Kind(Name.EDGES, number * max(rows, 1), bool(number % 2)) for number in range(2 if rows >= _ROWS else 4))
-    return (Kind(Name.ZEROS), Kind(Name.LARGE), Kind(Name.SMALL), *edges)
+    edges = (
+        InputKind(InputKindName.EDGES, number * max(rows, 1), bool(number % 2))
+        for number in range(2 if rows >= _ROWS else 4)
+    )
+    return (InputKind(InputKindName.ZEROS), InputKind(InputKindName.LARGE), InputKind(InputKindName.SMALL), *edges)
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,11 @@ class Fresh:
         refused: Names of kinds on which the model does not run, and why: who verifies adds them.
     """
 
-    make: Callable[[int, Kind], Mapping[str, NDArray[Any]]]
-    kinds: tuple[Kind, ...] = ()
+    make: Callable[[int, InputKind], Mapping[str, NDArray[Any]]]
+    kinds: tuple[InputKind, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, seed: int, kind: Kind = RANDOM) -> Mapping[str, NDArray[Any]]:
+    def __call__(self, seed: int, kind: InputKind = RANDOM) -> Mapping[str, NDArray[Any]]:
         """A set."""
         return self.make(seed, kind)
 
@@ -122,15 +125,15 @@ class Fresh:
         return (text,) if self.kinds else ()
 
 
-def numbers(drawn: NDArray[Any], kind: Kind, name: str) -> NDArray[Any]:
+def numbers(drawn: NDArray[Any], kind: InputKind, name: str) -> NDArray[Any]:
     """Floating-point numbers of a kind, from standard normal ones."""
-    if not drawn.ndim or not drawn.size or kind.name is Name.RANDOM:
+    if not drawn.ndim or not drawn.size or kind.name is InputKindName.RANDOM:
         return drawn
     row = np.arange(len(drawn)).reshape(-1, *(1,) * (drawn.ndim - 1))
-    if kind.name is Name.SMALL:
+    if kind.name is InputKindName.SMALL:
         return np.asarray(drawn * np.asarray(SMALL)[row % len(SMALL)])
-    if kind.name is not Name.EDGES:
-        return drawn * (LARGE if kind.name is Name.LARGE else 0.0) + 0.0
+    if kind.name is not InputKindName.EDGES:
+        return drawn * (LARGE if kind.name is InputKindName.LARGE else 0.0) + 0.0
     halves = np.round(drawn * 8) / 2
     # Of few bits: its mean is itself, and its variance 0, whatever the order in which it is summed.
     one_value = np.broadcast_to(halves.reshape(len(drawn), -1)[:, :1].reshape(row.shape), drawn.shape)
@@ -143,7 +146,7 @@ def numbers(drawn: NDArray[Any], kind: Kind, name: str) -> NDArray[Any]:
     return made
 
 
-def chosen(drawn: NDArray[Any], pool: NDArray[Any], first: Any, last: Any, kind: Kind, name: str) -> NDArray[Any]:
+def chosen(drawn: NDArray[Any], pool: NDArray[Any], first: Any, last: Any, kind: InputKind, name: str) -> NDArray[Any]:
     """Values of a kind where only some are allowed, or lead anywhere.
 
     Args:
@@ -152,10 +155,10 @@ def chosen(drawn: NDArray[Any], pool: NDArray[Any], first: Any, last: Any, kind:
         first: The one for zeros.
         last: The one for large values.
     """
-    if not drawn.size or kind.name is Name.RANDOM:
+    if not drawn.size or kind.name is InputKindName.RANDOM:
         return drawn
-    if kind.name is not Name.EDGES:
-        ends = {Name.ZEROS: first, Name.LARGE: last, Name.SMALL: drawn.reshape(-1)[0]}
+    if kind.name is not InputKindName.EDGES:
+        ends = {InputKindName.ZEROS: first, InputKindName.LARGE: last, InputKindName.SMALL: drawn.reshape(-1)[0]}
         return np.full_like(drawn, ends[kind.name])
     at = np.arange(drawn.size).reshape(drawn.shape)
     row = np.arange(len(drawn)).reshape(-1, *(1,) * (drawn.ndim - 1)) + kind.shift(name)
@@ -166,10 +169,15 @@ def chosen(drawn: NDArray[Any], pool: NDArray[Any], first: Any, last: Any, kind:
     return np.asarray(np.select([turn < whole, turn < whole + others], np.broadcast_arrays(*choices), drawn))
 
 
-def lengths(rows: int, usual: int, most: int, kind: Kind) -> list[int]:
+def lengths(rows: int, usual: int, most: int, kind: InputKind) -> list[int]:
     """Entries of each row of a sparse or ragged input: as many in all as if each had the usual number, since what was compiled is
     for so many; `most` in none."""
-    patterns = {Name.ZEROS: (0, 4), Name.LARGE: (most,), Name.SMALL: (0,), Name.EDGES: (1, 0, 3, 4, 2)}
+    patterns = {
+        InputKindName.ZEROS: (0, 4),
+        InputKindName.LARGE: (most,),
+        InputKindName.SMALL: (0,),
+        InputKindName.EDGES: (1, 0, 3, 4, 2),
+    }
     pattern = patterns.get(kind.name, (usual,))
     found: list[int] = []
     left = rows * usual
@@ -181,7 +189,7 @@ def lengths(rows: int, usual: int, most: int, kind: Kind) -> list[int]:
 
 
 @dataclass(eq=False)
-class Limits:
+class ValueLimits:
     """Where a graph does something else with an input's numbers than below, and what they may be.
 
     Attributes:
@@ -203,7 +211,7 @@ class Limits:
         found = np.unique(np.concatenate([np.ravel(some) for some in numbers]))[:_MOST_MARKS] - (less or 0)
         self.marks |= dict.fromkeys(found[np.isfinite(found)].tolist())
 
-    def look_up(self, table: Lookup, offset: int | None, least: float, most: float) -> None:
+    def look_up(self, table: InputLookup, offset: int | None, least: float, most: float) -> None:
         """Notes a table that is indexed by what lies between two numbers."""
         rows, floor = table.rows or 1, 0 if traits(table.op).bound is None else -1
         self.mark([0, rows - 1], table.ends(), less=offset)
@@ -216,10 +224,10 @@ class Limits:
         self.rows = min(self.rows or rows, max(1, rows - (offset or 0)))
 
 
-def limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> Limits:
+def limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> ValueLimits:
     """Follows numbers as far as they are only moved, compared, limited, sorted into buckets and, where they are integers, calculated
     with."""
-    graph, found = flat.graph, Limits()
+    graph, found = flat.graph, ValueLimits()
     waiting: list[tuple[int, int, int | None, _Range]] = [(node, port, 0, _range(dtype.name))]
     seen = set(waiting)
     while waiting and len(seen) < _MOST_STATES:
@@ -239,7 +247,7 @@ def limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> Limit
 
 
 def _limited(
-    flat: FlatGraph, node: int, slot: int, found: Limits, offset: int | None, between: _Range, exact: bool
+    flat: FlatGraph, node: int, slot: int, found: ValueLimits, offset: int | None, between: _Range, exact: bool
 ) -> tuple[int | None, _Range] | None:
     """What was added to numbers once a node has handed them on, and what they are between then; None where it does not. Notes where it
     does something else with them than below."""

@@ -1,11 +1,18 @@
-"""Values for one input, from what the graph does with it."""
+"""Values for one input, from what the graph does with it.
+
+Inputs that are one number: what keeps dropout, whether this is training, how fast to learn.
+
+TensorFlow 1 programs leave their rank open. One element for each of a batch would broadcast against the wrong axis, or not at all.
+"""
 
 from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +23,82 @@ from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.examples import Feature, features_of, make_examples
-from msplit.inputs.lookups import Use, constant, outside, use_of
-from msplit.inputs.scalars import setting
-from msplit.inputs.sparse_ragged import Spec
-from msplit.inputs.special import COUNTS, LARGE_INTEGER, RANDOM, SMALL, Kind, Limits, Name, chosen, limits, numbers
+from msplit.inputs.lookups import Use, constant, is_constant_array, outside, use_of
+from msplit.inputs.sparse_ragged import InputSpec
+from msplit.inputs.special import (
+    COUNTS,
+    LARGE_INTEGER,
+    RANDOM,
+    SMALL,
+    InputKind,
+    InputKindName,
+    ValueLimits,
+    chosen,
+    limits,
+    numbers,
+)
 from msplit.inputs.vocabulary import Keys
-from msplit.opset.traits import PARSERS, ops_with
+from msplit.opset.traits import PARSERS, ops_with, traits
 from msplit.shapes.registry import plain_shape
+
+_UNARY, _BINARY, _LOOKS = ops_with("keeps one value"), ops_with("keeps two values"), ops_with("asks for shapes")
+_KEPT = re.compile(r"keep(ing)?_?(prob|rate)", re.IGNORECASE)
+_DROPPED = re.compile(r"drop(out|ped)?(_?(rate|prob))?(_\d+)?$|(^|[/_])rate(_\d+)?$", re.IGNORECASE)
+_LEARNS = re.compile(r"learn(ing)?_?rate|(^|[/_])lr(_\d+)?$", re.IGNORECASE)
+_TRAINS = re.compile(r"train|learning_phase|(^|[/_])phase(_\d+)?$", re.IGNORECASE)
+_RATE = 0.001
+
+
+def scalars(flat: FlatGraph, unknown: Iterable[tuple[str, int, int]], known: Iterable[int]) -> frozenset[str]:
+    """Which inputs of unknown rank, each (name, node, port), are scalars; `known` are the nodes of inputs that have dimensions."""
+    unknown = list(unknown)
+    if not unknown:
+        return frozenset()
+    none = np.zeros(len(flat), np.bool_)
+    data = [node for _, node, port in unknown if _judge(flat, node, port, none) is False]
+    reached = flat.graph.descendants([*known, *data])
+    judged = {name: _judge(flat, node, port, reached) for name, node, port in unknown}
+    return frozenset(name for name, one in judged.items() if one or (one is None and setting(name) is not None))
+
+
+def setting(name: str, dtype: str = "float32") -> NDArray[Any] | None:
+    """The value that inference gives a scalar of this name: keep everything, drop nothing, do not train; None for other names."""
+    if dtype == "bool":
+        return np.asarray(False) if _TRAINS.search(name) else None
+    for pattern, value in ((_KEPT, 1.0), (_LEARNS, _RATE), (_DROPPED, 0.0)):
+        if pattern.search(name):
+            return np.asarray(value)
+    return np.asarray(0.0) if _TRAINS.search(name) else None
+
+
+def _judge(flat: FlatGraph, node: int, port: int, data: NDArray[np.bool_]) -> bool | None:
+    """True for what scales, decides or bounds; False for what is worked on; None where neither can be told."""
+    graph = flat.graph
+    scalar: bool | None = True if graph.attrs[node].get("dtype") == "bool" else None
+    seen = {node}
+    waiting = [(node, port)]
+    while waiting:
+        source, at = waiting.pop()
+        for user, slot in graph.uses(source, at):
+            op = graph.ops[user]
+            if slot in traits(op).scalars or (slot and "Apply" in op):
+                scalar = True
+                continue
+            if op in _BINARY:
+                if data[graph.inputs(user)[1 - slot][0]]:
+                    scalar = True
+                    continue
+                if is_constant_array(flat, user, 1 - slot):
+                    return False
+            elif op not in _UNARY:
+                if op in _LOOKS or op == "Switch":  # the pivots of a cond switch the predicate itself
+                    continue
+                return False
+            if user not in seen:
+                seen.add(user)
+                waiting.append((user, 0))
+    return scalar
+
 
 _SMALL = 2
 """Integers that index nothing we know of are below this: right for masks, labels and kinds."""
@@ -42,7 +118,7 @@ _NAMES_FILE = "ReadFile"
 
 
 def made_up(
-    flat: FlatGraph, spec: Spec, shape: tuple[int, ...], rng: np.random.Generator, kind: Kind = RANDOM
+    flat: FlatGraph, spec: InputSpec, shape: tuple[int, ...], rng: np.random.Generator, kind: InputKind = RANDOM
 ) -> NDArray[Any]:
     """Values of the type of an input, in a shape, of a kind (see `msplit.inputs.special`).
 
@@ -61,7 +137,7 @@ def made_up(
     dtype = _numeric(flat, spec)
     if not shape and (value := setting(spec.name, spec.dtype)) is not None:
         return value.astype(dtype)
-    found = limits(flat, spec.node, spec.port, dtype) if shape and dtype.kind in "iuf" else Limits(followed=False)
+    found = limits(flat, spec.node, spec.port, dtype) if shape and dtype.kind in "iuf" else ValueLimits(followed=False)
     if use.rows is None and not use.unknown and not use.segments and dtype.kind in "iu":
         use = replace(use, rows=found.rows)
     drawn = _numbers(dtype, shape, use, rng)
@@ -69,16 +145,16 @@ def made_up(
         return drawn
     if dtype.kind in "fcV" and not _as_ids(dtype, use):
         made = numbers(drawn.astype(np.complex128 if dtype.kind == "c" else np.float64), kind, spec.name).astype(dtype)
-        return _beside(made, found, kind, rng) if kind.name is Name.EDGES else made
+        return _beside(made, found, kind, rng) if kind.name is InputKindName.EDGES else made
     special, first, last = _special(flat, spec, dtype, use, found)
     pool = special.astype(dtype)
-    if found.marks and kind.name is Name.EDGES:  # for so many the rows that hold nothing else are too few
+    if found.marks and kind.name is InputKindName.EDGES:  # for so many the rows that hold nothing else are too few
         drawn = np.where(rng.random(shape) < 0.5, rng.choice(pool, shape), drawn)
     made = chosen(drawn, pool, first, last, kind, spec.name)
     return np.sort(made, axis=None).reshape(shape) if use.segments else made
 
 
-def _beside(made: NDArray[Any], found: Limits, kind: Kind, rng: np.random.Generator) -> NDArray[Any]:
+def _beside(made: NDArray[Any], found: ValueLimits, kind: InputKind, rng: np.random.Generator) -> NDArray[Any]:
     """Numbers, in the place of half of which there are those at which what the graph does changes, and the next ones below and above, by
     turns; of all, where it does nothing else with them."""
     most = 0 if made.dtype.kind != "f" else np.finfo(made.dtype).max if found.followed else _MOST_BESIDE
@@ -92,7 +168,7 @@ def _beside(made: NDArray[Any], found: Limits, kind: Kind, rng: np.random.Genera
 
 
 def _special(
-    flat: FlatGraph, spec: Spec, dtype: np.dtype[Any], use: Use, found: Limits
+    flat: FlatGraph, spec: InputSpec, dtype: np.dtype[Any], use: Use, found: ValueLimits
 ) -> tuple[NDArray[Any], int, int]:
     """Special values of ids, keys, masks and other integers; the first of all, and the last."""
     if dtype == np.bool_:
@@ -108,7 +184,7 @@ def _special(
     return np.array(list(dict.fromkeys([*beyond, last, 0, *ends]))), 0, last
 
 
-def _where_followed(dtype: np.dtype[Any], use: Use, found: Limits) -> tuple[NDArray[Any], int, int] | None:
+def _where_followed(dtype: np.dtype[Any], use: Use, found: ValueLimits) -> tuple[NDArray[Any], int, int] | None:
     """Special values of integers, the first and the last as usual, where all is known that becomes of them; else None."""
     beside = [math.floor(mark) + step for mark in found.marks for step in (0, -1, 1)]
     least, most = max(found.least, -_most(dtype) - 1 if dtype.kind == "i" else 0), min(found.most, _most(dtype))
@@ -118,7 +194,7 @@ def _where_followed(dtype: np.dtype[Any], use: Use, found: Limits) -> tuple[NDAr
     return (pool, usual.min(), usual.max()) if found.followed and dtype.kind in "iu" and usual.size else None
 
 
-def _numeric(flat: FlatGraph, spec: Spec) -> np.dtype[Any]:
+def _numeric(flat: FlatGraph, spec: InputSpec) -> np.dtype[Any]:
     try:
         return numpy_dtype(spec.dtype)
     except (TypeError, ValueError) as error:  # a damaged file may name anything
@@ -186,7 +262,7 @@ def _as_numbers(keys: Keys, kind: np.dtype[Any], rows: int | None) -> NDArray[An
 
 
 def _strings(
-    flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: np.random.Generator, kind: Kind
+    flat: FlatGraph, name: str, shape: tuple[int, ...], use: Use, rng: np.random.Generator, kind: InputKind
 ) -> NDArray[Any]:
     count = int(np.prod(shape, dtype=np.int64))
     read = _read(flat, name, count, use, rng, kind)
@@ -216,7 +292,9 @@ def _needs_file(flat: FlatGraph, name: str, op: str) -> LoadError:
     )
 
 
-def _read(flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Generator, kind: Kind) -> list[bytes] | None:
+def _read(
+    flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Generator, kind: InputKind
+) -> list[bytes] | None:
     """Strings for the ops that parse or decode them; None where none does.
 
     Raises:
@@ -232,7 +310,7 @@ def _read(flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Gener
             features += found
 
         def values(feature: Feature, shape: tuple[int, ...]) -> NDArray[Any]:
-            inner = Spec(f"{name}.{feature.name}", feature.dtype, feature.shape, feature.node, feature.port)
+            inner = InputSpec(f"{name}.{feature.name}", feature.dtype, feature.shape, feature.node, feature.port)
             return made_up(flat, inner, shape, np.random.default_rng([seed, zlib.crc32(inner.name.encode())]), kind)
 
         seed = int(rng.integers(1 << 31))
@@ -247,7 +325,7 @@ def _read(flat: FlatGraph, name: str, count: int, use: Use, rng: np.random.Gener
             size = _raw_bytes(flat, node)
             if size is None:
                 raise _needs_file(flat, name, op)
-            dtype = _numeric(flat, Spec(name, str(flat.graph.attrs[node].get("out_type")), None, node, 0))
+            dtype = _numeric(flat, InputSpec(name, str(flat.graph.attrs[node].get("out_type")), None, node, 0))
             return [_of_raw(dtype, size, rng).tobytes() for _ in range(count)]
     inside = _ops_in_functions(flat, use)
     if _NAMES_FILE in inside:
@@ -303,7 +381,7 @@ def _csv(flat: FlatGraph, node: int, rng: np.random.Generator) -> bytes:
     kinds = attrs.get("OUT_TYPE") or ()
     cells = []
     for port, kind in enumerate(kinds):
-        inner = Spec(f"{flat.graph.names[node]}:{port}", str(kind), (), node, port)
+        inner = InputSpec(f"{flat.graph.names[node]}:{port}", str(kind), (), node, port)
         value = made_up(flat, inner, (), rng)
         cells.append(value.item().decode() if kind == "string" else str(value.item()))
     return str(attrs.get("field_delim", ",")).join(cells).encode()

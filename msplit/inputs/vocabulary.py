@@ -17,7 +17,7 @@ from msplit.errors import MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.endpoints import split_tensor
-from msplit.formats.file_kinds import open_regular
+from msplit.formats.files import open_regular
 from msplit.formats.model import Model
 from msplit.opset.traits import ops_with
 

@@ -2,14 +2,32 @@
 
 Knowing this must not cost an `import tensorflow`. The table is read once, on the first question (3 ms); an op is decoded when it
 is asked for. Ops that are not in the table are custom ops or functions: every question about them is answered with None.
+
+TensorFlow's protobuf classes, without importing TensorFlow, and without needing it.
+
+`import tensorflow` takes seconds and half a gigabyte; its generated protobuf modules take 30 ms. They are reached by standing
+empty packages in for `tensorflow` and its parents while the modules load. Afterwards the stand-ins are taken away, so a later
+real `import tensorflow` in the same process works and finds the same classes: what was read is handed to it without a copy.
+
+Where TensorFlow is not installed, or its modules do not load, the classes are made from descriptors that ship with msplit
+(scripts/make_protos.py), in a pool of their own: they clash with nobody's.
+
+    from msplit.opset import proto
+    graph = proto.graph_pb2.GraphDef()
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.machinery
+import importlib.util
 import json
+import sys
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +88,7 @@ class ArgInfo:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelDef:
     """A way to run an op on a GPU device.
 
     Attributes:
@@ -131,7 +149,7 @@ class OpInfo:
     inputs: tuple[ArgInfo, ...] = ()
     outputs: tuple[ArgInfo, ...] = ()
     stateful: bool = False
-    gpu: tuple[Kernel, ...] = ()
+    gpu: tuple[KernelDef, ...] = ()
     defaults: Attrs = field(default_factory=dict)
 
     def filled(self, attrs: Attrs) -> Attrs:
@@ -162,7 +180,7 @@ def lookup(op: str) -> OpInfo | None:
         outputs=tuple(map(_argument, outputs)),
         stateful=bool(stateful),
         gpu=tuple(
-            Kernel({name: _types(bits) for name, bits in kernel[0].items()}, frozenset(*kernel[1:]))
+            KernelDef({name: _types(bits) for name, bits in kernel[0].items()}, frozenset(*kernel[1:]))
             for kernel in kernels
         ),
         defaults={name: _hashable(value) for name, value in defaults.items()},
@@ -237,7 +255,7 @@ def output_ports(op: str, attrs: Attrs, arg_name: str) -> tuple[int, int | None]
     return None
 
 
-def gpu_kernel(op: str, attrs: Attrs) -> Kernel | None:
+def gpu_kernel(op: str, attrs: Attrs) -> KernelDef | None:
     """What a GPU device would run for a node, None where there is nothing: the node is then the host's."""
     info = lookup(op)
     if info is None or not info.gpu:
@@ -246,7 +264,7 @@ def gpu_kernel(op: str, attrs: Attrs) -> Kernel | None:
     return next((kernel for kernel in info.gpu if kernel.takes(filled)), None)
 
 
-def host_slots(args: tuple[ArgInfo, ...], attrs: Attrs, kernel: Kernel) -> tuple[bool, ...] | None:
+def host_slots(args: tuple[ArgInfo, ...], attrs: Attrs, kernel: KernelDef) -> tuple[bool, ...] | None:
     """Per tensor of some arguments, whether a kernel keeps it in host memory; None where their number can not be told."""
     result: list[bool] = []
     for arg in args:
@@ -315,3 +333,89 @@ def _as_dtype(value: Any) -> str | None:
 
 def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+_FOLDERS = {
+    "framework": "attr_value function graph node_def op_def tensor tensor_shape types variable versions",
+    "example": "example feature",
+    "protobuf": "fingerprint meta_graph saved_model saved_object_graph saver tensor_bundle",
+}
+MODULES = {
+    f"{name}_pb2": f"tensorflow.core.{folder}.{name}_pb2"
+    for folder, names in _FOLDERS.items()
+    for name in names.split()
+}
+"""What this module offers -> TensorFlow's generated module."""
+
+_PARENTS = ("tensorflow", "tensorflow.core", *(f"tensorflow.core.{folder}" for folder in _FOLDERS))
+
+
+def _import_with_stand_ins(module: str, root: str) -> Any:
+    stood_in = []
+    for name in _PARENTS:
+        if name not in sys.modules:
+            package = types.ModuleType(name)
+            package.__path__ = ["/".join([root, *name.split(".")[1:]])]
+            # A spec keeps `importlib.util.find_spec` of this name working for whoever asks meanwhile.
+            package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+            sys.modules[name] = package
+            stood_in.append(name)
+    try:
+        return importlib.import_module(module)
+    finally:
+        for name in stood_in:
+            del sys.modules[name]
+
+
+@cache
+def _tensorflows() -> bool:
+    """Whether TensorFlow's own modules are used. One answer for the life of the process: messages of two kinds do not mix."""
+    try:
+        _of_tensorflow(MODULES["saved_model_pb2"])
+    except Exception:  # noqa: BLE001  a half-installed package, or one for another protobuf, fails in many ways: none matters
+        return False
+    return True
+
+
+def _of_tensorflow(module: str) -> Any:
+    if module in sys.modules:
+        return sys.modules[module]
+    if "tensorflow" in sys.modules:
+        return importlib.import_module(module)
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("TensorFlow is not installed")
+    return _import_with_stand_ins(module, spec.submodule_search_locations[0])
+
+
+@cache
+def _pool() -> Any:
+    from google.protobuf import descriptor_pb2, descriptor_pool
+
+    data = resources.files("msplit").joinpath("opset/data/tensorflow_protos.binpb").read_bytes()
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+        pool.Add(file)
+    return pool
+
+
+def _of_msplit(module: str) -> Any:
+    """What a generated module holds: its messages, its enums, and their values."""
+    from google.protobuf import message_factory
+    from google.protobuf.internal import enum_type_wrapper
+
+    file = _pool().FindFileByName(module.replace(".", "/").removesuffix("_pb2") + ".proto")
+    found = types.SimpleNamespace(DESCRIPTOR=file)
+    for name, message in file.message_types_by_name.items():
+        setattr(found, name, message_factory.GetMessageClass(message))
+    for name, enum in file.enum_types_by_name.items():
+        setattr(found, name, enum_type_wrapper.EnumTypeWrapper(enum))
+        vars(found).update({value.name: value.number for value in enum.values})
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = globals()[name] = (_of_tensorflow if _tensorflows() else _of_msplit)(MODULES[name])
+    return module

@@ -5,12 +5,23 @@ what no row names has none. A word with a number is a field of `Traits`. A new o
 
     ops_with("comparison")          every comparison
     traits("Sigmoid").flops         4
+
+Ops that change variables: TensorFlow has most of them twice, on references and on resources.
+
+What TensorFlow's ops do with half precision: the lists of its own mixed precision.
+
+They are those that Grappler has for CUDA (``auto_mixed_precision_lists.h`` of TensorFlow 2.21, cuDNN 8 and newer; a test holds them
+against the header that TensorFlow installs), without ops that the cuda engine has not, and with those that its passes make. What is in
+no list stays in float32, and so does whatever reads it next unless it is a product.
+
+In which inputs ops are linear: scaled there, they give results that are scaled alike. Gradients are made of such ops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 _DATA = Path(__file__).with_name("data")
@@ -167,3 +178,129 @@ SPARSE_SEGMENTS = ops_with("sparse segment")
 SWITCH = ops_with("switch") | ops_with("switch n")
 VARIABLES = ops_with("variable")
 VIEWS = ops_with("view")
+
+
+_NAMES = {"AssignVariableOp": "Assign", "AssignAddVariableOp": "AssignAdd", "AssignSubVariableOp": "AssignSub"}
+
+
+def written(op: str) -> tuple[int, ...]:
+    """Input slots of the variables that an op, or an op on values, changes; none for one that is not known to change any."""
+    return traits(op).writes or traits(f"Resource{op}").writes
+
+
+def on_values(op: str) -> str:
+    """The name under which an op that changes variables is known once values stand in the place of handles: that of the op on references.
+
+    ``ResourceApplyAdam`` is ``ApplyAdam``, ``AssignAddVariableOp`` is ``AssignAdd``. The first outputs are the changed variables; what a
+    resource op gives of its own follows behind them.
+    """
+    return _NAMES.get(op) or op.removeprefix("Resource")
+
+
+def own_outputs(op: str) -> int:
+    """From which output of the op on values on those of the op itself begin: an op on references gives the reference first."""
+    return 0 if on_values(op) == op and op not in _NO_REFERENCE else len(written(op))
+
+
+_NO_REFERENCE = frozenset({"CountUpTo", "RngReadAndSkip", "RngSkip"})
+"""Ops whose names do not tell that they give no reference."""
+
+
+class Half(StrEnum):
+    """What an op does with half precision. TensorFlow's names for it are allow, infer, deny and clear."""
+
+    GAINS = "gains"
+    """Products and convolutions: faster, and safe, since sums are in float32. They are always in half precision."""
+
+    TAKES = "takes"
+    """Safe, unless what it reads was made by an op that is not. In half precision only between two products."""
+
+    LOSES = "loses"
+    """Overflows, or loses too much: stays in float32, and so does what reads it up to the next product."""
+
+    CARRIES = "carries"
+    """Does not round: takes the type of its neighbours."""
+
+
+_LISTS = {
+    Half.GAINS: """
+        BatchMatMul BatchMatMulV2 BlockLSTM BlockLSTMV2 Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
+        Conv3DBackpropInputV2 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum
+        LSTMBlockCell MatMul
+
+        _FusedConv2D _FusedDepthwiseConv2dNative _FusedMatMul _GroupedMatMul
+        """,
+    Half.TAKES: """
+        Add AddN AddV2 AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BiasAdd BiasAddGrad BiasAddV1 Elu EluGrad Erf Erfc FloorDiv
+        _FusedBatchNormEx FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 Inv LeakyRelu LeakyReluGrad
+        Log Log1p LogSoftmax Mul Prod RealDiv Reciprocal Selu SeluGrad Sigmoid SigmoidGrad Softmax Softplus SoftplusGrad Softsign
+        SoftsignGrad Sqrt Sub Tanh TanhGrad
+
+        _LayerNorm
+        """,
+    Half.LOSES: "Exp Expm1 L2Loss Mean Pow SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Sum",
+    Half.CARRIES: """
+        Abs ArgMax ArgMin BatchToSpace BatchToSpaceND BroadcastTo Ceil CheckNumerics ClipByValue Concat ConcatV2 DepthToSpace
+        DynamicPartition DynamicStitch EnsureShape Equal ExpandDims Fill Floor Gather GatherNd GatherV2 Greater GreaterEqual
+        Identity IdentityN IsFinite IsInf IsNan Less LessEqual Max MaxPool MaxPool3D MaxPool3DGrad MaxPoolGrad MaxPoolV2 Maximum Min
+        Minimum MirrorPad MirrorPadGrad Neg NotEqual OneHot OnesLike Pack Pad PadV2 PreventGradient Relu Relu6 Relu6Grad ReluGrad
+        Reshape ResizeNearestNeighbor ResizeNearestNeighborGrad Reverse ReverseSequence ReverseV2 Round Select SelectV2 Sign Slice
+        Snapshot SpaceToBatch SpaceToBatchND SpaceToDepth Split SplitV Squeeze StopGradient StridedSlice StridedSliceGrad Tile TopK
+        TopKV2 Transpose Unpack Where ZerosLike
+
+        _GroupedLookup _PeerCopy
+        """,
+}
+
+HALF = {op: what for what, ops in _LISTS.items() for op in ops.split()}
+"""Op -> what it does with half precision; what is not here is left in float32."""
+
+WIDENING = frozenset(["LogSoftmax", "Mean", "Softmax", "Sum"])
+"""Ops that can read half precision and compute in float32 in one kernel."""
+
+CONVERTING = WIDENING | MATMULS | BATCH_MATMULS | {"_Columns"}
+"""Ops that can give another type than the one they compute in, in one kernel."""
+
+MASKING = frozenset(
+    ["Add", "AddV2", "BiasAdd", "BiasAddV1", "ClipByValue", "Maximum", "Minimum", "Select", "SelectV2", "Sub"]
+)
+"""Ops in which a number beyond the largest of float16 is as good as the largest: what they add it to, or choose it for, is masked."""
+
+
+_LINEAR_IN_ONE = """
+    0: BatchToSpaceND BiasAddGrad BroadcastTo Cast ConjugateTranspose Cumsum DepthToSpace DivNoNan ExpandDims EluGrad FusedBatchNormGrad
+       FusedBatchNormGradV2 FusedBatchNormGradV3 Gather GatherNd GatherV2 LeakyReluGrad Mean MirrorPadGrad Neg Pad PadV2 RealDiv
+       Relu6Grad ReluGrad Reshape ResizeBilinearGrad ResizeNearestNeighborGrad Reverse ReverseSequence ReverseV2 SegmentSum SeluGrad
+       Slice SoftplusGrad SoftsignGrad SpaceToBatchND SpaceToDepth SplitV Squeeze StridedSlice Sum Tile Transpose Unpack
+    1: AvgPoolGrad AvgPool3DGrad Fill InvGrad ReciprocalGrad RsqrtGrad ScatterNd SigmoidGrad Split SqrtGrad TanhGrad
+    2: MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad
+    4: StridedSliceGrad
+"""
+_LINEAR_IN_EITHER = """
+    0 1: BatchMatMul BatchMatMulV2 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul Mul MulNoNan SparseTensorDenseMatMul
+    1 2: Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput
+    0 2: Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter
+"""
+_LINEAR_TOGETHER = """
+    0 1: Add AddV2 Sub
+    1 2: Select SelectV2
+    all: AddN ConcatV2 Pack AccumulateNV2
+"""
+
+
+def _read_slots(text: str) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    slots: tuple[int, ...] = ()
+    for line in text.strip().splitlines():
+        *told, ops = line.split(":")
+        if told:
+            slots = tuple(int(slot) for slot in told[0].split() if slot != "all")
+        found |= dict.fromkeys(ops.split(), slots)
+    return found
+
+
+LINEAR_IN_ONE = {op: slots for text in (_LINEAR_IN_ONE, _LINEAR_IN_EITHER) for op, slots in _read_slots(text).items()}
+"""Op -> the inputs of which exactly one may be scaled."""
+
+LINEAR_TOGETHER = _read_slots(_LINEAR_TOGETHER)
+"""Op -> the inputs that are scaled together, but for those that are zero; none stands for all of one type."""

@@ -10,12 +10,12 @@ import numpy as np
 
 from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
-from msplit.formats import left_out_text
+from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint
 from msplit.report import isomorphic
 from msplit.report.document import Document, Name, Table, first
 from msplit.report.text import count, dimensions, heading, micros, operations, percent, plural, ratio, size, some
-from msplit.schedule.split.judge import SplitJudgement
+from msplit.schedule.split import SplitJudgement
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.coverage import Coverage

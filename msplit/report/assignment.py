@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from msplit.assignment.assignment import Assigned, present_ids
-from msplit.assignment.export import devices
+from msplit.assignment.assignment import Assigned, devices, present_ids
 from msplit.errors import MsplitError
-from msplit.flatten.origin import Conflict, with_ids
-from msplit.formats import WriteReport
+from msplit.flatten.flat import Conflict, with_ids
+from msplit.formats.writer import WriteReport
 from msplit.report.document import Document, Table
 from msplit.report.text import count, heading, micros, percent, plural, ratio, size
 

@@ -9,9 +9,9 @@ from typing import Any
 from msplit.benchmark.benchmark import Bench
 from msplit.benchmark.utilization import advice
 from msplit.benchmark.utilization import busy as measured_busy
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.table_hits import Hits
+from msplit.inputs.examples import Hits
 from msplit.report import bounds, busy, layers, network, placement, tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, gain, heading, micros, percent, plural, size

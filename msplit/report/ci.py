@@ -12,7 +12,10 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from msplit._version import __version__
-from msplit.checks import Check, Report, Reported, Severity
+from msplit.checks import Report
+from msplit.checks.finding import Severity
+from msplit.checks.run import Reported
+from msplit.checks.subject import Check
 from msplit.escape import json_document, workflow_data, workflow_property, xml_document, xml_text
 from msplit.report.findings import baseline_notes, file_of, omissions, page, place_of
 

@@ -14,10 +14,9 @@ from msplit.core.graph import Ints
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.errors import AssignError
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.origin import among
-from msplit.rules import RuleSet
-from msplit.schedule.predict import Prediction, predict
+from msplit.flatten.flat import FlatGraph, among
+from msplit.rules.ruleset import RuleSet
+from msplit.schedule.judge import Prediction, predict
 
 _MOST_ID = 2**31 - 1
 
@@ -165,7 +164,7 @@ def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
     )
 
 
-def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | None = None) -> rules.Outcome:
+def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | None = None) -> rules.RulesResult:
     """What rules give, whatever ids the file holds: those came from rules, and as claims of `manual` they would explain themselves.
 
     The record knows others, which were set by hand.

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msplit.checks import CHECKS, Check, Report, Reported, Severity
-from msplit.checks.settings import Limits
+from msplit.checks import Report
+from msplit.checks.finding import Severity, Thresholds
+from msplit.checks.run import CHECKS, Reported
+from msplit.checks.subject import Check
 from msplit.formats.sniffer import SAVED_MODEL_FILES
 from msplit.report.document import Document, Table
 from msplit.report.text import plural
@@ -132,7 +134,7 @@ def page(check: Check) -> str:
         f"**Example.** {check.example}",
         f"**How to mend it.** {check.mend}",
     ]
-    defaults = {field.name: field.default for field in dataclasses.fields(Limits)}
+    defaults = {field.name: field.default for field in dataclasses.fields(Thresholds)}
     if check.limits:
         limits = (
             f"`{name}` ({'no limit' if defaults[name] is None else f'{defaults[name]:g}'})" for name in check.limits

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.schedule.predict import Prediction
+from msplit.schedule.judge import Prediction
 
 if TYPE_CHECKING:
     from msplit.benchmark.benchmark import Bench, Traced

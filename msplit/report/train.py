@@ -11,7 +11,7 @@ import numpy as np
 from msplit.report import network
 from msplit.report.document import Document, Table
 from msplit.report.text import heading
-from msplit.training.loop import Trained
+from msplit.training.loop import TrainingResult
 from msplit.training.trainer import Trainer
 
 _ROWS = 20
@@ -28,11 +28,11 @@ class Told:
     runs: str
     engine: str
     notes: Sequence[str]
-    trained: Trained
+    trained: TrainingResult
     processes: int = 1
 
     @staticmethod
-    def of(trainer: Trainer, trained: Trained) -> Told:
+    def of(trainer: Trainer, trained: TrainingResult) -> Told:
         """Of a trainer that is not closed yet."""
         runner, model = trainer.runner, trainer.flat.model
         return Told(

@@ -11,8 +11,8 @@ from msplit.flatten.flat import FlatGraph
 from msplit.report.document import Table
 from msplit.report.text import micros, plural
 from msplit.run.tuning import Tuned
-from msplit.schedule.search.search import Found, Measurement
-from msplit.verify.mixed_precision import Mixed
+from msplit.schedule.search import Found, Measurement
+from msplit.verify.mixed_precision import MixedPrecision
 
 SHOWN = 8
 """Candidates in the table; JSON has them all."""
@@ -98,7 +98,7 @@ def payload(tuned: Tuned) -> dict[str, Any]:
     }
 
 
-def mixed_notes(mixed: Mixed) -> list[str]:
+def mixed_notes(mixed: MixedPrecision) -> list[str]:
     """What stays in float32, in words."""
     away = f"the outputs are {mixed.error:.2g} away from IEEE float32 at most (root mean square, relative)"
     if not mixed.holds:
@@ -112,7 +112,7 @@ def mixed_notes(mixed: Mixed) -> list[str]:
     ]
 
 
-def mixed_payload(flat: FlatGraph, mixed: Mixed) -> dict[str, Any]:
+def mixed_payload(flat: FlatGraph, mixed: MixedPrecision) -> dict[str, Any]:
     """The same for JSON, with the nodes by name. An error that is infinite is None."""
 
     def finite(value: float) -> float | None:

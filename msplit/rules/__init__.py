@@ -1,16 +1,15 @@
 """Rules: one file per rule; a rule is a frozen dataclass whose fields are its YAML options."""
 
-from msplit.rules.base import Context, Remark, Rule
-from msplit.rules.ruleset import STANDARD, RuleSet, available, load, parse, text_of
-from msplit.rules.run import Outcome, assign
+from msplit.rules.base import Remark, Rule, RuleContext
+from msplit.rules.ruleset import STANDARD, RuleSet, RulesResult, assign, available, load, parse, text_of
 
 __all__ = [
     "STANDARD",
-    "Context",
-    "Outcome",
     "Remark",
     "Rule",
+    "RuleContext",
     "RuleSet",
+    "RulesResult",
     "assign",
     "available",
     "load",

@@ -7,16 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import UNASSIGNED, Assignment, Ints
 from msplit.formats.settings import nearest
-from msplit.rules.base import Context, Placed, Remark
-from msplit.rules.options import RuleOptions
+from msplit.rules.base import KernelStreams, Remark, RuleContext, RuleOptions
 from msplit.rules.propagate import Propagate
 from msplit.schedule.algorithms import ALGORITHMS, ONE
+from msplit.schedule.choose import Proposal, best, choose, is_algorithm
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.choose import Proposal, best, choose, is_algorithm
 
 PLAIN, BEST = "plain", "best"
 KERNELS = (PLAIN, BEST)
@@ -68,7 +66,7 @@ class Auto:
         kernels = options.choice("kernels", PLAIN, KERNELS)
         return cls(streams, tuple(names), None if wait < 0 else wait, kernels)
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim every node but host nodes."""
         problem = self.problem(context, assignment)
         if len(problem) == 0:
@@ -77,7 +75,7 @@ class Auto:
         said: tuple[Remark, ...] = ()
         if self.kernels == BEST:
             placed = self._larger(context, assignment, streams)
-            if isinstance(placed, Placed):
+            if isinstance(placed, KernelStreams):
                 return self._claim(context, assignment, placed.ids, placed.why), (
                     Remark(self.key, "kernels", placed.why),
                 )
@@ -90,12 +88,12 @@ class Auto:
             said = (*said, Remark(self.key, "no-gain", _no_gain(problem, candidates)))
         return self._claim(context, assignment, ids, _why(winner, one)), said
 
-    def _claim(self, context: Context, assignment: Assignment, ids: Ints, why: str) -> Assignment:
+    def _claim(self, context: RuleContext, assignment: Assignment, ids: Ints, why: str) -> Assignment:
         """Claims the nodes with an id, and then those that launch nothing, which follow."""
         claims = [(np.flatnonzero(ids == lane).astype(np.int32), int(lane), why) for lane in np.unique(ids[ids >= 0])]
         return claim_rest(context, assignment.claim_many(claims, self.key), self.key)
 
-    def _larger(self, context: Context, assignment: Assignment, streams: int) -> Placed | Remark:
+    def _larger(self, context: RuleContext, assignment: Assignment, streams: int) -> KernelStreams | Remark:
         """The best kernels, where this rule decides on all nodes."""
         claimed = int(np.count_nonzero((assignment.ids != UNASSIGNED) & ~context.flat.host))
         if claimed:
@@ -109,7 +107,7 @@ class Auto:
             return Remark(self.key, NOT_CHOSEN, text)
         return context.kernels(streams, tied=context.tied, candidates=self.candidates or None, wait_us=self.wait_us)
 
-    def problem(self, context: Context, assignment: Assignment) -> Problem:
+    def problem(self, context: RuleContext, assignment: Assignment) -> Problem:
         """The scheduling problem behind a graph: `choose` on it gives what the rule chooses from."""
         machine, order = Machine.of_costs(context.costs), context.order_after(assignment)
         if self.wait_us is not None:
@@ -155,7 +153,7 @@ def _no_gain(problem: Problem, candidates: list[Proposal]) -> str:
     )
 
 
-def claim_rest(context: Context, assignment: Assignment, key: str = Auto.key) -> Assignment:
+def claim_rest(context: RuleContext, assignment: Assignment, key: str = Auto.key) -> Assignment:
     """Claims, in the name of a rule, nodes without a kernel: with what they are tied to, else with their last input or their consumers.
 
     Where consumers do not agree, the lowest of their streams is taken. Nodes that are tied to each other only follow the first of them.
@@ -180,7 +178,7 @@ def claim_rest(context: Context, assignment: Assignment, key: str = Auto.key) ->
     return assignment.claim(new, ids[new], key, "launches no kernel: follows its inputs or its consumers")
 
 
-def _claim_tied(context: Context, assignment: Assignment, key: str) -> Assignment:
+def _claim_tied(context: RuleContext, assignment: Assignment, key: str) -> Assignment:
     """Claims what is tied to a node with an id. Of several ids in one group, which only hand-written rules leave, the lowest counts."""
     ids, tied = assignment.ids, context.tied
     placed = np.flatnonzero((tied >= 0) & (ids != UNASSIGNED) & ~context.flat.host)

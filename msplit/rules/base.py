@@ -1,11 +1,15 @@
-"""What every rule is: a frozen dataclass whose fields are its YAML options, and one pure function."""
+"""What every rule is: a frozen dataclass whose fields are its YAML options, and one pure function.
+
+The options of rules: those of any settings, and stream ids and stream files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +17,19 @@ from numpy.typing import NDArray
 from msplit.analysis.colocation import groups
 from msplit.analysis.copies import copies, with_copies
 from msplit.analysis.order import canonical
-from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.core.graph import Ints
+from msplit.core.arguments import MAX_STREAMS
+from msplit.core.graph import UNASSIGNED, Assignment, Ints
 from msplit.cost.costs import Costs
-from msplit.errors import AssignError
+from msplit.errors import AssignError, RulesError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats import STREAM_ID
+from msplit.formats.files import read_text
+from msplit.formats.model import STREAM_ID
+from msplit.formats.settings import Options, Reading, Value
+from msplit.rules import streamfile
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class KernelStreams:
     """Per node the stream of the kernel that does its work, perhaps with that of others; -1 for nodes that launch nothing. And why."""
 
     ids: Ints
@@ -39,7 +46,7 @@ class ChoosesKernels(Protocol):
         tied: Ints,
         candidates: Sequence[str] | None = None,
         wait_us: float | None = None,
-    ) -> Placed | Remark:
+    ) -> KernelStreams | Remark:
         """The best kernels on their best streams; a remark where plain kernels are the best, or it can not be told.
 
         `tied` is per node a group that must share a stream, or -1; `candidates` and `wait_us` are as in the rule `auto`.
@@ -48,7 +55,7 @@ class ChoosesKernels(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
+class RuleContext:
     """What a rule may look at.
 
     Attributes:
@@ -127,7 +134,7 @@ class Rule(Protocol):
     key: ClassVar[str]
     """Its name in YAML."""
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claims nodes that no earlier rule has claimed. Pure: the same arguments give the same result.
 
         Raises:
@@ -136,8 +143,8 @@ class Rule(Protocol):
         ...
 
 
-def in_range(stream: int, context: Context, what: str, where: str | None = None) -> int:
-    """A stream id that exists: `stream`, or, with `Context.wrap`, what the forks make of it.
+def in_range(stream: int, context: RuleContext, what: str, where: str | None = None) -> int:
+    """A stream id that exists: `stream`, or, with `RuleContext.wrap`, what the forks make of it.
 
     The message says that `what` has the id, and `where` it stands.
 
@@ -153,3 +160,83 @@ def in_range(stream: int, context: Context, what: str, where: str | None = None)
         fix = f"pass --streams {stream + 1} or more, or --wrap to take ids modulo {context.streams}, as the forks do"
     ids = f"0..{context.streams - 1}" if context.streams > 1 else "0 only"
     raise AssignError(f"{what} has stream id {stream}, but ids are {ids}", where=where, fix=fix)
+
+
+MAX_STREAM_FILE = 256 << 20
+"""Longest stream file, bytes: the exact names of a million nodes."""
+
+
+@dataclass
+class RulesReading(Reading):
+    """What is known while one rules file is read.
+
+    Attributes:
+        folder: Where relative paths start; None where there is no file.
+        streams: Ids are 0..streams-1.
+        wrap: Whether ids out of range are taken modulo `streams` later.
+        files: Where not None, the stream files that there are, by the name that the rules have for them: none is read from the disk.
+        read: The stream files that were read, likewise.
+    """
+
+    folder: Path | None = None
+    streams: int = MAX_STREAMS
+    wrap: bool = False
+    files: Mapping[str, str] | None = None
+    read: dict[str, str] = field(default_factory=dict)
+
+
+class RuleOptions(Options):
+    """The options of one rule, or the entries of a rules file. See `Options`."""
+
+    reading: RulesReading
+
+    def __init__(self, owner: str, value: Value, reading: RulesReading) -> None:
+        super().__init__(owner, value, reading)
+
+    def stream_id(self, key: Any) -> int:
+        """A key that is a stream id."""
+        line = self._lines[key]
+        if not isinstance(key, int) or isinstance(key, bool) or key < 0:
+            self.problem(
+                f"{self.owner}: stream id {key!r} is not a whole number of 0 or more",
+                at=line,
+                fix="write 1: [patterns]",
+            )
+            return 0
+        if key >= self.reading.streams and not self.reading.wrap:
+            what, fix = _out_of_range(key, self.reading.streams)
+            self.problem(what, at=line, fix=fix)
+        return key
+
+    def stream_file(self, name: str, file: str) -> tuple[streamfile.Entry, ...]:
+        """The patterns of a stream file that an option names, relative to the rules file.
+
+        A file that can not be read is noted as a problem of the rules file, and has no patterns.
+
+        Raises:
+            RulesError: A line of it is malformed, or its stream is out of range.
+        """
+        line = self._lines[name]
+        folder = self.reading.folder
+        path = Path(file) if folder is None else folder / file
+        try:
+            text = read_text(path, MAX_STREAM_FILE) if self.reading.files is None else self.reading.files[file]
+        except (OSError, ValueError, EOFError, KeyError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a UTF-8 text file"
+            reason = reason if not isinstance(error, EOFError) else f"it is longer than {MAX_STREAM_FILE >> 20} MiB"
+            self.problem(
+                f"{self.owner}: {path} can not be read: {reason}", at=line, fix="paths are relative to the rules file"
+            )
+            return ()
+        self.reading.read[file] = text
+        entries = streamfile.parse(text, str(path))
+        for entry in entries:
+            if entry.stream >= self.reading.streams and not self.reading.wrap:
+                what, fix = _out_of_range(entry.stream, self.reading.streams)
+                raise RulesError(what, where=entry.where, fix=fix)
+        return entries
+
+
+def _out_of_range(stream: int, streams: int) -> tuple[str, str]:
+    what = f"stream id {stream} is out of range: with {streams} stream{'s' * (streams != 1)}, ids are 0..{streams - 1}"
+    return what, f"set `streams: {stream + 1}` or more, pass --streams {stream + 1}, or pass --wrap"

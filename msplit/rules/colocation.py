@@ -7,11 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import UNASSIGNED, Assignment, Ints
 from msplit.errors import AssignError
-from msplit.rules.base import Context, Remark
-from msplit.rules.options import RuleOptions
+from msplit.rules.base import Remark, RuleContext, RuleOptions
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Colocation:
         """Read the options of the rule from YAML."""
         return cls(options.flag("handles", cls.handles))
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Move the members of each group to one stream.
 
         Raises:
@@ -67,7 +65,7 @@ class Colocation:
         moved = assignment.ids[following] != assignment.ids[leaders]
         return _follow(assignment, following[moved], leaders[moved], context)
 
-    def _refuse_two_manual_ids(self, claimed: Ints, of: Ints, assignment: Assignment, context: Context) -> None:
+    def _refuse_two_manual_ids(self, claimed: Ints, of: Ints, assignment: Assignment, context: RuleContext) -> None:
         manual = np.asarray([rule == "manual" for rule, _ in assignment.reasons], bool)
         fixed = claimed[manual[assignment.reason[claimed]]]
         same_group = of[fixed[1:]] == of[fixed[:-1]]
@@ -86,7 +84,7 @@ class Colocation:
 
 
 def _follow(
-    assignment: Assignment, nodes: Ints, leaders: Ints, context: Context
+    assignment: Assignment, nodes: Ints, leaders: Ints, context: RuleContext
 ) -> tuple[Assignment, tuple[Remark, ...]]:
     if len(nodes) == 0:
         return assignment, ()

@@ -7,15 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit.core.graph import Assignment, Ints
 from msplit.errors import AssignError
 from msplit.rules.auto import Auto, claim_rest
-from msplit.rules.base import Context, Remark
-from msplit.rules.options import RuleOptions
-from msplit.schedule.search.choose import best, choose
-from msplit.schedule.split.judge import SplitJudgement, judge_split
-from msplit.schedule.split.problem import SplitProblem
+from msplit.rules.base import Remark, RuleContext, RuleOptions
+from msplit.schedule.choose import best, choose
+from msplit.schedule.split import SplitJudgement, judge_split
+from msplit.schedule.split_problem import SplitProblem
 
 MAX_GPUS = 64
 
@@ -25,7 +23,7 @@ class Device:
     """Assigns everything to streams of several GPUs, by cost and memory. Stream ids are divided evenly, in order: of 8 streams on 2 GPUs,
     0 to 3 are the first GPU's.
 
-    Ways to use several GPUs are simulated (`schedule.split.place`), copies between them included. One GPU is kept unless another way is
+    Ways to use several GPUs are simulated (`schedule.split`), copies between them included. One GPU is kept unless another way is
     faster, or the weights do not fit there.
 
     Attributes:
@@ -50,7 +48,7 @@ class Device:
             needed=options.flag("needed", cls.needed),
         )
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim every node but host nodes.
 
         Raises:
@@ -75,7 +73,7 @@ class Device:
         placed = self._claim(context, assignment, problem.spread(lane), judged)
         return placed, (Remark(self.key, "no-gain", f"all stays on the first GPU: {judged.words}"),)
 
-    def _streams_of_each(self, context: Context) -> int:
+    def _streams_of_each(self, context: RuleContext) -> int:
         if context.streams >= self.gpus and context.streams % self.gpus == 0:
             return context.streams // self.gpus
         raise AssignError(
@@ -83,7 +81,7 @@ class Device:
             fix=f"pass --streams {self.gpus * max(context.streams // self.gpus, 1)}, or give the rule `device` other `gpus`",
         )
 
-    def _claim(self, context: Context, assignment: Assignment, ids: Ints, judged: SplitJudgement) -> Assignment:
+    def _claim(self, context: RuleContext, assignment: Assignment, ids: Ints, judged: SplitJudgement) -> Assignment:
         claims = [
             (np.flatnonzero(ids == lane).astype(np.int32), int(lane), judged.words) for lane in np.unique(ids[ids >= 0])
         ]

@@ -9,12 +9,10 @@ from typing import ClassVar, Literal, cast, get_args
 
 import numpy as np
 
-from msplit.analysis.embedding_columns import Column, columns
-from msplit.analysis.embeddings import default_ops
+from msplit.analysis.embeddings import Column, columns, default_ops
 from msplit.core.arguments import MAX_STREAMS
-from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.rules.base import Context, Remark
-from msplit.rules.options import RuleOptions
+from msplit.core.graph import UNASSIGNED, Assignment
+from msplit.rules.base import Remark, RuleContext, RuleOptions
 
 Balance = Literal["bytes", "cost", "count"]
 
@@ -24,7 +22,7 @@ _DIGITS = 9
 
 @dataclass(frozen=True)
 class Embedding:
-    """Packs embedding columns (see `analysis.embedding_columns`) on streams, the largest first, each on the stream with the least so far.
+    """Packs embedding columns (see `analysis.embeddings`) on streams, the largest first, each on the stream with the least so far.
 
     DeepRec's rule deals columns out in turn; the classic list scheduling by longest processing time (Graham, 1969) is at most a third
     worse than the best packing.
@@ -56,7 +54,7 @@ class Embedding:
             ops={str(op): extra.integer(op, 0, 0, 1000) for op in extra.names()} if extra else {},
         )
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim the nodes of the columns."""
         flat = context.flat
         found = columns(flat, context.costs, default_ops().extended(self.ops), side_us=self.min_cost_us)
@@ -88,7 +86,7 @@ class Embedding:
         return targets
 
     def _pack(
-        self, found: tuple[Column, ...], targets: list[int], context: Context, assignment: Assignment
+        self, found: tuple[Column, ...], targets: list[int], context: RuleContext, assignment: Assignment
     ) -> list[int]:
         place = np.empty(len(context.flat), np.int64)
         place[context.order_after(assignment)] = np.arange(len(context.flat))

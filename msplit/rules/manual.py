@@ -8,18 +8,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError
-from msplit.formats import STREAM_ID
-from msplit.rules.base import Context, Remark, in_range
-from msplit.rules.options import RuleOptions
+from msplit.formats.model import STREAM_ID
+from msplit.rules.base import Remark, RuleContext, RuleOptions, in_range
 
 
 @dataclass(frozen=True)
 class Manual:
     """Keeps the ids that `msplit.stream`, `tf.stream` or `tf.cuda.stream_scope` put on nodes. It has no options.
 
-    Ids that msplit's own rules have put there earlier are not set by hand; `Context.by_hand` tells them apart.
+    Ids that msplit's own rules have put there earlier are not set by hand; `RuleContext.by_hand` tells them apart.
     """
 
     key: ClassVar[str] = "manual"
@@ -29,7 +28,7 @@ class Manual:
         """Read the options of the rule from YAML."""
         return cls()
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim the nodes that have an id, as far as it was set by hand.
 
         A host node keeps its id too, and a remark says that it has no effect.

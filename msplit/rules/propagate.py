@@ -7,11 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.analysis.path import finish_times
-from msplit.core.assignment import UNASSIGNED, Assignment
-from msplit.core.graph import CONTROL, Graph
-from msplit.rules.base import Context, Remark
-from msplit.rules.options import RuleOptions
+from msplit.analysis.branches import finish_times
+from msplit.core.graph import CONTROL, UNASSIGNED, Assignment, Graph
+from msplit.rules.base import Remark, RuleContext, RuleOptions
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Propagate:
         """Read the options of the rule from YAML."""
         return cls()
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim what has a claimed neighbour."""
         graph, host = context.flat.graph, context.flat.host
         seen = np.where(host, UNASSIGNED, assignment.ids)

@@ -8,13 +8,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
-from msplit.rules import patterns
-from msplit.rules.base import Context, Remark, in_range
-from msplit.rules.options import RuleOptions
-from msplit.rules.patterns import shorten
-from msplit.rules.streamfile import Entry
+from msplit.core.graph import Assignment, Ints
+from msplit.rules import streamfile
+from msplit.rules.base import Remark, RuleContext, RuleOptions, in_range
+from msplit.rules.streamfile import Entry, shorten
 
 _MAX_OVERLAPS = 20
 _MAX_REASONS = 1000
@@ -51,13 +48,13 @@ class Regex:
         if table is not None:
             for key in table.names():
                 for pattern, where in table.texts(key):
-                    why = patterns.problem(pattern) if pattern else "it is empty"
+                    why = streamfile.problem(pattern) if pattern else "it is empty"
                     if why is not None:
                         table.problem(f"bad pattern {shorten(pattern)!r}: {why}", at=where)
                     entries.append(Entry(table.stream_id(key), pattern, table.location(where)))
         if file is not None:
             entries.extend(options.stream_file("file", file))
-        why = None if options.reading.problems else patterns.too_many(entry.pattern for entry in entries)
+        why = None if options.reading.problems else streamfile.too_many(entry.pattern for entry in entries)
         if why is not None:
             options.problem(why, fix="write exact names, or fewer and simpler patterns")
         folder = options.reading.folder
@@ -66,7 +63,7 @@ class Regex:
             path = None  # it need not be there any more
         return cls(tuple(entries), "search" if match == "search" else "full", path)
 
-    def apply(self, context: Context, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
+    def apply(self, context: RuleContext, assignment: Assignment) -> tuple[Assignment, tuple[Remark, ...]]:
         """Claim the nodes whose names match.
 
         Raises:
@@ -82,7 +79,7 @@ class Regex:
             ids = ", ".join(map(str, sorted({entry.stream for entry in wrapped})))
             text = f"stream ids {ids} of patterns were taken modulo {context.streams}"
             remarks.append(Remark(self.key, "wrapped", text, wrapped[0].where))
-        number, node = patterns.match(
+        number, node = streamfile.match(
             [entry.pattern for entry in self.entries], context.flat.graph.names, full=self.match == "full"
         )
         matches = np.bincount(number, minlength=len(self.entries))
@@ -107,7 +104,7 @@ class Regex:
         runs = itertools.groupby(nodes.tolist(), key=lambda node: (streams[owner[node]], reason[owner[node]]))
         return [(np.asarray(list(run), np.int32), stream, why) for (stream, why), run in runs]
 
-    def _overlaps(self, winner: Ints, number: Ints, node: Ints, streams: Ints, context: Context) -> list[Remark]:
+    def _overlaps(self, winner: Ints, number: Ints, node: Ints, streams: Ints, context: RuleContext) -> list[Remark]:
         clash = np.flatnonzero(streams[winner] != streams[number])
         pairs, first, counts = np.unique(
             np.stack([winner[clash], number[clash]]), axis=1, return_index=True, return_counts=True

@@ -12,10 +12,10 @@ from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode
 from msplit.errors import EngineError
-from msplit.verify.built import Variant
+from msplit.verify.results import Variant
 
 if TYPE_CHECKING:
-    from msplit.assignment.kernels import Chooser
+    from msplit.assignment.plans import Chooser
 
 
 @dataclass(frozen=True)

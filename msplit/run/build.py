@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
-from msplit.analysis.rows import independent_rows
-from msplit.assignment.display import Facts, Shown
-from msplit.assignment.model import opened
+from msplit.analysis.rows.proof import independent_rows
+from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core.arguments import listed, whole
 from msplit.engines.base import Arrays
 from msplit.engines.cuda import engine as cuda
@@ -27,12 +26,12 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
 from msplit.formats.build import KERNELS, WEIGHTS, Manifest, Rung
 from msplit.inputs.reference import Reference, packed_reference
-from msplit.opset.state import written
+from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.run.prepare import Ready, make_ready
 from msplit.run.request import BuildOptions, RunRequest, as_recorded, request_of
 from msplit.run.runner import Runner
-from msplit.shapes.inputs import stated_shapes
+from msplit.shapes.infer import stated_shapes
 from msplit.verify.compare import computed_in
 
 STEPS = 30
@@ -45,7 +44,7 @@ _ITSELF = "itself, when it was built"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Build(Shown):
+class Build(DisplayMixin):
     """A build on the disk.
 
     Attributes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from msplit import rules
 from msplit.assignment.assignment import assign
 from msplit.assignment.defaults import anew
-from msplit.assignment.kernels import Chooser, ends_with_auto, with_kernels
+from msplit.assignment.plans import Chooser, ends_with_auto, with_kernels
 from msplit.engines.base import Engine, Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
@@ -21,7 +21,7 @@ from msplit.run.dedupe import distinct
 from msplit.run.request import RunRequest
 from msplit.run.tuning import TUNED, Tuned, tune
 from msplit.run.variants import Setup, cuda_options, on_all, one_stream, plan_label
-from msplit.verify.built import Variant
+from msplit.verify.results import Variant
 
 
 @dataclass(frozen=True, eq=False)

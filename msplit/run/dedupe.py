@@ -10,7 +10,7 @@ import numpy as np
 from msplit.core.graph import Ints
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.run.ablation import AblationStep, plural
-from msplit.verify.built import Variant
+from msplit.verify.results import Variant
 
 
 @dataclass(frozen=True, eq=False)

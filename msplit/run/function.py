@@ -18,8 +18,7 @@ from weakref import WeakSet
 import numpy as np
 
 from msplit import escape
-from msplit.assignment.display import Facts, Shown
-from msplit.assignment.model import load
+from msplit.assignment.model import DisplayMixin, Facts, load
 from msplit.engines.base import Feeds, is_array, is_tensor, type_name
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.runtime import tensorflow
@@ -143,7 +142,7 @@ class _Rung:
         self.folder.cleanup()
 
 
-class CompiledFunction(Shown):
+class CompiledFunction(DisplayMixin):
     """What `compile` gives. Threads may call it. Closing it, or leaving its ``with`` block, gives streams and memory back."""
 
     def __init__(

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from msplit.opset.state import written
-from msplit.opset.traits import CALLS, ops_with
+from msplit.opset.traits import CALLS, ops_with, written
 
 _CONDS = ops_with("if")
 _ASSIGNS = frozenset({"AssignVariableOp"})

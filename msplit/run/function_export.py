@@ -16,7 +16,7 @@ from msplit.engines.base import is_array, type_name
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import MsplitError
 from msplit.formats.model import Model
-from msplit.opset.state import written
+from msplit.opset.traits import written
 from msplit.run.function_conds import straighten
 from msplit.run.tensors import as_array
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core import arguments
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.options import EngineOptions
@@ -25,7 +25,7 @@ from msplit.run.buckets import Ladder
 from msplit.run.prepare import runner_of
 from msplit.run.runner import Runner
 from msplit.verify.compare import compare
-from msplit.verify.results import Check
+from msplit.verify.results import OutputCheck
 
 
 def open(
@@ -186,7 +186,7 @@ def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> dict[str,
     }
 
 
-def verify_step(step: Callable[[Arrays], Arrays], reference: Reference, manifest: Manifest) -> Check:
+def verify_step(step: Callable[[Arrays], Arrays], reference: Reference, manifest: Manifest) -> OutputCheck:
     """One step against its reference.
 
     Raises:
@@ -200,4 +200,4 @@ def verify_step(step: Callable[[Arrays], Arrays], reference: Reference, manifest
             details=found.describe().splitlines(),
             fix="build it anew, with --force",
         )
-    return Check(reference.source, precision, 1, found)
+    return OutputCheck(reference.source, precision, 1, found)

@@ -13,7 +13,7 @@ import numpy as np
 
 from msplit.assignment.model import opened
 from msplit.core import statistics
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.core.statistics import Ratio
 from msplit.engines.base import Arrays, Executable, TensorFlowOptions
 from msplit.engines.cuda import engine as cuda
@@ -28,9 +28,9 @@ from msplit.run.runner import Runner
 from msplit.run.tuning import Tuned
 from msplit.run.upgrade import Inputs, hurrying, one_at_a_time, start_improving
 from msplit.run.variants import Setup, as_it_runs, naming_open_shapes, set_up
-from msplit.verify.built import Running, Variant
 from msplit.verify.check import Verification, seconds_of, verified
 from msplit.verify.compare import computed_in
+from msplit.verify.results import Running, Variant
 
 ROUNDS = 11
 """Of a step on several streams beside one on one stream. In all but one of them several must be faster to be taken."""

@@ -13,11 +13,9 @@ import numpy as np
 
 from msplit._version import __version__
 from msplit.assignment.model import opened
-from msplit.core.arguments import whole
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision, whole
 from msplit.cost import profile as profiles
-from msplit.cost.profile import Device, Profile, Shape, Step
-from msplit.cost.workload import Workload
+from msplit.cost.profile import InputShape, Profile, ProfiledDevice, ProfiledStep, Workload
 from msplit.engines import environment
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
@@ -25,7 +23,7 @@ from msplit.engines.cuda.engine import ENGINE, profile_kernels
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.digest import structure_hash
+from msplit.formats.summary import structure_hash
 from msplit.inputs.make import feeds_for
 from msplit.progress import Progress
 
@@ -112,14 +110,14 @@ def profile(
         one_us = cuda.one_stream_seconds(job, compiled) * 1e6
     names = flat.graph.names
     steps = tuple(
-        Step(tuple(names[node] for node in nodes if node < len(flat)), kernel)
+        ProfiledStep(tuple(names[node] for node in nodes if node < len(flat)), kernel)
         for nodes, kernel in zip(found.nodes, found.kernel, strict=True)
         if nodes
     )
     made = Profile(
         graph_hash=structure_hash(flat.model),
         ops=profiles.op_counts(flat),
-        inputs={name: Shape(value.dtype.name, value.shape) for name, value in sorted(feeds.items())},
+        inputs={name: InputShape(value.dtype.name, value.shape) for name, value in sorted(feeds.items())},
         device=_device(device),
         precision=str(Precision(request.precision)),
         layout=compiled.layout,
@@ -159,14 +157,14 @@ def _torch_version() -> str:
     return environment.version("torch") or "none"
 
 
-def _device(device: torch.device) -> Device:
+def _device(device: torch.device) -> ProfiledDevice:
     import torch
 
     version = _torch_version()
     if device.type != "cuda":
-        return Device(name="CPU", pytorch=version)
+        return ProfiledDevice(name="CPU", pytorch=version)
     listed = environment.gpus()
-    return Device(
+    return ProfiledDevice(
         name=torch.cuda.get_device_name(device),
         sms=torch.cuda.get_device_properties(device).multi_processor_count,
         driver=listed[0].get("driver", "") if listed else "",

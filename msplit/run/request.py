@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from msplit.assignment.defaults import ON_COSTS, RECORDED, Given, settle
-from msplit.core.arguments import MAX_STREAMS, listed, number, path, whole
-from msplit.core.precision import Precision
-from msplit.cost import DEFAULT_GPU
-from msplit.cost.profile import Profile
-from msplit.cost.workload import Workload
+from msplit.core.arguments import MAX_STREAMS, Precision, listed, number, path, whole
+from msplit.cost.gpus import DEFAULT_GPU
+from msplit.cost.profile import Profile, Workload
 from msplit.engines.base import ClusterOptions, TensorFlowOptions
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.tensorflow.devices import Function

@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import Any
 
 from msplit import escape
-from msplit.assignment.display import Facts, Shown
+from msplit.assignment.model import DisplayMixin, Facts
 from msplit.engines.base import Arrays, Executable, Feeds, Following, called_with, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import Closed, EngineError
 from msplit.progress import Sums
 from msplit.run.tensors import as_array
-from msplit.verify.results import Check
+from msplit.verify.results import OutputCheck
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FairLock:
 
 
 @dataclass(eq=False, repr=False)
-class Runner(Shown):
+class Runner(DisplayMixin):
     """A model that is ready to run, for inputs of fixed shapes: call it. Close it, or use it in a ``with`` statement.
 
     Threads that call it take turns; for steps side by side make one each.
@@ -97,7 +97,7 @@ class Runner(Shown):
     inputs: Mapping[str, tuple[str, tuple[int, ...]]]
     buffers: Arrays
     outputs: tuple[str, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[OutputCheck, ...]
     notes: tuple[str, ...]
     facts: Mapping[str, Any]
     executable: Executable

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from msplit import formats, rules
 from msplit.assignment.assignment import assign, present_ids
 from msplit.assignment.defaults import anew
-from msplit.assignment.kernels import with_kernels
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit.assignment.plans import with_kernels
+from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import PLAIN

@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import ClusterOptions, Job
 from msplit.engines.tensorflow.devices import Function, places
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError, MsplitError
-from msplit.formats.text import JsonValue
-from msplit.inputs.user_function import calling, imported, is_function
+from msplit.formats.files import JsonValue
+from msplit.inputs.make import calling, imported, is_function
 from msplit.run.ablation import plural
 from msplit.run.request import RunRequest
 from msplit.run.stream_ids import StreamIds
-from msplit.verify.built import Variant
+from msplit.verify.results import Variant
 from msplit.verify.tensorflow_process import OWN_PROCESS
 
 _MOST_BYTES = 256 << 20

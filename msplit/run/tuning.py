@@ -14,15 +14,14 @@ from msplit.assignment.model import save
 from msplit.assignment.plans import Planned, planned, save_plan
 from msplit.core import statistics
 from msplit.core.graph import Ints
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda import engine as cuda
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
 from msplit.run.request import TuneSettings
-from msplit.schedule.search.candidates import Candidate, single
-from msplit.schedule.search.search import Device, Found, Limits, search
+from msplit.schedule.search import Found, MeasuringDevice, PlanCandidate, SearchLimits, search, single
 from msplit.verify.results import BenchResult
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Tuned(Planned):
     """
 
     found: Found
-    taken: Candidate
+    taken: PlanCandidate
     memory: float
     gain: statistics.Ratio | None
     over_one: statistics.Ratio | None
@@ -77,7 +76,7 @@ def tune(
     streams: int = 16,
     given: Sequence[tuple[str, Ints]] = (),
     batch: int | None = None,
-    device: Device | None = None,
+    device: MeasuringDevice | None = None,
     now: Callable[[], float] = time.perf_counter,
     tell: Progress | None = None,
 ) -> Tuned:
@@ -104,7 +103,7 @@ def tune(
             fix="cut such ops off with --inputs and --outputs",
         )
     device = device or cuda.make_runner(variants)
-    limits = Limits(settings.seconds, streams, settings.max_memory, settings.seed)
+    limits = SearchLimits(settings.seconds, streams, settings.max_memory, settings.seed)
     found = search(
         {mode: variant.problem for mode, variant in variants.items()},
         device,
@@ -119,7 +118,7 @@ def tune(
     taken, ratios, why = _decide(found, device, alone_of)
     device.renew()
 
-    def result(taken: Candidate, ratios: Mapping[str, statistics.Ratio], why: str, fallback: Tuned | None) -> Tuned:
+    def result(taken: PlanCandidate, ratios: Mapping[str, statistics.Ratio], why: str, fallback: Tuned | None) -> Tuned:
         made = planned(variants[taken.mode], taken, batch)
         return Tuned(
             **vars(made),
@@ -155,8 +154,8 @@ def confirmed(tuned: Tuned, result: BenchResult, label: str) -> Tuned:
 
 
 def _decide(
-    found: Found, device: Device, alone: Mapping[str, Candidate]
-) -> tuple[Candidate, dict[str, statistics.Ratio], str]:
+    found: Found, device: MeasuringDevice, alone: Mapping[str, PlanCandidate]
+) -> tuple[PlanCandidate, dict[str, statistics.Ratio], str]:
     """Measures the winner against the best candidate and one stream in fresh builds, and takes the simplest that nothing beats."""
     one, candidate, winner = found.one, found.candidate, found.winner
     runners = list({each.key(): each for each in (one, *alone.values(), candidate, winner)}.values())
@@ -166,7 +165,7 @@ def _decide(
         builds.append(device.times(runners, CONFIRM_ROUNDS))
     place = {each.key(): number for number, each in enumerate(runners)}
 
-    def ratio(of: Candidate, over: Candidate, label: str) -> statistics.Ratio:
+    def ratio(of: PlanCandidate, over: PlanCandidate, label: str) -> statistics.Ratio:
         mine, theirs = place[of.key()], place[over.key()]
         return statistics.ratio([b[theirs] for b in builds], [b[mine] for b in builds], over=label, clock="device")
 

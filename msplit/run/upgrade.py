@@ -19,14 +19,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError
 from msplit.progress import listening
 from msplit.run.runner import FairLock, Improvement, Runner
 from msplit.verify.compare import compare
-from msplit.verify.results import Check, Settings
+from msplit.verify.results import OutputCheck, Settings
 
 TIMED_STEPS = 9
 """Steps of both that are timed, one of each at a time; medians count."""
@@ -192,7 +192,7 @@ def _judged(fast: Runner, better: Runner, inputs: Inputs, turn: FairLock, look: 
 
 def _compared(
     fast: Runner, better: Runner, inputs: Inputs, turn: FairLock, look: Callable[[], None]
-) -> tuple[Check, ...]:
+) -> tuple[OutputCheck, ...]:
     """Both on the same inputs and from the same state, which is for the fast one what it was afterwards."""
     settings, comparison = inputs.settings, None
     for number in range(settings.verify_inputs):
@@ -218,7 +218,7 @@ def _compared(
                 fix="see `msplit bench`, which compares every way to run the model",
             )
     name = f"{fast.label}, with effort fast"
-    return () if comparison is None else (Check(name, inputs.precision, settings.verify_inputs, comparison),)
+    return () if comparison is None else (OutputCheck(name, inputs.precision, settings.verify_inputs, comparison),)
 
 
 def _timed(

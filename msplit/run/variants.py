@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from msplit import formats
-from msplit.assignment.export import check_places
+from msplit.assignment.assignment import check_places
 from msplit.assignment.model import price
 from msplit.assignment.plans import stored_job
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.cost.costs import Costs
 from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job
@@ -28,24 +28,22 @@ from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import Reference, load_reference, save_reference
-from msplit.inputs.scalars import setting
-from msplit.inputs.special import RANDOM, Fresh, Kind, kinds
+from msplit.inputs.special import RANDOM, Fresh, InputKind, kinds
+from msplit.inputs.values import setting
 from msplit.opset import schema
-from msplit.opset.state import written
-from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with
+from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with, written
 from msplit.progress import Progress, phase
 from msplit.run.ablation import Ablation, list_steps, plural
 from msplit.run.profile import compared
 from msplit.run.request import RunRequest
 from msplit.run.stream_ids import StreamIds, assignments_for
 from msplit.run.tensorflow_rows import mixed, switched, tensorflow_variants
-from msplit.schedule.plan import planfile
+from msplit.schedule import planfile
 from msplit.shapes import Shapes, infer
-from msplit.shapes.inputs import stated_shapes
-from msplit.verify.built import Variant
-from msplit.verify.initial_state import initial_state
-from msplit.verify.mixed_precision import Mixed, keep_within
-from msplit.verify.reference_fit import fit
+from msplit.shapes.infer import stated_shapes
+from msplit.verify.mixed_precision import MixedPrecision, keep_within
+from msplit.verify.results import Variant
+from msplit.verify.tensorflow_process import fit, initial_state
 
 _OWN_DATA = ops_with("data source")
 
@@ -91,7 +89,7 @@ class Setup:
     notes: tuple[str, ...]
     plan_notes: tuple[str, ...]
     unverified: tuple[str, ...]
-    mixed: Mixed | None = None
+    mixed: MixedPrecision | None = None
 
 
 @contextmanager
@@ -142,7 +140,7 @@ def set_up(
     request, loaded, notes = _sized(flat, request)
     sizes, costs = price(flat, request.workload)
 
-    def feeds_of(seed: int, kind: Kind = RANDOM) -> Arrays:
+    def feeds_of(seed: int, kind: InputKind = RANDOM) -> Arrays:
         return feeds_for(flat, request.workload, seed=seed, kind=kind)
 
     with phase("making inputs"):
@@ -217,7 +215,7 @@ def set_up(
 
 def _kinds(
     flat: FlatGraph, usual: Arrays, feeds_of: Callable[..., Arrays], request: RunRequest, state: Arrays
-) -> tuple[Kind, ...]:
+) -> tuple[InputKind, ...]:
     """Random inputs, and kinds of special ones that are others than the usual; nothing where steps differ by what they draw or read
     themselves."""
     draws = not DRAWS.isdisjoint(flat.graph.ops) and not state  # further steps draw further numbers
@@ -226,7 +224,7 @@ def _kinds(
     with phase("making inputs"):
         rows = max((len(value) for value in usual.values() if value.ndim), default=0)
 
-        def differs(kind: Kind) -> bool:
+        def differs(kind: InputKind) -> bool:
             made = feeds_of(request.seed, kind)
             return any(not np.array_equal(made[name], value) for name, value in usual.items())
 

@@ -10,23 +10,22 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from msplit.samples import feature_columns, keras_applications, recommenders, sequences, vision
-from msplit.samples.feature_columns import write_feature_columns
-from msplit.samples.types import Input, Sample, make_inputs
-from msplit.samples.weights import fill, strip
+from msplit.samples import recommenders, sequences, vision
+from msplit.samples.layers import Sample, SampleInput, fill, make_inputs, strip
+from msplit.samples.recommenders import write_feature_columns
 
-__all__ = ["Input", "Sample", "build", "fill", "make_inputs", "names", "sizes", "strip", "write_feature_columns"]
+__all__ = ["Sample", "SampleInput", "build", "fill", "make_inputs", "names", "sizes", "strip", "write_feature_columns"]
 
 _BUILDERS: dict[str, Callable[..., Sample]] = {
     "bert": sequences.bert,
     "deepfm": recommenders.deepfm,
     "dlrm": recommenders.dlrm,
-    "feature_columns": feature_columns.build,
+    "feature_columns": recommenders.build,
     "googlenet": vision.googlenet,
-    "inception_v3": keras_applications.inception_v3,
+    "inception_v3": vision.inception_v3,
     "lstm": sequences.lstm,
     "mmoe": recommenders.mmoe,
-    "nasnet_mobile": keras_applications.nasnet_mobile,
+    "nasnet_mobile": vision.nasnet_mobile,
     "squeezenet": vision.squeezenet,
     "towers": recommenders.towers,
 }

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from msplit.samples.layers import Builder
-from msplit.samples.types import Sample
+from msplit.samples.layers import ModelBuilder, Sample
 
 
 def bert(
-    seed: int | Builder,
+    seed: int | ModelBuilder,
     *,
     layers: int = 4,
     hidden: int = 256,
@@ -35,7 +34,7 @@ def bert(
     """
     if hidden % heads:
         raise ValueError(f"{heads} heads do not divide a hidden size of {hidden}")
-    b = Builder.of(seed, batch)
+    b = ModelBuilder.of(seed, batch)
     tf = b.tf
     ids = b.input("input_ids", (sequence,), "int32", vocabulary)
     mask = b.input("input_mask", (sequence,), "int32", 2)
@@ -58,7 +57,7 @@ def bert(
     return b.finish("bert", [pooled, encoded])
 
 
-def _layer(b: Builder, x: Any, penalty: Any, hidden: int, heads: int, sequence: int) -> Any:
+def _layer(b: ModelBuilder, x: Any, penalty: Any, hidden: int, heads: int, sequence: int) -> Any:
     tf = b.tf
     with b.scope("attention"):
         query, key, value = (_heads(b, x, hidden, heads, sequence, name) for name in ("query", "key", "value"))
@@ -78,14 +77,14 @@ def _layer(b: Builder, x: Any, penalty: Any, hidden: int, heads: int, sequence: 
         return _layer_norm(b, tf.add(x, narrow, name="residual"))
 
 
-def _heads(b: Builder, x: Any, hidden: int, heads: int, sequence: int, scope: str) -> Any:
+def _heads(b: ModelBuilder, x: Any, hidden: int, heads: int, sequence: int, scope: str) -> Any:
     projected = b.dense(x, hidden, scope, activation=None)
     with b.scope(scope):
         split = b.tf.reshape(projected, (-1, sequence, heads, hidden // heads), name="split_heads")
         return b.tf.transpose(split, (0, 2, 1, 3), name="transpose")
 
 
-def _layer_norm(b: Builder, x: Any) -> Any:
+def _layer_norm(b: ModelBuilder, x: Any) -> Any:
     tf = b.tf
     with b.scope("layer_norm"):
         gamma = b.weight("gamma", (x.shape[-1],), 0.8, 1.2)
@@ -97,7 +96,7 @@ def _layer_norm(b: Builder, x: Any) -> Any:
         return tf.add(tf.multiply(tf.multiply(centred, scale, name="Mul"), gamma, name="scaled"), beta, name="shifted")
 
 
-def lstm(seed: int | Builder, *, layers: int = 10, steps: int = 100, hidden: int = 256, batch: int = 1) -> Sample:
+def lstm(seed: int | ModelBuilder, *, layers: int = 10, steps: int = 100, hidden: int = 256, batch: int = 1) -> Sample:
     """Build a stack of LSTM layers unrolled over time, unfused.
 
     A cell is 14 ops: two MatMul and their sum, BiasAdd, Split, three Sigmoid, two Tanh, three Mul and one AddV2. Cell
@@ -109,7 +108,7 @@ def lstm(seed: int | Builder, *, layers: int = 10, steps: int = 100, hidden: int
         hidden: Width of the input, of the states and of the output.
         batch: Size of the batch (fixed: the initial states are constants).
     """
-    b = Builder.of(seed, batch)
+    b = ModelBuilder.of(seed, batch)
     tf = b.tf
     x = b.input("x", (steps, hidden))
     weights = []

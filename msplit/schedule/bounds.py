@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from msplit.analysis.path import critical_path
+from msplit.analysis.branches import critical_path
 from msplit.core.dag import Dag, distinct
 from msplit.core.graph import CONTROL, Floats, Ints
 from msplit.core.memory import memoize
@@ -16,7 +16,7 @@ from msplit.cost.gpus import data_sheet
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import ops_with
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.plan import topological, upward_rank
+from msplit.schedule.plan import topological, upward_rank
 from msplit.schedule.problem import Problem
 
 

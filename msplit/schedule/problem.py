@@ -1,23 +1,28 @@
-"""A scheduling problem as plain data: blocks of kernels, what they cost, and what must come before what."""
+"""A scheduling problem as plain data: blocks of kernels, what they cost, and what must come before what.
+
+Who comes before whom in a DAG: what everything passes through, what is connected; ancestors and transitive reduction.
+
+Graphs are numbered topologically. The last two are quadratic: only for graphs within a stated bound.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from msplit.analysis.blocks import kernel_graph
-from msplit.core import contraction
-from msplit.core.dag import Dag
+from msplit.analysis.branches import kernel_graph
+from msplit.core.dag import Dag, along_chains, bypass, chains, in_order, merged, pieces, quotient, topological_numbers
 from msplit.core.graph import Floats, Ints
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.plan import topological, upward_rank
+from msplit.schedule.plan import topological, upward_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +87,7 @@ class Problem:
             tie: Per node a group of nodes that must be on one stream, or -1.
             pin: Per node the stream it is on already, or -1.
             order: Topological order that numbers the blocks and so decides between equals; by default that of `topological_numbers`.
-            kernels: Kernels and joints in that order, and the node of each, where they are known (`analysis.blocks.kernel_graph`).
+            kernels: Kernels and joints in that order, and the node of each, where they are known (`analysis.branches.kernel_graph`).
             contracted: Whether chains become blocks. Without, every kernel is a block of its own, which is how published algorithms
                 see a graph.
 
@@ -93,8 +98,8 @@ class Problem:
         times, shares, moved = (_floats(column, count) for column in (time_us, share, bytes))
         on_gpu = np.broadcast_to(times > 0 if launches is None else np.asarray(launches, dtype=bool), (count,))
         if kernels is None:
-            order = contraction.topological_numbers(dag) if order is None else order
-            kernels = contraction.in_order(*contraction.bypass(dag, ~on_gpu, order), order)
+            order = topological_numbers(dag) if order is None else order
+            kernels = in_order(*bypass(dag, ~on_gpu, order), order)
         small, nodes = kernels
         if not (np.isfinite(times).all() and (times >= 0).all()):
             raise ValueError("times must be finite and not negative")
@@ -104,15 +109,15 @@ class Problem:
         head = np.arange(len(nodes), dtype=np.int32)
         if contracted:
             # A chain is cut between two groups, not where one begins: what leads to a tied kernel goes where that goes.
-            tied = contraction.along_chains(small, tied, _labels(pinned, working))
-            head = contraction.chains(small, _labels(tied, pinned, working))
+            tied = along_chains(small, tied, _labels(pinned, working))
+            head = chains(small, _labels(tied, pinned, working))
         heads, block_of_left = np.unique(head, return_inverse=True)
         blocks = len(heads)
         work = np.where(on_gpu, times, 0.0)[nodes]
         block = np.full(count, -1, np.int32)
         block[nodes] = np.where(on_gpu[nodes], block_of_left, -1)
         return Problem(
-            dag=contraction.quotient(small, block_of_left.astype(np.int32), blocks),
+            dag=quotient(small, block_of_left.astype(np.int32), blocks),
             **_together(block_of_left, blocks, work, np.clip(shares, 1e-6, 1.0)[nodes], moved[nodes]),
             kernels=np.bincount(block_of_left, on_gpu[nodes], blocks).astype(np.int32),
             block=block,
@@ -145,7 +150,7 @@ class Problem:
         found = _units(flat, launches, _ints(same, len(flat)), _ints(pin, len(flat)))
         dag = Dag.from_graph(flat.graph)
         if (found < 0).all():
-            order = contraction.topological_numbers(dag) if order is None else order
+            order = topological_numbers(dag) if order is None else order
             return Problem.of(
                 dag,
                 costs.time_us,
@@ -157,7 +162,7 @@ class Problem:
                 kernels=kernel_graph(flat, costs, order),
                 machine=machine,
             )
-        piece, small = contraction.pieces(dag, found)
+        piece, small = pieces(dag, found)
         whole = Problem.of(
             small,
             **_whole(piece, len(small), launches, costs, {"tie": tie, "pin": pin}),
@@ -231,7 +236,7 @@ class Problem:
         first = np.full(count, len(self), np.int64)
         np.minimum.at(first, group, np.arange(len(self)))
         return Problem(
-            dag=contraction.quotient(self.dag, group, count),
+            dag=quotient(self.dag, group, count),
             **_together(group, count, self.time_us, self.share, self.bytes),
             kernels=np.bincount(group, self.kernels, count).astype(np.int32),
             block=self.spread(group),
@@ -248,7 +253,7 @@ class Problem:
         """
         if not (self.tie >= 0).any():
             return np.arange(len(self), dtype=np.int32), self
-        group = contraction.merged(self.dag, np.where(self.tie >= 0, self.labels, -1).astype(np.int32))
+        group = merged(self.dag, np.where(self.tie >= 0, self.labels, -1).astype(np.int32))
         return group, self.grouped(group)
 
     @cached_property
@@ -346,3 +351,85 @@ def _labels(*columns: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:
         if len(found) > 1:  # numbered anew each time, so that products stay small
             label = np.unique(label * len(found) + number.reshape(-1), return_inverse=True)[1].reshape(-1)
     return label.astype(np.int32)
+
+
+LARGEST = 20_000
+"""Nodes. The bit sets of that many take at most 25 MB."""
+
+
+def ancestors(dag: Dag) -> list[int]:
+    """Per node a bit set of all nodes that come before it. O(n·m / 64)."""
+    start, src = dag.start.tolist(), dag.src.tolist()
+    above: list[int] = []
+    for node in range(len(dag)):
+        bits = 0
+        for producer in src[start[node] : start[node + 1]]:
+            bits |= above[producer] | 1 << producer
+        above.append(bits)
+    return above
+
+
+def transitive_reduction(dag: Dag, above: list[int]) -> Dag:
+    """The smallest graph with the same ancestors (Aho, Garey and Ullman 1972). Nimble calls it the minimum equivalent graph.
+
+    Each edge is in `dag` once, and `above` are its `ancestors`.
+    """
+    start, src = dag.start.tolist(), dag.src.tolist()
+    kept: list[int] = []
+    starts = [0]
+    for node in range(len(dag)):
+        covered = 0
+        needed = []
+        # The largest number first: only a later producer can have an earlier one among its ancestors.
+        for producer in sorted(src[start[node] : start[node + 1]], reverse=True):
+            if not covered >> producer & 1:
+                needed.append(producer)
+                covered |= above[producer] | 1 << producer
+        kept += reversed(needed)
+        starts.append(len(kept))
+    return Dag(np.asarray(starts, np.int32), np.asarray(kept, np.int32))
+
+
+def cuts(dag: Dag) -> NDArray[np.bool_]:
+    """Nodes that are an ancestor or a descendant of every other node. O(n + m).
+
+    In a topological numbering all nodes before v lead to v if and only if each of them has a consumer no later than v (walk on from
+    consumer to consumer); all nodes after v depend on it if and only if each has a producer no earlier than v.
+    """
+    count = len(dag)
+    first_consumer = np.full(count, count, np.int64)
+    last_producer = np.full(count, -1, np.int64)
+    dst = dag.dst()
+    np.minimum.at(first_consumer, dag.src, dst)
+    np.maximum.at(last_producer, dst, dag.src)
+    number = np.arange(count)
+    furthest = np.concatenate([[-1], np.maximum.accumulate(first_consumer)[:-1]]) if count else first_consumer
+    nearest = (
+        np.concatenate([np.minimum.accumulate(last_producer[::-1])[::-1][1:], [count]]) if count else last_producer
+    )
+    return np.asarray((furthest <= number) & (nearest >= number))
+
+
+def between_cuts(dag: Dag) -> Iterator[tuple[int, int]]:
+    """Ranges (first, end) of the nodes that lie between two that everything passes through, where there are two or more of them."""
+    borders = [-1, *np.flatnonzero(cuts(dag)).tolist(), len(dag)]
+    for before, after in pairwise(borders):
+        if after - before > 2:
+            yield before + 1, after
+
+
+def components(count: int, src: Ints, dst: Ints) -> Ints:
+    """Per node the smallest node that it is connected with, in any direction. Near-linear (union-find with path halving)."""
+    parent = list(range(count))
+    for first, second in zip(src.tolist(), dst.tolist(), strict=True):
+        while parent[first] != first:
+            parent[first] = first = parent[parent[first]]
+        while parent[second] != second:
+            parent[second] = second = parent[parent[second]]
+        if first < second:
+            parent[second] = first
+        else:
+            parent[first] = second
+    for node in range(count):
+        parent[node] = parent[parent[node]]
+    return np.asarray(parent, np.int32)

@@ -23,7 +23,7 @@ from msplit.assignment.model import opened
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as builds
-from msplit.formats import folder_copy
+from msplit.formats import writer
 from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file
 from msplit.inputs.reference import load_reference
 from msplit.run.build import rows_of
@@ -139,9 +139,9 @@ def export(
         write_new_file(version / "model.py", MODEL.encode(), None)
         if source.is_dir():
             (version / inside).mkdir(0o755)
-            folder_copy.copy(folder_copy.listed(source, ()), version / inside)
+            writer.copy(writer.listed(source, ()), version / inside)
         else:
-            folder_copy.copy([folder_copy.Item(os.fspath(source), inside, os.stat(source))], version)
+            writer.copy([writer.Item(os.fspath(source), inside, os.stat(source))], version)
 
     if top.exists():
         write_folder_atomic(target, fill, force=force)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import reduce
 
-from msplit.shapes.dtypes import itemsize
 from msplit.shapes.registry import (
     MAX_RANK,
     Node,
@@ -15,6 +14,7 @@ from msplit.shapes.registry import (
     as_ints,
     axis_of,
     broadcast,
+    itemsize,
     known,
     merge,
     product,

@@ -1,4 +1,7 @@
-"""Ops that run functions: While, If, Case and calls. Their functions are walked with what is known at the call."""
+"""Ops that run functions: While, If, Case and calls. Their functions are walked with what is known at the call.
+
+Random numbers, inputs, tensor lists and tensor arrays, and what handles refer to.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from msplit.core.graph import Function, FunctionRef
-from msplit.opset.traits import CALLS, CONDS, LOOPS
-from msplit.shapes.registry import Handle, Node, Shape, join, merge
-from msplit.shapes.result import FUNCTIONAL, Bound, Outcome, Result, State
-from msplit.shapes.trip_count import Tensor, added, behind, number, single, trip_count, trips_between
+from msplit.opset.traits import CALLS, CONDS, LOOPS, ops_with
+from msplit.shapes.infer import TensorId, added, behind, number, single, trip_count, trips_between
+from msplit.shapes.registry import (
+    Handle,
+    Node,
+    Outputs,
+    Shape,
+    handle_function,
+    join,
+    merge,
+    shape_from,
+    shape_function,
+)
+from msplit.shapes.result import FUNCTIONAL, Bound, FunctionShapes, InferenceState, Result
 from msplit.shapes.walk import run
 
 MAX_ROUNDS = 3
 """Walks of a loop's body whose results differ in shape from its arguments; afterwards those shapes count as unknown."""
 
 
-def _function(reference: Any, state: State) -> Function | None:
+def _function(reference: Any, state: InferenceState) -> Function | None:
     name = reference.name if isinstance(reference, FunctionRef) else reference
     return state.functions.get(name) if isinstance(name, str) else None
 
 
-def _walked(function: Function, arguments: Sequence[Bound], state: State) -> tuple[list[Bound], Result] | None:
+def _walked(function: Function, arguments: Sequence[Bound], state: InferenceState) -> tuple[list[Bound], Result] | None:
     """Results of a function for given arguments; None where it calls itself or is given too little."""
     if function.name in state.active or len(arguments) < len(function.parameters):
         return None
@@ -57,16 +70,16 @@ def _inputs(node: Node, first: int = 0) -> list[Bound]:
     ]
 
 
-def call(node: Node, state: State) -> Outcome | None:
+def call(node: Node, state: InferenceState) -> FunctionShapes | None:
     """A call: the function is named by the attribute `f` (of a launch of XLA `function`), or by the op itself."""
     function = _function(node.attr("function" if node.op == "XlaLaunch" else "f", node.op), state)
     if function is None:
         return None
     walked = _walked(function, _inputs(node), state)
-    return None if walked is None else Outcome(walked[0], {"f": (function, walked[1])})
+    return None if walked is None else FunctionShapes(walked[0], {"f": (function, walked[1])})
 
 
-def branch(node: Node, state: State) -> Outcome | None:
+def branch(node: Node, state: InferenceState) -> FunctionShapes | None:
     """If and Case: what all branches have in common."""
     if "Case" in node.op:
         attributes = {f"branches[{index}]": item for index, item in enumerate(node.attr("branches", ()))}
@@ -86,7 +99,7 @@ def branch(node: Node, state: State) -> Outcome | None:
     stated = node.attr("output_shapes") or ()
     if outputs is None or not complete:
         outputs = [Bound(shape) for shape in stated] or [Bound(None)] * node.outputs
-    return Outcome(_stated(outputs, stated), bodies)
+    return FunctionShapes(_stated(outputs, stated), bodies)
 
 
 def _stated(outputs: list[Bound], stated: Sequence[Shape]) -> list[Bound]:
@@ -119,7 +132,7 @@ def _grown_handle(before: Handle | None, after: Handle | None) -> Handle | None:
     return Handle(shape, before.length if before.length == after.length else None)
 
 
-def loop(node: Node, state: State) -> Outcome | None:
+def loop(node: Node, state: InferenceState) -> FunctionShapes | None:
     """While: walks the body until what goes in is what comes out.
 
     Values are passed on only for what the body gives back as it came (a loop invariant).
@@ -140,7 +153,7 @@ def loop(node: Node, state: State) -> Outcome | None:
     for attempt in range(MAX_ROUNDS + 1):
         walked = _walked(body, carried, state)
         if walked is None:
-            return Outcome([Bound(shape) for shape in stated], {}) if stated else None
+            return FunctionShapes([Bound(shape) for shape in stated], {}) if stated else None
         following = [
             Bound(join(before.shape, after.shape), before.value, _grown_handle(before.handle, after.handle))
             for before, after in zip(carried, walked[0], strict=True)
@@ -163,11 +176,11 @@ def loop(node: Node, state: State) -> Outcome | None:
         asked = condition.results[0]
         counted = functools.partial(_counted, (condition, body), (tested[1], walked[1]), node)
         trips = trip_count(condition.body, (asked.node, asked.port), counted)
-    return Outcome(_stated(carried, stated), bodies, trips)
+    return FunctionShapes(_stated(carried, stated), bodies, trips)
 
 
 def _counted(
-    functions: tuple[Function, Function], results: tuple[Result, Result], node: Node, counter: Tensor, limit: Tensor
+    functions: tuple[Function, Function], results: tuple[Result, Result], node: Node, counter: TensorId, limit: TensorId
 ) -> int | None:
     """Trip count of a loop, given as condition and body, that compares one of its arguments with what does not change."""
     (condition, body), (tested, walked) = functions, results
@@ -182,3 +195,129 @@ def _counted(
 
 FUNCTIONAL.update({"call": call, "RemoteCall": call, "XlaLaunch": call, "_If": branch, "_While": loop})
 FUNCTIONAL.update(dict.fromkeys(CALLS, call) | dict.fromkeys(CONDS, branch) | dict.fromkeys(LOOPS, loop))
+
+
+@shape_function("Multinomial", "StatelessMultinomial")
+def multinomial(node: Node) -> Outputs:
+    """Samples per row."""
+    shape = node.shape(0)
+    return ((shape[0] if shape else None, node.scalar(1)),)
+
+
+@shape_function("RandomGamma", "RandomPoisson", "RandomPoissonV2")
+def random_gamma(node: Node) -> Outputs:
+    """A sample of the given shape for each parameter."""
+    lead = node.sizes(0)
+    return (None if lead is None else lead + node.ranked(1),)
+
+
+@shape_function("IteratorGetNext", "IteratorGetNextSync", "QueueDequeueV2", "QueueDequeueManyV2")
+def next_element(node: Node) -> Outputs:
+    """The shapes in the attributes."""
+    return tuple(node.attr("output_shapes") or ()) or (None,) * node.outputs
+
+
+# Tensor lists (TensorFlow 2's loops) and tensor arrays (TensorFlow 1's).
+
+
+def _given(node: Node, index: int) -> Shape:
+    """Shape of an element given as a value: -1 alone means that even the rank is unknown."""
+    value = node.value(index)
+    return None if value is None or value.ndim == 0 else shape_from(node.ints(index))
+
+
+@shape_function("TensorListGetItem", "TensorListPopBack")
+def list_item(node: Node) -> Outputs:
+    """One element, and before it the shorter list where the element is taken away."""
+    if node.op == "TensorListPopBack":
+        return ((), merge(node.element(), _given(node, 1)))
+    return (merge(node.element(), _given(node, 2)),)
+
+
+@shape_function("TensorListStack")
+def list_stack(node: Node) -> Outputs:
+    """All elements, stacked."""
+    element, count = merge(node.element(), _given(node, 1)), int(node.attr("num_elements", -1))
+    return (None if element is None else (count if count >= 0 else node.length(), *element),)
+
+
+@shape_function("TensorListGather", "TensorArrayGatherV3")
+def gather_elements(node: Node) -> Outputs:
+    """Some elements, stacked."""
+    if node.op == "TensorListGather":
+        element = merge(node.element(), _given(node, 2))
+    else:
+        element = merge(node.attr("element_shape"), node.element())
+    return (None if element is None else node.ranked(1) + element,)
+
+
+@shape_function("TensorListConcat", "TensorListConcatV2", "TensorArrayConcatV3")
+def concat_elements(node: Node) -> Outputs:
+    """All elements along their first axis, and their lengths."""
+    element = node.element()
+    lengths = None if node.op == "TensorArrayConcatV3" else node.length()
+    return ((None, *element[1:]) if element else None, (lengths,))
+
+
+handle_function(*ops_with("forwards"))(lambda node: (node.handle(),))
+handle_function("IdentityN", "XlaOptimizationBarrier")(lambda node: node.handles)
+handle_function("Switch", "RefSwitch")(lambda node: (node.handle(),) * 2)
+handle_function("VarHandleOp")(lambda node: (Handle(node.attr("shape")),))
+
+
+@handle_function("Merge", "RefMerge")
+def passed_first(node: Node) -> Sequence[Handle | None]:
+    """What the first input that refers to something refers to."""
+    return (next((handle for handle in node.handles if handle is not None), None),)
+
+
+@handle_function("KvVarHandleOp")
+def growing_table_handle(node: Node) -> Sequence[Handle | None]:
+    """DeepRec's growing table: the attribute is the shape of one row."""
+    row = node.attr("shape")
+    return (Handle(None if row is None else (None, *row)),)
+
+
+@handle_function("TensorListReserve", "EmptyTensorList")
+def new_list(node: Node) -> Sequence[Handle | None]:
+    """A list of elements of a shape that is a value."""
+    return (Handle(_given(node, 0), node.scalar(1) if node.op == "TensorListReserve" else None),)
+
+
+@handle_function("TensorListFromTensor")
+def unstacked_list(node: Node) -> Sequence[Handle | None]:
+    """A list of the rows of a tensor."""
+    shape = node.shape(0)
+    return (Handle(None if shape is None else shape[1:], shape[0] if shape else None),)
+
+
+@handle_function("TensorListSetItem", "TensorListPushBack", "TensorListResize", "TensorListPopBack")
+def changed_list(node: Node) -> Sequence[Handle | None]:
+    """The same list with one element more, less or other."""
+    if node.op == "TensorListSetItem":
+        return (Handle(merge(node.element(), node.shape(2)), node.length()),)
+    if node.op == "TensorListPushBack":
+        return (Handle(merge(node.element(), node.shape(1))),)
+    return (Handle(node.element(), node.scalar(1) if node.op == "TensorListResize" else None), None)
+
+
+@handle_function("TensorListScatter", "TensorListScatterV2", "TensorListScatterIntoExistingList")
+def scattered_list(node: Node) -> Sequence[Handle | None]:
+    """A list of the rows of a tensor, at given places."""
+    rows = node.shape(1 if node.op.endswith("List") else 0)
+    return (Handle(None if rows is None else rows[1:]),)
+
+
+@handle_function("TensorArrayV3")
+def new_array(node: Node) -> Sequence[Handle | None]:
+    """An array; later writes tell the shape of its elements."""
+    return (Handle(node.attr("element_shape"), node.scalar(0)), None)
+
+
+@handle_function("TensorArrayWriteV3", "TensorArrayScatterV3")
+def write_array(node: Node) -> Sequence[Handle | None]:
+    """The array that is written learns the shape of its elements."""
+    handle, item = node.handle(), node.shape(2)
+    if handle is not None and item is not None:
+        handle.shape = merge(handle.shape, item if node.op == "TensorArrayWriteV3" else item[1:])
+    return (None,)

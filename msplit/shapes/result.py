@@ -102,7 +102,7 @@ class Result:
 
 
 @dataclass(eq=False)
-class State:
+class InferenceState:
     """What passes share.
 
     Attributes:
@@ -142,7 +142,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FunctionShapes:
     """What a node that runs functions gives.
 
     Attributes:
@@ -156,7 +156,7 @@ class Outcome:
     trip_count: int | None = None
 
 
-Functional = Callable[[Node, State], Outcome | None]
+Functional = Callable[[Node, InferenceState], FunctionShapes | None]
 
 FUNCTIONAL: dict[str, Functional] = {}
 """Ops that run functions; filled by `functional.py`."""

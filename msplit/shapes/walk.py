@@ -13,7 +13,7 @@ from msplit.opset import schema
 from msplit.opset.traits import ops_with
 from msplit.shapes import registry
 from msplit.shapes.registry import UNKNOWN_OUTPUT, Node, Outputs, Shape, Value, merge, plain_shape
-from msplit.shapes.result import CONTRADICTION, FUNCTIONAL, Bound, Functional, Key, Result, State, key_of
+from msplit.shapes.result import CONTRADICTION, FUNCTIONAL, Bound, Functional, InferenceState, Key, Result, key_of
 from msplit.shapes.values import FROM_SHAPE, LIMIT, TABLE, ValueFunction
 
 FLOAT_LIMIT = 16
@@ -39,7 +39,7 @@ class _Recipe:
 
 def run(
     graph: Graph,
-    state: State,
+    state: InferenceState,
     overrides: Mapping[tuple[int, int], Shape],
     arguments: Mapping[int, Bound] | None = None,
 ) -> Result:
@@ -108,7 +108,7 @@ def run(
     return walk.result
 
 
-def _recipes(graph: Graph, state: State) -> dict[str, _Recipe]:
+def _recipes(graph: Graph, state: InferenceState) -> dict[str, _Recipe]:
     binary = ops_with("broadcasts")
     recipes = {}
     for op in dict.fromkeys(graph.ops):
@@ -139,7 +139,7 @@ class _Walk:
     """
 
     graph: Graph
-    state: State
+    state: InferenceState
     result: Result
     src: list[int]
     port: list[int]

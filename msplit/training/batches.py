@@ -1,18 +1,23 @@
-"""Batches: what a step is fed, checked against the model's inputs, from whatever holds them."""
+"""Batches: what a step is fed, checked against the model's inputs, from whatever holds them.
+
+What comes next is made while the present is worked on.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from msplit.engines.base import Feeds, is_array, is_tensor, type_name
 from msplit.errors import EngineError, LoadError
-from msplit.inputs.sparse_ragged import Spec
+from msplit.inputs.sparse_ragged import InputSpec
 from msplit.shapes.registry import shape_text
 
-Specs = Mapping[str, Spec]
+Specs = Mapping[str, InputSpec]
 
 
 def batches_of(dataset: Any, inputs: Sequence[str], where: str = "the data") -> Iterator[Feeds]:
@@ -88,3 +93,80 @@ def rows_of(feeds: Feeds, specs: Specs) -> int:
     open_first = [name for name, spec in specs.items() if spec.shape and spec.shape[0] is None]
     with_rows = [name for name in (*open_first, *specs) if name in feeds and len(feeds[name].shape)]
     return int(feeds[with_rows[0]].shape[0]) if with_rows else 1
+
+
+Item = TypeVar("Item")
+
+DEPTH = 2
+"""How many are ready at most."""
+
+_END = ("end", None)
+
+_PATIENCE = 0.05
+"""Seconds after which who waits looks whether the other is still there."""
+
+_LAST_WORD = 5.0
+"""Seconds that a thread has to end once nobody wants more: it may be waiting for a disk."""
+
+
+class Prefetched(Iterator[Item]):
+    """The same items in the same order, made by a thread, up to `depth` of them before they are asked for.
+
+    Close it to end the thread early. What the items raise is raised here, in its place among them.
+    """
+
+    def __init__(self, items: Iterator[Item], depth: int = DEPTH) -> None:
+        self._items = items
+        self._ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
+        self._first: tuple[str, Any] | None = None  # taken out of the queue, and not given yet
+        self._unwanted = threading.Event()
+        self._thread = threading.Thread(target=self._make, name="msplit-ahead", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> Item:
+        kind, what = self._ready.get() if self._first is None else self._first
+        self._first = None if kind == "item" else _END
+        if kind == "error":
+            raise what
+        if kind == "end":
+            raise StopIteration
+        item: Item = what
+        return item
+
+    def upcoming(self) -> Item | None:
+        """The item that comes next, which stays the next; None where it is not made yet, or there is none."""
+        if self._first is None:
+            try:
+                self._first = self._ready.get_nowait()
+            except queue.Empty:
+                return None
+        kind, what = self._first
+        return what if kind == "item" else None
+
+    def close(self) -> None:
+        """Ends the thread. There are no more items."""
+        self._first = _END
+        self._unwanted.set()
+        self._thread.join(_LAST_WORD)
+
+    def _hand_over(self, kind: str, what: Any = None) -> bool:
+        while not self._unwanted.is_set():
+            try:
+                self._ready.put((kind, what), timeout=_PATIENCE)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def _make(self) -> None:
+        try:
+            for item in self._items:
+                if not self._hand_over("item", item):
+                    return
+            self._hand_over("end")
+        except BaseException as error:  # noqa: BLE001  it is raised where the item is asked for
+            self._hand_over("error", error)
+        finally:
+            close = getattr(self._items, "close", None)
+            if close is not None:
+                close()

@@ -24,7 +24,7 @@ from msplit.engines.tensorflow.bundle import save
 from msplit.errors import LoadError
 from msplit.formats.atomic import leftovers, write_bytes_atomic, write_group_atomic
 from msplit.formats.bundle import Checkpoint
-from msplit.formats.file_kinds import read_bytes
+from msplit.formats.files import read_bytes
 from msplit.formats.model import Model
 
 STATE = "checkpoint"
@@ -45,7 +45,7 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Saved:
+class CheckpointContents:
     """What a checkpoint holds.
 
     Attributes:
@@ -61,7 +61,7 @@ class Saved:
     scale: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
-def write(model: Model, saved: Saved, path: Path, *, force: bool = False) -> None:
+def write(model: Model, saved: CheckpointContents, path: Path, *, force: bool = False) -> None:
     """Writes a checkpoint; `path` is the beginning of its files' names. Only `force` replaces one that is there.
 
     Raises:
@@ -92,7 +92,7 @@ def _objects(model: Model) -> Any:
     return own.tensor(OBJECTS) if OBJECTS in own else None
 
 
-def read(model: Model, variables: Sequence[str], needed: Collection[str], path: Path) -> Saved:
+def read(model: Model, variables: Sequence[str], needed: Collection[str], path: Path) -> CheckpointContents:
     """Reads a checkpoint of a model, whoever wrote it: TensorFlow, or `write`.
 
     Args:
@@ -123,7 +123,7 @@ def read(model: Model, variables: Sequence[str], needed: Collection[str], path: 
     steps = int(checkpoint.tensor(STEPS)) if STEPS in checkpoint else global_step(model, found)
     note = bytes(checkpoint.tensor(NOTE)[()]).decode() if NOTE in checkpoint else ""
     scale = {name: np.array(checkpoint.tensor(key)) for name, key in SCALE.items() if key in checkpoint}
-    return Saved(found, steps, note, scale)
+    return CheckpointContents(found, steps, note, scale)
 
 
 def global_step(model: Model, state: Mapping[str, NDArray[Any]]) -> int | None:
@@ -133,7 +133,7 @@ def global_step(model: Model, state: Mapping[str, NDArray[Any]]) -> int | None:
 
 
 @dataclass(frozen=True)
-class Listed:
+class CheckpointState:
     """What the file ``checkpoint`` of a folder says.
 
     Attributes:
@@ -147,7 +147,7 @@ class Listed:
     named: tuple[Path, ...] = ()
 
 
-def listed(folder: Path) -> Listed:
+def listed(folder: Path) -> CheckpointState:
     """The checkpoints of a folder, as far as their files are there.
 
     Raises:
@@ -159,7 +159,7 @@ def listed(folder: Path) -> Listed:
     try:
         text = read_bytes(place, _MOST_STATE).decode()
     except (FileNotFoundError, NotADirectoryError):
-        return Listed()
+        return CheckpointState()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise LoadError(f"the list of checkpoints can not be read: {error}", where=str(place)) from None
     found: dict[str, list[Path]] = {"model_checkpoint_path": [], "all_model_checkpoint_paths": []}
@@ -168,7 +168,7 @@ def listed(folder: Path) -> Listed:
             found[key].append(folder / os.fsdecode(text_encoding.CUnescape(value)))  # an absolute one stays what it is
     last, every = (found[key] for key in ("model_checkpoint_path", "all_model_checkpoint_paths"))
     there = tuple(filter(_is_there, every))
-    return Listed(next(filter(_is_there, [*last, *reversed(there)]), None), there, tuple(last))
+    return CheckpointState(next(filter(_is_there, [*last, *reversed(there)]), None), there, tuple(last))
 
 
 def last_of(folder: Path) -> Path | None:

@@ -1,4 +1,7 @@
-"""Data of a training by name: arrays in an .npz, TFRecords, or a function; the same batches in the same order for the same settings."""
+"""Data of a training by name: arrays in an .npz, TFRecords, or a function; the same batches in the same order for the same settings.
+
+Which rows of a batch each of several processes is fed.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Feeds
+from msplit.engines.cuda.options import Shards
 from msplit.engines.tensorflow import runtime
 from msplit.errors import LoadError
-from msplit.formats.file_kinds import open_regular
+from msplit.formats.files import open_regular
 from msplit.inputs.files import names_in
-from msplit.inputs.make import load_input
-from msplit.inputs.user_function import calling, imported, is_function
+from msplit.inputs.make import calling, imported, is_function, load_input
 from msplit.shapes.registry import shape_text
 from msplit.training.batches import Specs, batches_of, matches, rows_of
 
@@ -37,7 +40,7 @@ _FIX = "give an .npz with one array per input, TFRecords (*.tfrecord), or module
 
 
 @dataclass(frozen=True)
-class Batching:
+class BatchOptions:
     """How data become batches.
 
     Attributes:
@@ -83,7 +86,7 @@ def constant(specs: Specs, files: Mapping[str, Path]) -> dict[str, NDArray[Any]]
 def open_data(
     sources: Sequence[str],
     specs: Specs,
-    how: Batching,
+    how: BatchOptions,
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     fixed: Feeds | None = None,
@@ -122,7 +125,7 @@ def own_data(specs: Specs, fixed: Feeds) -> Data:
     return Data(lambda _: itertools.repeat(fixed), {"data": "the graph's own"})
 
 
-def _opened(sources: Sequence[str], specs: Specs, how: Batching, shapes: Mapping[str, tuple[int, ...]]) -> Data:
+def _opened(sources: Sequence[str], specs: Specs, how: BatchOptions, shapes: Mapping[str, tuple[int, ...]]) -> Data:
     if len(sources) == 1 and is_function(sources[0]):
         return _function(sources[0], specs, how)
     paths = [Path(path) for source in sources for path in _paths(source)]
@@ -152,7 +155,7 @@ def _head(path: Path) -> bytes:
 # --- Arrays
 
 
-def _arrays(path: Path, specs: Specs, how: Batching) -> Data:
+def _arrays(path: Path, specs: Specs, how: BatchOptions) -> Data:
     """One array for each input, cut along its first dimension; one of the very shape of its input is fed whole at every step."""
     there = names_in(path)
     for name in specs:
@@ -199,14 +202,14 @@ def _arrays(path: Path, specs: Specs, how: Batching) -> Data:
     return Data(start, {"data": "arrays", "rows": count, **_described(how)})
 
 
-def _described(how: Batching) -> dict[str, Any]:
+def _described(how: BatchOptions) -> dict[str, Any]:
     return {"batch": how.batch, "shuffle": how.shuffle, **({"seed": how.seed} if how.shuffle else {})}
 
 
 # --- TFRecords
 
 
-def _records(paths: Sequence[Path], specs: Specs, how: Batching, shapes: Mapping[str, tuple[int, ...]]) -> Data:
+def _records(paths: Sequence[Path], specs: Specs, how: BatchOptions, shapes: Mapping[str, tuple[int, ...]]) -> Data:
     """Records in order. Where the model has one input and that takes strings, they are its values; otherwise they are Examples with a
     feature for each input."""
     where = str(paths[0])
@@ -306,7 +309,7 @@ def _without_rest(batches: Iterator[Feeds], specs: Specs) -> Iterator[Feeds]:
             yield feeds
 
 
-def _function(source: str, specs: Specs, how: Batching) -> Data:
+def _function(source: str, specs: Specs, how: BatchOptions) -> Data:
     """What a function gives: an iterable of batches, which is an epoch; it is called anew for each. Of `batch`, `seed`, `epoch` and `start`
     (how many batches went before) it is told what it takes. Where it takes no `start`, what went before is gone through and dropped.
     A last batch with fewer rows is what is left over of an epoch."""
@@ -335,3 +338,63 @@ def _function(source: str, specs: Specs, how: Batching) -> Data:
 
     told = {"batch": how.batch, "seed": how.seed}
     return Data(start, {"data": source, **{name: value for name, value in told.items() if name in takes}})
+
+
+def shards_of(specs: Specs, size: int) -> Shards | None:
+    """How a batch of these inputs is split: along the first dimension, where the graph leaves it open; where it leaves none open, along
+    that of the first input and of all that are as long. None where there is one process.
+
+    Raises:
+        LoadError: No input has rows.
+    """
+    if size == 1:
+        return None
+    first = {name: spec.shape[0] if spec.shape else None for name, spec in specs.items() if spec.shape != ()}
+    opened = tuple(name for name, rows in first.items() if rows is None)
+    rows = next(iter(first.values()), None)
+    named = opened or tuple(name for name, count in first.items() if count == rows)
+    if not named:
+        raise LoadError("the model has no input with rows, so a batch can not be split", fix="train on one GPU")
+    return Shards(size, named, is_open=bool(opened))
+
+
+def whole(specs: Specs, shards: Shards | None) -> Specs:
+    """The inputs of the whole batch: of one that has a fixed number of rows, so many times as many."""
+    if shards is None or shards.is_open:
+        return specs
+    found = {}
+    for name, spec in specs.items():
+        split = name in shards.inputs and spec.shape
+        found[name] = replace(spec, shape=(spec.shape[0] * shards.count, *spec.shape[1:])) if split else spec  # type: ignore[index,operator]
+    return found
+
+
+def part(data: Data, shards: Shards | None, rank: int) -> Data:
+    """The same data, of which each batch is the rows of one process: the first ones are the first process's."""
+    if shards is None:
+        return data
+
+    def start(number: int) -> Iterator[Feeds]:
+        for at, batch in enumerate(data.start(number), number):
+            yield _rows(batch, shards, rank, at)
+
+    return replace(data, start=start)
+
+
+def _rows(batch: Feeds, shards: Shards, rank: int, at: int) -> Feeds:
+    split = [name for name in shards.inputs if name in batch]
+    counts = {name: len(batch[name]) for name in split}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise LoadError(
+            f"batch {at} has inputs with different numbers of rows, so it can not be split: {listed}",
+            fix="train on one GPU, or feed dense inputs",
+        )
+    rows = next(iter(counts.values()), 0)
+    if rows % shards.count:
+        raise LoadError(
+            f"batch {at} has {rows} rows, which {shards.count} processes can not share",
+            fix=f"--batch {rows + -rows % shards.count}",
+        )
+    own = slice(rows // shards.count * rank, rows // shards.count * (rank + 1))
+    return {name: value[own] if name in counts else value for name, value in batch.items()}

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from msplit.errors import EndOfData, MsplitError, WriteError
 from msplit.formats.atomic import reported
 from msplit.progress import Progress, silent
-from msplit.training.batches import rows_of
+from msplit.training.batches import Prefetched, rows_of
 from msplit.training.checkpoint import last_of
 from msplit.training.data import Data
-from msplit.training.prefetch import Ahead
 from msplit.training.trainer import Arrays, Fetched, Trainer
 
 NAME = "model"
@@ -59,7 +58,7 @@ class TrainSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainingResult:
     """What came of a training.
 
     Attributes:
@@ -96,7 +95,7 @@ def train(
     *,
     stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
-) -> Trained:
+) -> TrainingResult:
     """Trains. The first of the trainer's fetches is the loss: where it is no finite number any more, training ends.
 
     What is then in the folder was written before, of variables that were finite.
@@ -176,12 +175,12 @@ class _Training:
         self.began = self.told = self.now = 0.0
         self.spoiled_before: frozenset[str] = frozenset()
 
-    def run(self, stop: Callable[[], bool]) -> Trained:
+    def run(self, stop: Callable[[], bool]) -> TrainingResult:
         """All steps."""
         trainer, settings = self.trainer, self.settings
         left = None if settings.steps is None else max(settings.steps - trainer.steps, 0)
         reason, interrupted = "", False
-        with closing(Ahead(islice(self.data.start(self.position), left))) as batches:
+        with closing(Prefetched(islice(self.data.start(self.position), left))) as batches:
             for feeds in batches:
                 if interrupted := trainer.world.agree(stop()):
                     break
@@ -207,7 +206,7 @@ class _Training:
         seconds = time.perf_counter() - self.began if self.began else 0.0
         if interrupted:
             reason = reason or f"interrupted after step {trainer.steps}"
-        return Trained(
+        return TrainingResult(
             self.before, trainer.steps, seconds, self.rows, tuple(self.fetched), self.saved, reason, interrupted
         )
 

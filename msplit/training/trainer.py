@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
-from msplit.assignment.display import Facts, Shown
-from msplit.assignment.model import opened
+from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core.graph import Graph
 from msplit.engines.base import (
     BESIDE_VARIABLES,
@@ -29,20 +28,18 @@ from msplit.engines.base import (
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.atomic import reported
-from msplit.formats.lock import Held, hold
+from msplit.formats.atomic import FolderLock, hold, reported
 from msplit.inputs.make import input_specs
-from msplit.opset.state import written
+from msplit.opset.traits import written
 from msplit.progress import Progress
 from msplit.run.prepare import prepare_for
 from msplit.run.request import StepOptions, request_of
 from msplit.run.runner import Runner
 from msplit.training import checkpoint
-from msplit.training.batches import batches_of, fitting
-from msplit.training.prefetch import Ahead
+from msplit.training.batches import Prefetched, batches_of, fitting
+from msplit.training.data import shards_of
 from msplit.training.rendezvous import ALONE, World
-from msplit.training.shards import shards_of
-from msplit.verify.initial_state import initial_state, variables_of
+from msplit.verify.tensorflow_process import initial_state, variables_of
 
 STREAMS = 8
 """The largest number where nobody says one."""
@@ -106,7 +103,7 @@ def _writes(graph: Graph) -> bool:
     return False
 
 
-class Trainer(Shown):
+class Trainer(DisplayMixin):
     """A model that trains.
 
     Example::
@@ -172,7 +169,7 @@ class Trainer(Shown):
         self._state: dict[str, NDArray[Any]] | None = None  # by variable, as far as the engine does not hold it
         self._given = False  # whether somebody has said what variables are to begin with
         self._closed = False
-        self._folders: dict[Path, Held | None] = {}  # that checkpoints were written to, with their locks
+        self._folders: dict[Path, FolderLock | None] = {}  # that checkpoints were written to, with their locks
         if state is not None:
             self.load(state)
 
@@ -249,7 +246,7 @@ class Trainer(Shown):
         if fetch_every < 1:
             raise MsplitError("fetch_every is one or more")
         last: Fetched | None = None
-        with closing(Ahead(islice(batches_of(dataset, [*self.specs]), steps))) as batches:
+        with closing(Prefetched(islice(batches_of(dataset, [*self.specs]), steps))) as batches:
             for feeds in batches:
                 last = Fetched(self.steps + 1, self.step(feeds, then=batches.upcoming))
                 if last.step % fetch_every == 0:
@@ -345,7 +342,7 @@ class Trainer(Shown):
         target = target.with_name(f"{target.name}-{self.steps}")
         held = self._host_state() if self.runner is None else self._executable().save_state()
         scale = {name: held[name] for name in checkpoint.SCALE if name in held}
-        saved = checkpoint.Saved(self.variables if state is None else state, self.steps, note, scale)
+        saved = checkpoint.CheckpointContents(self.variables if state is None else state, self.steps, note, scale)
         checkpoint.write(self.flat.model, saved, target, force=force)
         checkpoint.add(target, keep)
         return target

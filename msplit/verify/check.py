@@ -12,19 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import FIRST_SCALE, LOSS_SCALE, STEPS, Arrays
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.tensorflow.engine import REFERENCE
 from msplit.errors import EngineError, OutOfMemory, WrongShape
 from msplit.inputs.reference import Reference
-from msplit.inputs.special import RANDOM, Fresh, Kind, Name
+from msplit.inputs.special import RANDOM, Fresh, InputKind, InputKindName
 from msplit.opset.traits import DRAWS
 from msplit.progress import Progress, Sums, phase
-from msplit.verify.built import Running, Variant
 from msplit.verify.compare import (
-    Comparison,
+    ModelComparison,
     best_of,
     compare,
     compare_state,
@@ -34,12 +33,12 @@ from msplit.verify.compare import (
     state_tolerances,
 )
 from msplit.verify.mixed_precision import emulated_errors
-from msplit.verify.results import Check, Settings
+from msplit.verify.results import OutputCheck, Running, Settings, Variant
 
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""
 
-Compared = Callable[..., Comparison]
+Compared = Callable[..., ModelComparison]
 """Compares outputs, of what is got and what is expected, in a precision, of all that are held against each other."""
 
 
@@ -61,15 +60,15 @@ class Verification:
     proved: bool = False
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[InputKind, ...]:
         """Those of special inputs."""
         return self.fresh.kinds if self.special and isinstance(self.fresh, Fresh) else ()
 
-    def made(self, seed: int, kind: Kind) -> Arrays:
+    def made(self, seed: int, kind: InputKind) -> Arrays:
         """Inputs of a kind."""
         return self.fresh(seed, kind) if isinstance(self.fresh, Fresh) else self.fresh(seed)
 
-    def refuse(self, kind: Kind, why: str) -> None:
+    def refuse(self, kind: InputKind, why: str) -> None:
         """Notes that nothing can be verified on a kind of inputs."""
         if isinstance(self.fresh, Fresh):
             self.fresh.refused.setdefault(kind.name.value, why)
@@ -301,7 +300,7 @@ def _verify(running: Sequence[Running], how: Verification) -> None:
 
     def compared(
         got: Arrays, expected: Arrays, precision: Precision, *held: Running, carried: Mapping[str, float] | None = None
-    ) -> Comparison:
+    ) -> ModelComparison:
         coarsest = (one.variant for one in held if own[one] is precision)  # the other one's is less
         rounding = next((how.rounding[one] for one in coarsest if one in how.rounding), None)
         most = partial(compare, precision=precision, tolerance=settings.tolerance, computed=computed)
@@ -341,12 +340,12 @@ def _verify_beside(
             how.tell(f"verifying {one.variant.label}", number / len(built))
             with phase("verifying outputs"):
                 comparison = compared(one.step(reference.feeds), reference.outputs, own[one], one)
-            one.checks.append(Check(reference.source, own[one], 1, comparison))
+            one.checks.append(OutputCheck(reference.source, own[one], 1, comparison))
         if truth is not None and not how.kinds and state.keys() <= {STEPS}:  # what is drawn at random in a second step
             expected = [truth.step(reference.feeds) for _ in range(2)][1]
             for one in built:
                 comparison = compared(one.step(reference.feeds), expected, own[one], one)
-                one.checks.append(Check(reference.source, own[one], 1, comparison))
+                one.checks.append(OutputCheck(reference.source, own[one], 1, comparison))
     partner_of = {one.variant.label: one for one in built}
     # A variant without a partner that runs is held against the first that does, whatever its engine.
     partners = {one: partner_of.get(one.partner or "", built[0]) for one in built}
@@ -356,7 +355,7 @@ def _verify_beside(
     while pairs or truth:
         held = [(one, other, Precision.coarsest(own[one], own[other])) for one, other in pairs]
         for (one, other, precision), outcome in _in_lock_step(built, held, state, how, compared).items():
-            one.checks.append(Check(other.variant.label, precision, settings.verify_inputs, outcome))
+            one.checks.append(OutputCheck(other.variant.label, precision, settings.verify_inputs, outcome))
         if state and settings.verify_inputs:
             with phase("verifying variables"):
                 if truth is not None:
@@ -377,17 +376,17 @@ def _in_lock_step(
     state: Arrays,
     how: Verification,
     compared: Compared,
-) -> dict[Pair, Comparison]:
+) -> dict[Pair, ModelComparison]:
     """What the outputs of all are, step by step, on the same inputs: the first comparison that fails, or else that of the first step.
 
     With variables the second step is another variant's only as far as what the first learned is. So where its outputs differ, its partner
     takes the steps again, to tell how much of that is rounding.
     """
-    outcomes: dict[Pair, Comparison] = {}
+    outcomes: dict[Pair, ModelComparison] = {}
     unsure: list[tuple[Pair, int, Arrays, Arrays]] = []
     fed = [how.reference.feeds] if state and how.reference is not None else []
 
-    def note(pair: Pair, found: Comparison) -> None:
+    def note(pair: Pair, found: ModelComparison) -> None:
         if pair not in outcomes or (outcomes[pair].passed and not found.passed):
             outcomes[pair] = found
 
@@ -456,19 +455,19 @@ def _truth(built: Sequence[Running], how: Verification, state: Arrays) -> Runnin
     return truth if truth.can_step else None
 
 
-def _kinds(how: Verification, *, half: bool) -> list[Kind]:
+def _kinds(how: Verification, *, half: bool) -> list[InputKind]:
     """Kinds of inputs for a precision: in half precision those of ordinary size, within float16's range."""
-    return [kind for kind in how.kinds if not half or kind.name not in (Name.LARGE, Name.SMALL)]
+    return [kind for kind in how.kinds if not half or kind.name not in (InputKindName.LARGE, InputKindName.SMALL)]
 
 
-def _sets(how: Verification, kinds: Sequence[Kind], alone: bool) -> list[tuple[Kind, list[Arrays]]]:
+def _sets(how: Verification, kinds: Sequence[InputKind], alone: bool) -> list[tuple[InputKind, list[Arrays]]]:
     """Kinds of inputs to verify on, and what is stepped on before each: where a step says nothing of the next (`alone`) the same strings
     beside other numbers, and the same numbers beside other strings; else, of some, a random one."""
     usual, other = how.fresh(how.settings.seed + 1), how.fresh(how.settings.seed + 2)
     words = {name for name, value in usual.items() if value.dtype.kind == "O"}
     parts = (words, usual.keys() - words) if words and alone else ()
     mixed: list[Arrays] = [{**other, **{name: usual[name] for name in part}} for part in parts if part]
-    again = [] if alone else [RANDOM, *[kind for kind in kinds if kind.name is Name.EDGES][:1]]
+    again = [] if alone else [RANDOM, *[kind for kind in kinds if kind.name is InputKindName.EDGES][:1]]
     return [*[(RANDOM, mixed)][: len(mixed)], *((kind, []) for kind in kinds), *((kind, [usual]) for kind in again)]
 
 
@@ -491,10 +490,10 @@ def _verify_special(
     kinds = _kinds(how, half=any(own[one].half for one in ours))
     alone, held = not (state or _draws(truth)), dict[str, NDArray[Any]]()
     sets = _sets(how, kinds, alone)
-    found: dict[tuple[Running, str], list[Comparison]] = {}
+    found: dict[tuple[Running, str], list[ModelComparison]] = {}
     for number, (kind, before) in enumerate(sets if ours else ()):
         how.tell(SPECIAL, number / len(sets))
-        variables: dict[Running, list[Comparison]] = {one: [] for one in ours}
+        variables: dict[Running, list[ModelComparison]] = {one: [] for one in ours}
         for attempt in range(how.settings.verify_inputs if state else 1):
             left = [one for one in ours if not (variables[one] and variables[one][-1].passed)]
             fed = [*before, how.made(how.settings.seed + 1 + attempt, kind)]
@@ -518,7 +517,7 @@ def _verify_special(
                     continue
                 if not attempt:
                     comparison = compared(outputs, expected, own[one], one)
-                    if not comparison.passed and (kind.name is Name.LARGE or (state and before)):
+                    if not comparison.passed and (kind.name is InputKindName.LARGE or (state and before)):
                         moved = partial(_moved_outputs, truth, fed, begun)
                         start = begun if before else fed[-1]
                         carried = output_tolerances(start, expected, moved, precision=own[one])
@@ -535,7 +534,7 @@ def _verify_special(
     for (one, what), comparisons in found.items():
         failed = [each for each in comparisons if not each.passed]
         worst = failed[0] if failed else max(comparisons, key=lambda each: each.needed)
-        one.checks.append(Check(f"{what}{truth.variant.label}", own[one], len(comparisons), worst))
+        one.checks.append(OutputCheck(f"{what}{truth.variant.label}", own[one], len(comparisons), worst))
 
 
 def _refilled(held: dict[str, NDArray[Any]], feeds: Arrays) -> Arrays:
@@ -556,7 +555,7 @@ def _learned(
     how: Verification,
     known: dict[Precision, dict[str, float]],
     draws: bool,
-) -> Comparison:
+) -> ModelComparison:
     """Compare variables with what they should be after the same steps; what rounding does to them is only asked where they differ, and
     `known` afterwards."""
     tolerance = how.settings.tolerance
@@ -586,7 +585,7 @@ def _stepped(one: Running, fed: Iterable[Arrays], state: Arrays) -> tuple[Arrays
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:
     """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
     did in one is what the next learns from."""
-    found: dict[int, list[Comparison]] = {}
+    found: dict[int, list[ModelComparison]] = {}
     tolerances: dict[tuple[Running, Precision], dict[str, float]] = {}  # on the first input: each costs two more steps
     for number in range(how.settings.verify_inputs):
         feeds = how.fresh(how.settings.seed + 1 + number)
@@ -610,7 +609,7 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
         together = best_of(comparisons)
         if together.outputs:
             name = f"variables of {partner.variant.label}"
-            one.checks.append(Check(name, precision, len(comparisons), together))
+            one.checks.append(OutputCheck(name, precision, len(comparisons), together))
 
 
 def _begun(held: Sequence[Running], state: Arrays) -> Arrays:

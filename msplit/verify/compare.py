@@ -11,7 +11,7 @@ from ml_dtypes import finfo
 from numpy.typing import NDArray
 
 from msplit import escape
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import ops_with
@@ -114,7 +114,7 @@ class OutputComparison:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """How all outputs compare."""
 
     outputs: tuple[OutputComparison, ...]
@@ -158,7 +158,7 @@ def compare(
     computed: Mapping[str, str] | None = None,
     carried: Mapping[str, float] | None = None,
     rounding: Mapping[str, float] | None = None,
-) -> Comparison:
+) -> ModelComparison:
     """Holds outputs against what they should be, by name.
 
     NaN equals NaN and an infinity equals the same infinity.
@@ -199,12 +199,12 @@ def compare(
             if precision is Precision.TF32 and tolerance is None and explained is not None:
                 one = _within(one, max(explained, coarsest, least))
             results.append(_as_a_whole(one) if precision.half else one)
-    return Comparison(tuple(results))
+    return ModelComparison(tuple(results))
 
 
 def compare_state(
     got: Arrays, expected: Arrays, tolerances: Mapping[str, float], before: Arrays | None = None
-) -> Comparison:
+) -> ModelComparison:
     """Holds variables against what they should be after the same steps, by name; what is only in one of the two is passed over.
 
     A variable passes where its distance from what is expected, ``sqrt(mean((got - expected) ** 2))``, is at most its tolerance times
@@ -225,7 +225,7 @@ def compare_state(
             results.append(
                 _compare_variable(name, np.asarray(got[name]), np.asarray(expected[name]), tolerances.get(name, 0.0))
             )
-    return Comparison(tuple(results))
+    return ModelComparison(tuple(results))
 
 
 def with_changes(after: Arrays, before: Arrays) -> Arrays:
@@ -268,7 +268,7 @@ _ONE_EXAMPLE = 5e-2
 """How far a variable may be after a step in which a ReLU let another example through: 0.011 was seen, of slots of a layer 128 wide."""
 
 
-def best_of(comparisons: Sequence[Comparison]) -> Comparison:
+def best_of(comparisons: Sequence[ModelComparison]) -> ModelComparison:
     """What the same step from the same variables on several inputs says of them together: see `compare_state`.
 
     What computes wrongly does so on every input. Where one input of a ReLU rounds to the other side of zero, another does not: so it is
@@ -280,7 +280,7 @@ def best_of(comparisons: Sequence[Comparison]) -> Comparison:
         far = max(outputs, key=lambda one: one.needed)
         close = not far.exact and not far.note and far.needed <= max(far.tolerance, _ONE_EXAMPLE)
         found.append(passed[0] if passed and (far.passed or close) else far)
-    return Comparison(tuple(found))
+    return ModelComparison(tuple(found))
 
 
 _STATE = {

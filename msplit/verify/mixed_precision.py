@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from msplit.core.arguments import number
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision, number
 from msplit.engines.base import Arrays, Job
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
@@ -26,7 +25,7 @@ MOST = 32
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixedPrecision:
     """What was chosen.
 
     Attributes:
@@ -53,7 +52,7 @@ class Mixed:
         return self.error <= self.most
 
 
-def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress | None = None) -> Mixed:
+def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress | None = None) -> MixedPrecision:
     """Chooses which nodes of a job in half precision stay in float32, on the cuda engine. The choice is the same each time.
 
     Args:
@@ -84,7 +83,7 @@ def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress 
 
     with phase("choosing what stays in float32"):
         chosen = choose(times, error, most)
-    return Mixed(
+    return MixedPrecision(
         most=most,
         error=error(chosen),
         errors=seen[chosen],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit import rules
-from msplit.analysis.colocation import Groups
+from msplit.analysis.colocation import ColocationGroups
 from msplit.analysis.copies import _COMMUTATIVE, LITTLE, copies, with_copies
 from msplit.core.graph import TensorValue
 from msplit.errors import LoadError
@@ -137,7 +137,7 @@ def test_ids_set_by_hand_tell_copies_apart_and_are_never_tied_together():
     text = "x:Placeholder; p:Relu(x); q:Relu(x); r:Tanh(p); s:Tanh(p); a:Exp(x)[_stream_id=1]; b:Log(x)[_stream_id=2]"
     flat, _ = parse(text)
     fixed = np.asarray([name in ("a", "b") for name in flat.graph.names])
-    belong = Groups(np.asarray([-1, 0, 1, -1, -1, 0, 1], np.int32), 2)
+    belong = ColocationGroups(np.asarray([-1, 0, 1, -1, -1, 0, 1], np.int32), 2)
     one = np.asarray([-1, 1, 1, 3, 3, -1, -1], np.int32)
     assert with_copies(flat, belong, one, fixed).of.tolist() == [-1, 0, 1, 2, 2, 0, 1]
     assert with_copies(flat, belong, one).of.tolist() == [-1, 0, 0, 1, 1, 0, 0]

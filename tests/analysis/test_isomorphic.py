@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.analysis.blocks import Blocks, Kernels
+from msplit.analysis.branches import Blocks, KernelGraph
 from msplit.analysis.isomorphic import KERNEL_US, find
 from msplit.api import price
 from tests.engines.cuda.alike_branches import ROWS, Branches, alike_branches
@@ -18,7 +18,7 @@ def flat_of(graph_def, outputs=None):
     import tempfile
     from pathlib import Path
 
-    from msplit.flatten import flatten
+    from msplit.flatten.build import flatten
     from msplit.formats import read
 
     with tempfile.TemporaryDirectory() as folder:
@@ -30,7 +30,7 @@ def flat_of(graph_def, outputs=None):
 def analyzed(graph_def, outputs=None):
     flat = flat_of(graph_def, outputs)
     shapes, costs = price(flat)
-    return flat, find(flat, shapes, Blocks.from_kernels(Kernels.of(flat, costs)))
+    return flat, find(flat, shapes, Blocks.from_kernels(KernelGraph.of(flat, costs)))
 
 
 def branches(*variants):
@@ -174,7 +174,7 @@ def test_time_grows_with_the_graph(seed):
         g.graph_def.node[-1].attr["N"].i = count
         flat = flat_of(g.graph_def)
         shapes, costs = price(flat)
-        blocks = Blocks.from_kernels(Kernels.of(flat, costs))
+        blocks = Blocks.from_kernels(KernelGraph.of(flat, costs))
         start = time.process_time()
         found = find(flat, shapes, blocks)
         assert len(found.isomorphic[0].branches) == count

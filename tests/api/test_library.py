@@ -14,7 +14,7 @@ from msplit.assignment.assignment import plan_of, present_ids
 from msplit.errors import EngineError, LoadError, MsplitError, RulesError, WriteError
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
-from msplit.rules import RuleSet
+from msplit.rules.ruleset import RuleSet
 from msplit.run.request import RunRequest
 from msplit.run.stream_ids import assignments_for
 from msplit.run.variants import choose_engine
@@ -179,7 +179,7 @@ def test_emit_writes_every_form(kind: str, towers: msplit.Assigned, tmp_path: Pa
 
 
 def test_an_emitted_plan_is_the_plan(towers: msplit.Assigned, tmp_path: Path) -> None:
-    from msplit.schedule.plan import planfile
+    from msplit.schedule import planfile
 
     msplit.emit(towers, "plan", tmp_path / "plan.json")
     assert json.loads((tmp_path / "plan.json").read_text()) == planfile.dump(towers.plan, towers.flat)

@@ -7,7 +7,7 @@ import pytest
 
 from msplit import api, formats
 from msplit.assignment.defaults import settle
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.run.tuning import write
 from tests.cli.runner import SAMPLES, fine
 

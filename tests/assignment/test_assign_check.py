@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 
 from msplit import formats, rules
 from msplit.api import assign, load, save, strip
-from msplit.checks import Severity, check
+from msplit.checks import check
+from msplit.checks.finding import Severity
 from msplit.cost import profile as profiles
 from msplit.cost import profile_file
 from msplit.cost.costs import Constants
-from msplit.cost.profile import Shape
+from msplit.cost.profile import InputShape
 from msplit.errors import AssignError
-from msplit.formats import STREAM_ID
-from msplit.formats import record as records
-from msplit.opset import proto
+from msplit.formats import model as records
+from msplit.formats.model import STREAM_ID
+from msplit.opset import schema
 from tests import strategies
 from tests.campaign import campaign
 from tests.cli.runner import SAMPLES, fine, msplit
@@ -69,7 +70,7 @@ def test_of_a_large_sample(model, ruleset, tmp_path):
 @st.composite
 def training_graphs(draw):
     """What `dynamic_rnn` and its gradients come to: towers of loops that write arrays, and loops that read them backwards."""
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     graph.versions.producer = 1395
 
     def node(name, op, *inputs, **types):
@@ -352,18 +353,18 @@ def test_what_a_record_says_and_can_not_be_had_is_said_and_nothing_is_judged_by_
 def profile_of(path, batch):
     """A profile as `msplit profile` would write it, with one kernel that takes long."""
     flat = load(path)
-    inputs = {end.name: Shape(end.dtype, (batch, 64)) for end in flat.model.inputs}
+    inputs = {end.name: InputShape(end.dtype, (batch, 64)) for end in flat.model.inputs}
     node = next(name for name, op in zip(flat.graph.names, flat.graph.ops, strict=True) if op == "MatMul")
     return profiles.Profile(
         graph_hash=formats.structure_hash(flat.model),
         ops=profiles.op_counts(flat),
         inputs=inputs,
-        device=profiles.Device("NVIDIA H200"),
+        device=profiles.ProfiledDevice("NVIDIA H200"),
         precision="tf32",
         layout="none",
         constants=Constants(),
-        kernels=(profiles.Kernel("MatMul", (), 500.0, 0.5, 1e6),),
-        steps=(profiles.Step((node,), 0),),
+        kernels=(profiles.ProfiledKernel("MatMul", (), 500.0, 0.5, 1e6),),
+        steps=(profiles.ProfiledStep((node,), 0),),
     )
 
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from msplit import api, formats
-from msplit.analysis.rows import Rows, independent_rows
+from msplit.analysis.rows.proof import Rows, independent_rows
 from msplit.api import Replication
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.tensorflow.bundle import save
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import LoadError

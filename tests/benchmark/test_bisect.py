@@ -9,7 +9,7 @@ import pytest
 from msplit.benchmark.bisect import bisect
 from msplit.cli.main import run
 from msplit.engines.cuda.ir import lowering as registry
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.report import bisect as report
 from msplit.report import jsonio

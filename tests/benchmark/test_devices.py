@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.errors import MsplitError
 from msplit.inputs.make import feeds_for
 from msplit.run.request import RunRequest

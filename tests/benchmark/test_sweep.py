@@ -17,7 +17,7 @@ from msplit.report import bench_csv, jsonio
 from msplit.report import sweep as report
 from msplit.report.render import to_markdown
 from msplit.run.request import RunRequest
-from tests.assignment.test_kernels import QUICK
+from tests.assignment.test_plans import QUICK
 from tests.cli.runner import SAMPLES, fine, msplit
 from tests.report.test_html_page import Reader, data_of
 from tests.report.test_schemas import validate

@@ -17,8 +17,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.formats.cluster import parse
 from msplit.inputs.reference import Reference
-from msplit.verify.built import Variant
-from msplit.verify.results import Settings
+from msplit.verify.results import Settings, Variant
 from tests.inputs.graphs import flat_of, placeholder
 
 QUICK = Settings(duration=0.05, warmup=0.005, min_rounds=10, burst=0.0, builds=1)

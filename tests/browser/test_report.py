@@ -12,11 +12,12 @@ import pytest
 
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.report.html import Finding, Page, render
 from msplit.report.html.build import page as build_page
-from msplit.rules import Context, load
+from msplit.report.html.page import Finding, Page, render
+from msplit.rules import load
+from msplit.rules.base import RuleContext
 from msplit.schedule.bounds import bounds
-from msplit.schedule.predict import predict
+from msplit.schedule.judge import predict
 from tests.browser.conftest import Opened, axe_core
 from tests.graphs import build, parse
 
@@ -288,7 +289,7 @@ def test_opening_more_and_more_closes_what_was_opened_first(opened: Open, tmp_pa
 
 def test_a_shipped_rule_set_explains_itself_in_the_report(opened: Open, tmp_path: Path):
     flat, costs = parse(TOWERS)
-    assert Context(flat, costs, load("default").streams).streams >= 2
+    assert RuleContext(flat, costs, load("default").streams).streams >= 2
     path = tmp_path / "report.html"
     path.write_text(render(build_page(flat, costs, ruleset="default")), "utf-8")
     found = opened(path)

@@ -2,13 +2,16 @@
 
 import numpy as np
 
-from msplit.checks import CheckSettings, Limits, Subject, examine
+from msplit.checks import examine
+from msplit.checks.finding import CheckSettings, Thresholds
+from msplit.checks.subject import Subject
 from msplit.core.dag import Dag
-from msplit.cost import estimate, infer
-from msplit.flatten import flatten
+from msplit.cost import estimate
+from msplit.flatten.build import flatten
 from msplit.rules import parse as parse_rules
-from msplit.schedule.plan import planfile
-from msplit.schedule.plan.plan import make_plan, record_order
+from msplit.schedule import planfile
+from msplit.schedule.plan import make_plan, record_order
+from msplit.shapes.infer import infer
 from tests.flatten import graphdefs
 from tests.graphs import parse
 
@@ -16,11 +19,11 @@ from tests.graphs import parse
 def report(graph, code="MS", *, rules=None, plan=None, against=None, streams=None, folder=None, **settings):
     """The report of the checks of a code on a graph: text as in tests/graphs.py, or (flat graph, costs).
 
-    `rules` is the text of a rules file, `against` another graph, `settings` are fields of `CheckSettings` and of `Limits`.
+    `rules` is the text of a rules file, `against` another graph, `settings` are fields of `CheckSettings` and of `Thresholds`.
     """
     flat, costs = parse(graph) if isinstance(graph, str) else graph
-    limits = {key: settings.pop(key) for key in list(settings) if key in Limits.__dataclass_fields__}
-    chosen = CheckSettings(**{"select": (code,), **settings}, streams=streams, limits=Limits(**limits))
+    limits = {key: settings.pop(key) for key in list(settings) if key in Thresholds.__dataclass_fields__}
+    chosen = CheckSettings(**{"select": (code,), **settings}, streams=streams, limits=Thresholds(**limits))
     ruleset = None if rules is None else parse_rules(rules, "rules.yaml", folder=folder, streams=streams)
     if against is not None:
         against = (parse(against)[0] if isinstance(against, str) else against).model

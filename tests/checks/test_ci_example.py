@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from msplit.checks import CHECKS
+from msplit.checks.run import CHECKS
 from tests.campaign import campaign
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,12 @@ import pytest
 
 import msplit
 from msplit import cost, formats, rules
-from msplit.checks import CHECKS, CheckSettings
+from msplit.checks.finding import CheckSettings
+from msplit.checks.run import CHECKS
 from msplit.cli.main import run
-from msplit.flatten import flatten, to_ids
-from msplit.schedule.plan import planfile
+from msplit.flatten.build import flatten
+from msplit.flatten.flat import to_ids
+from msplit.schedule import planfile
 from tests.checks.harness import dumps
 from tests.checks.test_reports import CHECK_SCHEMA, SARIF_SCHEMA
 

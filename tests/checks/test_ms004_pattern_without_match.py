@@ -1,6 +1,8 @@
 from dataclasses import replace
 
-from msplit.checks import CheckSettings, Subject, examine
+from msplit.checks import examine
+from msplit.checks.finding import CheckSettings
+from msplit.checks.subject import Subject
 from msplit.rules import load
 from tests.checks.harness import found, rules_of
 from tests.graphs import parse

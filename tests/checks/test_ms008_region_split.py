@@ -1,6 +1,7 @@
 import msplit.formats
-from msplit.cost import estimate, infer
-from msplit.flatten import flatten
+from msplit.cost import estimate
+from msplit.flatten.build import flatten
+from msplit.shapes.infer import infer
 from tests.checks.harness import found, read
 
 COND = """

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.analysis.paths import Paths
+from msplit.analysis.colocation import Paths
 from tests.checks.harness import found, read
 from tests.graphs import build
 

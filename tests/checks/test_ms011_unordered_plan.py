@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from msplit.checks.ms011_unordered_plan import loose_ends
 from msplit.core.dag import Dag
-from msplit.schedule.plan import planfile
-from msplit.schedule.plan.plan import make_plan, record_order
+from msplit.schedule import planfile
+from msplit.schedule.plan import make_plan, record_order
 from tests.campaign import examples
 from tests.checks.harness import dumps, found, plan_of, skipped
 from tests.graphs import build, parse

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from msplit.checks import CheckSettings, check
+from msplit.checks import check
+from msplit.checks.finding import CheckSettings
 from tests.checks.harness import found, read
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from msplit.schedule.plan.planfile import KernelGroup
+from msplit.schedule.planfile import KernelGroup
 from tests.checks.harness import found, plan_of, skipped
 from tests.graphs import parse
 

@@ -1,7 +1,8 @@
 from msplit import formats
 from msplit.api import assign, load, save
-from msplit.checks import CheckSettings, check
-from msplit.formats import record as records
+from msplit.checks import check
+from msplit.checks.finding import CheckSettings
+from msplit.formats import model as records
 
 SAMPLE = "sample_graphs/mmoe_small.pb"
 

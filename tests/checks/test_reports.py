@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from msplit.checks import CHECKS, Finding, Report, Reported, Severity
+from msplit.checks import Finding, Report
+from msplit.checks.finding import Severity
+from msplit.checks.run import CHECKS, Reported
 from msplit.report import ci, findings, jsonio, render
 from tests.checks.harness import plan_of, report, rules_of
 

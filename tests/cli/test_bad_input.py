@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from msplit.formats import atomic
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.cli.runner import SAMPLES, msplit, unchanged
 
 MMOE = SAMPLES / "mmoe_small.pb"
@@ -23,7 +23,7 @@ SHORT = ("--duration", "0.1", "--builds", "1")
 
 
 def graph_def(path: Path, *nodes: tuple[str, str, list[str]]) -> None:
-    message = proto.graph_pb2.GraphDef()
+    message = schema.graph_pb2.GraphDef()
     for name, op, inputs in nodes:
         message.node.add(name=name, op=op, input=inputs)
     path.write_bytes(message.SerializeToString())

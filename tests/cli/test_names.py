@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from msplit.cli import main, output
-from msplit.opset import proto
+from msplit.opset import schema
 from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, msplit
 from tests.fuzz import names
@@ -219,7 +219,7 @@ def test_what_is_emitted_is_read_again_as_it_was(tmp_path: Path) -> None:
 
     import yaml
 
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     body = graph.library.function.add()
     body.signature.name = "f"
     body.signature.input_arg.add(name="a", type=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from msplit import formats
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit
 
 
@@ -36,7 +36,7 @@ def test_tag_sets_and_signatures_are_listed_where_other_commands_ask_for_a_choic
 def test_the_graph_without_tags_can_be_chosen(tmp_path: Path) -> None:
     """As modules of TensorFlow Hub hold two, of which the one with dropout is tagged."""
     model = shutil.copytree(SAMPLES / "two_tags", tmp_path / "hub")
-    saved = proto.saved_model_pb2.SavedModel.FromString((model / "saved_model.pb").read_bytes())
+    saved = schema.saved_model_pb2.SavedModel.FromString((model / "saved_model.pb").read_bytes())
     for graph, tags in zip(saved.meta_graphs, ([], ["train"]), strict=True):
         graph.meta_info_def.tags[:] = tags
     (model / "saved_model.pb").write_bytes(saved.SerializeToString())
@@ -63,7 +63,7 @@ def test_functions_are_listed_with_what_they_take() -> None:
 
 
 def test_many_functions_are_cut_and_all_shows_them(tmp_path: Path) -> None:
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     graph.node.add(name="x", op="Placeholder").attr["dtype"].type = 1
     for number in range(25):
         graph.library.function.add().signature.name = f"f{number}"
@@ -82,7 +82,7 @@ def test_without_signatures_it_shows_what_other_commands_take(name: str) -> None
 
 
 def test_what_can_not_be_guessed_is_said_and_no_error(tmp_path: Path) -> None:
-    saved = proto.saved_model_pb2.SavedModel(saved_model_schema_version=1)
+    saved = schema.saved_model_pb2.SavedModel(saved_model_schema_version=1)
     meta = saved.meta_graphs.add()
     meta.graph_def.node.add(name="x", op="NoOp")
     meta.object_graph_def.nodes.add()
@@ -107,7 +107,7 @@ def test_what_is_no_model_is_one_message() -> None:
 
 
 def test_an_unknown_number_of_axes_is_told_from_one_axis_of_unknown_size(tmp_path: Path) -> None:
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     for name in ("one", "more"):
         node = graph.node.add(name=name, op="Placeholder")
         node.attr["dtype"].type = 1

@@ -1,4 +1,7 @@
-"""What the library's functions are given: whatever it is, what is wrong with it is one error of msplit's."""
+"""What the library's functions are given: whatever it is, what is wrong with it is one error of msplit's.
+
+How exactly a model is computed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.core.arguments import listed, number, path, whole
+from msplit.core.arguments import Precision, listed, number, path, whole
 from msplit.errors import MsplitError
 from msplit.run.request import RunRequest
 from msplit.serving.pool.settings import PoolSettings
@@ -54,3 +57,27 @@ def test_what_is_no_number_is_refused() -> None:
         with pytest.raises(MsplitError):
             number("x", value)
     assert whole("x", np.int64(3)) == 3
+
+
+def test_each_is_what_it_is_made_of():
+    for one in Precision:
+        assert Precision.read(str(one)) is one
+    assert [one.half for one in Precision] == ["bfloat16", "float16", "", ""]
+    assert [one.wide for one in Precision] == ["tf32", "tf32", "tf32", "ieee"]
+
+
+def test_the_coarsest_of_two_decides():
+    assert Precision.coarsest(Precision.IEEE, Precision.TF32) is Precision.TF32
+    assert Precision.coarsest(Precision.FP16, Precision.BF16, Precision.IEEE) is Precision.BF16
+
+
+def test_a_cpu_has_no_tf32():
+    assert [one.on(gpu=False) for one in Precision] == ["bf16", "fp16", "ieee", "ieee"]
+    assert [one.on(gpu=True) for one in Precision] == list(Precision)
+
+
+@pytest.mark.parametrize("name", ["half", "", None, 16])
+def test_another_name_is_refused(name):
+    with pytest.raises(MsplitError, match="there is no precision") as caught:
+        Precision.read(name)
+    assert "bf16, fp16, tf32, ieee" in str(caught.value.fix)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from msplit.core import validate as module
 from msplit.core.graph import BrokenInput, Edges, Function, FunctionRef, Graph
 from msplit.core.validate import Defect, verify
+from msplit.formats.decode import to_graph
 from msplit.formats.functions import Library
-from msplit.formats.graphdef import to_graph
-from msplit.opset import proto
+from msplit.opset import schema
 from tests import strategies
 from tests.campaign import examples
 
@@ -25,7 +25,7 @@ def graph_of(graph_def: Any) -> Graph:
 
 def graph(text: str, library: str = "") -> Graph:
     """A graph from lines ``name Op input input … | rest of the node in text format``."""
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     for line in filter(None, map(str.strip, text.splitlines())):
         head, _, rest = line.partition("|")
         name, op, *inputs = head.split()
@@ -334,7 +334,7 @@ def test_chain_of_a_hundred_thousand_nodes_is_no_problem() -> None:
 
 
 def test_functions_that_call_each_other_thousands_deep() -> None:
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     graph_def.node.add(name="x", op="Acme")
     graph_def.node.add(name="c", op="f0", input=["x"])
     for number in range(5000):

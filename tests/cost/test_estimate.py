@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from msplit.core.graph import Argument, Function, FunctionRef
-from msplit.cost import data_sheet, estimate, gpu_names, infer
-from msplit.cost.gpus import SM_BYTES_PER_CYCLE
-from msplit.cost.timing import ACCESS, REACHED, TILE_SETUP
+from msplit.cost import estimate
+from msplit.cost.gpus import ACCESS, REACHED, SM_BYTES_PER_CYCLE, TILE_SETUP, data_sheet, gpu_names
 from msplit.errors import MsplitError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
+from msplit.shapes.infer import infer
 from tests.shapes import tf_graphs
 from tests.shapes.small import Builder, costs_of
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msplit.cost import estimate, infer
+from msplit.cost import estimate
 from msplit.engines.cuda.options import EngineOptions
 from msplit.flatten.flat import Tensor
+from msplit.shapes.infer import infer
 from tests.shapes.small import Builder, costs_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from msplit.cli.options import GPUS
-from msplit.cost import data_sheet, gpu_names
+from msplit.cost.gpus import data_sheet, gpu_names
 from msplit.errors import MsplitError
 from tests.cli.runner import SAMPLES, fine, msplit
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from msplit.core.graph import Argument, Function, FunctionRef
-from msplit.cost import estimate, infer
+from msplit.cost import estimate
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.shapes import Shapes
+from msplit.shapes.infer import infer
 from tests.fuzz.limits import limited
 from tests.shapes.small import Builder
 

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from msplit.core.graph import Floats
-from msplit.cost import estimate, infer
+from msplit.cost import estimate
 from msplit.schedule.machine import Machine
+from msplit.shapes.infer import infer
 from tests.shapes.small import Builder
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "schedulers" / "costs.json.gz"

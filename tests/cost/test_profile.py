@@ -16,12 +16,21 @@ from hypothesis import strategies as st
 from msplit import api, formats
 from msplit.cost import profile_file
 from msplit.cost.costs import Constants
-from msplit.cost.profile import Device, Kernel, Profile, Shape, Step, apply, check, check_shapes
+from msplit.cost.profile import (
+    InputShape,
+    Profile,
+    ProfiledDevice,
+    ProfiledKernel,
+    ProfiledStep,
+    apply,
+    check,
+    check_shapes,
+)
 from msplit.errors import MsplitError
-from msplit.opset import proto
+from msplit.opset import schema
 from msplit.schedule.bounds import bounds
+from msplit.schedule.judge import predict
 from msplit.schedule.machine import Machine
-from msplit.schedule.predict import predict
 from tests.campaign import examples
 from tests.graphs import parse
 
@@ -47,23 +56,25 @@ H200 = Constants(
 )
 
 
-def kernel(time: float, share: float | None = 0.1, moved: float = 100.0) -> Kernel:
-    return Kernel("MatMul", (("float32", (2, 3), (3, 1)),), time, share, moved)
+def kernel(time: float, share: float | None = 0.1, moved: float = 100.0) -> ProfiledKernel:
+    return ProfiledKernel("MatMul", (("float32", (2, 3), (3, 1)),), time, share, moved)
 
 
-def made(steps: list[tuple[list[str], int]], kernels: list[Kernel], **fields) -> Profile:
+def made(steps: list[tuple[list[str], int]], kernels: list[ProfiledKernel], **fields) -> Profile:
     defaults = {
         "graph_hash": "0" * 64,
         "ops": {"MatMul": 1},
-        "inputs": {"x": Shape("float32", (2, 3))},
-        "device": Device("NVIDIA H200", 132, "580.1", "13.0", "2.11.0"),
+        "inputs": {"x": InputShape("float32", (2, 3))},
+        "device": ProfiledDevice("NVIDIA H200", 132, "580.1", "13.0", "2.11.0"),
         "precision": "tf32",
         "layout": "nhwc",
         "constants": H200,
         "made": {"msplit": "0.1.0"},
     }
     return Profile(
-        kernels=tuple(kernels), steps=tuple(Step(tuple(nodes), kind) for nodes, kind in steps), **{**defaults, **fields}
+        kernels=tuple(kernels),
+        steps=tuple(ProfiledStep(tuple(nodes), kind) for nodes, kind in steps),
+        **{**defaults, **fields},
     )
 
 
@@ -260,7 +271,7 @@ def test_files_that_are_no_text_or_not_there_are_named(tmp_path):
 
 def changed(tmp_path: Path, change) -> str:
     """The structure hash of a sample after a change of its GraphDef."""
-    graph = proto.graph_pb2.GraphDef.FromString((SAMPLES / "mmoe_small.pb").read_bytes())
+    graph = schema.graph_pb2.GraphDef.FromString((SAMPLES / "mmoe_small.pb").read_bytes())
     change(graph)
     (tmp_path / "changed.pb").write_bytes(graph.SerializeToString())
     return formats.structure_hash(formats.read(tmp_path / "changed.pb"))
@@ -340,7 +351,7 @@ def test_other_shapes_are_refused():
 
 
 def test_data_sheets_are_found_by_the_name_of_the_driver():
-    assert Device("NVIDIA H200", 132).sheet() == "h200"
-    assert Device("NVIDIA A100-SXM4-80GB", 108).sheet() == "a100"
-    assert Device("Tesla T4", 40).sheet() == "t4"
-    assert Device("NVIDIA GeForce RTX 4090", 128).sheet() is None
+    assert ProfiledDevice("NVIDIA H200", 132).sheet() == "h200"
+    assert ProfiledDevice("NVIDIA A100-SXM4-80GB", 108).sheet() == "a100"
+    assert ProfiledDevice("Tesla T4", 40).sheet() == "t4"
+    assert ProfiledDevice("NVIDIA GeForce RTX 4090", 128).sheet() is None

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.core.arguments import Precision
+from msplit.cost.profile import Workload
 from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions

@@ -7,9 +7,10 @@ Nodes are one a line or separated by ";": ``name:Op(inputs)@device[key=value, ..
 import re
 from pathlib import Path
 
-from msplit.formats import Model, read
+from msplit.formats import read
+from msplit.formats.model import Model
 from msplit.formats.tensors import _DTYPES
-from msplit.opset import proto
+from msplit.opset import schema
 
 TYPES = {name: number for number, name in _DTYPES.items()}
 NODE = re.compile(
@@ -19,7 +20,7 @@ NODE = re.compile(
 
 def function(name, args="", results="", body="", control="", stateful=False):
     """A FunctionDef: args ``a:float32``, results ``r:float32=node:output_arg:0``, control results ``node``, each list by commas."""
-    result = proto.function_pb2.FunctionDef()
+    result = schema.function_pb2.FunctionDef()
     result.signature.name = name
     result.signature.is_stateful = stateful
     for item in _items(args):
@@ -39,7 +40,7 @@ def function(name, args="", results="", body="", control="", stateful=False):
 
 def graph_def(body, *functions):
     """A GraphDef."""
-    result = proto.graph_pb2.GraphDef()
+    result = schema.graph_pb2.GraphDef()
     result.versions.producer = 1395
     _fill(result.node, body)
     result.library.function.extend(functions)

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from msplit.core.graph import CONTROL
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
-from msplit.opset import proto
+from msplit.opset import schema
 
 pytestmark = pytest.mark.tf
 
 
 def as_graph_def(view):
     """The flat view as a GraphDef: the NodeDefs of the file with flat names and inputs."""
-    result = proto.graph_pb2.GraphDef()
+    result = schema.graph_pb2.GraphDef()
     result.versions.CopyFrom(view.model.graph_def.versions)
     result.library.CopyFrom(view.model.graph_def.library)
     graph = view.graph
@@ -27,7 +27,7 @@ def as_graph_def(view):
                 if not key.startswith("_"):
                     made.attr[key].CopyFrom(value)
         elif made.op == "Identity":
-            made.attr["T"].type = proto.types_pb2.DataType.Value("DT_FLOAT")
+            made.attr["T"].type = schema.types_pb2.DataType.Value("DT_FLOAT")
         for edge in graph.in_edges(node):
             source, port = graph.names[graph.edges.src[edge]], graph.edges.port[edge]
             made.input.append(f"^{source}" if port == CONTROL else f"{source}:{port}")

@@ -8,8 +8,9 @@ import pytest
 
 from msplit.core.graph import CONTROL
 from msplit.errors import GraphError, LoadError
-from msplit.flatten import body, flatten, to_ids
 from msplit.flatten import calls as calls_module
+from msplit.flatten.build import body, flatten
+from msplit.flatten.flat import to_ids
 from msplit.formats import read
 from msplit.opset import schema
 from tests.flatten.graphdefs import function, model

@@ -6,7 +6,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.flatten import flatten, to_ids
+from msplit.flatten.build import flatten
+from msplit.flatten.flat import to_ids
 from tests.campaign import examples
 from tests.flatten.graphdefs import function, model
 

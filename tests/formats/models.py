@@ -6,8 +6,8 @@ from typing import Any
 from google.protobuf import text_format
 
 from msplit import formats
-from msplit.formats import Endpoint, Model
-from msplit.opset import proto
+from msplit.formats.model import Endpoint, Model
+from msplit.opset import schema
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 
@@ -17,7 +17,7 @@ PLACEHOLDER = 'attr { key: "dtype" value { type: DT_FLOAT } } attr { key: "shape
 
 def graph(text: str) -> Any:
     """A GraphDef from lines ``name Op input input …``; a line may end in text format for the rest of the node."""
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     for line in filter(None, map(str.strip, text.splitlines())):
         head, _, rest = line.partition("|")
         name, op, *inputs = head.split()
@@ -37,14 +37,14 @@ def names(ends: tuple[Endpoint, ...]) -> list[str]:
 
 
 def meta_graph(text: str) -> Any:
-    meta = proto.meta_graph_pb2.MetaGraphDef()
+    meta = schema.meta_graph_pb2.MetaGraphDef()
     meta.graph_def.CopyFrom(graph(text))
     meta.meta_info_def.tensorflow_version = "2.21.0"
     return meta
 
 
 def save(folder: Path, *metas: Any) -> Path:
-    saved = proto.saved_model_pb2.SavedModel(saved_model_schema_version=1)
+    saved = schema.saved_model_pb2.SavedModel(saved_model_schema_version=1)
     for meta in metas:
         saved.meta_graphs.add().CopyFrom(meta)
     (folder / "saved_model.pb").write_bytes(saved.SerializeToString())

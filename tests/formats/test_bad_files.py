@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msplit import formats
 from msplit.errors import GraphError, LoadError, MsplitError
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.formats.models import SAMPLES, graph, read
 
 
@@ -71,14 +71,14 @@ def test_text_with_inf_and_nan(tmp_path: Path) -> None:
 def test_large_text_warns_that_it_is_slow(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msplit.formats.source._SLOW_TEXT_BYTES", 10)
+    monkeypatch.setattr("msplit.formats.sniffer._SLOW_TEXT_BYTES", 10)
     (tmp_path / "m").write_text('node { name: "a" op: "NoOp" }')
     formats.read(tmp_path / "m")
     assert "takes a while" in caplog.text
 
 
 def test_graph_without_nodes_is_an_error(tmp_path: Path) -> None:
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     graph_def.versions.producer = 21
     with pytest.raises(LoadError, match="no nodes"):
         read(tmp_path, graph_def)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from msplit.errors import LoadError, MsplitError
 from msplit.formats.bundle import Checkpoint, masked_crc
-from msplit.opset import proto
+from msplit.opset import schema
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
@@ -56,14 +56,14 @@ def table(blocks: list[bytes], *, compression: int = 0) -> bytes:
 def entry(dtype: int, shape: list[int], offset: int, data: bytes, **fields: Any) -> bytes:
     """The entry of a tensor; `data` is what its checksum is of, unless a size says that it is stored otherwise."""
     fields = {"size": len(data), "crc32c": masked_crc(data), **fields}
-    message = proto.tensor_bundle_pb2.BundleEntryProto(dtype=dtype, offset=offset, **fields)
+    message = schema.tensor_bundle_pb2.BundleEntryProto(dtype=dtype, offset=offset, **fields)
     for dim in shape:
         message.shape.dim.add(size=dim)
     return message.SerializeToString()
 
 
 def header(**fields: Any) -> tuple[bytes, bytes]:
-    return b"", proto.tensor_bundle_pb2.BundleHeaderProto(**{"num_shards": 1, **fields}).SerializeToString()
+    return b"", schema.tensor_bundle_pb2.BundleHeaderProto(**{"num_shards": 1, **fields}).SerializeToString()
 
 
 LENGTHS = summed(b"\1\0\0\0\2\0\0\0")[-4:]

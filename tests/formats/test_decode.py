@@ -12,18 +12,18 @@ from msplit.core.graph import FunctionRef, TensorValue
 from msplit.errors import LoadError
 from msplit.formats import decode
 from msplit.formats.tensors import tensor_value
-from msplit.opset import proto
+from msplit.opset import schema
 
 
 def tensor(dtype: int, shape: list[int], **fields: Any) -> TensorValue:
-    message = proto.tensor_pb2.TensorProto(dtype=dtype, **fields)
+    message = schema.tensor_pb2.TensorProto(dtype=dtype, **fields)
     for size in shape:
         message.tensor_shape.dim.add(size=size)
     return tensor_value(message)
 
 
 def attr(fill: Callable[[Any], Any]) -> Any:
-    node = proto.node_def_pb2.NodeDef()
+    node = schema.node_def_pb2.NodeDef()
     fill(node.attr["x"])
     return decode.NodeAttrs(node.attr)["x"]
 
@@ -76,7 +76,7 @@ def test_functions_and_tensors_in_attributes() -> None:
 
 
 def test_asking_for_an_attribute_does_not_add_it_to_the_message() -> None:
-    node = proto.node_def_pb2.NodeDef()
+    node = schema.node_def_pb2.NodeDef()
     node.attr["b"].i = 1
     node.attr["a"].i = 2
     attrs = decode.NodeAttrs(node.attr)
@@ -94,7 +94,7 @@ def test_asking_for_an_attribute_does_not_add_it_to_the_message() -> None:
 
 
 def test_attribute_table_is_a_sequence() -> None:
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     for number in range(3):
         graph.node.add(name=str(number), op="Op").attr["n"].i = number
     graph.node[1].attr["mark"].b = True
@@ -128,7 +128,7 @@ ATTRIBUTES = st.sampled_from(
 
 
 def test_the_order_in_which_attributes_were_set_makes_no_kind() -> None:
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     keys = [f"key_{number}" for number in range(40)]
     for order in (keys, keys[::-1], keys[20:] + keys[:20]):
         node = graph.node.add(op="A")
@@ -139,7 +139,7 @@ def test_the_order_in_which_attributes_were_set_makes_no_kind() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["A", "B"]), st.lists(ATTRIBUTES, max_size=3)), max_size=12))
 def test_nodes_of_a_kind_are_equal_but_for_constants(nodes: list[tuple[str, list[tuple[str, str, Any]]]]) -> None:
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     for op, attributes in nodes:
         node = graph.node.add(op=op)
         for key, kind, value in attributes:
@@ -264,7 +264,7 @@ def test_huge_constant_of_one_value_takes_no_memory() -> None:
 
 
 def test_unknown_rank_is_refused_on_load() -> None:
-    message = proto.tensor_pb2.TensorProto(dtype=1)
+    message = schema.tensor_pb2.TensorProto(dtype=1)
     message.tensor_shape.unknown_rank = True
     with pytest.raises(LoadError, match="shape"):
         tensor_value(message).load()

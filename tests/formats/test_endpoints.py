@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from msplit.errors import LoadError
-from msplit.formats import Endpoint
+from msplit.formats.model import Endpoint
 from tests.formats.models import FLOAT, PLACEHOLDER, graph, names, read
 
 

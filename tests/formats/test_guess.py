@@ -5,9 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from msplit.flatten import flatten
-from msplit.formats import left_out_text
-from msplit.formats.guess import guessed
+from msplit.flatten.build import flatten
+from msplit.formats.guess import guessed, left_out_text
 from msplit.inputs.make import make_inputs
 from tests.formats.foreign import WANTED, built
 from tests.formats.models import FLOAT, PLACEHOLDER, graph, names, read

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from msplit.benchmark.benchmark import bench
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.shapes import infer
 from msplit.verify.results import Settings
 from tests.cli.runner import msplit

@@ -7,8 +7,8 @@ from google.protobuf import text_format
 
 from msplit import formats
 from msplit.errors import LoadError
-from msplit.formats import Endpoint
-from msplit.opset import proto
+from msplit.formats.model import Endpoint
+from msplit.opset import schema
 from tests.formats.models import FLOAT, PLACEHOLDER, SAMPLES, meta_graph, names, read, save, signatures
 
 
@@ -144,7 +144,7 @@ def test_saved_model_without_graphs_or_nodes_or_signatures(tmp_path: Path) -> No
     save(tmp_path)
     with pytest.raises(LoadError, match="holds no graph"):
         formats.read(tmp_path)
-    save(tmp_path, proto.meta_graph_pb2.MetaGraphDef())
+    save(tmp_path, schema.meta_graph_pb2.MetaGraphDef())
     with pytest.raises(LoadError, match="has no nodes"):
         formats.read(tmp_path)
     # TensorFlow 1: sinks. TensorFlow 2: the top graph holds only a saver.

@@ -8,8 +8,9 @@ from google.protobuf import text_format
 
 from msplit import formats
 from msplit.errors import LoadError
-from msplit.formats import Model, restore
+from msplit.formats import restore
 from msplit.formats.bundle import Checkpoint
+from msplit.formats.model import Model
 from msplit.opset.traits import VARIABLES
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"

@@ -8,22 +8,23 @@ import pytest
 
 from msplit import formats
 from msplit.errors import LoadError
-from msplit.formats import Format, source, wire
+from msplit.formats import wire
+from msplit.formats.model import Format
 from msplit.formats.sniffer import main_file
-from msplit.opset import proto
+from msplit.opset import schema
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 
 
 def graph_def(*names: str) -> bytes:
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     for name in names or ("a",):
         graph.node.add(name=name, op="NoOp")
     return graph.SerializeToString()
 
 
 def meta_graph(**info: str) -> bytes:
-    meta = proto.meta_graph_pb2.MetaGraphDef()
+    meta = schema.meta_graph_pb2.MetaGraphDef()
     meta.graph_def.MergeFromString(graph_def())
     for key, value in info.items():
         setattr(meta.meta_info_def, key, value)
@@ -31,7 +32,7 @@ def meta_graph(**info: str) -> bytes:
 
 
 def saved_model() -> bytes:
-    saved = proto.saved_model_pb2.SavedModel(saved_model_schema_version=1)
+    saved = schema.saved_model_pb2.SavedModel(saved_model_schema_version=1)
     saved.meta_graphs.add().MergeFromString(meta_graph())
     return saved.SerializeToString()
 
@@ -41,7 +42,7 @@ def saved_model() -> bytes:
     [
         (graph_def("a"), Format.GRAPH_DEF),
         (graph_def("a", "b"), Format.GRAPH_DEF),
-        (proto.graph_pb2.GraphDef(version=21).SerializeToString() + graph_def(), Format.GRAPH_DEF),
+        (schema.graph_pb2.GraphDef(version=21).SerializeToString() + graph_def(), Format.GRAPH_DEF),
         (meta_graph(), Format.META_GRAPH),
         (meta_graph(tensorflow_version="2.21.0"), Format.META_GRAPH),
         (meta_graph(meta_graph_version="v1"), Format.META_GRAPH),
@@ -61,7 +62,7 @@ def test_content_decides_and_the_ending_does_not(tmp_path: Path, data: bytes, ki
 
 
 def test_graph_with_only_a_library_is_a_graph_def(tmp_path: Path) -> None:
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     function = graph.library.function.add()
     function.signature.name = "f"
     function.node_def.add(name="a", op="NoOp")
@@ -81,7 +82,7 @@ def test_saved_model_is_a_folder_or_its_main_file(tmp_path: Path, name: str) -> 
 
 
 def test_saved_model_without_schema_version_is_known_by_its_graphs(tmp_path: Path) -> None:
-    saved = proto.saved_model_pb2.SavedModel()
+    saved = schema.saved_model_pb2.SavedModel()
     saved.meta_graphs.add().MergeFromString(meta_graph())
     (tmp_path / "saved_model.pb").write_bytes(saved.SerializeToString())
     assert formats.sniff(tmp_path) is Format.SAVED_MODEL
@@ -217,7 +218,7 @@ def test_file_over_two_gib_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.pb"
     with path.open("wb") as file:
         file.write(graph_def())
-        file.truncate(source.MAX_BYTES + 1)  # sparse: takes no space
+        file.truncate(wire.MAX_BYTES + 1)  # sparse: takes no space
     with pytest.raises(LoadError, match=r"2,147,483,648 bytes(.|\n)*SavedModel"):
         formats.read(path)
 

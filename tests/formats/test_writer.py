@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from msplit import formats
 from msplit.errors import LoadError, MsplitError, WriteError
-from msplit.formats import STREAM_ID, Format, Model, writer
-from msplit.opset import proto
+from msplit.formats import writer
+from msplit.formats.model import STREAM_ID, Format, Model
+from msplit.opset import schema
 from tests import strategies
 from tests.campaign import examples
 from tests.cli.runner import msplit
@@ -130,9 +131,9 @@ def test_an_id_that_is_not_there_can_be_removed(tmp_path: Path) -> None:
 
 
 def test_unknown_fields_are_kept(tmp_path: Path) -> None:
-    node = proto.node_def_pb2.NodeDef(name="a", op="NoOp")
+    node = schema.node_def_pb2.NodeDef(name="a", op="NoOp")
     node.MergeFromString(b"\xa2\x3e\x05hello")  # field 1000
-    graph_def = proto.graph_pb2.GraphDef(node=[node])
+    graph_def = schema.graph_pb2.GraphDef(node=[node])
     graph_def.MergeFromString(b"\xa8\x3e\x07")  # field 1001
     (tmp_path / "m").write_bytes(graph_def.SerializeToString())
     model = formats.read(tmp_path / "m")
@@ -196,7 +197,7 @@ def test_text_formats_of_meta_graph_and_saved_model(tmp_path: Path) -> None:
 
 
 def test_id_of_another_type_is_replaced(tmp_path: Path) -> None:
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     graph_def.node.add(name="a", op="NoOp").attr[STREAM_ID].s = b"zero"
     (tmp_path / "m").write_bytes(graph_def.SerializeToString())
     report = formats.write(formats.read(tmp_path / "m"), {(None, "a"): 0}, tmp_path / "out")
@@ -349,7 +350,7 @@ def test_hash_changes_with_anything_but_ids_and_versions(tmp_path: Path) -> None
     assert len(original) == 64
 
     def changed(edit: Any) -> str:
-        copy = proto.graph_pb2.GraphDef()
+        copy = schema.graph_pb2.GraphDef()
         copy.CopyFrom(graph_def)
         edit(copy)
         return hash_of(tmp_path, copy)
@@ -435,7 +436,7 @@ def test_tensorflow_takes_generated_graphs_that_pass_the_verifier(tmp_path: Path
     def imports(data: bytes) -> bool:
         with tf.Graph().as_default():
             try:
-                tf.import_graph_def(proto.graph_pb2.GraphDef.FromString(data), name="")
+                tf.import_graph_def(schema.graph_pb2.GraphDef.FromString(data), name="")
             except ValueError:
                 return False
         return True
@@ -451,13 +452,13 @@ def test_tensorflow_takes_generated_graphs_that_pass_the_verifier(tmp_path: Path
         return True
 
     def node(name: str, *inputs: str, op: str = "Relu", **attrs: Any) -> Any:
-        made = proto.node_def_pb2.NodeDef(name=name, op=op, input=inputs)
+        made = schema.node_def_pb2.NodeDef(name=name, op=op, input=inputs)
         made.attr["T"].type = 1
         for key, value in attrs.items():
             made.attr[key].list.s.append(value)
         return made
 
-    x = proto.node_def_pb2.NodeDef(name="x", op="Placeholder")
+    x = schema.node_def_pb2.NodeDef(name="x", op="Placeholder")
     x.attr["dtype"].type = 1
     cases = [
         [node("a", "x")], [node("a", "x:0")], [node("a", "x:1")], [node("a", "gone")], [node("a", "^gone")], [node("a")],
@@ -468,7 +469,7 @@ def test_tensorflow_takes_generated_graphs_that_pass_the_verifier(tmp_path: Path
         [node("", "x")], [node("a\\b", "x")],
     ]  # fmt: skip
     for nodes in cases:
-        data = proto.graph_pb2.GraphDef(node=[x, *nodes]).SerializeToString()
+        data = schema.graph_pb2.GraphDef(node=[x, *nodes]).SerializeToString()
         assert reads(data) == imports(data), nodes
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from unittest import mock
 
 from msplit.cli import main
-from msplit.formats import file_kinds
 from tests.fuzz.limits import TooSlow, limited
 
 SAMPLE = Path(__file__).parents[2] / "sample_graphs" / "cond_v1.pb"
@@ -141,7 +140,7 @@ def _run(case: Case, folder: Path) -> Result:
     os.chdir(folder)
     try:
         with (
-            mock.patch.object(file_kinds, "PATIENCE", 0.02),
+            mock.patch("msplit.formats.files.PATIENCE", 0.02),
             limited(SECONDS * case.scale, MEGABYTES * case.scale, slack=3.0) as used,
         ):
             for arguments in (

@@ -23,7 +23,7 @@ import yaml
 from markdown_it import MarkdownIt  # comes with rich
 
 from msplit.cli import main
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.fuzz.case import Result
 from tests.hostile import COMMAND, HIDDEN, NAMES
 
@@ -61,7 +61,7 @@ class Graph:
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.message = proto.graph_pb2.GraphDef()
+        self.message = schema.graph_pb2.GraphDef()
         self.message.versions.producer = 1087
         self.names: list[str] = []
         self.function: Any = None
@@ -207,7 +207,7 @@ def make(seed: int) -> Attack:
 
 
 def _saved(graph: Graph) -> bytes:
-    meta = proto.meta_graph_pb2.MetaGraphDef()
+    meta = schema.meta_graph_pb2.MetaGraphDef()
     meta.graph_def.CopyFrom(graph.message)
     meta.meta_info_def.tags.append(graph.random.choice(["serve", "serve", graph.evil()]))
     for _ in range(graph.random.choice([0, 1, 1, 2])):
@@ -216,7 +216,7 @@ def _saved(graph: Graph) -> bytes:
             info = side[graph.random.choice(["x", graph.evil()])]
             info.name = f"{name}:0"
             info.dtype = FLOAT
-    saved = proto.saved_model_pb2.SavedModel(saved_model_schema_version=1)
+    saved = schema.saved_model_pb2.SavedModel(saved_model_schema_version=1)
     saved.meta_graphs.add().CopyFrom(meta)
     return bytes(saved.SerializeToString())
 

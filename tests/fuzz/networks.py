@@ -105,10 +105,10 @@ def _train(case: Divided) -> str:
 def _built(case: Divided, one: Any, outputs: tuple[str, ...], state: dict[str, Any]) -> tuple[Any, Any, str]:
     """What runs it, what it is fed, and what is wrong with its plan."""
     from msplit.engines.cuda.engine import ENGINE
-    from msplit.opset import proto
+    from msplit.opset import schema
     from tests.engines.cuda.cases import flat_of, job, scattered
 
-    flat = flat_of(proto.graph_pb2.GraphDef.FromString(one.graph), outputs=outputs)
+    flat = flat_of(schema.graph_pb2.GraphDef.FromString(one.graph), outputs=outputs)
     feeds = {tensor.name: one.feeds[tensor.name] for tensor in flat.inputs}
     count = case.gpus * case.streams
     split = tuple(range(case.gpus)) if case.gpus > 1 else ()
@@ -125,7 +125,7 @@ def _proved(program: Any, plan: Any, random: Random) -> str:
     """What the second checker says of a plan, or does not say of what it should refuse."""
     import numpy as np
 
-    from msplit.schedule.plan.check import check
+    from msplit.schedule.plan_check import check
 
     found = [*check(plan, program.dag), *check(plan, program.conflicts())]
     if found:

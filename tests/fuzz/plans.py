@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 from msplit.cli import main
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.fuzz.case import Result
 from tests.fuzz.damage import damaged
 
@@ -77,7 +77,7 @@ class Planned:
     @property
     def model(self) -> bytes:
         """The GraphDef. Nodes are `n0`, `n1`, …; `x` is what those read that read nothing."""
-        graph = proto.graph_pb2.GraphDef()
+        graph = schema.graph_pb2.GraphDef()
         given = graph.node.add(name="x", op="Placeholder")
         given.attr["dtype"].type = 1
         for _ in range(2):
@@ -101,7 +101,7 @@ class Planned:
 
     def kernels(self, written: bytes) -> dict[str, tuple[list[str], int]]:
         """By the names that msplit gives kernels what each reads, and its id in the model that was written."""
-        graph = proto.graph_pb2.GraphDef.FromString(written)
+        graph = schema.graph_pb2.GraphDef.FromString(written)
         ids = {node.name: node.attr["_stream_id"].i for node in graph.node}
         inside = {
             f.signature.name: {n.name: n.attr["_stream_id"].i for n in f.node_def} for f in graph.library.function

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from msplit.formats.decode import NodeAttrs
-from msplit.opset import proto, schema
+from msplit.opset import schema
 from tests.fuzz.case import Case
 
 OPS: list[str] = sorted(json.loads((Path(schema.__file__).parent / "data" / "ops.json").read_bytes())["ops"])
@@ -273,7 +273,7 @@ def make(seed: int) -> Case:
     random = Random(f"structure:{seed}")
     maker = Maker(random, clean=random.random() < 0.75)
     kind = random.choice(["graph", "graph", "graph", "meta", "saved"])
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     maker.graph(graph_def)
     options = ("--rules", random.choice(["default", "recsys", "rnn", "vision", "auto", "auto"])) + (
         ("--wrap",) if random.random() < 0.6 else ()
@@ -281,7 +281,7 @@ def make(seed: int) -> Case:
     name = f"structure:{seed}"
     if kind == "graph":
         return Case(name, graph_def.SerializeToString(), assign=options)
-    meta = proto.meta_graph_pb2.MetaGraphDef()
+    meta = schema.meta_graph_pb2.MetaGraphDef()
     meta.graph_def.CopyFrom(graph_def)
     meta.meta_info_def.tags.append("serve")
     nodes = [node.name for node in graph_def.node]
@@ -295,6 +295,6 @@ def make(seed: int) -> Case:
                 maker.shape(info.tensor_shape)
     if kind == "meta":
         return Case(name, meta.SerializeToString(), assign=options)
-    saved = proto.saved_model_pb2.SavedModel(saved_model_schema_version=1)
+    saved = schema.saved_model_pb2.SavedModel(saved_model_schema_version=1)
     saved.meta_graphs.add().CopyFrom(meta)
     return Case(name, saved.SerializeToString(), saved=True, assign=options)

@@ -90,8 +90,8 @@ def test_the_first_case_is_not_charged_with_imports() -> None:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("msplit.schedule.plan.check._recorded_late", "waits for what is recorded later"),
-        ("msplit.schedule.plan.check._compare", "does not wait for"),
+        ("msplit.schedule.plan_check._recorded_late", "waits for what is recorded later"),
+        ("msplit.schedule.plan_check._compare", "does not wait for"),
         ("msplit.checks.ms011_unordered_plan.loose_ends", "the step"),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_number_that_becomes_infinite_is_noticed(tmp_path: Path, monkeypatch: 
     assert count
     case = replace(case, data=data, valid=False)
     assert requests.run(case, tmp_path).problem == ""
-    monkeypatch.setattr("msplit.inputs.json_values._is_infinite", lambda values: np.zeros(values.shape, bool))
+    monkeypatch.setattr("msplit.inputs.files._is_infinite", lambda values: np.zeros(values.shape, bool))
     assert "became infinite" in requests.run(case, tmp_path).problem
 
 
@@ -172,7 +172,7 @@ def test_networks_are_divided_and_trained(tmp_path: Path, monkeypatch: pytest.Mo
     assert {case.gpus for case in cases} == {1, 2, 3, 4}
     divided = next(case for case in cases if not case.trains)
     trains = next(case for case in cases if case.trains)
-    monkeypatch.setattr("msplit.schedule.plan.check.check", lambda *_: [])
+    monkeypatch.setattr("msplit.schedule.plan_check.check", lambda *_: [])
     assert "is taken, too" in networks.run(divided, tmp_path).problem
     monkeypatch.undo()
     one = training(trains.seed)

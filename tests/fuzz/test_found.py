@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msplit.cli import main
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.fuzz.case import Case, run
 
 RULES = "version: 1\nstreams: 4\nrules:\n"
@@ -19,7 +19,7 @@ RULES = "version: 1\nstreams: 4\nrules:\n"
 
 def graph(*nodes: tuple[str, str, list[str], dict[str, Callable[[Any], None]]]) -> bytes:
     """A GraphDef of (name, op, inputs, attributes); an attribute is a function that fills in an AttrValue."""
-    message = proto.graph_pb2.GraphDef()
+    message = schema.graph_pb2.GraphDef()
     for name, op, inputs, attrs in nodes:
         node = message.node.add(name=name, op=op, input=inputs)
         for key, fill in attrs.items():
@@ -179,7 +179,7 @@ def test_what_assign_writes_can_be_checked_where_the_engine_is_there(name: str, 
 
 
 def test_a_thousand_inputs_that_name_one_output_of_a_node_with_a_million_sizes(tmp_path: Path) -> None:
-    message = proto.graph_pb2.GraphDef()
+    message = schema.graph_pb2.GraphDef()
     function = message.library.function.add()
     function.signature.name = "f"
     node = function.node_def.add(name="n", op="Unpack")
@@ -194,7 +194,7 @@ def test_a_thousand_inputs_that_name_one_output_of_a_node_with_a_million_sizes(t
 
 
 def test_a_thousand_inputs_that_name_outputs_of_a_call_that_has_ten_thousand(tmp_path: Path) -> None:
-    message = proto.graph_pb2.GraphDef()
+    message = schema.graph_pb2.GraphDef()
     for name in ("f", "g"):
         message.library.function.add().signature.name = name
     for number in range(10_000):
@@ -241,7 +241,7 @@ def test_rules_from_a_device_that_never_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 400, "NaN", "1e999", "true"])
 def test_numbers_of_a_profile_that_no_float_holds(value: str) -> None:
     from msplit.errors import MsplitError
-    from msplit.formats.text import JsonValue
+    from msplit.formats.files import JsonValue
 
     with pytest.raises(MsplitError, match="is not"):
         JsonValue(json.loads(value), "profile", "profile.json", "write it again", "clock").number()

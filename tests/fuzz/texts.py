@@ -212,7 +212,7 @@ def settings(random: Random) -> tuple[str, bytes]:
 @cache
 def _plan() -> Any:
     from msplit import api
-    from msplit.schedule.plan import planfile
+    from msplit.schedule import planfile
 
     flat = api.load(MODEL)
     return planfile.dump(api.assign(flat).plan, flat)

@@ -72,15 +72,15 @@ def make(path: Path, seconds: float, first: int, most_bytes: int) -> None:
 
 def _answered(seed: int) -> dict[str, Any]:
     """A network with what TensorFlow answers, how far rounding carries that, and how far rounding to coarser types puts it."""
-    from msplit.core.precision import Precision
-    from msplit.opset import proto
+    from msplit.core.arguments import Precision
+    from msplit.opset import schema
     from msplit.verify.mixed_precision import emulated_errors
     from tests.engines.cuda.cases import flat_of, job
     from tests.networks import answers, network, tolerances
 
     one = network(seed)
     expected = answers(one)
-    flat = flat_of(proto.graph_pb2.GraphDef.FromString(one.graph), outputs=one.outputs)
+    flat = flat_of(schema.graph_pb2.GraphDef.FromString(one.graph), outputs=one.outputs)
     names = dict(zip(one.outputs, (tensor.name for tensor in flat.outputs), strict=True))
     own = job(flat, {tensor.name: one.feeds[tensor.name] for tensor in flat.inputs})
     rounding = {
@@ -239,10 +239,10 @@ def work(args: argparse.Namespace) -> None:
 
 
 def _loaded(case: dict[str, Any]) -> dict[str, Any]:
-    from msplit.opset import proto
+    from msplit.opset import schema
     from tests.engines.cuda.cases import flat_of
 
-    graph = proto.graph_pb2.GraphDef.FromString(case["graph"])
+    graph = schema.graph_pb2.GraphDef.FromString(case["graph"])
     flat = flat_of(graph, outputs=case["outputs"])
     return {**case, "flat": flat, "feeds": {tensor.name: case["feeds"][tensor.name] for tensor in flat.inputs}}
 
@@ -257,7 +257,7 @@ def run_network(case: dict[str, Any], mode: str, precision: str, streams: int, d
     """Two steps of a network. "" where they give what TensorFlow gives; otherwise what is wrong."""
     import torch
 
-    from msplit.core.precision import Precision
+    from msplit.core.arguments import Precision
     from msplit.engines.cuda.autotune.tuner import Tuner
     from msplit.engines.cuda.engine import ENGINE
     from msplit.engines.cuda.options import Torture

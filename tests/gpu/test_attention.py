@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda.autotune.tuner import differ
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.graph import Op

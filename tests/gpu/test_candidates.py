@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.engines.cuda.cases import flat_of, options_of
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,7 @@ SIZES = [(8, 20, True), (64, 10_000, True), (8192, 1_000_000, True), (100, 50, F
 
 
 def graph_of(kind: str) -> tuple[Any, list[str]]:
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
     fed = graph.node.add(name="true", op="Placeholder")
     fed.attr["dtype"].type = 9  # int64
     for size in (4, 2):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.engine import ENGINE, CudaEngine

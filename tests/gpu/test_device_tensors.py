@@ -15,7 +15,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_numpy, to_torch
 from msplit.errors import EngineError
 from msplit.inputs.make import make_inputs
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.engines.cuda.cases import flat_of, job
 
 pytestmark = pytest.mark.gpu
@@ -172,7 +172,7 @@ TYPES = {"float32": 1, "float64": 2, "uint8": 4, "int64": 9, "bool": 10, "bfloat
 
 def twice(dtype, rows, device="cuda", outputs=("y", "x")):
     """An executable that gives its input as it is, and two of it, one below the other."""
-    made = proto.graph_pb2.GraphDef()
+    made = schema.graph_pb2.GraphDef()
     x = made.node.add(op="Placeholder", name="x")
     x.attr["dtype"].type = TYPES[dtype]
     x.attr["shape"].shape.dim.add(size=rows)
@@ -206,7 +206,7 @@ def test_types_arrive(dtype):
 
 def test_many_tensors_of_few_types_arrive():
     """Several of one type are copied by one kernel, wherever else they lie in memory and whatever their bits stand for."""
-    made = proto.graph_pb2.GraphDef()
+    made = schema.graph_pb2.GraphDef()
     shapes = {f"x{number}_{dtype}": (dtype, (number, 3)) for dtype in TYPES for number in range(5)}
     for name, (dtype, shape) in shapes.items():
         node = made.node.add(op="Placeholder", name=name)

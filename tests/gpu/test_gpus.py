@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import msplit
-from msplit.cost.workload import Workload
-from msplit.engines.cuda.device import Device
+from msplit.cost.profile import Workload
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.inputs.make import feeds_for
-from msplit.opset import proto
+from msplit.opset import schema
 from msplit.serving.loadtest.corpus import of_build, of_ports
 from tests.engines.cuda.cases import flat_of, job
 
@@ -52,7 +52,7 @@ def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def sums(width: int, layers: int = 0) -> Any:
     """A model that adds up its rows, behind some products. Made without TensorFlow, which a machine with GPUs may lack."""
-    made = proto.graph_pb2.GraphDef()
+    made = schema.graph_pb2.GraphDef()
 
     def const(name: str, value: Any) -> str:
         node = made.node.add(op="Const", name=name)

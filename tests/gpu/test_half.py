@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import msplit
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.autotune.tuner import Tuner, differ
 from msplit.engines.cuda.device.device import precision

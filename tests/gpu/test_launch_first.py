@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.device.pools import check, holding
 from msplit.engines.cuda.engine import CudaEngine

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.engines.cuda.cases import flat_of
 
 pytestmark = pytest.mark.gpu
@@ -105,7 +105,7 @@ def test_a_replay_gives_what_the_cpu_gives(op: str, inputs: Any, attrs: dict[str
 
 def test_what_the_library_can_not_capture_is_named_and_runs_launch_by_launch() -> None:
     """LU of two matrices of 600 rows waits for the device (PyTorch 2.11 with CUDA 13)."""
-    made = proto.graph_pb2.GraphDef()
+    made = schema.graph_pb2.GraphDef()
     node = made.node.add(op="Placeholder", name="x")
     node.attr["dtype"].type = 1
     for size in (2, 600, 600):

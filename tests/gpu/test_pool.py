@@ -199,9 +199,9 @@ def test_opening_and_closing_leaves_nothing_behind(built: Path) -> None:
 def test_random_ops_draw_other_numbers_in_every_step(tmp_path: Path) -> None:
     """Each arena takes the number of its step from a counter that all of them share."""
     import msplit
-    from msplit.opset import proto
+    from msplit.opset import schema
 
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
 
     def node(name: str, op: str, *inputs: str) -> Any:
         found = graph.node.add(name=name, op=op)

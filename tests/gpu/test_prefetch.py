@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import msplit
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.options import KernelMode, Torture
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.engines.cuda.cases import flat_of, options_of, scattered, step_then
 from tests.training_graphs import BATCH, STORED, stored
 
@@ -66,7 +66,7 @@ def test_training_is_the_same_to_the_bit(build, case, capture):
 
 def large(rows, columns=1000):
     """A graph of a large input and of a small one."""
-    made = proto.graph_pb2.GraphDef()
+    made = schema.graph_pb2.GraphDef()
     for name, shape in (("x", (rows, columns)), ("y", (1, columns))):
         node = made.node.add(op="Placeholder", name=name)
         node.attr["dtype"].type = 1
@@ -137,7 +137,7 @@ def test_copies_run_beside_the_step_before(build):
 
 def test_few_and_many_outputs_of_tensors_arrive_between_steps_on_arrays(build):
     """Few are fetched by a kernel that raises the number which the next captured step waits for."""
-    made = proto.graph_pb2.GraphDef()
+    made = schema.graph_pb2.GraphDef()
     node = made.node.add(op="Placeholder", name="x")
     node.attr["dtype"].type = 1
     for size in (70, 30):
@@ -184,7 +184,7 @@ def test_a_trainer_sends_batches_ahead_and_takes_tensors():
 
 
 def test_pictures_go_to_the_gpu_as_bytes_and_are_cast_there(build):
-    made = proto.graph_pb2.GraphDef()
+    made = schema.graph_pb2.GraphDef()
     node = made.node.add(op="Placeholder", name="picture")
     node.attr["dtype"].type = 4
     for size in (8, 299, 299, 3):

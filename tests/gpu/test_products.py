@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda.autotune import matmul
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device.device import precision

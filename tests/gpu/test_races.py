@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import Torture
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.engines.cuda.cases import flat_of, options_of, scattered
 from tests.engines.cuda.random_graphs import random_graphs
 
@@ -41,7 +41,7 @@ def build(engine, flat, feeds, streams, **options):
 def dense_branches(branches=8, width=64, depth=3):
     """Independent chains of products from one input, joined by a concat: what cuBLAS workspaces are shared between, if they are."""
     rng = np.random.default_rng(1)
-    graph = proto.graph_pb2.GraphDef()
+    graph = schema.graph_pb2.GraphDef()
 
     def add(op, name, inputs=(), **attrs):
         node = graph.node.add(op=op, name=name, input=list(inputs))

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msplit import api
-from msplit.core.precision import Precision
-from msplit.cost.workload import Workload
+from msplit.core.arguments import Precision
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import Torture

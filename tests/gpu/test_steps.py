@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir import lowering
@@ -16,7 +16,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime import output_staging
 from msplit.engines.cuda.runtime.graph_exec import Graph
 from msplit.errors import EngineError
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.engines.cuda.cases import flat_of, options_of
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +28,7 @@ HEAD_START_CYCLES = 100_000_000
 
 def graph(outputs=()):
     """Outputs of many types and sizes, and one that is an input as it is; or some of them, and their inputs."""
-    made = proto.graph_pb2.GraphDef()
+    made = schema.graph_pb2.GraphDef()
 
     def add(op, name, inputs, **types):
         node = made.node.add(op=op, name=name, input=inputs)
@@ -132,7 +132,7 @@ def test_few_and_many_outputs_arrive_whole(outputs):
 @pytest.mark.parametrize("rows", [130, 1100, 4200, 36_000])
 def test_a_large_input_is_whole_in_every_step(rows):
     """Pieces of it are on the bus while others are being copied, by helpers where it is very large; a small one comes with the graph."""
-    made = proto.graph_pb2.GraphDef()
+    made = schema.graph_pb2.GraphDef()
     for name, shape in (("x", (rows, 1000)), ("y", (1, 1000))):
         node = made.node.add(op="Placeholder", name=name)
         node.attr["dtype"].type = FLOAT

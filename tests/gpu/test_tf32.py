@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import msplit
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.autotune.batched_matmul import TILE
 from msplit.engines.cuda.autotune.tuner import Tuner

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import Shards
-from msplit.training.hosts import Hosts
-from msplit.training.launch import launch
+from msplit.training.hosts import Hosts, launch
 from tests.engines.cuda.cases import options_of, scattered
 from tests.engines.cuda.together import together
 from tests.training_graphs import BATCH, apart, stored

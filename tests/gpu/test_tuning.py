@@ -11,15 +11,15 @@ import pytest
 
 from msplit import api
 from msplit.api import bench, compare
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.search import measurement
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.run.tuning import TuneSettings, write
-from msplit.schedule.search.candidates import candidates as all_candidates
-from msplit.schedule.search.candidates import single
+from msplit.schedule.search import candidates as all_candidates
+from msplit.schedule.search import single
 
 pytestmark = pytest.mark.gpu
 

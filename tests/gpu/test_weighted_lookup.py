@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import KernelMode, Torture
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from tests.engines.cuda.cases import options_of, scattered
 from tests.weighted_lookup import FILE, feeds_of, flat_of, state_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode, Shards

@@ -15,8 +15,7 @@ import pytest
 from msplit.errors import LoadError
 from msplit.formats.bundle import masked_crc
 from msplit.inputs.examples import decode, encode
-from msplit.inputs.files import names_in, read_value
-from msplit.inputs.json_values import loads
+from msplit.inputs.files import loads, names_in, read_value
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 

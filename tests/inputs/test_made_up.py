@@ -5,10 +5,9 @@ import pytest
 
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import LoadError
-from msplit.flatten import flatten
-from msplit.inputs.examples import decode
+from msplit.flatten.build import flatten
+from msplit.inputs.examples import decode, hits
 from msplit.inputs.make import make_inputs
-from msplit.inputs.table_hits import hits
 from tests.formats.foreign import built
 from tests.formats.models import read
 

@@ -6,7 +6,7 @@ import pytest
 from msplit.engines.tensorflow.engine import reference
 from msplit.inputs.lookups import use_of
 from msplit.inputs.make import make_inputs
-from msplit.inputs.special import LARGE, RANDOM, SMALL, Fresh, Kind, Name, kinds, lengths
+from msplit.inputs.special import LARGE, RANDOM, SMALL, Fresh, InputKind, InputKindName, kinds, lengths
 from tests.engines.cuda.cases import graph_of
 
 from . import foreign
@@ -74,7 +74,7 @@ def test_all_kinds_are_there_at_every_batch(flat, batch):
 
 @pytest.mark.tf
 def test_rows_of_edges_are_special_each_in_its_way(flat):
-    edges = [feeds["x"] for kind, feeds in made(flat) if kind.name is Name.EDGES]
+    edges = [feeds["x"] for kind, feeds in made(flat) if kind.name is InputKindName.EDGES]
     rows = np.concatenate(edges)
     halves, same, zeros = rows * 2 == np.round(rows * 2), rows == rows[:, :1], rows == 0
     assert (halves.all(1) & ~same.all(1)).any()
@@ -90,7 +90,9 @@ def test_ids_meet_the_ends_of_parts_and_what_a_safe_lookup_prunes(strategy):
     (found,) = use_of(flat, flat.inputs[0].node, 0).lookups
     assert (found.rows, found.parts) == (11, (6, 5))
     assert {0, 1, 5, 6, 9, 10, -1} <= set(together(flat, "ids").tolist()) <= set(range(-1, 11))
-    edges = np.concatenate([feeds["ids"].reshape(-1, 2) for kind, feeds in made(flat) if kind.name is Name.EDGES])
+    edges = np.concatenate(
+        [feeds["ids"].reshape(-1, 2) for kind, feeds in made(flat) if kind.name is InputKindName.EDGES]
+    )
     assert (edges == -1).all(1).any(), "a row of which nothing is left"
     assert set(make_inputs(flat, {}, seed=1)["ids"].tolist()) <= set(range(11))
     for _, feeds in made(flat):
@@ -189,7 +191,10 @@ def test_equal_seeds_give_equal_values_and_what_is_given_stays(flat, tmp_path):
 
 
 def test_what_was_covered_is_said():
-    fresh = Fresh(lambda seed, kind: {}, (RANDOM, Kind(Name.ZEROS), Kind(Name.EDGES), Kind(Name.EDGES, 9)))
+    fresh = Fresh(
+        lambda seed, kind: {},
+        (RANDOM, InputKind(InputKindName.ZEROS), InputKind(InputKindName.EDGES), InputKind(InputKindName.EDGES, 9)),
+    )
     assert fresh.covered(0.25) == ("verified on 4 sets of made-up inputs (random, zeros, edges) in 0.2 s",)
     fresh.refused["zeros"] = "it divides by it"
     (said,) = fresh.covered(1)

@@ -13,7 +13,7 @@ from msplit.report import benchmark
 from msplit.report.render import to_markdown, to_terminal
 from msplit.run.ablation import AblationStep
 from msplit.verify.compare import compare
-from msplit.verify.results import BenchResult, Check, Settings, VariantResult
+from msplit.verify.results import BenchResult, OutputCheck, Settings, VariantResult
 from tests.graphs import flat
 
 ONE, TWO, XLA = "msplit, 1 stream, CUDA graph", "msplit, 2 streams, CUDA graph", "TensorFlow with XLA"
@@ -27,10 +27,10 @@ def ratio(over: str, clock: str, value: float, low: float, high: float) -> Ratio
     return Ratio(over, clock, value, low, high, 0.95, 30, 3)
 
 
-def check(*, right: bool) -> Check:
+def check(*, right: bool) -> OutputCheck:
     values = {"y": np.ones(4, np.float32)}
     other = values if right else {"y": np.full(4, 1.5, np.float32)}
-    return Check("TensorFlow on the CPU", "tf32", 3, compare(values, other))
+    return OutputCheck("TensorFlow on the CPU", "tf32", 3, compare(values, other))
 
 
 FAST = VariantResult(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from msplit.report.html.data import Leaves, columns, home
-from msplit.schedule.predict import Prediction, predict
+from msplit.schedule.judge import Prediction, predict
 from tests.graphs import parse
 
 FORK = "x:Placeholder; w:Const; a:MatMul(x,w)@10us; b:MatMul(a)@20us; c:MatMul(a)@18us; c2:Relu(c)@4us; d:AddV2(b,c2)@6us; y:Identity(d)"

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from msplit.escape import visible
-from msplit.report.html import Candidate, Finding, Page, embed, render
+from msplit.report.html import embed
 from msplit.report.html.build import page as build_page
+from msplit.report.html.page import Candidate, Finding, Page, render
 from msplit.schedule.bounds import bounds
-from msplit.schedule.predict import predict
+from msplit.schedule.judge import predict
 from tests.graphs import parse
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{data}}\u2028-->"

@@ -14,8 +14,9 @@ import msplit
 from msplit.api import price
 from msplit.errors import MsplitError
 from msplit.report import benchmark, jsonio, trace
-from msplit.report.html import build, render, runs
-from msplit.schedule.predict import predict
+from msplit.report.html import build, runs
+from msplit.report.html.page import render
+from msplit.schedule.judge import predict
 from tests.campaign import CAMPAIGN
 from tests.cli.runner import SAMPLES, fine
 from tests.report.test_html_page import data_of

@@ -23,7 +23,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs
 from msplit.report import benchmark, candidates, jsonio
 from msplit.run.tuning import TuneSettings
-from tests.assignment.test_kernels import QUICK
+from tests.assignment.test_plans import QUICK
 from tests.cli.runner import ROOT, SAMPLES, fine
 
 FOLDER = files("msplit") / "data" / "schemas"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.report import trace
 from msplit.report.trace import Run, Slice
-from msplit.schedule.predict import predict
+from msplit.schedule.judge import predict
 from tests.campaign import examples
 from tests.graphs import parse
 from tests.report.perfetto import complaints

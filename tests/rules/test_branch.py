@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.rules import parse as parse_rules
-from msplit.rules.base import Context
+from msplit.rules.base import RuleContext
 from msplit.rules.branch import Branch
 from tests.campaign import examples
 from tests.graphs import build, by_name, nodes, parse
@@ -17,7 +17,7 @@ def apply(graph, streams=4, claims=(), rule=None, **named):
     assignment = Assignment.empty(len(flat))
     for stream, *names in claims:
         assignment = assignment.claim(nodes(flat, *names), stream, "regex", "test")
-    after, remarks = (rule or Branch()).apply(Context(flat, costs, streams), assignment)
+    after, remarks = (rule or Branch()).apply(RuleContext(flat, costs, streams), assignment)
     return flat, after, remarks
 
 
@@ -247,7 +247,7 @@ def _graph(data, place):
 @given(graphs(), st.integers(1, 5))
 def test_every_kernel_and_nothing_else_is_claimed(data, streams):
     flat, costs = _graph(data, list(range(data[0])))
-    after, _ = Branch().apply(Context(flat, costs, streams), Assignment.empty(len(flat)))
+    after, _ = Branch().apply(RuleContext(flat, costs, streams), Assignment.empty(len(flat)))
     launches = (costs.time_us > 0) & ~flat.host
     assert np.array_equal(after.ids >= 0, launches)
     assert after.ids.max(initial=0) < streams
@@ -258,8 +258,8 @@ def test_every_kernel_and_nothing_else_is_claimed(data, streams):
 def test_neither_names_nor_the_order_of_the_file_matter(data, random):
     place = list(range(data[0]))
     random.shuffle(place)
-    first = Branch().apply(Context(*_graph(data, list(range(data[0]))), 3), Assignment.empty(data[0]))[0]
-    second = Branch().apply(Context(*_graph(data, place), 3), Assignment.empty(data[0]))[0]
+    first = Branch().apply(RuleContext(*_graph(data, list(range(data[0]))), 3), Assignment.empty(data[0]))[0]
+    second = Branch().apply(RuleContext(*_graph(data, place), 3), Assignment.empty(data[0]))[0]
     assert first.ids.tolist() == second.ids[place].tolist()
 
 

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from msplit.analysis import colocation
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError
 from msplit.rules import parse as parse_rules
-from msplit.rules.base import Context
+from msplit.rules.base import RuleContext
 from msplit.rules.colocation import Colocation
 from tests.graphs import by_name, nodes, parse
 
@@ -16,7 +16,7 @@ def apply(text, claims, rule=None):
     assignment = Assignment.empty(len(flat))
     for key, stream, *names in claims:
         assignment = assignment.claim(nodes(flat, *names), stream, key, "test")
-    after, remarks = (rule or Colocation()).apply(Context(flat, costs, 8), assignment)
+    after, remarks = (rule or Colocation()).apply(RuleContext(flat, costs, 8), assignment)
     return flat, after, remarks
 
 
@@ -111,7 +111,7 @@ def test_what_only_followed_its_neighbours_moves_without_a_remark():
 def test_applying_it_twice_changes_nothing():
     text = "w:Const; a:MatMul(w)[_class=loc:@w]; b:MatMul(w)[_class=loc:@w]; " + HANDLES
     flat, once, _ = apply(text, [("branch", 3, "b"), ("branch", 1, "u"), ("branch", 2, "r")])
-    twice, remarks = Colocation().apply(Context(flat, parse(text)[1], 8), once)
+    twice, remarks = Colocation().apply(RuleContext(flat, parse(text)[1], 8), once)
     assert np.array_equal(once.ids, twice.ids)
     assert remarks == ()
 

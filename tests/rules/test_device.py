@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError, RulesError
 from msplit.rules import parse as parse_rules
-from msplit.rules.base import Context
+from msplit.rules.base import RuleContext
 from msplit.rules.device import Device
 from tests.graphs import by_name, nodes, parse
 
@@ -28,7 +28,7 @@ def apply(text, streams=2, rule=None, claims=(), **named):
     assignment = Assignment.empty(len(flat))
     for stream, *names in claims:
         assignment = assignment.claim(nodes(flat, *names), stream, "regex", "test")
-    after, remarks = (rule or Device()).apply(Context(flat, costs, streams), assignment)
+    after, remarks = (rule or Device()).apply(RuleContext(flat, costs, streams), assignment)
     return flat, after, by_name(flat, after.ids), remarks
 
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import RulesError
 from msplit.rules import parse as parse_rules
-from msplit.rules.base import Context
+from msplit.rules.base import RuleContext
 from msplit.rules.embedding import Embedding
 from tests.graphs import by_name, nodes, parse
 
@@ -27,7 +27,7 @@ def apply(text, streams=2, rule=None, claims=(), **named):
     assignment = Assignment.empty(len(flat))
     for stream, *names in claims:
         assignment = assignment.claim(nodes(flat, *names), stream, "regex", "test")
-    after, remarks = (rule or Embedding()).apply(Context(flat, costs, streams), assignment)
+    after, remarks = (rule or Embedding()).apply(RuleContext(flat, costs, streams), assignment)
     return flat, after, by_name(flat, after.ids), remarks
 
 

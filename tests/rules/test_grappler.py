@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from msplit import rules
-from msplit.cost import estimate, infer
-from msplit.flatten import flatten
-from msplit.flatten.origin import to_ids
+from msplit.cost import estimate
+from msplit.flatten.build import flatten
+from msplit.flatten.flat import to_ids
 from msplit.formats import read
 from msplit.samples import fill
+from msplit.shapes.infer import infer
 from tests.campaign import campaign
 
 pytestmark = [pytest.mark.tf, pytest.mark.no_cover]  # traced, the searches of `auto` take four times as long

@@ -1,15 +1,15 @@
 import pytest
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError
-from msplit.rules.base import Context
+from msplit.rules.base import RuleContext
 from msplit.rules.manual import Manual
 from tests.graphs import by_name, parse
 
 
 def apply(text, streams=4, wrap=False, attrs=None):
     flat, costs = parse(text, **({"attrs": attrs} if attrs else {}))
-    assignment, remarks = Manual().apply(Context(flat, costs, streams, wrap), Assignment.empty(len(flat)))
+    assignment, remarks = Manual().apply(RuleContext(flat, costs, streams, wrap), Assignment.empty(len(flat)))
     return flat, assignment, remarks
 
 
@@ -26,7 +26,7 @@ def test_keeps_what_the_graph_says_and_tells_why():
 def test_claims_of_earlier_rules_stand():
     flat, costs = parse("a:MatMul[_stream_id=3]")
     before = Assignment.empty(1).claim([0], 1, "regex", "x")
-    after, _ = Manual().apply(Context(flat, costs, 4), before)
+    after, _ = Manual().apply(RuleContext(flat, costs, 4), before)
     assert after.ids.tolist() == [1]
 
 

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.core.assignment import Assignment
-from msplit.rules.base import Context
+from msplit.core.graph import Assignment
+from msplit.rules.base import RuleContext
 from msplit.rules.propagate import Propagate
 from tests.graphs import build, by_name, nodes, parse
 
@@ -13,7 +13,7 @@ def apply(text, claims):
     assignment = Assignment.empty(len(flat))
     for stream, *names in claims:
         assignment = assignment.claim(nodes(flat, *names), stream, "regex", "test")
-    after, remarks = Propagate().apply(Context(flat, costs, 8), assignment)
+    after, remarks = Propagate().apply(RuleContext(flat, costs, 8), assignment)
     assert remarks == ()
     return by_name(flat, after.ids), after
 
@@ -112,7 +112,7 @@ def test_the_order_of_the_file_does_not_matter(graph, random):
         for node in range(count):
             if ids[node] >= 0 and not host[node]:
                 start = start.claim([place[node]], ids[node], "regex", "")
-        after, _ = Propagate().apply(Context(flat, costs, 4), start)
+        after, _ = Propagate().apply(RuleContext(flat, costs, 4), start)
         assert np.all(after.ids[flat.host] == -1)
         return after.ids[place].tolist()
 

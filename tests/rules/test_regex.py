@@ -1,9 +1,9 @@
 import pytest
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError, RulesError
 from msplit.rules import parse as parse_rules
-from msplit.rules.base import Context
+from msplit.rules.base import RuleContext
 from msplit.rules.regex import Regex
 from msplit.rules.streamfile import Entry
 from tests.graphs import build, by_name, parse
@@ -21,7 +21,7 @@ def rule(options, folder=None, **named):
 
 def apply(regex, text=GRAPH, streams=4, wrap=False):
     flat, costs = parse(text)
-    assignment, remarks = regex.apply(Context(flat, costs, streams, wrap), Assignment.empty(len(flat)))
+    assignment, remarks = regex.apply(RuleContext(flat, costs, streams, wrap), Assignment.empty(len(flat)))
     return by_name(flat, assignment.ids), assignment, remarks
 
 
@@ -132,7 +132,7 @@ def test_many_exact_names_are_grouped_by_line():
     names = [f"n{i}" for i in range(3000)]
     flat, costs = build(names, ["MatMul"] * 3000, [], [1.0] * 3000)
     regex = Regex(tuple(Entry(i % 3, name, f"s.txt:{i % 3 + 1}") for i, name in enumerate(names)))
-    assignment, remarks = regex.apply(Context(flat, costs, 3), Assignment.empty(3000))
+    assignment, remarks = regex.apply(RuleContext(flat, costs, 3), Assignment.empty(3000))
     assert assignment.ids.tolist() == [i % 3 for i in range(3000)]
     assert assignment.why(4) == ("regex", "name is listed at s.txt:2")
     assert remarks == ()

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from msplit import rules
 from msplit.analysis.order import canonical, colours
-from msplit.cost import estimate, infer
+from msplit.cost import estimate
 from msplit.errors import MsplitError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
-from msplit.opset import proto
+from msplit.opset import schema
+from msplit.shapes.infer import infer
 from tests.campaign import examples
 from tests.strategies import graph_defs
 
@@ -103,7 +104,7 @@ def test_generated_graphs(name: str, graph_def: Any, seed: int, tmp_path_factory
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_id_on_one_of_two_copies_decides_between_them_not_their_names(name: str, tmp_path: Path) -> None:
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     for node, op, *inputs in (
         ("x", "Placeholder"),
         ("up", "Acme>Custom", "x"),
@@ -120,7 +121,7 @@ def test_an_id_on_one_of_two_copies_decides_between_them_not_their_names(name: s
 
 
 def test_a_node_with_inputs_from_two_loops_belongs_to_the_first_of_them(tmp_path: Path) -> None:
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
 
     def add(name: str, op: str, *inputs: str) -> Any:
         node = graph_def.node.add(name=name, op=op, input=inputs)

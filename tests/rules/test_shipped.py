@@ -8,12 +8,13 @@ import pytest
 
 from msplit import api, rules
 from msplit.cli.assign import command as assign_command
-from msplit.cost import estimate, infer
+from msplit.cost import estimate
 from msplit.errors import RulesError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.rules.ruleset import RULES
-from msplit.schedule.predict import predict
+from msplit.schedule.judge import predict
+from msplit.shapes.infer import infer
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 NAMES = ("auto", "default", "device", "example", "recsys", "rnn", "vision")

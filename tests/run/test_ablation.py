@@ -13,7 +13,7 @@ from msplit.engines.cuda.options import KernelMode
 from msplit.run import variants
 from msplit.run.ablation import compile_steps, list_steps
 from msplit.run.request import RunRequest
-from msplit.verify.built import Variant
+from msplit.verify.results import Variant
 from tests.engines.cuda.cases import flat_of, job, scattered
 from tests.engines.cuda.random_graphs import _Graph
 

@@ -19,8 +19,8 @@ from msplit.report import benchmark
 from msplit.report.render import to_markdown
 from msplit.run.ablation import AblationStep
 from msplit.run.dedupe import distinct
-from msplit.verify.built import Variant
-from tests.assignment.test_kernels import QUICK
+from msplit.verify.results import Variant
+from tests.assignment.test_plans import QUICK
 from tests.cli.runner import SAMPLES
 from tests.run.test_tuning import _reference
 

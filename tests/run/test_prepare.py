@@ -19,7 +19,7 @@ from msplit import api
 from msplit.engines.base import Executable
 from msplit.engines.cuda import compile as compilation
 from msplit.engines.cuda.autotune.tuner import Tuner
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from msplit.api import load
 from msplit.benchmark.benchmark import bench
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow.devices import Node, canonical, places
 from msplit.engines.tensorflow.engine import ENGINE

@@ -24,7 +24,7 @@ from msplit.inputs.make import make_inputs
 from msplit.report import benchmark, candidates, tuning
 from msplit.report.render import to_markdown
 from msplit.run.tuning import TuneSettings, confirmed, tune, write
-from msplit.schedule.plan import planfile
+from msplit.schedule import planfile
 from tests.cli.runner import fine, msplit
 
 ROOT = Path(__file__).parents[2]

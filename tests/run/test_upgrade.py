@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Executable
 from msplit.errors import EngineError, MsplitError
 from msplit.progress import phase

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from msplit import samples
-from msplit.opset import proto
+from msplit.opset import schema
 from tools.sample_graphs.__main__ import EXPORTS, main, readme
 
 ROOT = Path(__file__).parents[2] / "sample_graphs"
@@ -66,13 +66,13 @@ def read(name):
     if name.endswith(".pbtxt"):
         from google.protobuf import text_format
 
-        return text_format.Parse(path.read_text(encoding="utf-8"), proto.graph_pb2.GraphDef())
-    kind = proto.meta_graph_pb2.MetaGraphDef if name.endswith(".meta") else proto.graph_pb2.GraphDef
+        return text_format.Parse(path.read_text(encoding="utf-8"), schema.graph_pb2.GraphDef())
+    kind = schema.meta_graph_pb2.MetaGraphDef if name.endswith(".meta") else schema.graph_pb2.GraphDef
     return kind.FromString(path.read_bytes())
 
 
 def read_saved_model(name):
-    return proto.saved_model_pb2.SavedModel.FromString((ROOT / name / "saved_model.pb").read_bytes())
+    return schema.saved_model_pb2.SavedModel.FromString((ROOT / name / "saved_model.pb").read_bytes())
 
 
 def ops(graph_def):
@@ -203,9 +203,9 @@ def test_the_command_makes_the_committed_graph_again(name, tmp_path):
     if name.endswith(".pbtxt"):
         from google.protobuf import text_format
 
-        graph_def = text_format.Parse(again.decode(), proto.graph_pb2.GraphDef())
+        graph_def = text_format.Parse(again.decode(), schema.graph_pb2.GraphDef())
     else:
-        graph_def = proto.graph_pb2.GraphDef.FromString(again)
+        graph_def = schema.graph_pb2.GraphDef.FromString(again)
     committed = read(name)
     # Another TensorFlow in the supported range writes its own version number.
     graph_def.ClearField("versions")
@@ -255,7 +255,7 @@ def test_feature_columns_come_in_any_number(tmp_path):
     score = model.signatures["serving_default"](**feeds)["score"]
     assert score.shape == (4, 1)
     assert np.ptp(score.numpy()) > 1e-3
-    found = proto.saved_model_pb2.SavedModel.FromString((tmp_path / "model" / "saved_model.pb").read_bytes())
+    found = schema.saved_model_pb2.SavedModel.FromString((tmp_path / "model" / "saved_model.pb").read_bytes())
     nodes = [node.op for node in found.meta_graphs[0].graph_def.node]
     assert nodes.count("Bucketize") == nodes.count("SparseSegmentMean") == 5
 

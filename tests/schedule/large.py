@@ -13,13 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Edges
+from msplit.core.graph import Assignment, Edges
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import Auto
-from msplit.rules.base import Context
-from msplit.rules.run import verify
+from msplit.rules.base import RuleContext
+from msplit.rules.ruleset import verify
 from tests.graphs import build
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +56,7 @@ def seconds(count: int) -> float:
 
 def main(count: int) -> None:
     flat, costs = large(count)
-    context, start = Context(flat, costs, 8), Assignment.empty(len(flat))
+    context, start = RuleContext(flat, costs, 8), Assignment.empty(len(flat))
     begin = time.process_time()
     found, _ = Auto().apply(context, start)
     spent = time.process_time() - begin

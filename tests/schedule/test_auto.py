@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.core.assignment import UNASSIGNED, Assignment
 from msplit.core.dag import Dag
+from msplit.core.graph import UNASSIGNED, Assignment
 from msplit.errors import RulesError
 from msplit.flatten.flat import FlatGraph
 from msplit.rules import ruleset
 from msplit.rules.auto import Auto
-from msplit.rules.base import Context, Remark
-from msplit.rules.run import assign, verify
-from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import make_plan
-from msplit.schedule.predict import predict
-from msplit.schedule.search.choose import choose
-from msplit.schedule.search.evaluate import evaluate, node_order
+from msplit.rules.base import Remark, RuleContext
+from msplit.rules.ruleset import assign, verify
+from msplit.schedule.choose import choose
+from msplit.schedule.judge import predict
+from msplit.schedule.plan import make_plan
+from msplit.schedule.plan_check import check
+from msplit.schedule.simulate import evaluate, node_order
 from tests.campaign import CAMPAIGN
 from tests.graphs import by_name, parse
 from tests.schedule.large import seconds
@@ -34,7 +34,7 @@ def run(
 ) -> tuple[FlatGraph, Assignment, tuple[Remark, ...]]:
     flat, costs = parse(text)
     rule = rule or Auto()
-    context = Context(flat, costs, streams)
+    context = RuleContext(flat, costs, streams)
     before = start or Assignment.empty(len(flat))
     after, remarks = rule.apply(context, before)
     verify(before, after, rule, context)
@@ -231,7 +231,7 @@ def test_the_order_of_the_file_does_not_matter():
 
 def test_the_plan_of_the_chosen_streams_is_proved_on_the_whole_graph():
     flat, costs = parse(THREE + "; w:Const; k:MatMul(y,w)@4us; l:MatMul(x,w)@9us; m:AddV2(k,l)@1us")
-    rule, context = Auto(), Context(flat, costs, 4)
+    rule, context = Auto(), RuleContext(flat, costs, 4)
     problem = rule.problem(context, Assignment.empty(len(flat)))
     dag = Dag.from_graph(flat.graph)
     for candidate in choose(problem, 4):

@@ -18,21 +18,18 @@ from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
 from msplit.schedule import algorithms as package
-from msplit.schedule.algorithms import ALGORITHMS, ONE, Skipped
+from msplit.schedule import choose as choosing
+from msplit.schedule import refine as refining
+from msplit.schedule.algorithms import ALGORITHMS, ONE
+from msplit.schedule.algorithms.list_schedule import Skipped
 from msplit.schedule.algorithms.path_cover import maximum_matching, members
 from msplit.schedule.algorithms.staged import staged
-from msplit.schedule.coarsen import coarsen
+from msplit.schedule.choose import Proposal, best, choose, coarsen, constrain
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.check import check
-from msplit.schedule.problem import Problem
-from msplit.schedule.reachability import LARGEST, ancestors, transitive_reduction
-from msplit.schedule.search import choose as choosing
-from msplit.schedule.search import refine as refining
-from msplit.schedule.search.choose import Proposal, best, choose, constrain
-from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.search.pack_streams import canonical, merge_idle, pack_streams
-from msplit.schedule.search.refine import refine
-from msplit.schedule.simulate import plan_of, simulate
+from msplit.schedule.plan_check import check
+from msplit.schedule.problem import LARGEST, Problem, ancestors, transitive_reduction
+from msplit.schedule.refine import canonical, merge_idle, pack_streams, refine
+from msplit.schedule.simulate import evaluate, plan_of, simulate
 from tests.campaign import CAMPAIGN, examples
 from tests.schedule.problems import FREE, Builder, experts, inception, lstm, problems, towers
 
@@ -408,7 +405,7 @@ def test_an_empty_problem_has_an_answer():
 
 SCRIPT = """
 import hashlib
-from msplit.schedule.search.choose import choose
+from msplit.schedule.choose import choose
 from tests.schedule.problems import experts, inception, lstm, towers
 digest = hashlib.sha256()
 for problem in (experts(), towers(), inception(), *others):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit.schedule.algorithms import ONE
-from msplit.schedule.search.choose import MEMORY_FLOOR, MORE_MEMORY, SLOWER, TIE, Proposal, best, leanest
+from msplit.schedule.choose import MEMORY_FLOOR, MORE_MEMORY, SLOWER, TIE, Proposal, best, leanest
 
 NONE = np.zeros(0, np.int32)
 

@@ -13,8 +13,8 @@ import pytest
 
 from msplit import api, samples
 from msplit.cost import profile_file
-from msplit.schedule.predict import predict
-from msplit.schedule.search.evaluate import Evaluation, evaluate
+from msplit.schedule.judge import predict
+from msplit.schedule.simulate import Evaluation, evaluate
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "schedulers" / "assignments.json.gz"
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from msplit.core.dag import Dag
-from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import Plan, make_plan, record_order
-from msplit.schedule.plan.reorder import keep_lanes
+from msplit.schedule.plan import Plan, make_plan, record_order
+from msplit.schedule.plan_check import check
+from msplit.schedule.simulate import keep_lanes
 from tests.campaign import campaign
 from tests.schedule.problems import random_dag
 

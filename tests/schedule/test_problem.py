@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.analysis.order import canonical
-from msplit.core import contraction
-from msplit.core.dag import Dag
-from msplit.schedule.coarsen import coarsen
-from msplit.schedule.problem import Problem
-from msplit.schedule.reachability import ancestors, cuts, transitive_reduction
+from msplit.core.dag import Dag, bypass, topological_numbers
+from msplit.schedule.choose import coarsen
+from msplit.schedule.problem import Problem, ancestors, cuts, transitive_reduction
 from tests.campaign import examples
 from tests.graphs import parse
 from tests.schedule.problems import experts, lstm, problems, random_dag
@@ -57,11 +55,11 @@ def test_what_is_bypassed_hangs_on_no_order(seed, count, density):
     free = np.random.default_rng(seed).random(count) < 0.5
 
     def left(order):
-        found, kept = contraction.bypass(dag, free, order)
+        found, kept = bypass(dag, free, order)
         return kept.tolist(), {*zip(found.src.tolist(), found.dst().tolist(), strict=True)}
 
-    first = contraction.topological_numbers(dag)
-    last = contraction.topological_numbers(Dag.of(count, dag.dst(), dag.src))[::-1]
+    first = topological_numbers(dag)
+    last = topological_numbers(Dag.of(count, dag.dst(), dag.src))[::-1]
     assert left(first) == left(last)
 
 
@@ -166,7 +164,7 @@ def test_a_wide_fork_of_tiny_branches_stays_wide():
 def test_cuts_are_the_nodes_that_everything_is_before_or_behind(seed, count, density):
     dag = random_dag(seed, count, density)
     number = np.empty(count, np.int32)
-    number[contraction.topological_numbers(dag)] = np.arange(count)
+    number[topological_numbers(dag)] = np.arange(count)
     dag = Dag.of(count, number[dag.src], number[dag.dst()])
     matrix = reach(dag)
     assert cuts(dag).tolist() == (matrix | matrix.T).all(axis=0).tolist()
@@ -179,7 +177,7 @@ def test_the_transitive_reduction_is_networkx(seed, count, density):
 
     dag = random_dag(seed, count, density)
     number = np.empty(count, np.int32)
-    number[contraction.topological_numbers(dag)] = np.arange(count)
+    number[topological_numbers(dag)] = np.arange(count)
     dag = Dag.of(count, number[dag.src], number[dag.dst()])
     graph = networkx.DiGraph(list(zip(dag.src.tolist(), dag.dst().tolist(), strict=True)))
     reduced = transitive_reduction(dag, ancestors(dag))
@@ -204,7 +202,7 @@ def test_what_leaves_a_loop_waits_for_all_of_it() -> None:
     block = dict(zip(flat.graph.names, problem.block.tolist(), strict=True))
     assert block["b"] == block["c"]
     assert {block[name] for name in "xemsnq"} == {-1}
-    for order in (canonical(flat, costs.time_us), contraction.topological_numbers(Dag.from_graph(flat.graph))):
+    for order in (canonical(flat, costs.time_us), topological_numbers(Dag.from_graph(flat.graph))):
         assert Problem.from_flat(flat, costs, order=order).bound_us() == 65
 
 

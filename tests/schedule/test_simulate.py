@@ -1,4 +1,9 @@
-"""The simulator obeys the laws of what it models, and reproduces what was measured."""
+"""The simulator obeys the laws of what it models, and reproduces what was measured.
+
+What plans are compared by.
+
+Recording in an order that keeps lanes changes nothing but the order.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +15,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
+from msplit.schedule import simulate as module
+from msplit.schedule.choose import best, choose
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.plan import Plan, make_plan
-from msplit.schedule.plan.reorder import timed_order
+from msplit.schedule.plan import Plan, make_plan, record_order
+from msplit.schedule.plan_check import check
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.choose import best, choose
-from msplit.schedule.search.evaluate import evaluate, node_order
-from msplit.schedule.simulate import SWITCHES, breakdown, plan_of, simulate
+from msplit.schedule.simulate import (
+    SPREAD,
+    SWITCHES,
+    WAIT_PRICE,
+    breakdown,
+    evaluate,
+    keep_lanes,
+    node_order,
+    plan_of,
+    simulate,
+    timed_order,
+    varied,
+)
 from tests.campaign import examples
 from tests.schedule.problems import FREE, Builder, lstm, problems
+from tests.schedule.test_plan import assigned_dags, make
 
 
 def assigned(problem: Problem, seed: int, streams: int) -> np.ndarray:
@@ -349,3 +367,111 @@ def test_each_part_is_what_its_switch_saves():
 def test_every_cost_of_the_machine_is_switched_off_by_one_of_them():
     off = {name for _, fields in SWITCHES for name in fields}
     assert off | {"issue_lanes"} == set(vars(Machine()))  # lanes of a start that costs nothing
+
+
+def _forked(**options) -> Problem:
+    """A branch of 10 µs beside two of 6 and 4, and what joins them."""
+    b = Builder()
+    branches = [b.kernel(time=us, share=0.01) for us in (10.0, 6.0, 4.0)]
+    b.kernel(*branches, time=2.0)
+    return b.problem(contracted=False, machine=replace(FREE, **options))
+
+
+def _evaluated(problem: Problem, *stream: int):
+    return evaluate(problem, np.asarray(stream, np.int32))
+
+
+def test_of_plans_with_the_same_makespan_the_one_with_room_to_spare_is_better():
+    problem = _forked()
+    tight, roomy = _evaluated(problem, 0, 1, 1, 0), _evaluated(problem, 0, 1, 2, 0)
+    assert tight.simulation.makespan_us == roomy.simulation.makespan_us == 12.0
+    assert roomy.score_us == pytest.approx(12.0)  # its long branch is as often shorter as longer
+    assert 12.0 < tight.score_us < 12.0 * (1 + SPREAD)
+
+
+def test_every_wait_has_a_price_and_one_stream_has_none():
+    problem = _forked(join_us=0.5)
+    one, three = _evaluated(problem, 0, 0, 0, 0), _evaluated(problem, 0, 1, 2, 0)
+    assert one.score_us == one.simulation.makespan_us == 22.0
+    assert three.plan.waits == 2
+    assert three.at_best_us == pytest.approx(three.simulation.makespan_us + 2 * WAIT_PRICE * 0.5)
+
+
+def test_what_is_too_much_to_simulate_again_is_compared_by_its_makespan(monkeypatch):
+    found = _evaluated(_forked(), 0, 1, 1, 0)
+    monkeypatch.setattr(module, "LARGEST_VARIED", 3)
+    assert found.score_us == found.at_best_us == 12.0
+
+
+@given(problem=problems())
+def test_times_vary_up_and_down_by_a_tenth_and_on_the_mean_not_at_all(problem):
+    works = varied(problem)
+    assert np.mean(works, axis=0) == pytest.approx(problem.work_us)
+    assert all(np.array_equal(work, again) for work, again in zip(works, varied(problem), strict=True))
+    for work in works:
+        assert (np.abs(work - problem.work_us) <= np.sqrt(3) * SPREAD * problem.work_us * (1 + 1e-9)).all()
+
+
+@given(count=st.integers(50, 400))
+def test_the_deviation_is_what_it_is_said_to_be(count):
+    b = Builder()
+    for _ in range(count):
+        b.kernel(time=10.0)
+    for work in varied(b.problem(contracted=False)):
+        assert np.std(work / 10.0) == pytest.approx(SPREAD, rel=0.1)
+
+
+@given(assigned_dags())
+def test_streams_and_waits_stay_and_the_plan_still_holds(case):
+    dag, stream, weights = case
+    plan = make(dag, stream, weights)
+    better = keep_lanes(plan)
+    assert sorted(better.order.tolist()) == sorted(plan.order.tolist())
+    for lane in range(plan.streams):
+        assert [n for n in better.order if stream[n] == lane] == [n for n in plan.order if stream[n] == lane]
+    assert check(better, dag) == []
+    recorded: set[int] = set()
+    waits: dict[int, set[int]] = {}
+    for node, event in zip(better.wait_node.tolist(), better.wait_on.tolist(), strict=True):
+        waits.setdefault(node, set()).add(event)
+    for node in better.order.tolist():
+        assert waits.get(node, set()) <= recorded, "an event must be recorded before it is waited for"
+        recorded.add(node)
+
+
+def lost_lanes(plan) -> int:
+    """Waits at which the waiting stream's previous node is recorded after the node that is waited for."""
+    place = {int(node): number for number, node in enumerate(plan.order)}
+    previous = {}
+    last = {}
+    for node in plan.order.tolist():
+        lane = int(plan.stream[node])
+        if lane in last:
+            previous[node] = last[lane]
+        last[lane] = node
+    return sum(
+        place[previous[waiter]] > place[event]
+        for waiter, event in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True)
+        if waiter in previous
+    )
+
+
+def test_a_wavefront_keeps_every_layer_on_its_lane():
+    layers, steps = 6, 9
+
+    def cell(layer, step):
+        return layer * steps + step
+
+    edges = [(cell(layer, step - 1), cell(layer, step)) for layer in range(layers) for step in range(1, steps)]
+    edges += [(cell(layer - 1, step), cell(layer, step)) for layer in range(1, layers) for step in range(steps)]
+    dag = Dag.of(layers * steps, *zip(*edges, strict=True))
+    stream = np.repeat(np.arange(layers), steps).astype(np.int32)
+    plan = make_plan(dag, stream, record_order(dag, np.ones(layers * steps)))
+    assert lost_lanes(plan) > 0
+    assert lost_lanes(keep_lanes(plan)) == 0
+
+
+def test_a_plan_of_nothing_stays_empty():
+    dag = Dag.of(2, [0], [1])
+    plan = make_plan(dag, np.full(2, -1, np.int32), np.arange(2, dtype=np.int32))
+    assert len(keep_lanes(plan).order) == 0

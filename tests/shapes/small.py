@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from msplit.core.graph import CONTROL, Edges, Function, Graph, TensorValue
-from msplit.cost import DEFAULT_GPU, Costs, estimate, infer
+from msplit.cost import estimate
+from msplit.cost.costs import Costs
+from msplit.cost.gpus import DEFAULT_GPU
 from msplit.flatten.flat import FlatGraph, Region, Tensor
 from msplit.formats.model import Endpoint, Format, Model
+from msplit.shapes.infer import infer
 
 
 class Builder:

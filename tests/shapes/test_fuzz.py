@@ -8,10 +8,11 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.cost import estimate, infer
+from msplit.cost import estimate
 from msplit.cost.formulas import FORMULAS
 from msplit.flatten.flat import FlatGraph
 from msplit.shapes import registry
+from msplit.shapes.infer import infer
 from msplit.shapes.values import TABLE
 from tests.campaign import examples
 from tests.shapes.small import Builder

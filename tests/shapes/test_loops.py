@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from msplit.core.graph import Argument, Function, FunctionRef
-from msplit.flatten import FlatGraph, flatten
+from msplit.flatten.build import flatten
+from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
 from msplit.shapes import infer
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.shapes import infer
 from tests.shapes import op_zoo, tf_graphs

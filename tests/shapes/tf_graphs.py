@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from msplit.core.graph import CONTROL, Edges
-from msplit.flatten import FlatGraph
-from msplit.opset import proto
+from msplit.flatten.flat import FlatGraph
+from msplit.opset import schema
 from msplit.shapes import Shape, Shapes
 
 
 def graph_def(flat: FlatGraph, shapes: Shapes) -> Any:
     """The flat graph as a GraphDef whose inputs have the shapes that the inference took for them."""
-    result = proto.graph_pb2.GraphDef()
+    result = schema.graph_pb2.GraphDef()
     result.library.CopyFrom(flat.model.graph_def.library)
     result.versions.CopyFrom(flat.model.graph_def.versions)
     library = {function.signature.name: function.node_def for function in flat.model.graph_def.library.function}
@@ -48,7 +48,7 @@ def _connect(graph: Any, edges: Edges) -> None:
 
 def shape_proto(shape: Shape) -> Any:
     """A shape as TensorFlow writes it."""
-    result = proto.tensor_shape_pb2.TensorShapeProto()
+    result = schema.tensor_shape_pb2.TensorShapeProto()
     if shape is None:
         result.unknown_rank = True
     else:

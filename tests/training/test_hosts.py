@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 from msplit.engines.base import Feeds
 from msplit.engines.cuda.options import Shards
 from msplit.errors import LoadError, MsplitError, RankLost
-from msplit.inputs.sparse_ragged import Spec
-from msplit.training import hosts, launch, rendezvous
-from msplit.training.data import Data
+from msplit.inputs.sparse_ragged import InputSpec
+from msplit.training import hosts, rendezvous
+from msplit.training.data import Data, part, shards_of, whole
 from msplit.training.hosts import Hosts, Rank
-from msplit.training.shards import part, shards_of, whole
 from tests.cli.runner import msplit
 from tests.engines.tensorflow.clusters import free_ports
 
@@ -116,8 +115,8 @@ def test_what_is_asked_wrong(tmp_path: Path) -> None:
 # --- Rows
 
 
-def specs(**shapes: tuple[int | None, ...] | None) -> dict[str, Spec]:
-    return {name: Spec(name, "float32", shape, at, 0) for at, (name, shape) in enumerate(shapes.items())}
+def specs(**shapes: tuple[int | None, ...] | None) -> dict[str, InputSpec]:
+    return {name: InputSpec(name, "float32", shape, at, 0) for at, (name, shape) in enumerate(shapes.items())}
 
 
 def test_how_a_batch_is_split() -> None:
@@ -157,7 +156,7 @@ SCRIPT = "import os, signal, sys, time; rank = int(os.environ['RANK']); "
 
 
 def run(script: str, size: int = 3) -> int:
-    return launch.launch([sys.executable, "-S", "-c", SCRIPT + script], Hosts(), [str(one) for one in range(size)])
+    return hosts.launch([sys.executable, "-S", "-c", SCRIPT + script], Hosts(), [str(one) for one in range(size)])
 
 
 def test_all_that_are_launched_know_who_they_are(capfd: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +185,7 @@ def test_one_that_is_killed_ends_all() -> None:
 
 
 def test_one_that_fails_where_nobody_tells_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "GRACE", 0.2)
+    monkeypatch.setattr(hosts, "GRACE", 0.2)
     with pytest.raises(RankLost, match="rank 2 ended: no GPU here"):
         run("rank == 2 and sys.exit('no GPU here'); time.sleep(60)")
 

@@ -13,7 +13,7 @@ import pytest
 import msplit
 from msplit.engines.base import Feeds
 from msplit.errors import EngineError, LoadError
-from msplit.training.prefetch import Ahead
+from msplit.training.batches import Prefetched
 from msplit.training.trainer import Trainer
 from tests.training.models import batches, regression
 
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_the_data_is_said_at_its_own_step(begin: Any, wrong: 
 
 
 def test_the_next_batch_is_looked_at_and_stays_the_next() -> None:
-    found = Ahead(iter([{"x": 1}, {"x": 2}]))
+    found = Prefetched(iter([{"x": 1}, {"x": 2}]))
     first = None
     while first is None:  # not waited for
         first = found.upcoming()

@@ -18,9 +18,9 @@ import pytest
 import msplit
 from msplit.engines.base import GOOD_STEPS, LOSS_SCALE
 from msplit.errors import EngineError, LoadError, MsplitError, WriteError
-from msplit.formats import atomic, lock
+from msplit.formats import atomic
+from msplit.formats.atomic import hold
 from msplit.formats.bundle import Checkpoint
-from msplit.formats.lock import hold
 from msplit.training import checkpoint
 from msplit.training.trainer import Trainer, to_train
 from tests.cli.runner import ROOT, SAMPLES
@@ -120,7 +120,7 @@ def test_keep_removes_the_oldest_and_a_killed_process_leaves_nothing_for_long(tr
     assert sorted(os.listdir(tmp_path)) == sorted(
         [
             other.name,
-            lock.NAME,
+            atomic.NAME,
             "checkpoint",
             *(f"model-{at}{end}" for at in (steps - 1, steps) for end in (".data-00000-of-00001", ".index")),
         ]
@@ -134,7 +134,7 @@ def test_keep_removes_the_oldest_and_a_killed_process_leaves_nothing_for_long(tr
 OTHER = """
 import sys, time
 from pathlib import Path
-from msplit.formats.lock import hold
+from msplit.formats.atomic import hold
 
 held = hold(Path(sys.argv[1]))
 print("held", flush=True)
@@ -152,32 +152,32 @@ def test_a_folder_that_another_process_writes_to_is_refused_by_its_name_and_free
             fresh.save(tmp_path / "model")
         assert f"process {other.pid} on {socket.gethostname()}" in refused.value.what
         assert "a folder of its own" in str(refused.value)
-        assert os.listdir(tmp_path) == [lock.NAME]
+        assert os.listdir(tmp_path) == [atomic.NAME]
         other.kill()
     fresh.save(tmp_path / "model")
-    assert lock.NAME in os.listdir(tmp_path)
+    assert atomic.NAME in os.listdir(tmp_path)
     fresh.close()
-    assert lock.NAME not in os.listdir(tmp_path)
+    assert atomic.NAME not in os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["of another user", "link", "folder"])
 def test_a_lock_that_can_not_be_opened_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To go on without it would let two trainings write into one folder."""
-    place = tmp_path / lock.NAME
+    place = tmp_path / atomic.NAME
     if kind == "link":
         place.symlink_to(tmp_path / "elsewhere")
     elif kind == "folder":
         place.mkdir()
     else:
         place.touch()
-        monkeypatch.setattr(lock, "lock", failing(PermissionError(errno.EACCES, "Permission denied")))
+        monkeypatch.setattr(atomic, "lock", failing(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(WriteError, match="its lock can not be opened") as refused:
         hold(tmp_path)
     assert str(place) in str(refused.value)
 
 
 def test_a_file_system_without_locks_is_written_to_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock.fcntl, "flock", failing(OSError(errno.ENOLCK, "No locks available")))
+    monkeypatch.setattr(atomic.fcntl, "flock", failing(OSError(errno.ENOLCK, "No locks available")))
     assert hold(tmp_path) is None
 
 
@@ -313,7 +313,7 @@ def test_what_tensorflow_says_of_a_full_disk_is_understood(trainer: Trainer, tmp
             trainer.save(tmp_path / "model")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert os.listdir(tmp_path) == [lock.NAME]
+    assert os.listdir(tmp_path) == [atomic.NAME]
 
 
 def test_a_checkpoint_of_another_model_is_refused(trainer: Trainer, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.inputs.make import make_inputs
 from msplit.verify.compare import (
     best_of,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.errors import MsplitError
 from msplit.report.benchmark import document
 from msplit.verify.compare import compare, tolerance_of

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msplit.benchmark.benchmark import bench
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.verify import check as verified

@@ -16,16 +16,16 @@ from jsonschema import Draft202012Validator
 
 import msplit
 from msplit.assignment.plans import stored_job
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import MsplitError
 from msplit.inputs.make import make_inputs
 from msplit.report.tuning import mixed_notes
 from msplit.run.tuning import TuneSettings
-from msplit.schedule.plan import planfile
+from msplit.schedule import planfile
 from msplit.verify.compare import compare
-from msplit.verify.mixed_precision import MOST, Mixed, choose, errors_of, keep_within
+from msplit.verify.mixed_precision import MOST, MixedPrecision, choose, errors_of, keep_within
 from tests.cli.runner import msplit as run
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
@@ -207,7 +207,7 @@ def test_what_makes_no_bound_is_refused(arguments, said):
 
 def test_a_bound_below_what_float32_does_is_told():
     """On a GPU products are in TF32, which may be further away than the bound."""
-    found = Mixed(1e-4, 2e-3, {"y": 2e-3}, 5, 0, frozenset([1, 2]), 2)
+    found = MixedPrecision(1e-4, 2e-3, {"y": 2e-3}, 5, 0, frozenset([1, 2]), 2)
     assert not found.holds
     assert choose([1.0] * 4, lambda chosen: 2e-3 + len(chosen), 1e-4) == frozenset()
     (said,) = mixed_notes(found)

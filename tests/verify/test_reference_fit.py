@@ -18,7 +18,7 @@ from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.run.request import RunRequest
 from msplit.run.variants import set_up
-from msplit.verify.reference_fit import fit
+from msplit.verify.tensorflow_process import fit
 from tests.cli.runner import msplit
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from msplit.samples.keras_applications import recipe_for
-from msplit.samples.weights import generate
+from msplit.samples.vision import recipe_for
+from msplit.samples.layers import generate
 
 
 def set_weights(model: Any, seed: int = 0) -> None:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msplit.samples.feature_columns import dense, load_seeded_values
-from msplit.samples.weights import generate, kernel
+from msplit.samples.recommenders import dense, load_seeded_values
+from msplit.samples.layers import generate, kernel
 from tools.sample_graphs.frozen import write_binary
 
 

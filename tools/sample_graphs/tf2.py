@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msplit.samples.weights import Recipe, generate, kernel
+from msplit.samples.layers import WeightRecipe, generate, kernel
 
 
 def _variable(name: str, shape: tuple[int, ...]) -> Any:
     import tensorflow as tf
 
-    recipe = Recipe(name, 0, -0.5, 0.5) if len(shape) == 1 else kernel(name, 0, shape)
+    recipe = WeightRecipe(name, 0, -0.5, 0.5) if len(shape) == 1 else kernel(name, 0, shape)
     return tf.Variable(generate(recipe, shape), name=name)
 
 

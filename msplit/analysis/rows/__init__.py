@@ -6,17 +6,8 @@ is refused, with the op that stands in the way.
 """
 
 # These register what ops do to rows.
-from msplit.analysis.rows import (  # noqa: F401
-    concat_split,
-    control,
-    counts,
-    elements,
-    products,
-    reshaping,
-    sparse,
-    tile_fill,
-)
+from msplit.analysis.rows import counts, elements, products, reshaping  # noqa: F401
 from msplit.analysis.rows.proof import Rows, independent_rows
-from msplit.analysis.rows.states import Refusal
+from msplit.analysis.rows.states import RowDependence
 
-__all__ = ["Refusal", "Rows", "independent_rows"]
+__all__ = ["RowDependence", "Rows", "independent_rows"]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.rows.node import ANY, Decide, View, entries, rule
-from msplit.analysis.rows.states import FIXED, Mixed, Mixes, PerRow, Sizes, State, number, sizes_state
+from msplit.analysis.rows.states import FIXED, LinearSizes, MixedRows, Mixes, PerRow, RowState, number, sizes_state
 from msplit.shapes.registry import UNKNOWN, Node, Shape, Value, axis_of, known
 from msplit.shapes.values import LIMIT, TABLE
 
@@ -25,7 +25,7 @@ Linear = tuple[int, int]
 """base + slope * n, either of which may be `UNKNOWN`."""
 
 
-def linear(sizes: Sizes) -> list[Linear]:
+def linear(sizes: LinearSizes) -> list[Linear]:
     """The numbers one by one."""
     return list(zip(sizes.base.ravel().tolist(), sizes.slope.ravel().tolist(), strict=True))
 
@@ -42,13 +42,13 @@ def asked_sizes(view: View, slot: int) -> list[Linear]:
     return linear(sizes)
 
 
-def of_shape(state: State, shape: Shape) -> State:
+def of_shape(state: RowState, shape: Shape) -> RowState:
     """The state of the shape of a tensor, as a vector.
 
     Raises:
         Mixes: It depends on more than the number of rows.
     """
-    if state is FIXED or isinstance(state, Sizes):
+    if state is FIXED or isinstance(state, LinearSizes):
         return FIXED
     if not isinstance(state, PerRow):
         raise Mixes("asks for a shape that can not be followed")
@@ -63,16 +63,16 @@ def of_shape(state: State, shape: Shape) -> State:
 
 
 @rule("Shape", "ShapeN", sizes=ANY)
-def shape(view: View) -> list[State]:
+def shape(view: View) -> list[RowState]:
     """The shape of each input."""
     return [of_shape(state, size) for state, size in zip(view.states, view.inputs, strict=True)]
 
 
 @rule("Size", sizes=ANY)
-def size(view: View) -> State:
+def size(view: View) -> RowState:
     """The product of a shape."""
     vector = of_shape(view.states[0], view.shape(0))
-    return _product(vector) if isinstance(vector, Sizes) else FIXED
+    return _product(vector) if isinstance(vector, LinearSizes) else FIXED
 
 
 rule("Rank", sizes=ANY)(lambda view: FIXED)
@@ -81,7 +81,7 @@ ARITHMETIC: dict[str, Decide] = {}
 """What ops make of numbers that depend on the number of rows; filled below."""
 
 
-def arithmetic(view: View) -> State | list[State]:
+def arithmetic(view: View) -> RowState | list[RowState]:
     """What an op makes of numbers that depend on the number of rows.
 
     Raises:
@@ -93,7 +93,7 @@ def arithmetic(view: View) -> State | list[State]:
     return known(view)
 
 
-def _linear(view: View, brings: slice) -> list[State]:
+def _linear(view: View, brings: slice) -> list[RowState]:
     """An op whose result is linear in the numbers that some of its input slots bring; all else is fixed."""
     slots = range(len(view.states))[brings]
     view.only(*slots)
@@ -102,7 +102,7 @@ def _linear(view: View, brings: slice) -> list[State]:
     for slot in slots:
         taken = _filled(view, slot)
         bases[slot], slopes[slot] = taken.base, taken.slope
-    states: list[State] = []
+    states: list[RowState] = []
     for base, slope in zip(_evaluated(view, bases), _evaluated(view, slopes), strict=True):
         if base is None or slope is None:
             raise Mixes(_LOST)
@@ -122,10 +122,10 @@ def _evaluated(view: View, values: list[Value | None]) -> list[Value | None]:
     return [None if value is None else np.asarray(value) for value in listed]
 
 
-def _each(function: Callable[[Linear, Linear], Linear]) -> Callable[[View], State]:
+def _each(function: Callable[[Linear, Linear], Linear]) -> Callable[[View], RowState]:
     """The rule of an op that takes two tensors of numbers and broadcasts them."""
 
-    def apply(view: View) -> State:
+    def apply(view: View) -> RowState:
         first, second = _filled(view, 0), _filled(view, 1)
         if math.prod(np.broadcast_shapes(first.base.shape, second.base.shape)) > LIMIT:
             raise Mixes(_LOST)
@@ -137,16 +137,16 @@ def _each(function: Callable[[Linear, Linear], Linear]) -> Callable[[View], Stat
     return apply
 
 
-def _filled(view: View, slot: int) -> Sizes:
+def _filled(view: View, slot: int) -> LinearSizes:
     taken, size = view.counts(slot), view.inputs[slot]
     if taken is not None:
         return taken
     if view.states[slot] is not FIXED or not known(size) or math.prod(size) > LIMIT:
         raise Mixes(_LOST)
-    return Sizes(np.full(size, UNKNOWN), np.zeros(size, np.int64))
+    return LinearSizes(np.full(size, UNKNOWN), np.zeros(size, np.int64))
 
 
-def _state(found: list[Linear], size: tuple[int, ...]) -> State:
+def _state(found: list[Linear], size: tuple[int, ...]) -> RowState:
     base, slope = (np.array([item[part] for item in found], np.int64).reshape(size) for part in (0, 1))
     return sizes_state(base, slope)
 
@@ -207,7 +207,7 @@ def _smaller(first: Linear, second: Linear) -> Linear:
 
 def _compared(
     always: Callable[[Linear, Linear], bool], never: Callable[[Linear, Linear], bool]
-) -> Callable[[View], State]:
+) -> Callable[[View], RowState]:
     """A comparison that has one answer, whatever the number of rows is."""
 
     def decide(first: Linear, second: Linear) -> Linear:
@@ -222,7 +222,7 @@ def _more(first: Linear, second: Linear) -> bool:
     return UNKNOWN not in second and _at_least(first, (second[0] + 1, second[1]))
 
 
-def limited(view: View) -> State:
+def limited(view: View) -> RowState:
     """A number that may depend on rows, between limits.
 
     Keras counts categories up to the largest that it sees, cut off at both ends at the number of categories.
@@ -230,12 +230,12 @@ def limited(view: View) -> State:
     for state, other, shape in zip(view.states, (1, 0), view.inputs, strict=True):
         counted = view.counts(other)
         limit = int(counted.base) if counted is not None and counted.base.ndim == 0 and not counted.slope else None
-        if isinstance(state, Mixed) and shape == () and limit is not None:
+        if isinstance(state, MixedRows) and shape == () and limit is not None:
             if view.op == "Maximum":
-                return Mixed(state.refusal, max(limit, state.least or limit))
+                return MixedRows(state.refusal, max(limit, state.least or limit))
             if state.least is not None and state.least >= limit:
                 return FIXED
-    raise Mixes(next(state.refusal for state in view.states if isinstance(state, Mixed)))
+    raise Mixes(next(state.refusal for state in view.states if isinstance(state, MixedRows)))
 
 
 def _broadcast(first: Linear, second: Linear) -> Linear:
@@ -246,32 +246,32 @@ def _broadcast(first: Linear, second: Linear) -> Linear:
     raise Mixes(_LOST)
 
 
-def _product(sizes: Sizes) -> State:
+def _product(sizes: LinearSizes) -> RowState:
     found: Linear = (1, 0)
     for item in linear(sizes):
         found = multiplied(found, item)
     return _state([found], ())
 
 
-def _prod(view: View) -> State:
+def _prod(view: View) -> RowState:
     view.fixed(1)
     sizes = view.counts(0)
     if sizes is None or sizes.base.ndim != 1 or [axis_of(axis, 1) for axis in view.whole(1)] != [0]:
         raise Mixes(_LOST)
     found = _product(sizes)
-    if isinstance(found, Sizes) and view.attr("keep_dims", False):
-        return Sizes(found.base.reshape(1), found.slope.reshape(1))
+    if isinstance(found, LinearSizes) and view.attr("keep_dims", False):
+        return LinearSizes(found.base.reshape(1), found.slope.reshape(1))
     return found
 
 
-def _cast(view: View) -> State:
+def _cast(view: View) -> RowState:
     sizes = view.counts(0)
     if sizes is None or not str(view.attr("DstT", "")).startswith(_INTEGERS):
         raise Mixes("makes data of the number of rows")
     return sizes
 
 
-def _of_arguments(view: View) -> State:
+def _of_arguments(view: View) -> RowState:
     """The shape that two shapes broadcast to; the shorter one begins with ones."""
     first, second = _filled(view, 0), _filled(view, 1)
     size = max(first.base.size, second.base.size)

@@ -1,14 +1,20 @@
-"""Ops that work element by element, with broadcasting, and those that treat vectors, matrices or items one by one."""
+"""Ops that work element by element, with broadcasting, and those that treat vectors, matrices or items one by one.
+
+Lists, arrays, loops and choices: fixed as long as how often and which one does not depend on rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from msplit.analysis.rows.node import View, agreed, not_along, refused_input, rule, rules
-from msplit.analysis.rows.states import FIXED, Mixes, PerRow, State
+from msplit.analysis.rows.node import ANY, View, agreed, not_along, refused_input, rule, rules
+from msplit.analysis.rows.states import FIXED, Array, ListState, MixedRows, Mixes, PerRow, RowState, either, merged
+from msplit.core.graph import Function
 from msplit.opset.traits import ops_with
 from msplit.shapes.registry import Shape
+from msplit.shapes.result import Result
 
 PER_ELEMENT = ops_with("per element")
 
@@ -16,7 +22,7 @@ _CORES = {"per vector": 1, "per matrix": 2, "per image": 3}
 """How many axes from the last on an op treats as a whole, by trait."""
 
 
-def broadcast(states: Sequence[State], shapes: Sequence[Shape]) -> PerRow:
+def broadcast(states: Sequence[RowState], shapes: Sequence[Shape]) -> PerRow:
     """The state of what tensors are broadcast to.
 
     Raises:
@@ -44,13 +50,13 @@ def broadcast(states: Sequence[State], shapes: Sequence[Shape]) -> PerRow:
 
 
 @rules(PER_ELEMENT)
-def per_element(view: View) -> State:
+def per_element(view: View) -> RowState:
     """All inputs are broadcast."""
     return broadcast(view.states, view.inputs)
 
 
 @rule("Select")
-def select(view: View) -> State:
+def select(view: View) -> RowState:
     """The condition may be a vector that chooses along the first axis."""
     condition = view.ranked(0)
     if len(condition) != 1:
@@ -60,12 +66,12 @@ def select(view: View) -> State:
 
 
 @rule("SelectV2")
-def select_v2(view: View) -> State:
+def select_v2(view: View) -> RowState:
     """All three are broadcast."""
     return broadcast(view.states, view.inputs)
 
 
-def _core(view: View, size: int) -> State:
+def _core(view: View, size: int) -> RowState:
     """The last `size` axes are treated as a whole; rows lie along one before, in every input that is not a parameter."""
     found = []
     for slot, state in enumerate(view.states):
@@ -102,7 +108,7 @@ def per_item(view: View) -> PerRow:
 
 
 @rule("MaxPoolV2")
-def max_pool_v2(view: View) -> State:
+def max_pool_v2(view: View) -> RowState:
     """Pooling whose window is an input."""
     if view.whole(1)[0] != 1 or view.whole(2)[0] != 1:
         raise Mixes("has a window over several items")
@@ -110,7 +116,7 @@ def max_pool_v2(view: View) -> State:
 
 
 @rule("MaxPoolWithArgmax")
-def max_pool_with_argmax(view: View) -> State:
+def max_pool_with_argmax(view: View) -> RowState:
     """Places may be counted over the whole batch."""
     if view.attr("include_batch_in_index", False):
         raise Mixes("counts places over the whole batch")
@@ -118,7 +124,7 @@ def max_pool_with_argmax(view: View) -> State:
 
 
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput", sizes=(0,))
-def transposed_convolution(view: View) -> State:
+def transposed_convolution(view: View) -> RowState:
     """A convolution whose result has a given shape, that of the batch included."""
     view.fixed(1)
     state = view.rows(2)
@@ -140,7 +146,7 @@ def channels(view: View, slot: int = 0) -> int:
 
 
 @rule("BiasAdd", "BiasAddV1")
-def bias_add(view: View) -> State:
+def bias_add(view: View) -> RowState:
     """A fixed vector along the channels."""
     state = view.rows(0)
     view.only(0)
@@ -149,7 +155,7 @@ def bias_add(view: View) -> State:
 
 
 @rule(*sorted(ops_with("batch norm")), "_FusedBatchNormEx")
-def batch_norm(view: View) -> list[State]:
+def batch_norm(view: View) -> list[RowState]:
     """By fixed statistics; those of the batch come from all rows."""
     if view.attr("is_training", True):
         raise Mixes("normalizes by the mean and variance of the batch")
@@ -160,7 +166,7 @@ def batch_norm(view: View) -> list[State]:
 
 
 @rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
-def cross_entropy(view: View) -> State:
+def cross_entropy(view: View) -> RowState:
     """A loss for each row of logits and labels, and its gradient."""
     state = agreed([view.rows(0), view.rows(1)])
     not_along(state, 1, "works along the rows")
@@ -168,7 +174,7 @@ def cross_entropy(view: View) -> State:
 
 
 @rule("InTopK", "InTopKV2")
-def in_top_k(view: View) -> State:
+def in_top_k(view: View) -> RowState:
     """Whether a target is among the largest of its row."""
     view.only(0, 1)
     state = agreed([view.rows(0), view.rows(1)])
@@ -177,7 +183,7 @@ def in_top_k(view: View) -> State:
 
 
 @rule("LowerBound", "UpperBound")
-def bound(view: View) -> State:
+def bound(view: View) -> RowState:
     """The place of each value in a sorted vector, one per row or one for all."""
     values = view.rows(1)
     if view.states[0] is FIXED and values.axis == 1:
@@ -188,7 +194,7 @@ def bound(view: View) -> State:
 
 
 @rule("CombinedNonMaxSuppression")
-def suppression(view: View) -> State:
+def suppression(view: View) -> RowState:
     """The best boxes of each image."""
     view.only(0, 1)
     state = agreed([view.rows(0), view.rows(1)])
@@ -198,20 +204,20 @@ def suppression(view: View) -> State:
 
 
 @rule("LookupTableFind", "LookupTableFindV2")
-def find(view: View) -> State:
+def find(view: View) -> RowState:
     """A key at a time, in a table that stays as it is."""
     view.only(1)
     return view.rows(1)
 
 
 @rule("DecodeCSV")
-def decode_csv(view: View) -> State:
+def decode_csv(view: View) -> RowState:
     """A record at a time; the defaults are fixed."""
     view.only(0)
     return view.rows(0)
 
 
-def _cell(view: View, axis: int, slots: Mapping[int, int]) -> State:
+def _cell(view: View, axis: int, slots: Mapping[int, int]) -> RowState:
     """A step of a recurrent cell, or all of them.
 
     Args:
@@ -233,3 +239,204 @@ def _cell(view: View, axis: int, slots: Mapping[int, int]) -> State:
 rule("LSTMBlockCell")(lambda view: _cell(view, 0, {0: 0, 1: 0, 2: 0}))
 rule("GRUBlockCell")(lambda view: _cell(view, 0, {0: 0, 1: 0}))
 rule("BlockLSTM", "BlockLSTMV2")(lambda view: _cell(view, 1, {1: 1, 2: 0, 3: 0}))
+
+
+@rule("Print", "CheckNumerics", "CheckNumericsV2", sizes=ANY, places=True, each=True)
+@rules(ops_with("identity") | ops_with("forwards"), sizes=ANY, places=True, each=True)
+def passing(view: View) -> RowState:
+    """The first input, whatever it is."""
+    return view.states[0]
+
+
+rule("IdentityN", sizes=ANY, places=True, each=True)(lambda view: list(view.states))
+
+
+@rule("TensorArrayV3", always=True)
+def new_array(view: View) -> list[RowState]:
+    """A tensor array of TensorFlow 1, of a fixed length."""
+    view.only()
+    return [Array(view.key), FIXED]
+
+
+@rule("TensorArrayWriteV3", always=True)
+def write_array(view: View) -> RowState:
+    """An element at a fixed place; what comes out only orders what is done."""
+    view.only(0, 2)
+    view.held.write(view.states[0], view.states[2])
+    return FIXED
+
+
+@rule("TensorArrayScatterV3", always=True)
+def scatter_array(view: View) -> RowState:
+    """Elements along the first axis, at fixed places."""
+    view.only(0, 2)
+    view.held.write(view.states[0], _taken_apart(view.states[2]))
+    return FIXED
+
+
+@rule("TensorArrayReadV3", always=True)
+def read_array(view: View) -> RowState:
+    """An element from a fixed place."""
+    view.only(0)
+    return view.held.read(view.states[0])
+
+
+@rule("TensorArrayGatherV3", always=True)
+def gather_array(view: View) -> RowState:
+    """Elements from fixed places, stacked."""
+    view.only(0)
+    return _stacked(view.held.read(view.states[0]))
+
+
+@rule("TensorArraySizeV3", "TensorArrayCloseV3", always=True)
+def array_size(view: View) -> RowState:
+    """The length, which is fixed."""
+    view.only(0)
+    return FIXED
+
+
+def _taken_apart(state: RowState) -> RowState:
+    if state is FIXED:
+        return FIXED
+    if not isinstance(state, PerRow) or state.tells:
+        raise Mixes(refused_input(state, 0))
+    if state.axis == 0:
+        raise Mixes("takes rows apart")
+    return replace(state, axis=state.axis - 1)
+
+
+def _stacked(state: RowState | None) -> RowState:
+    if isinstance(state, PerRow):
+        return replace(state, axis=state.axis + 1)
+    if state is None or state is FIXED:
+        return FIXED
+    raise Mixes(refused_input(state, 0))
+
+
+def _listed(view: View) -> ListState:
+    state = view.states[0]
+    if isinstance(state, ListState):
+        return state
+    if state is FIXED:
+        return ListState(FIXED)
+    raise Mixes(refused_input(state, 0))
+
+
+def _with(held: ListState, element: RowState) -> ListState:
+    return ListState(element if held.element is None else either(held.element, element))
+
+
+@rule("TensorListReserve", "EmptyTensorList", sizes=(0,), always=True)
+def new_list(view: View) -> RowState:
+    """The shape of elements that are not there yet may name the number of rows; how many there are is fixed."""
+    view.only(0)
+    return ListState()
+
+
+@rule("TensorListFromTensor", sizes=(1,))
+def from_tensor(view: View) -> RowState:
+    """A list along the first axis."""
+    return ListState(_taken_apart(view.states[0]))
+
+
+@rule("TensorListSetItem", "TensorListPushBack")
+def put(view: View) -> RowState:
+    """An element is put in, at a fixed place."""
+    slot = 2 if view.op == "TensorListSetItem" else 1
+    view.only(0, slot)
+    if isinstance(view.states[slot], PerRow | type(FIXED)):
+        return _with(_listed(view), view.states[slot])
+    raise Mixes(refused_input(view.states[slot], slot))
+
+
+@rule("TensorListGetItem", sizes=(2,))
+@rule("TensorListPopBack", sizes=(1,))
+def get(view: View) -> RowState | list[RowState]:
+    """An element from a fixed place."""
+    held = _listed(view)
+    if view.op == "TensorListGetItem":
+        view.fixed(1)
+        return held.element or _unwritten(view)
+    return [held, held.element or _unwritten(view)]
+
+
+def _unwritten(view: View) -> RowState:
+    # Zeros, of a shape that may have the rows anywhere.
+    raise Mixes("reads an element that nothing was written to")
+
+
+@rule("TensorListStack", sizes=(1,))
+@rule("TensorListGather", sizes=(2,))
+def stack(view: View) -> RowState:
+    """All elements, or those at fixed places, stacked."""
+    if view.op == "TensorListGather":
+        view.fixed(1)
+    held = _listed(view)
+    return _stacked(held.element or _unwritten(view))
+
+
+@rule("TensorListLength", "TensorListElementShape")
+def length(view: View) -> RowState:
+    """The length is fixed, the shape of an element is not."""
+    if view.op == "TensorListLength" or _listed(view).element is FIXED:
+        return FIXED
+    raise Mixes("asks for the shape of an element of a list")
+
+
+@rule("TensorListResize")
+def resize(view: View) -> RowState:
+    """To a fixed length."""
+    view.only(0)
+    return _listed(view)
+
+
+@rule("Switch", "RefSwitch", sizes=(0,), places=True)
+def switch(view: View) -> RowState:
+    """One of two ways, by a condition that is fixed."""
+    _chosen(view, 1)
+    return view.states[0]
+
+
+Body = Callable[[Function, Result, list[RowState]], list[RowState]]
+"""From a function, its shapes and the states of its arguments to the states of its results."""
+
+
+def _chosen(view: View, slot: int) -> None:
+    if view.states[slot] is not FIXED:
+        raise Mixes("chooses by what depends on rows")
+
+
+def call(view: View, bodies: Mapping[str, tuple[Function, Result]], walk: Body) -> list[RowState]:
+    """What a node that runs functions gives."""
+    if not bodies:
+        raise Mixes("runs a function that can not be followed")
+    if set(bodies) == {"f"}:
+        return walk(*bodies["f"], view.states)
+    if "body" in bodies or "cond" in bodies:
+        return _loop(view, bodies, walk)
+    _chosen(view, 0)
+    found = [walk(*body, view.states[1:]) for body in bodies.values()]
+    expected = len(view.attr("branches", ())) or 2
+    if len(bodies) != expected:
+        raise Mixes("runs a function that can not be followed")
+    return [functools.reduce(merged, states) for states in zip(*found, strict=True)]
+
+
+def _loop(view: View, bodies: Mapping[str, tuple[Function, Result]], walk: Body) -> list[RowState]:
+    """The states that a loop does not change: each round what the body gives is joined with what it took."""
+    if set(bodies) != {"body", "cond"}:
+        raise Mixes("runs a function that can not be followed")
+    carried = list(view.states)
+    # A list may learn what its elements are, and nothing else may change.
+    for _ in range(len(carried) + 2):
+        (asked,) = walk(*bodies["cond"], carried)
+        if isinstance(asked, MixedRows):
+            raise Mixes(asked.refusal)
+        if asked is not FIXED:
+            raise Mixes("runs as often as rows say")
+        given = walk(*bodies["body"], carried)
+        following = [merged(before, after) for before, after in zip(carried, given, strict=True)]
+        if following == carried:
+            return carried
+        carried = following
+    raise Mixes("changes what it carries in each round")

@@ -22,10 +22,10 @@ from msplit.analysis.rows.states import (
     FIXED,
     PLACE,
     Array,
+    LinearSizes,
     Mixes,
     PerRow,
-    Sizes,
-    State,
+    RowState,
     either,
     matching,
     number,
@@ -44,10 +44,10 @@ class Arrays:
         grown: Whether that has changed since somebody may have read it.
     """
 
-    elements: dict[str, State] = field(default_factory=dict)
+    elements: dict[str, RowState] = field(default_factory=dict)
     grown: bool = False
 
-    def write(self, array: State, element: State) -> None:
+    def write(self, array: RowState, element: RowState) -> None:
         """Puts an element in.
 
         Raises:
@@ -63,7 +63,7 @@ class Arrays:
             self.elements[array.key] = after
             self.grown = True
 
-    def read(self, array: State) -> State:
+    def read(self, array: RowState) -> RowState:
         """The state of an element; fixed as long as there is none.
 
         Raises:
@@ -86,7 +86,7 @@ class View(Node):
         held: What tensor arrays hold, by the key of the node that makes each.
     """
 
-    states: list[State] = field(default_factory=list)
+    states: list[RowState] = field(default_factory=list)
     made: Outputs = ()
     key: str = ""
     sources: list[str] = field(default_factory=list)
@@ -125,23 +125,23 @@ class View(Node):
         """An axis of an input, counted from the front; of `more` axes than it has."""
         return axis_of(given, len(self.ranked(slot)) + more)
 
-    def counts(self, slot: int) -> Sizes | None:
+    def counts(self, slot: int) -> LinearSizes | None:
         """The numbers of an input that depend on nothing but the number of rows; None where they are not known."""
         state = self.states[slot]
-        if isinstance(state, Sizes):
+        if isinstance(state, LinearSizes):
             return state
         value = self.value(slot)
         if value is None or value.dtype.kind != "i" or not small(value):
             return None
-        return Sizes(value, np.zeros_like(value))
+        return LinearSizes(value, np.zeros_like(value))
 
 
-Decide = Callable[[View], "State | list[State]"]
+Decide = Callable[[View], "RowState | list[RowState]"]
 D = TypeVar("D", bound=Decide)
 
 
 @dataclass(frozen=True)
-class Rule:
+class RowRule:
     """What an op does to rows.
 
     Attributes:
@@ -158,27 +158,27 @@ class Rule:
     each: bool = False
     always: bool = False
 
-    def takes(self, state: State) -> bool:
+    def takes(self, state: RowState) -> bool:
         """Whether it may take what is known of a tensor's elements."""
         if not isinstance(state, PerRow) or not state.tells:
             return True
         return self.each if state.tells == EACH else self.places
 
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, RowRule] = {}
 
 ANY = range(1 << 20)
 """All input slots."""
 
 
 def rule(*ops: str, sizes: Container[int] = (), **known: bool) -> Callable[[D], D]:
-    """Registers the rule of the named ops, with what else there is to know of it, see `Rule`. Registering an op twice is an error."""
+    """Registers the rule of the named ops, with what else there is to know of it, see `RowRule`. Registering an op twice is an error."""
 
     def register(decide: D) -> D:
         for op in ops:
             if op in RULES:
                 raise ValueError(f"{op} has a rule already")
-            RULES[op] = Rule(decide, sizes, **known)
+            RULES[op] = RowRule(decide, sizes, **known)
         return decide
 
     return register
@@ -189,9 +189,9 @@ def rules(found: Iterable[str], **known: Any) -> Callable[[D], D]:
     return rule(*(op for op in sorted(found) if op not in RULES), **known)
 
 
-def refused_input(state: State, slot: int, other: str = "takes no rows there") -> str:
+def refused_input(state: RowState, slot: int, other: str = "takes no rows there") -> str:
     """Why an input in some state is refused."""
-    if isinstance(state, Sizes):
+    if isinstance(state, LinearSizes):
         return "makes data of the number of rows"
     if isinstance(state, PerRow) and state.tells:
         return PLACE

@@ -1,10 +1,19 @@
-"""Products, reductions and lookups."""
+"""Products, reductions and lookups.
+
+Entries that are chosen by what is in the rows: sparse lookups, partitions and segments.
+
+Where, a partition or a sparse tensor give each row a number of entries of its own, in the order of the rows. They are a `PerRow` with a
+`group`: what is done to them element by element stays in the row. Only ops that give every row its own again lead back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from msplit.analysis.rows.counts import Linear, asked_sizes, multiplied
 from msplit.analysis.rows.elements import broadcast
 from msplit.analysis.rows.node import View, agreed, not_along, rule, rules
 from msplit.analysis.rows.states import (
@@ -15,10 +24,11 @@ from msplit.analysis.rows.states import (
     NUMBERS,
     PLACE,
     POSITIONS,
-    Distinct,
     Mixes,
     PerRow,
-    State,
+    RowState,
+    UniqueValues,
+    sizes_state,
 )
 from msplit.opset.traits import ops_with
 from msplit.shapes.registry import Sizes as Shape
@@ -28,19 +38,19 @@ _SUMMED = "sums over the rows"
 
 
 @rule("MatMul", "_FusedMatMul", "SparseMatMul")
-def matmul(view: View) -> State:
+def matmul(view: View) -> RowState:
     """A product of two matrices; what else a fused one takes is fixed."""
     view.only(0, 1)
     return _product(view, (), ("transpose_a", "transpose_b"))
 
 
 @rules(ops_with("batch matmul") | {"BatchMatMulV3"})
-def batch_matmul(view: View) -> State:
+def batch_matmul(view: View) -> RowState:
     """A product of matrices for each place of the axes before."""
     return _product(view, ("adj_x", "adj_y"), ())
 
 
-def _product(view: View, adjoint: Sequence[str], transposed: Sequence[str]) -> State:
+def _product(view: View, adjoint: Sequence[str], transposed: Sequence[str]) -> RowState:
     """Rows lie along the axis of the result that comes from one operand alone, or along one that is shared."""
     turned = [bool(view.attr(name, False)) for name in (*adjoint, *transposed)]
     shapes = [view.ranked(0), view.ranked(1)]
@@ -68,7 +78,7 @@ def _product(view: View, adjoint: Sequence[str], transposed: Sequence[str]) -> S
 
 
 @rule("Einsum", "XlaEinsum")
-def einsum(view: View) -> State:
+def einsum(view: View) -> RowState:
     """The rows have one name in all operands that have them, and in the result."""
     equation = str(view.attr("equation", "")).replace(" ", "")
     given, _, result = equation.partition("->")
@@ -110,7 +120,7 @@ def _named(term: str, shape: Shape) -> list[str]:
 
 
 @rule("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm", "ReduceJoin")
-def reduction(view: View) -> State:
+def reduction(view: View) -> RowState:
     """Over other axes than that of the rows."""
     view.only(0)
     state = view.rows(0)
@@ -123,7 +133,7 @@ def reduction(view: View) -> State:
 
 
 @rule("ArgMax", "ArgMin")
-def arg_max(view: View) -> State:
+def arg_max(view: View) -> RowState:
     """Along another axis than the rows."""
     view.only(0)
     state = view.rows(0)
@@ -134,7 +144,7 @@ def arg_max(view: View) -> State:
 
 
 @rule("GatherV2", "Gather", "ResourceGather", "KvResourceGather", "KvResourceGatherV1", places=True, each=True)
-def gather(view: View) -> State:
+def gather(view: View) -> RowState:
     """Entries of a table that all rows share, or of each row; along other axes than the rows, or by shared leading axes."""
     axis, batch = 0, int(view.attr("batch_dims", 0))
     table, ids = view.states[0], view.states[1]
@@ -146,7 +156,7 @@ def gather(view: View) -> State:
         axis = axis_of(axis, len(view.ranked(0))) if table is not FIXED or axis < 0 else axis
     elif view.op == "Gather" or table is FIXED:
         axis = batch
-    if table is FIXED and isinstance(ids, Distinct):
+    if table is FIXED and isinstance(ids, UniqueValues):
         if axis != 0 or batch:
             raise Mixes("looks up along another axis")
         return ids
@@ -156,7 +166,7 @@ def gather(view: View) -> State:
             raise Mixes("looks up the place of a row in the batch")
         not_before(rows, batch)
         return replace(rows, axis=rows.axis - batch + axis)
-    if isinstance(table, Distinct):
+    if isinstance(table, UniqueValues):
         rows = view.rows(1)
         if rows.tells != INDICES or rows.origin != table.origin or axis != 0 or batch:
             raise Mixes("looks up in a list that all rows have made")
@@ -202,7 +212,7 @@ def not_before(rows: PerRow, batch: int) -> None:
 
 
 @rule("GatherNd", "ResourceGatherNd", places=True)
-def gather_nd(view: View) -> State:
+def gather_nd(view: View) -> RowState:
     """Elements by coordinates, the first of which may be the number of the row."""
     indices = view.ranked(1)
     depth, rank = indices[-1], len(indices)
@@ -229,10 +239,191 @@ def gather_nd(view: View) -> State:
 
 
 @rule("DenseBincount")
-def dense_bincount(view: View) -> State:
+def dense_bincount(view: View) -> RowState:
     """The counts of each vector of a matrix."""
     state, shape = view.rows(0), view.ranked(0)
     if len(shape) != 2 or state.axis != 0:
         raise Mixes("counts over the rows")
     view.only(0, 2)
     return agreed([state, *([view.rows(2)] if view.states[2] is not FIXED else [])])
+
+
+_FILLED = "filled "
+"""Begins the name of a group in which every row has an entry."""
+
+_ONE_EACH: Linear = (0, 1)
+
+
+def _bare(state: PerRow) -> PerRow:
+    """Where elements lie, without what is known of them."""
+    return replace(state, tells="", column=None, origin=None)
+
+
+def _product_of_linear(sizes: list[Linear]) -> Linear:
+    result: Linear = (1, 0)
+    for item in sizes:
+        result = multiplied(result, item)
+    return result
+
+
+@rule("Where")
+def where(view: View) -> RowState:
+    """The places of what is true."""
+    state = view.rows(0)
+    if (state.axis, state.outer) != (0, 1) or (state.inner is None and not state.group):
+        raise Mixes("lists what is true in another order than by rows")
+    listed = PerRow(0, 1, None, group=view.key)
+    if len(view.ranked(0)) == 1:
+        return replace(listed, tells=POSITIONS, origin=state)
+    if state.inner != 1:
+        raise Mixes(PLACE)
+    return replace(listed, tells=COORDINATES, column=1)
+
+
+def _coordinates(view: View, slot: int) -> PerRow:
+    """The state of the indices of a sparse tensor, of which the first is that of the row."""
+    state = view.rows(slot)
+    if (state.tells, state.column, state.axis, state.outer) != (COORDINATES, 1, 0, 1):
+        raise Mixes("takes the indices of a sparse tensor, which may name any row")
+    return state
+
+
+@rule("SparseReshape", sizes=(1, 2), places=True)
+def sparse_reshape(view: View) -> list[RowState]:
+    """Coordinates of which the first stays that of the row."""
+    state, old, new = _coordinates(view, 0), asked_sizes(view, 1), asked_sizes(view, 2)
+    rest, known = _product_of_linear(old[1:]), _product_of_linear([item for item in new[1:] if item != (-1, 0)])
+    if old[0] != _ONE_EACH or rest[1] or known[1] or rest[0] <= 0 or known[0] <= 0 or rest[0] % known[0]:
+        raise Mixes("reshapes rows into each other")
+    if new[0] == (-1, 0) and known == rest:
+        new[0] = _ONE_EACH
+    if new[0] != _ONE_EACH:
+        raise Mixes("reshapes rows into each other")
+    base = [rest[0] // known[0] if item == (-1, 0) else item[0] for item in new]
+    return [state, sizes_state(np.array(base, np.int64), np.array([slope for _, slope in new], np.int64))]
+
+
+@rule("SparseFillEmptyRows", sizes=(2,), places=True)
+def fill_empty_rows(view: View) -> list[RowState]:
+    """Rows without an entry get one."""
+    view.fixed(3)
+    state = _coordinates(view, 0)
+    agreed([_bare(state), view.rows(1)])
+    if asked_sizes(view, 2)[0] != _ONE_EACH:
+        raise Mixes("makes another number of rows")
+    listed = PerRow(0, 1, None, group=_FILLED + view.key)
+    return [replace(listed, tells=COORDINATES, column=1), listed, PerRow(0), UniqueValues(view.key)]
+
+
+@rule("Unique")
+def unique(view: View) -> list[RowState]:
+    """The different values, of use together with the index of each entry alone."""
+    state = view.rows(0)
+    if state.tells:
+        raise Mixes(PLACE)
+    return [UniqueValues(view.key), replace(state, tells=INDICES, origin=view.key)]
+
+
+def _row_numbers(view: View, slot: int, count: int | None) -> PerRow:
+    """The state of ids of segments that are the numbers of the rows.
+
+    Args:
+        view: The node.
+        slot: Input slot of the ids.
+        count: Input slot of the number of segments; None where that of the largest id says it.
+    """
+    ids = view.rows(slot)
+    if ids.tells != NUMBERS or ids.outer != 1 or len(view.ranked(slot)) != 1 or not (ids.inner or ids.group):
+        raise Mixes("joins what ids say, and ids may join several rows")
+    if count is not None and asked_sizes(view, count) != [_ONE_EACH]:
+        raise Mixes("makes another number of rows")
+    if count is None and ids.group and not ids.group.startswith(_FILLED):
+        raise Mixes("makes fewer rows where the last ones have no entry")
+    return _bare(ids)
+
+
+@rules(ops_with("sparse segment"), places=True)
+@rule(*(f"{op}WithNumSegments" for op in sorted(ops_with("sparse segment"))), sizes=(3,), places=True)
+def sparse_segments(view: View) -> RowState:
+    """Rows of a table for each entry, combined per row."""
+    table, ids = view.states[0], view.rows(1)
+    if isinstance(table, UniqueValues):
+        found = ids.tells == INDICES and ids.origin == table.origin
+    else:
+        found = table is FIXED and not ids.tells
+    if not found:
+        raise Mixes("combines what is looked up among other rows")
+    agreed([_bare(ids), _row_numbers(view, 2, 3 if "WithNum" in view.op else None)])
+    return PerRow(0)
+
+
+@rule("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd", places=True)
+@rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", sizes=(2,), places=True)
+def segments(view: View) -> RowState:
+    """By the numbers of rows, or by fixed ids along leading axes that are not that of the rows."""
+    if view.states[1] is not FIXED:
+        data = view.rows(0)
+        if data.tells:
+            raise Mixes(PLACE)
+        agreed([data, _row_numbers(view, 1, 2 if view.op.startswith("Unsorted") else None)])
+        return PerRow(0)
+    view.only(0)
+    state, ids = view.rows(0), len(view.ranked(1))
+    if state.axis < ids:
+        raise Mixes("joins rows")
+    return replace(state, axis=state.axis - ids + 1)
+
+
+@rule("DynamicPartition", places=True, each=True)
+def partition(view: View) -> list[RowState]:
+    """Each entry goes into the part that the same row names."""
+    data, parts = view.rows(0), view.rows(1)
+    if len(view.ranked(1)) != 1 or parts.inner is None or agreed([_bare(data), parts]) != PerRow(0, 1, parts.inner):
+        raise Mixes("cuts rows apart")
+    count = view.count("num_partitions", 1)
+    return [replace(data, inner=None, group=f"{part}/{count} {view.sources[1]}") for part in range(count)]
+
+
+@rule("DynamicStitch", "ParallelDynamicStitch", places=True, each=True)
+def stitch(view: View) -> RowState:
+    """All parts of a partition, each entry at the place where it was."""
+    count = len(view.states) // 2
+    source = view.rows(0).group.partition(" ")[2]
+    places = []
+    for part in range(count):
+        places_of, data = view.rows(part), view.rows(count + part)
+        if places_of.group != f"{part}/{count} {source}" or len(view.ranked(part)) != 1 or data.tells:
+            raise Mixes("puts together what ids say, and ids may name any row")
+        agreed([_bare(places_of), data])
+        place = PerRow(0) if places_of.tells == NUMBERS else places_of.origin
+        if places_of.tells not in (NUMBERS, EACH) or not isinstance(place, PerRow):
+            raise Mixes("puts together what ids say, and ids may name any row")
+        places.append(place)
+    return agreed(places)
+
+
+@rule("SparseToDense", sizes=(1,), places=True)
+def to_dense(view: View) -> RowState:
+    """The entries of each row, in the row."""
+    view.fixed(3)
+    state, (rows, *rest) = _coordinates(view, 0), asked_sizes(view, 1)
+    if rows != _ONE_EACH or any(slope for _, slope in rest):
+        raise Mixes("makes another number of rows")
+    if view.states[2] is not FIXED or view.ranked(2):
+        agreed([_bare(state), view.rows(2)])
+    return PerRow(0)
+
+
+@rule("ParseExample", "ParseExampleV2")
+def parse(view: View) -> list[RowState]:
+    """A record is a row. Of sparse features the longest of all rows gives the width, so that their shape is of no use."""
+    view.only(0)
+    if view.rows(0) != PerRow(0) or len(view.ranked(0)) != 1:
+        raise Mixes("takes rows for what lies inside of a record")
+    count = view.count("num_sparse") or view.count("Nsparse")
+    listed = [PerRow(0, 1, None, group=f"{view.key}/{feature}") for feature in range(count)]
+    lost = UniqueValues(view.key)
+    dense = [lost if shape is None or None in shape else PerRow(0) for shape in view.attr("dense_shapes", ())]
+    indices = [replace(state, tells=COORDINATES, column=1) for state in listed]
+    found = [*indices, *listed, *[lost] * count, *dense]
+    return [*found, *[lost] * (len(view.made) - len(found))]

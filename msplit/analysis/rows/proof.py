@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from msplit.analysis.rows.states import FIXED, Array, Distinct, Listed, Mixed, PerRow, Refusal, Sizes, State
-from msplit.analysis.rows.walk import Pass, Setting, writer
+from msplit.analysis.rows.states import (
+    FIXED,
+    Array,
+    LinearSizes,
+    ListState,
+    MixedRows,
+    PerRow,
+    RowDependence,
+    RowState,
+    UniqueValues,
+)
+from msplit.analysis.rows.walk import RowPass, Setting, writer
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.shapes.infer import inferred
-from msplit.shapes.inputs import stated_shapes
+from msplit.shapes.infer import inferred, stated_shapes
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Rows:
 
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
-    refusals: Mapping[str, Refusal]
+    refusals: Mapping[str, RowDependence]
 
     @property
     def independent(self) -> bool:
@@ -80,10 +89,10 @@ def independent_rows(
     found, inputs = walked(flat, batch, shapes or {})
     changes = writer(flat.graph, found.setting, {tensor.node for tensor in flat.outputs})
     outputs: dict[str, int] = {}
-    refusals: dict[str, Refusal] = {}
+    refusals: dict[str, RowDependence] = {}
     for tensor in flat.outputs:
         verdict = changes or _verdict(flat, tensor.node, found.state(tensor.node, tensor.port))
-        if isinstance(verdict, Refusal):
+        if isinstance(verdict, RowDependence):
             refusals[tensor.name] = verdict
         else:
             outputs[tensor.name] = verdict
@@ -92,7 +101,7 @@ def independent_rows(
 
 def walked(
     flat: FlatGraph, batch: int | None, shapes: Mapping[str, tuple[int | None, ...]]
-) -> tuple[Pass, dict[str, int]]:
+) -> tuple[RowPass, dict[str, int]]:
     """The states of all tensors, and of each input how many entries belong to a row; see `independent_rows`."""
     result, _ = inferred(flat, batch=batch if batch is not None or shapes else 2, shapes=shapes)
     fed = {tensor.name: result.shape(tensor.node, tensor.port) for tensor in flat.inputs}
@@ -101,21 +110,21 @@ def walked(
     firsts = {name: shape[0] for name in open_ones if (shape := fed[name]) and shape[0] is not None}
     rows = batch if batch is not None else min(firsts.values(), default=2)
     inputs = {name: _per_row(name, firsts.get(name), rows) if name in open_ones else 0 for name in fed}
-    given: dict[tuple[int, int], State] = {}
+    given: dict[tuple[int, int], RowState] = {}
     for tensor in flat.inputs:
         count = inputs[tensor.name]
         free = None in (stated[tensor.name] or ()) and tensor.name not in shapes
-        refusal = Refusal(
+        refusal = RowDependence(
             flat.graph.names[tensor.node], flat.graph.ops[tensor.node], "has another size open than its first"
         )
-        given[tensor.node, tensor.port] = PerRow(0, 1, count) if count else Mixed(refusal) if free else FIXED
+        given[tensor.node, tensor.port] = PerRow(0, 1, count) if count else MixedRows(refusal) if free else FIXED
     setting = Setting(rows, flat.graph.functions)
     back = flat.back_edges
     goes_back = {
         merge: (source, port)
         for source, port, merge in zip(back.src.tolist(), back.port.tolist(), back.dst.tolist(), strict=True)
     }
-    found = Pass(setting, flat.graph, result, given, goes_back)
+    found = RowPass(setting, flat.graph, result, given, goes_back)
     found.run()
     return found, inputs
 
@@ -132,25 +141,25 @@ def _per_row(name: str, first: int | None, batch: int) -> int:
     return first // batch
 
 
-def _verdict(flat: FlatGraph, node: int, state: State) -> int | Refusal:
+def _verdict(flat: FlatGraph, node: int, state: RowState) -> int | RowDependence:
     """Entries per row of an output, or why it is none whose rows are apart."""
     name, op = flat.graph.names[node], flat.graph.ops[node]
     if state is FIXED:
         return 0
-    if isinstance(state, Mixed):
+    if isinstance(state, MixedRows):
         return state.refusal
-    if isinstance(state, Sizes):
-        return Refusal(name, op, "gives the number of rows")
-    if isinstance(state, Distinct):
-        return Refusal(name, op, "gives the different values of all rows")
-    if isinstance(state, Listed | Array) or not isinstance(state, PerRow):
-        return Refusal(name, op, "gives a list and no tensor")
+    if isinstance(state, LinearSizes):
+        return RowDependence(name, op, "gives the number of rows")
+    if isinstance(state, UniqueValues):
+        return RowDependence(name, op, "gives the different values of all rows")
+    if isinstance(state, ListState | Array) or not isinstance(state, PerRow):
+        return RowDependence(name, op, "gives a list and no tensor")
     if state.tells:
-        return Refusal(name, op, "gives the place of a row in the batch")
+        return RowDependence(name, op, "gives the place of a row in the batch")
     if state.group:
-        return Refusal(name, op, "gives as many entries as were chosen, and not some for each row")
+        return RowDependence(name, op, "gives as many entries as were chosen, and not some for each row")
     if state.axis != 0:
-        return Refusal(name, op, f"gives rows along axis {state.axis}, not along the first")
+        return RowDependence(name, op, f"gives rows along axis {state.axis}, not along the first")
     if state.outer != 1 or state.inner is None:
-        return Refusal(name, op, "gives rows of which each lies in several places")
+        return RowDependence(name, op, "gives rows of which each lies in several places")
     return state.inner

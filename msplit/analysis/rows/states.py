@@ -24,7 +24,7 @@ EACH = "each"
 """Of entries: the place of each along the axis of rows; every place there is comes once."""
 
 INDICES = "indices"
-"""Of entries that were chosen: the place of each in a list of all different ones, a `Distinct` of the same origin."""
+"""Of entries that were chosen: the place of each in a list of all different ones, a `UniqueValues` of the same origin."""
 
 
 PLACE = "makes data of the place of a row in the batch"
@@ -32,7 +32,7 @@ PLACE = "makes data of the place of a row in the batch"
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RowDependence:
     """Why an output is not independent.
 
     Attributes:
@@ -56,28 +56,28 @@ class Mixes(Exception):
         why: What goes on behind the op's name, or the refusal that it comes from.
     """
 
-    def __init__(self, why: str | Refusal) -> None:
+    def __init__(self, why: str | RowDependence) -> None:
         self.why = why
         super().__init__(str(why))
 
-    def refusal(self, node: str, op: str) -> Refusal:
+    def refusal(self, node: str, op: str) -> RowDependence:
         """The same as the refusal of a node."""
-        return self.why if isinstance(self.why, Refusal) else Refusal(node, op, self.why)
+        return self.why if isinstance(self.why, RowDependence) else RowDependence(node, op, self.why)
 
 
-class State:
+class RowState:
     """How a tensor depends on rows; one of those below."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed(State):
+class Fixed(RowState):
     """The same tensor whatever the rows are and however many."""
 
 
 @dataclass(frozen=True, slots=True)
-class PerRow(State):
+class PerRow(RowState):
     """Each row of the inputs has elements of its own, which depend on nothing else; all other sizes are fixed.
 
     Of n rows the axis has outer * n * inner entries. Row r has those at (o * n + r) * inner + i for o < outer and i < inner.
@@ -103,7 +103,7 @@ class PerRow(State):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sizes(State):
+class LinearSizes(RowState):
     """Small whole numbers that depend on the number n of rows alone, and grow with it evenly: base + slope * n.
 
     Attributes:
@@ -114,7 +114,7 @@ class Sizes(State):
     slope: NDArray[Any]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sizes):
+        if not isinstance(other, LinearSizes):
             return False
         return np.array_equal(self.base, other.base) and np.array_equal(self.slope, other.slope)
 
@@ -123,18 +123,18 @@ class Sizes(State):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed(State):
+class ListState(RowState):
     """A list of tensors: its length is fixed.
 
     Attributes:
         element: The state of every element; None while nothing was put in.
     """
 
-    element: State | None = None
+    element: RowState | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Array(State):
+class Array(RowState):
     """The handle of a tensor array of TensorFlow 1, which holds what is written through any of its handles.
 
     Attributes:
@@ -145,7 +145,7 @@ class Array(State):
 
 
 @dataclass(frozen=True, slots=True)
-class Distinct(State):
+class UniqueValues(RowState):
     """The different values of a list in an order of their own, or what is looked up for them: of use by `INDICES` alone.
 
     Attributes:
@@ -156,7 +156,7 @@ class Distinct(State):
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed(State):
+class MixedRows(RowState):
     """Depends on other rows, or can not be told.
 
     Attributes:
@@ -164,29 +164,29 @@ class Mixed(State):
         least: Of a whole number: it is not less than this one, if that is known.
     """
 
-    refusal: Refusal
+    refusal: RowDependence
     least: int | None = None
 
 
 FIXED = Fixed()
 
 
-def merged(first: State, second: State) -> State:
+def merged(first: RowState, second: RowState) -> RowState:
     """What holds of a tensor that is one or the other by a fixed choice; a list may learn what its elements are.
 
     Raises:
         Mixes: They are made of rows in different ways.
     """
     for state in (first, second):
-        if isinstance(state, Mixed):
+        if isinstance(state, MixedRows):
             return state
-    if isinstance(first, Listed) or isinstance(second, Listed):
-        one, other = (state.element if isinstance(state, Listed) else state for state in (first, second))
-        return Listed(one or other if one is None or other is None else either(one, other))
+    if isinstance(first, ListState) or isinstance(second, ListState):
+        one, other = (state.element if isinstance(state, ListState) else state for state in (first, second))
+        return ListState(one or other if one is None or other is None else either(one, other))
     return either(first, second)
 
 
-def either(first: State, second: State) -> State:
+def either(first: RowState, second: RowState) -> RowState:
     """The state of two that are equal.
 
     Raises:
@@ -231,7 +231,7 @@ def small(numbers: NDArray[Any]) -> bool:
     return bool(((numbers == UNKNOWN) | (abs(numbers) <= LARGEST)).all())
 
 
-def sizes_state(base: NDArray[Any], slope: NDArray[Any]) -> State:
+def sizes_state(base: NDArray[Any], slope: NDArray[Any]) -> RowState:
     """Numbers as a state: without a slope they are fixed.
 
     Raises:
@@ -239,7 +239,7 @@ def sizes_state(base: NDArray[Any], slope: NDArray[Any]) -> State:
     """
     if not small(base) or not small(slope):
         raise Mixes("makes numbers too large to be followed")
-    return Sizes(base, slope) if slope.any() else FIXED
+    return LinearSizes(base, slope) if slope.any() else FIXED
 
 
 def times(first: int | None, second: int | None) -> int | None:
@@ -248,5 +248,5 @@ def times(first: int | None, second: int | None) -> int | None:
 
 
 def number(size: int | None) -> int:
-    """A size as an element of `Sizes`."""
+    """A size as an element of `LinearSizes`."""
     return UNKNOWN if size is None else size

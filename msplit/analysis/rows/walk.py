@@ -7,29 +7,28 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from msplit.analysis.rows import elements
-from msplit.analysis.rows.control import call, passing
 from msplit.analysis.rows.counts import ARITHMETIC, arithmetic, limited
+from msplit.analysis.rows.elements import call, passing
 from msplit.analysis.rows.node import RULES, Arrays, View
 from msplit.analysis.rows.states import (
     FIXED,
     LARGEST,
     PLACE,
     Array,
-    Distinct,
-    Listed,
-    Mixed,
+    LinearSizes,
+    ListState,
+    MixedRows,
     Mixes,
     PerRow,
-    Refusal,
-    Sizes,
-    State,
+    RowDependence,
+    RowState,
+    UniqueValues,
     merged,
 )
 from msplit.core.graph import CONTROL, Function, Graph
 from msplit.opset import schema
 from msplit.opset.traits import ENTER, EXIT, FREE_OF_EFFECTS, MERGE, NEXT, SWITCH, ops_with
-from msplit.shapes.dtypes import output_dtypes
-from msplit.shapes.registry import Shape, Value
+from msplit.shapes.registry import Shape, Value, output_dtypes
 from msplit.shapes.result import CONTRADICTION, FUNCTIONAL, Result, key_of
 
 MAX_PASSES = 32
@@ -67,7 +66,7 @@ class Setting:
 
 
 @dataclass(eq=False)
-class Pass:
+class RowPass:
     """A pass over a graph.
 
     Attributes:
@@ -83,22 +82,24 @@ class Pass:
     setting: Setting
     graph: Graph
     result: Result
-    given: Mapping[Tensor, State]
+    given: Mapping[Tensor, RowState]
     back: Mapping[int, Tensor] = field(default_factory=dict)
     arrays: Arrays = field(default_factory=Arrays)
-    merges: dict[int, State] = field(default_factory=dict)
-    states: list[list[State] | None] = field(default_factory=list)
-    chosen: dict[int, Refusal] = field(default_factory=dict)
+    merges: dict[int, RowState] = field(default_factory=dict)
+    states: list[list[RowState] | None] = field(default_factory=list)
+    chosen: dict[int, RowDependence] = field(default_factory=dict)
 
-    def state(self, node: int, port: int) -> State:
+    def state(self, node: int, port: int) -> RowState:
         """State of a tensor."""
         found = self.states[node]
         if found is None:
             return FIXED
         return found[port] if port < len(found) else self._mixed(node, "has an output that is not known")
 
-    def _mixed(self, node: int, why: str | Mixes) -> Mixed:
-        return Mixed((why if isinstance(why, Mixes) else Mixes(why)).refusal(self._name(node), self.graph.ops[node]))
+    def _mixed(self, node: int, why: str | Mixes) -> MixedRows:
+        return MixedRows(
+            (why if isinstance(why, Mixes) else Mixes(why)).refusal(self._name(node), self.graph.ops[node])
+        )
 
     def _name(self, node: int) -> str:
         return self.setting.prefix + self.graph.names[node]
@@ -118,7 +119,7 @@ class Pass:
         lost = self._mixed(next(iter(self.back), 0), "is part of a loop that changes what it carries in each round")
         self.states = [[lost] * max(1, len(outputs)) for outputs in self.result.outputs]
 
-    def _joined(self, merge: int, before: State, after: State) -> State:
+    def _joined(self, merge: int, before: RowState, after: RowState) -> RowState:
         """What a loop of TensorFlow 1 carries, by what goes in and what comes back."""
         try:
             return merged(before, after)
@@ -129,10 +130,10 @@ class Pass:
         graph = self.graph
         ops, edges = graph.ops, graph.edges
         src, port, starts = edges.src.tolist(), edges.port.tolist(), graph.in_start.tolist()
-        forced: dict[int, dict[int, State]] = {}
+        forced: dict[int, dict[int, RowState]] = {}
         for (node, place), state in self.given.items():
             forced.setdefault(node, {})[place] = state
-        states: list[list[State] | None] = [None] * len(graph)
+        states: list[list[RowState] | None] = [None] * len(graph)
         self.states = states
         outputs = self.result.outputs
         fate = {op: _fate(op, self.setting.functions) for op in dict.fromkeys(ops)}
@@ -162,22 +163,22 @@ class Pass:
                 made = [*made, *[FIXED] * (len(outputs[node]) - len(made))]
                 states[node] = [decided.get(place, state) for place, state in enumerate(made)]
 
-    def _general(self, node: int, sources: list[Tensor]) -> list[State] | None:
+    def _general(self, node: int, sources: list[Tensor]) -> list[RowState] | None:
         """The states of a node's outputs; None where all are fixed."""
         op, outputs = self.graph.ops[node], self.result.outputs[node]
         taken = [self.state(*source) for source in sources]
         shapes = [self.result.shape(*source) for source in sources]
         for state in taken:
-            if isinstance(state, Mixed) and op not in _LIMITS:
-                return [Mixed(state.refusal)] * max(1, len(outputs))
+            if isinstance(state, MixedRows) and op not in _LIMITS:
+                return [MixedRows(state.refusal)] * max(1, len(outputs))
         try:
             if op in MERGE:
-                found: State | list[State] = self._merge(node, taken)
+                found: RowState | list[RowState] = self._merge(node, taken)
             elif op in _PASSING:
                 found = taken[0]
                 if op in _ROUNDS and not _lasting(found):
                     raise Mixes("takes entries that were chosen into a loop, or out of it")
-            elif op in _LIMITS and any(isinstance(state, Mixed) for state in taken):
+            elif op in _LIMITS and any(isinstance(state, MixedRows) for state in taken):
                 found = limited(self._view(node, sources, taken, shapes))
             elif op in elements.PER_ELEMENT and all(state is FIXED or _plain(state) for state in taken):
                 found = elements.broadcast(taken, shapes)
@@ -193,11 +194,11 @@ class Pass:
             return [self._mixed(node, "can not be followed")] * max(1, len(outputs))
         return None if all(state is FIXED for state in states) else states
 
-    def _value(self, source: Tensor, state: State) -> Value | None:
+    def _value(self, source: Tensor, state: RowState) -> Value | None:
         """The known value of a tensor that is fixed: that of others belongs to one batch."""
         return self.result.value(key_of(*source)) if state is FIXED else None
 
-    def _view(self, node: int, sources: list[Tensor], taken: list[State], shapes: list[Shape]) -> View:
+    def _view(self, node: int, sources: list[Tensor], taken: list[RowState], shapes: list[Shape]) -> View:
         prefix, outputs = self.setting.prefix, self.result.outputs[node]
         return View(
             self.graph.ops[node],
@@ -214,7 +215,7 @@ class Pass:
             held=self.arrays,
         )
 
-    def _by_rule(self, node: int, view: View) -> State | list[State]:
+    def _by_rule(self, node: int, view: View) -> RowState | list[RowState]:
         op, taken = view.op, view.states
         if op in FUNCTIONAL or op in self.setting.functions:
             if any(isinstance(state, Array) or not _lasting(state) for state in taken):
@@ -222,7 +223,7 @@ class Pass:
             return call(view, self.result.bodies.get(node, {}), functools.partial(self._body, node))
         known = RULES.get(op)
         sizes = known.sizes if known else ()
-        counts = any(isinstance(state, Sizes) and slot not in sizes for slot, state in enumerate(taken))
+        counts = any(isinstance(state, LinearSizes) and slot not in sizes for slot, state in enumerate(taken))
         if counts and (known or op in ARITHMETIC):
             return arithmetic(view)
         if known is None:
@@ -231,14 +232,14 @@ class Pass:
             raise Mixes(PLACE)
         return known.decide(view)
 
-    def _body(self, node: int, function: Function, result: Result, arguments: list[State]) -> list[State]:
+    def _body(self, node: int, function: Function, result: Result, arguments: list[RowState]) -> list[RowState]:
         """The states of the results of a function."""
         given = {(item.node, 0): state for item, state in zip(function.parameters, arguments, strict=False)}
         self.setting.left[0] -= len(function.body) + 1
         if self.setting.left[0] < 0:
             raise Mixes("runs functions inside of functions too often to be followed")
         setting = replace(self.setting, prefix=f"{self._name(node)}/")
-        inner = Pass(setting, function.body, result, given)
+        inner = RowPass(setting, function.body, result, given)
         writes = writer(function.body, setting, {item.node for item in function.results})
         if writes is not None:
             raise Mixes(writes)
@@ -265,7 +266,7 @@ class Pass:
         ):
             raise Mixes("gives a shape that does not go with the number of rows")
 
-    def _merge(self, node: int, taken: list[State]) -> list[State]:
+    def _merge(self, node: int, taken: list[RowState]) -> list[RowState]:
         if node in self.chosen:
             raise Mixes(self.chosen[node])
         found = self.merges.get(node)
@@ -283,18 +284,18 @@ class Pass:
             condition = self.graph.inputs(node)[1:2]
             state = self.state(*condition[0]) if condition else FIXED
             if state is not FIXED:
-                refusal = state.refusal if isinstance(state, Mixed) else None
+                refusal = state.refusal if isinstance(state, MixedRows) else None
                 self.chosen[node] = refusal or self._mixed(node, "chooses by what depends on rows").refusal
 
 
-def _lasting(state: State) -> bool:
+def _lasting(state: RowState) -> bool:
     """Whether a state means the same in each round of a loop: not what refers to a node of the round."""
-    while isinstance(state, Listed):
+    while isinstance(state, ListState):
         state = state.element or FIXED
-    return not (isinstance(state, Distinct) or (isinstance(state, PerRow) and (state.group or state.origin)))
+    return not (isinstance(state, UniqueValues) or (isinstance(state, PerRow) and (state.group or state.origin)))
 
 
-def _plain(state: State) -> bool:
+def _plain(state: RowState) -> bool:
     return isinstance(state, PerRow) and not state.tells
 
 
@@ -313,7 +314,7 @@ def _fate(op: str, functions: Mapping[str, Function]) -> tuple[bool, str]:
     return False, "is an op that msplit does not know" if info is None else "gives what does not follow from its inputs"
 
 
-def writer(graph: Graph, setting: Setting, results: Container[int]) -> Refusal | None:
+def writer(graph: Graph, setting: Setting, results: Container[int]) -> RowDependence | None:
     """The first node of a graph that changes a state, so that a step with other rows in it is another step for the next one.
 
     Of an op that is not known nobody knows: it counts if it takes a handle, or if nothing reads what it gives and it is no result.
@@ -331,10 +332,10 @@ def writer(graph: Graph, setting: Setting, results: Container[int]) -> Refusal |
             )
             if read and not any(dtypes[:1] == ("resource",) for dtypes in taken):
                 continue
-            return Refusal(
+            return RowDependence(
                 setting.prefix + graph.names[node], op, "is an op that msplit does not know, and may change a state"
             )
-        return Refusal(setting.prefix + graph.names[node], op, "changes a state")
+        return RowDependence(setting.prefix + graph.names[node], op, "changes a state")
     return None
 
 

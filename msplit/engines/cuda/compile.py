@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, Job
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner, choosing_for
-from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.device.device import precision, telling_out_of_memory
+from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import divide, refuse
@@ -52,8 +51,8 @@ from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_str
 from msplit.engines.cuda.runtime.host import HostOptions, HostPart
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.text import JsonValue
-from msplit.opset.state import written
+from msplit.formats.files import JsonValue
+from msplit.opset.traits import written
 from msplit.progress import phase
 from msplit.shapes import infer
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from msplit.analysis.rows import independent_rows
+from msplit.analysis.rows.proof import independent_rows
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.compile import compile_job
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels.store import made_for
 from msplit.engines.cuda.runtime.data_parallel import Batch, DataParallel
 from msplit.engines.cuda.runtime.executables import executable_of

@@ -286,8 +286,7 @@ def profile_kernels(
     """Times every kind of step of a compiled graph alone, in the job's precision; see `kernel_profile.measure`."""
     import torch
 
-    from msplit.engines.cuda.device import Device
-    from msplit.engines.cuda.device.device import precision
+    from msplit.engines.cuda.device.device import Device, precision
     from msplit.engines.cuda.profiling.kernel_profile import measure
 
     device, feeds = torch.device(job.options.device), compiled.optimized.feeds

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import Ints
-from msplit.core.union_find import DisjointSets
 from msplit.engines.tensorflow.placed import binding_edges
 from msplit.engines.variables import storage
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import VARIABLES
-from msplit.shapes.dtypes import itemsize
+from msplit.shapes.registry import itemsize
 
 BYTES, ROUND_ROBIN = "bytes", "round-robin"
 STRATEGIES = (BYTES, ROUND_ROBIN)

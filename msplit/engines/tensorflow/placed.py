@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import CONTROL, Edges, Ints
-from msplit.core.union_find import DisjointSets
 from msplit.engines.random_seeds import seeds
 from msplit.engines.variables import storage
 from msplit.errors import EngineError

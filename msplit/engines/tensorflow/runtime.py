@@ -17,7 +17,7 @@ from typing import Any
 from msplit.engines.base import TensorFlowOptions
 from msplit.engines.nvidia import nvidia_smi, visible
 from msplit.errors import INSTALL_TENSORFLOW, EndOfData, EngineError, InvalidInput, LoadError, TimedOut
-from msplit.formats.text import read_file
+from msplit.formats.files import read_file
 from msplit.progress import importing
 
 _GPU_SHARE = 0.45

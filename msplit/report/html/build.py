@@ -8,31 +8,30 @@ from collections.abc import Mapping
 import numpy as np
 
 from msplit import rules
-from msplit.analysis.embedding_columns import columns
-from msplit.analysis.guesses import guesses
-from msplit.analysis.suggest import suggest
+from msplit.analysis.embeddings import columns
+from msplit.analysis.guesses import guesses, suggest
 from msplit.assignment.defaults import Basis
-from msplit.checks import Subject, examine
-from msplit.core.assignment import Assignment
-from msplit.core.graph import Ints
+from msplit.checks import examine
+from msplit.checks.subject import Subject
+from msplit.core.graph import Assignment, Ints
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.formats import STREAM_ID
+from msplit.formats.model import STREAM_ID
 from msplit.progress import phase
 from msplit.report.compare import annotated_ids, by_rules
 from msplit.report.html.page import Candidate, Finding, Page
 from msplit.report.html.runs import MOST_BARS, Run
 from msplit.report.text import count, micros, plural
-from msplit.rules import Context, RuleSet
 from msplit.rules.auto import Auto
+from msplit.rules.base import RuleContext
+from msplit.rules.ruleset import RuleSet
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import judge
-from msplit.schedule.predict import predict, prediction_of
+from msplit.schedule.choose import REFINED, Proposal, best, choose
+from msplit.schedule.judge import judge, predict, prediction_of
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.choose import REFINED, Proposal, best, choose
-from msplit.schedule.search.evaluate import evaluate
+from msplit.schedule.simulate import evaluate
 from msplit.shapes import Shapes
 
 CANDIDATE_STREAMS = 8
@@ -123,7 +122,7 @@ def _command(flat: FlatGraph, options: str, further: Mapping[str, object]) -> st
 
 def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | None, options: str) -> list[Candidate]:
     streams = max(CANDIDATE_STREAMS, len(np.unique(ids)), ruleset.streams if ruleset is not None else 0)
-    context = Context(flat, costs, streams)
+    context = RuleContext(flat, costs, streams)
     problem = Auto().problem(context, Assignment.empty(len(flat)))
     if not len(problem):
         return []

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
 from msplit.core.dag import Dag
-from msplit.core.graph import CONTROL, Ints
+from msplit.core.graph import CONTROL, Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
 from msplit.report.html.tree import KINDS, contract
 from msplit.report.text import dimensions
-from msplit.schedule.predict import Prediction
+from msplit.schedule.judge import Prediction
 from msplit.shapes import Shapes
 
 

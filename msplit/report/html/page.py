@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from msplit.core.assignment import Assignment
+from msplit.core.graph import Assignment
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.gpus import gpu_title
@@ -22,7 +22,7 @@ from msplit.report.html.document import facts, framed, table
 from msplit.report.html.runs import Measured, Run
 from msplit.report.text import count, micros, percent, plural, ratio, some
 from msplit.schedule.bounds import Bounds
-from msplit.schedule.predict import Prediction
+from msplit.schedule.judge import Prediction
 from msplit.shapes import Shapes
 
 _MOST_OPS = 12

@@ -11,9 +11,9 @@ from typing import Any
 from msplit.errors import MsplitError
 from msplit.escape import lines, visible
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.text import read_text
+from msplit.formats.files import read_text
 from msplit.report.html.data import Leaves, rounded
-from msplit.schedule.predict import Prediction
+from msplit.schedule.judge import Prediction
 
 MOST_BARS = 150_000
 """Kernels that all runs beside the first may have together: a page stays a few MB."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.core.contraction import chains, quotient
-from msplit.core.dag import Dag
+from msplit.core.dag import Dag, chains, quotient
 from msplit.core.graph import Ints
 
 SHOWN = 300

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from msplit.schedule.algorithms import heuristics, list_schedule, path_cover, staged
-from msplit.schedule.algorithms.base import Algorithm, Skipped
+from msplit.schedule.algorithms.list_schedule import Algorithm, Skipped
 
 __all__ = ["ALGORITHMS", "LIST", "ONE", "Algorithm", "Skipped"]
 

@@ -7,9 +7,8 @@ import heapq
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.schedule.algorithms.base import Skipped
-from msplit.schedule.problem import Problem
-from msplit.schedule.reachability import components, cuts
+from msplit.schedule.algorithms.list_schedule import Skipped
+from msplit.schedule.problem import Problem, components, cuts
 
 
 def one_stream(problem: Problem, streams: int) -> Ints:

@@ -1,15 +1,19 @@
-"""Critical-path list scheduling."""
+"""Critical-path list scheduling.
+
+What every candidate is.
+"""
 
 from __future__ import annotations
 
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
+from typing import Protocol
 
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.schedule.plan.plan import places
+from msplit.schedule.plan import places
 from msplit.schedule.problem import Problem
 
 _FULL = 1 - 1e-9
@@ -218,3 +222,19 @@ class _Run:
         self.rate = self.machine.slowdown(len(self.running) + 1, self.used_sms, self.used_bandwidth, self.used_issue)
         self.finish[lane] = self.virtual + (when - self.now) / self.rate + self.work[node]
         heappush(self.running, (self.finish[lane], node))
+
+
+class Skipped(Exception):
+    """A candidate does not apply to a problem. The text says why, for the user."""
+
+
+class Algorithm(Protocol):
+    """Puts the blocks of a problem on streams."""
+
+    def __call__(self, problem: Problem, streams: int) -> Ints:
+        """Returns per block a stream ``0..``. Algorithms that know no limit may use more than `streams`: they are packed afterwards.
+
+        Raises:
+            Skipped: The problem is too large for the algorithm, or has nothing that it could work on.
+        """
+        ...

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.schedule.algorithms.base import Skipped
-from msplit.schedule.plan.plan import places
-from msplit.schedule.problem import Problem
-from msplit.schedule.reachability import LARGEST, ancestors, transitive_reduction
+from msplit.schedule.algorithms.list_schedule import Skipped
+from msplit.schedule.plan import places
+from msplit.schedule.problem import LARGEST, Problem, ancestors, transitive_reduction
 
 
 def greedy_cover(problem: Problem, streams: int) -> Ints:
@@ -42,7 +41,7 @@ def matching_cover(problem: Problem, streams: int) -> Ints:
 
     The first matching gives the most concurrency with the fewest waits; the second, on the closure, the fewest streams with the same
     concurrency. Both by Hopcroft and Karp. Knows no costs; among equal matchings the one found prefers the consumer with the longest
-    path to the end. Quadratic: skipped above `reachability.LARGEST` blocks.
+    path to the end. Quadratic: skipped above `problem.LARGEST` blocks.
 
     Source: Kwon, Yu, Jeong and Chun, "Nimble: Lightweight and Parallel GPU Task Scheduling for Deep Learning", NeurIPS 2020
     (https://arxiv.org/abs/2012.02732), and the second pass of its code (https://github.com/snuspl/nimble). DeepRec plans the same rule

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.schedule.algorithms.base import Skipped
-from msplit.schedule.algorithms.list_schedule import list_schedule
+from msplit.schedule.algorithms.list_schedule import Skipped, list_schedule
 from msplit.schedule.machine import Machine
-from msplit.schedule.problem import Problem
-from msplit.schedule.reachability import between_cuts
+from msplit.schedule.problem import Problem, between_cuts
 
 LARGEST_SECTION = 20
 """Blocks between two blocks that everything passes through."""

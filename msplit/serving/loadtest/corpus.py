@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import MsplitError

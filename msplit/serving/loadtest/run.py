@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.assignment.model import opened
-from msplit.core.arguments import number, whole
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision, number, whole
 from msplit.engines.environment import environment, gpus
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from msplit.assignment.model import load
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Executable, Job, TensorFlowOptions
 from msplit.engines.process import Process, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.formats.record import Choice
+from msplit.formats.model import ReadOptions
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import by_steps
 from msplit.serving.loadtest.dispatcher import Driven, Echo, Step, Watch, call, drive
@@ -183,7 +183,7 @@ class Spec:
 
     kind: str
     model: Path
-    choice: Choice
+    choice: ReadOptions
     feeds: Sequence[Arrays]
     request: RunRequest
     settings: PoolSettings

@@ -20,7 +20,7 @@ from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.scheduler import Arena
 from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.sources import Recipe, recipe_of
-from msplit.verify.results import Check
+from msplit.verify.results import OutputCheck
 
 _MOST_ARENAS = 16
 """That ``auto`` tries; with 32 in flight an H200 answers fewer requests than with 8."""
@@ -110,10 +110,10 @@ def _more(
     tell: Progress,
     one_stream: bool = False,
     upto: int | None = None,
-) -> list[Check]:
+) -> list[OutputCheck]:
     """Makes further arenas out of so many on each GPU, one GPU after the other, and verifies each. The later ones are for what is less
     urgent."""
-    checks = list[Check]()
+    checks = list[OutputCheck]()
     for number in range(len(arenas), (groups if upto is None else upto) * recipe.gpus):
         tell("making arenas", number / (groups * recipe.gpus))
         arena = recipe.arena(_level(number // recipe.gpus, groups, settings), one_stream, number % recipe.gpus)
@@ -127,7 +127,7 @@ def _level(number: int, groups: int, settings: PoolSettings) -> int:
     return number * settings.priorities // groups
 
 
-def _pool(recipe: Recipe, settings: PoolSettings, arenas: Sequence[Arena], checks: Sequence[Check]) -> Pool:
+def _pool(recipe: Recipe, settings: PoolSettings, arenas: Sequence[Arena], checks: Sequence[OutputCheck]) -> Pool:
     """A pool of arenas."""
     groups = len(arenas) // recipe.gpus
     bytes_of_each = recipe.weight_bytes + groups * recipe.arena_bytes

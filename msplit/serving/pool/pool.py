@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from msplit.assignment.display import Facts, Shown
+from msplit.assignment.model import DisplayMixin, Facts
 from msplit.core.arguments import number, whole
 from msplit.engines.base import Executable, Feeds, called_with
 from msplit.engines.cuda.engine import device_lost
@@ -27,7 +27,7 @@ from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.queue import NEVER, Request
 from msplit.serving.pool.scheduler import Answer, Arena, Flights, Stats
 from msplit.serving.pool.settings import PoolSettings
-from msplit.verify.results import Check
+from msplit.verify.results import OutputCheck
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +44,12 @@ class About:
 
     label: str
     outputs: Mapping[str, Port]
-    checks: tuple[Check, ...]
+    checks: tuple[OutputCheck, ...]
     notes: tuple[str, ...]
     facts: Mapping[str, Any]
 
 
-class Pool(Shown):
+class Pool(DisplayMixin):
     """Several steps of one model in flight at once. See `msplit.pool`. Close it, or use it in a ``with`` statement.
 
     Any thread may call it.

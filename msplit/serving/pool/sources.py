@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from msplit.assignment.model import opened
-from msplit.core.arguments import path
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision, path
 from msplit.engines.base import Arrays, Executable, Feeds
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.options import EngineOptions
@@ -28,8 +27,8 @@ from msplit.serving.pool.ports import Port, Ports, Shape
 from msplit.serving.pool.scheduler import Answer, Arena
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.slots import SimulatedArena, StepArena
-from msplit.shapes.inputs import stated_shapes
-from msplit.verify.results import Check
+from msplit.shapes.infer import stated_shapes
+from msplit.verify.results import OutputCheck
 
 MAX_BATCH = 64
 """Most rows of a step, where nothing else is said: on an H200, 64 rows of a recommender take 1.4 times as long as one."""
@@ -60,7 +59,7 @@ class Recipe:
 
     ports: Ports
     arena: Callable[[int, bool, int], Arena]
-    verify: Callable[[Arena], Sequence[Check]]
+    verify: Callable[[Arena], Sequence[OutputCheck]]
     feeds: Arrays
     label: str
     outputs: Mapping[str, Port]
@@ -192,7 +191,7 @@ def _of_build(every: Sequence[Loaded], why: str, settings: PoolSettings) -> Reci
         whole = StepArena({batch: one.step for batch, one in running.items()}, ports, [*running.values()])
         return SimulatedArena(whole) if polls else whole
 
-    def verify(arena: Arena) -> Sequence[Check]:
+    def verify(arena: Arena) -> Sequence[OutputCheck]:
         checks = []
         for batch, one in references.items():
             found.rewind()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.errors import LoadError
-from msplit.inputs.json_values import COLUMNS, ROWS, UNNAMED, is_named, rows_as_columns
+from msplit.inputs.files import COLUMNS, ROWS, UNNAMED, is_named, rows_as_columns
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import json_pieces, messages, tensors
 from msplit.serving.server.json_pieces import Gathered, Long

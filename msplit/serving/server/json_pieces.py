@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.errors import LoadError
-from msplit.inputs.json_values import json_array, loads
+from msplit.inputs.files import json_array, loads
 from msplit.serving.pool.ports import Port
 from msplit.serving.server.decode import MOST_FIELDS
 from msplit.serving.server.refusal import Refusal, invalid

@@ -13,8 +13,8 @@ from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import wire
 from msplit.formats.build import is_build
-from msplit.formats.file_kinds import open_regular
-from msplit.formats.meta import fitting
+from msplit.formats.endpoints import fitting
+from msplit.formats.files import open_regular
 from msplit.formats.summary import contents
 from msplit.inputs.files import records
 from msplit.progress import Progress, phase, silent

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.meta import DEFAULT_SIGNATURE
+from msplit.formats.endpoints import DEFAULT_SIGNATURE
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
 from msplit.serving.server.driver import Driver

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from msplit.flatten import FlatGraph, flatten
+from msplit.flatten.build import flatten
+from msplit.flatten.flat import FlatGraph
 from msplit.formats import read
 
 Cases = Iterator[tuple[Any, int | str]]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from msplit import samples
-from msplit.analysis.rows import independent_rows
+from msplit.analysis.rows.proof import independent_rows
 from msplit.assignment.model import load
 from msplit.errors import MsplitError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 
 GRAPHS = Path(__file__).parents[3] / "sample_graphs"

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from msplit.analysis.rows import independent_rows, proof
-from msplit.analysis.rows.states import FIXED, PerRow, Sizes
-from msplit.analysis.rows.walk import Pass
+from msplit.analysis.rows import proof
+from msplit.analysis.rows.proof import independent_rows
+from msplit.analysis.rows.states import FIXED, LinearSizes, PerRow
+from msplit.analysis.rows.walk import RowPass
 from msplit.assignment.model import load
 from msplit.errors import MsplitError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
-from msplit.opset import proto
+from msplit.opset import schema
 from msplit.shapes.infer import inferred
 from msplit.shapes.result import key_of
 from msplit.shapes.values import missing
@@ -126,14 +127,14 @@ def test_states_say_the_shapes_and_sizes_of_other_batches(name):
                 if isinstance(state, PerRow) and shape and shape[state.axis] is not None and state.inner is not None:
                     assert shape[state.axis] == state.outer * state.inner * batch
                     held += 1
-                if isinstance(state, Sizes) and value is not None:
+                if isinstance(state, LinearSizes) and value is not None:
                     ours = state.base + batch * state.slope
                     np.testing.assert_array_equal(value, np.where(missing(value), value, ours))
                     held += 1
     assert held > 50
 
 
-def _float_edges(view, walked: Pass) -> list[tuple[int, int, int]]:
+def _float_edges(view, walked: RowPass) -> list[tuple[int, int, int]]:
     """(consumer, slot, axis of the rows) of edges that carry rows of floats to an output."""
     needed = view.graph.ancestors([tensor.node for tensor in view.outputs])
     edges, found = view.graph.edges, []
@@ -155,7 +156,7 @@ def test_what_mixes_rows_inside_of_a_model_is_found(tmp_path_factory, data, name
     edges = _float_edges(view, walked)
     assume(edges)
     consumer, slot, axis = data.draw(st.sampled_from(edges))
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     graph_def.CopyFrom(view.model.graph_def)
     function, index = view.origin(consumer)
     assert function is None

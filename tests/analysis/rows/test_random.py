@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from msplit.analysis.rows import independent_rows, proof
+from msplit.analysis.rows import proof
+from msplit.analysis.rows.proof import independent_rows
 from msplit.analysis.rows.states import PerRow
 from tests.analysis.rows import random_rows
 from tests.analysis.rows.cases import flat_of

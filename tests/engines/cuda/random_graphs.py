@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from msplit.opset import proto
+from msplit.opset import schema
 
 FLOAT, INT32 = 1, 3
 
@@ -15,7 +15,7 @@ class _Graph:
 
     def __init__(self, draw):
         self.draw = draw
-        self.graph_def = proto.graph_pb2.GraphDef()
+        self.graph_def = schema.graph_pb2.GraphDef()
         self.graph_def.versions.producer = 1987
         self.rng = np.random.default_rng(draw(st.integers(0, 2**20)))
         self.values: list[tuple[str, tuple[int, ...]]] = []

@@ -10,7 +10,7 @@ from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.report.analysis import _coverage_note
 from msplit.shapes import infer

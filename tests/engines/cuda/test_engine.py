@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.samples import build, fill

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import training_models
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import STEPS as STEPS_BEFORE
 from msplit.engines.base import Job
 from msplit.engines.cuda import compile

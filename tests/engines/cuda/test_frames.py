@@ -5,7 +5,7 @@ import pytest
 
 from msplit.engines.cuda.coverage import cover
 from msplit.errors import EngineError, MsplitError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from tests.campaign import CAMPAIGN
@@ -136,13 +136,13 @@ def test_loops_in_loops():
 @pytest.mark.parametrize("damage", ["input", "attributes", "cycle"])
 def test_damaged_control_flow_is_refused(name, damage):
     """Every node in turn (here every third) without an input, without attributes, or reading what comes after it."""
-    from msplit.opset import proto
+    from msplit.opset import schema
 
     original = read(SAMPLES / name).graph_def
     last = next(node.name for node in reversed(original.node) if node.op in ("Exit", "Merge"))
     outcomes = set()
     for number in range(0, len(original.node), 1 if CAMPAIGN else 3):
-        damaged = proto.graph_pb2.GraphDef()
+        damaged = schema.graph_pb2.GraphDef()
         damaged.CopyFrom(original)
         node = damaged.node[number]
         if damage == "attributes":

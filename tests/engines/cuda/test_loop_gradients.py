@@ -5,7 +5,7 @@ import pytest
 
 from msplit.engines.cuda.coverage import cover
 from msplit.errors import EngineError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import assert_equals_tensorflow, program_of, run

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from tests.engines.cuda.cases import job, scattered
 from tests.engines.cuda.control_flow import Lstm

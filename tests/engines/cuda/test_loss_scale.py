@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, GOOD_STEPS, LOSS_SCALE, Job
 from msplit.engines.cuda import compile as compiling
 from msplit.engines.cuda.engine import CudaEngine
@@ -17,7 +17,7 @@ from msplit.engines.cuda.ops import loss_scale as lowerings
 from msplit.engines.cuda.ops.scatter_state import all_nowhere_unless
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.errors import EngineError
-from msplit.verify.initial_state import initial_state
+from msplit.verify.tensorflow_process import initial_state
 from tests.engines.cuda.cases import bits, options_of, scattered
 from tests.engines.cuda.test_training import job_of, trained
 from tests.training_graphs import apart, graph, loaded

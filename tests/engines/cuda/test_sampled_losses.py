@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msplit import api
 from msplit.benchmark.benchmark import bench
-from msplit.cost.workload import Workload
+from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.gpus import PEER_COPY, apart, gpus_of
 from msplit.engines.cuda.ir.graph import Op, OpGraph
@@ -20,12 +20,12 @@ from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.several_gpus import gpu_of_streams
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError, MsplitError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import feeds_for
 from msplit.run.request import RunRequest
-from msplit.schedule.plan.check import check
-from msplit.schedule.split.problem import MEMORY_FOR_WEIGHTS
+from msplit.schedule.plan_check import check
+from msplit.schedule.split_problem import MEMORY_FOR_WEIGHTS
 from msplit.verify.compare import compare
 from msplit.verify.results import Settings
 from tests.campaign import examples

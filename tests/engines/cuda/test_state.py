@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from msplit.core.arguments import Precision
 from msplit.core.dag import Dag
-from msplit.core.precision import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.engine import ENGINE
@@ -26,10 +26,10 @@ from msplit.engines.tensorflow.placed import unplaced
 from msplit.engines.tensorflow.runtime import session_config
 from msplit.engines.tensorflow.session import SessionExecutable
 from msplit.errors import EngineError, LoadError
-from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import make_plan, record_order
+from msplit.schedule.plan import make_plan, record_order
+from msplit.schedule.plan_check import check
 from msplit.verify.compare import compare_state
-from msplit.verify.initial_state import initial_state
+from msplit.verify.tensorflow_process import initial_state
 from tests.campaign import examples
 from tests.engines.cuda.cases import graph_of, scattered
 

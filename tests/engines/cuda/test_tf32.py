@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from msplit.benchmark.timing import bench
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.tf32 import to_tf32
 from msplit.engines.cuda.runtime import rounding
 from msplit.engines.cuda.runtime.rounding import RoundedProducts
 from msplit.inputs.reference import Reference
 from msplit.verify import check as verified
-from msplit.verify.built import Variant
 from msplit.verify.compare import compare
 from msplit.verify.mixed_precision import emulated_errors
-from msplit.verify.results import Settings
+from msplit.verify.results import Settings, Variant
 from tests.engines.cuda.cases import flat_of, graph_of, job, run
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from msplit.engines.base import Job
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.device.ranks import Ranks
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import Shards

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import msplit
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, ClusterOptions, Job
 from msplit.engines.tensorflow import cluster as clusters
 from msplit.engines.tensorflow import runtime, variables
@@ -34,7 +34,7 @@ from msplit.run.request import RunRequest
 from msplit.shapes import infer
 from msplit.training.trainer import to_train
 from msplit.verify.compare import compare
-from msplit.verify.initial_state import initial_state
+from msplit.verify.tensorflow_process import initial_state
 from tests.campaign import CAMPAIGN
 from tests.engines.tensorflow.clusters import free_ports, here
 from tests.engines.tensorflow.test_samples import SAMPLES, load

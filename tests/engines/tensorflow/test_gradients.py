@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.coverage import cover
-from msplit.flatten.origin import original, to_ids
+from msplit.flatten.flat import original, to_ids
 from msplit.verify.compare import compare
 from tests.engines.cuda.cases import flat_of, run
 

@@ -5,9 +5,9 @@ import pytest
 from google.protobuf import text_format
 
 from msplit.engines.tensorflow.placed import HOST, place, unplaced
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
-from msplit.opset import proto
+from msplit.opset import schema
 
 DEVICES = ["/device:GPU:0", "/device:GPU:1", "/device:GPU:2"]
 CPU = "/device:CPU:0"
@@ -41,7 +41,7 @@ def read_of(name, source):
 
 
 def load(tmp_path, text, **more):
-    graph_def = text_format.Parse(text, proto.graph_pb2.GraphDef())
+    graph_def = text_format.Parse(text, schema.graph_pb2.GraphDef())
     (tmp_path / "g.pb").write_bytes(graph_def.SerializeToString())
     return flatten(read(tmp_path / "g.pb", **more))
 

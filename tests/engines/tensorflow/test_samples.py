@@ -11,13 +11,12 @@ from msplit.benchmark.timing import bench
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference
-from msplit.verify.built import Variant
 from msplit.verify.compare import compare
-from msplit.verify.results import Settings
+from msplit.verify.results import Settings, Variant
 
 pytestmark = pytest.mark.tf
 

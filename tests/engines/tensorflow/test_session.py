@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from msplit.api import load
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow import runtime, session
 from msplit.engines.tensorflow.devices import foreign_text, here

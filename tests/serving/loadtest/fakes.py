@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.serving.loadtest.corpus import Prepared, Verdict
 from msplit.serving.loadtest.dispatcher import Watch, drive
 from msplit.serving.loadtest.generator import Generator, Sending, Sent

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import msplit
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.errors import MsplitError
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import Checker, Prepared, from_model, of_ports

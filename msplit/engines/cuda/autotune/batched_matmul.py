@@ -24,7 +24,7 @@ from msplit.engines.cuda.ir.windows import extent
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.kernels.toolchain import can_compile
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 from msplit.opset.traits import EPILOGUE_STEPS
 
 _TILED = (torch.float32, torch.float16, torch.bfloat16)

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels.store import kept_in
 from msplit.errors import MsplitError, WriteError
 from msplit.formats.atomic import append_bytes
-from msplit.formats.file_kinds import read_bytes
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue, read_bytes
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels import depthwise, few_channels
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 
 _ANY = (1, 2, 4, 8)
 

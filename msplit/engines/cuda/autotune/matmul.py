@@ -31,7 +31,7 @@ from msplit.engines.cuda.ir.buffers import without_place
 from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph
 from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS
 from msplit.engines.cuda.kernels.tiles import Tile
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 from msplit.opset.traits import BATCH_MATMULS, MATMULS
 
 GROUPED = "_GroupedMatMul"

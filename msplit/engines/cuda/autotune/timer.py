@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import capture, empty_cache, synchronize
+from msplit.engines.cuda.device.device import Device
 
 Call = Callable[[], object]
 Lane = Sequence[Call]

@@ -22,7 +22,7 @@ import torch
 
 from msplit.engines.cuda.autotune.choices import Choices, Family
 from msplit.engines.cuda.autotune.timer import CudaTimer, bytes_of
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels.precompile import Ahead, can_compile_ahead, compiling_ahead
 
 T = TypeVar("T")

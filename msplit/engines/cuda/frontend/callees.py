@@ -9,10 +9,9 @@ from msplit.engines.cuda.frontend.functionalize_cond import known
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, functions_of, names_all, taken
 from msplit.engines.cuda.ir.lowering import listed
+from msplit.flatten.control_flow import has_effect
 from msplit.flatten.flat import FlatGraph
-from msplit.flatten.reachable import has_effect
-from msplit.opset.state import written
-from msplit.opset.traits import CONDS, DRAWS, FREE_OF_EFFECTS
+from msplit.opset.traits import CONDS, DRAWS, FREE_OF_EFFECTS, written
 
 
 @dataclass(frozen=True)

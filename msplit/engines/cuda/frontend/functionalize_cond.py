@@ -17,8 +17,7 @@ from msplit.engines.cuda.ir.functions import Body
 from msplit.engines.cuda.ir.graph import Key
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
-from msplit.opset.state import written
-from msplit.opset.traits import DRAWN_ON_DEVICE, ops_with
+from msplit.opset.traits import DRAWN_ON_DEVICE, ops_with, written
 
 _BEFORE_SWITCHES = ops_with("hands on a condition")
 IN_A_BRANCH = " in a branch"

@@ -18,7 +18,7 @@ from msplit.engines.cuda.ir.graph import Key
 from msplit.errors import LoadError
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph
-from msplit.opset.state import written
+from msplit.opset.traits import written
 
 
 @dataclass(frozen=True, eq=False)

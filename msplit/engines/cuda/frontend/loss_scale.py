@@ -20,9 +20,7 @@ from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
 from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER
 from msplit.errors import EngineError
-from msplit.opset.half import HALF, Half
-from msplit.opset.linear import PRODUCTS, SUMS
-from msplit.opset.traits import DRAWS, ops_with
+from msplit.opset.traits import DRAWS, HALF, LINEAR_IN_ONE, LINEAR_TOGETHER, Half, ops_with
 
 _SCALED_ALREADY = re.compile(r"(^|/)(current_loss_scale|dynamic_scale|loss_scale)(_\d+)?$")
 """What TensorFlow 1, Keras 2 and Keras 3 call the variable of their own."""
@@ -116,13 +114,13 @@ def _scaled(graph: OpGraph, seeds: Set[Key]) -> set[Key]:
 def _reads_unscaled(graph: OpGraph, op: Op, scaled: Set[Key]) -> bool:
     """Whether an op that reads scaled values is not linear in them, so that its results would not be scaled."""
     there = [slot for slot, key in enumerate(op.inputs) if key in scaled]
-    if op.op in SUMS:
-        of_scale = SUMS[op.op] or tuple(range(op.attrs.get("N", len(op.inputs))))
+    if op.op in LINEAR_TOGETHER:
+        of_scale = LINEAR_TOGETHER[op.op] or tuple(range(op.attrs.get("N", len(op.inputs))))
         others = [slot for slot in of_scale if slot not in there]
         return not set(there) <= set(of_scale) or not all(_is_zero(graph, op.inputs[slot]) for slot in others)
     if op.op == "Cast" and op.attrs.get("DstT") not in ("float32", "float16", "bfloat16"):
         return True
-    return len(there) != 1 or there[0] not in PRODUCTS.get(op.op, ())
+    return len(there) != 1 or there[0] not in LINEAR_IN_ONE.get(op.op, ())
 
 
 def _is_zero(graph: OpGraph, key: Key) -> bool:

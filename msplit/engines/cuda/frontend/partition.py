@@ -26,8 +26,7 @@ from msplit.engines.cuda.ir.lowering import listed
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.opset import schema
-from msplit.opset.state import on_values
-from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, GATHERS, VARIABLES, ops_with
+from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, GATHERS, VARIABLES, on_values, ops_with
 from msplit.shapes import Shapes
 from msplit.shapes.registry import known
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from msplit.core.graph import CONTROL, Edges, Graph
 from msplit.engines.cuda.ir.graph import Key, final
-from msplit.flatten.attrs import PickedAttrs
+from msplit.flatten.control_flow import PickedAttrs
 from msplit.flatten.flat import FlatGraph, Tensor
 
 

@@ -20,8 +20,7 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
 from msplit.engines.variables import variable_names
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.opset.state import on_values, own_outputs, written
-from msplit.opset.traits import DRAWS, FREE_OF_EFFECTS
+from msplit.opset.traits import DRAWS, FREE_OF_EFFECTS, on_values, own_outputs, written
 
 _MOST_OUTPUTS = 4
 """Outputs of its own that an op may have that writes variables."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from msplit.core.union_find import DisjointSets
+from msplit.core.dag import DisjointSets
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 
 PEER_COPY = "_PeerCopy"

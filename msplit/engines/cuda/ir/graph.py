@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.opset.state import written
-from msplit.opset.traits import CALLS, CONDS, LOOPS, VIEWS, ops_with, traits
+from msplit.opset.traits import CALLS, CONDS, LOOPS, VIEWS, ops_with, traits, written
 
 Key = tuple[int, int]
 """A value: (op, output port)."""

@@ -23,7 +23,7 @@ Rules that every lowering keeps:
   the output to a fixed shape, `unless` names it.
 * It never writes to an input. It may return a view of one. Only what changes a variable writes: it *mutates* inputs in place, and
   returns them as its first outputs, in their order. It is registered under the name of TensorFlow's op on references
-  (`AssignAdd` for `AssignAddVariableOp`, see `opset.state`), and takes a variable's value in place of its handle.
+  (`AssignAdd` for `AssignAddVariableOp`, see `opset.traits`), and takes a variable's value in place of its handle.
 * It is pure: no global state, no random numbers but those that its inputs determine.
 * What it can not do raises `Unsupported` with the reason, in words that a user understands.
 """

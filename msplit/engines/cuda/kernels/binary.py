@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from msplit.errors import EngineError, MsplitError
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 
 VERSION = 1
 """Of the form in which a `Binary` is kept."""

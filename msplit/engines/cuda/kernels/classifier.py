@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue
 from msplit.engines.cuda.kernels.activations import NUMBERS, activate
 from msplit.engines.cuda.kernels.conv import LARGEST

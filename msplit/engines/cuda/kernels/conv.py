@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, extent, pixel_step
 from msplit.engines.cuda.kernels import few_channels
 from msplit.engines.cuda.kernels.activations import NUMBERS

@@ -7,8 +7,8 @@ import weakref
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import is_capturing
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels.embedding_spec import Columns
 from msplit.engines.cuda.kernels.embedding_tables import Place, Tables, describe

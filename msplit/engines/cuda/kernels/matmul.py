@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels.activations import NUMBERS
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
 from msplit.engines.cuda.kernels.tiles import Tile, shares

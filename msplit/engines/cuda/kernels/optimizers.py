@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import is_capturing, keep
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
 
 _UPDATE, _CONVERT = Code("optimizers", "update"), Code("optimizers", "convert")

@@ -16,8 +16,7 @@ from torch import Tensor
 from msplit.engines.cuda.kernels import optimizers
 from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
 from msplit.engines.cuda.kernels.optimizers import DTYPES, on_device
-from msplit.opset.state import on_values
-from msplit.opset.traits import ops_with
+from msplit.opset.traits import on_values, ops_with
 
 _UPDATE, _DISTINCT = Code("sparse_optimizers", "update_rows"), Code("sparse_optimizers", "distinct")
 _GRADIENT = Code("sparse_optimizers", "segment_gradient")

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from msplit._version import __version__
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels import toolchain
 from msplit.engines.cuda.kernels.binary import Binary, Kernel
 from msplit.errors import MsplitError, WriteError
 from msplit.formats.atomic import write_bytes_atomic
-from msplit.formats.file_kinds import read_bytes
+from msplit.formats.files import read_bytes
 
 OFF = "MSPLIT_KEEP_CHOICES"
 """Environment variable: with ``0`` no choices and no kernels are kept, and none that were kept are used."""

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from msplit.formats.folder_trust import writers
+from msplit.formats.files import writers
 
 ASSEMBLER = "TRITON_PTXAS_PATH"
 """Environment variable: where Triton's assembler is. PyTorch's compiler sets it."""

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from msplit.core.dag import Dag
 from msplit.engines.cuda.autotune import conv, matmul
-from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import synchronize
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.frontend.unroll import Unroller
 from msplit.engines.cuda.ir.buffers import BUFFER, INTO, Coverage, parts_of, without_place
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from msplit.cost.costs import Constants
-from msplit.cost.profile import Kernel
+from msplit.cost.profile import ProfiledKernel
 from msplit.engines.base import Arrays
 from msplit.engines.cuda.autotune.timer import CpuTimer, CudaTimer, Timer
 from msplit.engines.cuda.autotune.tuner import MOST_SIDE_BY_SIDE
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name
 from msplit.engines.cuda.ir.graph import attrs_key
 from msplit.engines.cuda.ir.interpret import walk
@@ -55,7 +55,7 @@ class Measured:
         recorded: Whether grids were recorded; else why not.
     """
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[ProfiledKernel, ...]
     kernel: tuple[int, ...]
     nodes: tuple[tuple[int, ...], ...]
     constants: Constants
@@ -112,7 +112,7 @@ class _Steps:
     def __init__(self, program: Program, timer: Timer, device: Constants, stop: float) -> None:
         self.timer, self.device, self.stop = timer, device, stop
         self.dynamic = frozenset(program.dynamic)
-        self.kernels: list[Kernel] = []
+        self.kernels: list[ProfiledKernel] = []
         self.kernel: list[int] = []
         self.first: dict[int, int] = {}  # step -> kind, for the first of each kind
         self.unmeasured: dict[str, int] = {}
@@ -152,7 +152,7 @@ class _Steps:
         inputs = tuple((dtype_name(one.dtype), tuple(one.shape), tuple(one.stride())) for one in arguments)
         moved = float(sum(one.nbytes for one in arguments) + step.bytes)
         self.first[number] = len(self.kernels)
-        self.kernels.append(Kernel(step.op.op, inputs, time_us, share, moved))
+        self.kernels.append(ProfiledKernel(step.op.op, inputs, time_us, share, moved))
         return len(self.kernels) - 1
 
 
@@ -195,8 +195,8 @@ def share_of(alone_us: float, each_us: float, lanes: int, issue_us: float) -> fl
 
 
 def _with_grids(
-    program: Program, feeds: Arrays, device: torch.device, first: Mapping[int, int], kernels: Sequence[Kernel]
-) -> tuple[list[Kernel], str]:
+    program: Program, feeds: Arrays, device: torch.device, first: Mapping[int, int], kernels: Sequence[ProfiledKernel]
+) -> tuple[list[ProfiledKernel], str]:
     """The kernels with what the profiler records of them, and whether it did."""
     end = max(first, default=-1)
 
@@ -219,7 +219,7 @@ def _with_grids(
     return [_with_grid(kernel, found.get(kind, []), limits) for kind, kernel in enumerate(kernels)], ""
 
 
-def _with_grid(kernel: Kernel, found: Sequence[cupti.Record], limits: Any) -> Kernel:
+def _with_grid(kernel: ProfiledKernel, found: Sequence[cupti.Record], limits: Any) -> ProfiledKernel:
     if not found:
         return kernel
     main = max(found, key=lambda one: one.time_us)

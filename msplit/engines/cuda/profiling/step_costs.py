@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import Floats
 from msplit.cost.costs import Constants, Costs
-from msplit.cost.gpus import SM_BYTES_PER_CYCLE, Gpu, data_sheet
-from msplit.cost.timing import ACCESS
+from msplit.cost.gpus import ACCESS, SM_BYTES_PER_CYCLE, Gpu, data_sheet
 from msplit.engines.base import Arrays
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.ir.program import KernelCall, Program

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import STEPS, Feeds
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.runtime.executable import CudaExecutable
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import Executable, Feeds, Following, Timeline, is_array, refuse_fed
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.device.ranks import Group, ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.program import Program

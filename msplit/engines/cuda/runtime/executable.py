@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable, Feeds, Following, Timeline
-from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.device.capture import synchronize
-from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.device.device import Device, precision
 from msplit.engines.cuda.device.ranks import Group, ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
 from msplit.engines.cuda.ir.interpret import run_step

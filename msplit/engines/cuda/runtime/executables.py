@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.engines.base import STEPS, Arrays, Executable, Job
-from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.device.device import telling_out_of_memory
+from msplit.engines.cuda.device.device import Device, telling_out_of_memory
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.gpus import PEER_COPY
 from msplit.engines.cuda.ir.graph import OpGraph
@@ -32,10 +31,9 @@ from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
 from msplit.progress import phase
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.check import check
-from msplit.schedule.plan.plan import Plan, make_plan, record_order
-from msplit.schedule.plan.reorder import keep_lanes
-from msplit.schedule.search.evaluate import evaluate, node_order
+from msplit.schedule.plan import Plan, make_plan, record_order
+from msplit.schedule.plan_check import check
+from msplit.schedule.simulate import evaluate, keep_lanes, node_order
 
 LAYOUT_RUNS = 30
 """Replays that decide between two memory layouts."""

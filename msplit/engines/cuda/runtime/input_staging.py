@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import Feeds, is_array, refuse_fed
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.kernels.launch import can_launch

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.device.pools import check, runtime
 
 CAN_POLL = platform.machine() in ("x86_64", "AMD64")

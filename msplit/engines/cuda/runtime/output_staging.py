@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.runtime.input_staging import Block
 from msplit.engines.cuda.runtime.memcpy import CAN_POLL, Memcpy

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from msplit.core.dag import DisjointSets
 from msplit.core.graph import Ints
-from msplit.core.union_find import DisjointSets
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
 from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
-from msplit.schedule.plan.plan import Plan, make_plan, topological
+from msplit.schedule.plan import Plan, make_plan, topological
 
 
 def named_steps(program: Program) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from msplit.engines.base import Feeds
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.engines.cuda.runtime.memcpy import AsyncCopy
 from msplit.errors import EngineError

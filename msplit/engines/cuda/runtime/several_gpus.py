@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.gpus import PEER_COPY
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.runtime.stream_program import StreamProgram
 from msplit.errors import EngineError
-from msplit.schedule.plan.plan import Plan
+from msplit.schedule.plan import Plan
 
 _FIX = "please report this; run on one GPU meanwhile"
 

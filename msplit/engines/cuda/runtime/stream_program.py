@@ -18,7 +18,7 @@ import torch
 from msplit.engines.cuda.ir.graph import Key
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
-from msplit.schedule.plan.plan import Plan
+from msplit.schedule.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants
 from msplit.progress import Progress, phase
 from msplit.schedule.algorithms import ONE
+from msplit.schedule.choose import TIE, Proposal, best, choose, leanest
 from msplit.schedule.machine import Machine
-from msplit.schedule.search.candidates import Candidate, candidate_of
-from msplit.schedule.search.choose import TIE, Proposal, best, choose, leanest
-from msplit.schedule.search.evaluate import evaluate
+from msplit.schedule.search import PlanCandidate, candidate_of
+from msplit.schedule.simulate import evaluate
 
 PLAIN = "plain"
 
@@ -64,11 +64,11 @@ class SimulatedVariant:
         """One stream."""
         return next(candidate for candidate in self.candidates if candidate.name == ONE)
 
-    def candidate(self) -> Candidate:
+    def candidate(self) -> PlanCandidate:
         """The best as something that runs."""
         return self._runnable(self.best)
 
-    def _runnable(self, found: Proposal) -> Candidate:
+    def _runnable(self, found: Proposal) -> PlanCandidate:
         return candidate_of(self.compiled.problem, self.name, found.name, found.stream, found.order)
 
 

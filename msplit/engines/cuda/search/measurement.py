@@ -14,7 +14,7 @@ import torch
 from msplit.core.graph import Ints
 from msplit.engines.base import Executable, Job
 from msplit.engines.cuda.compile import compile_job
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.options import KernelMode, StoredPlan
 from msplit.engines.cuda.profiling.step_costs import StepCosts, estimated, measured
 from msplit.engines.cuda.runtime import plan_binding
@@ -24,11 +24,10 @@ from msplit.errors import EngineError
 from msplit.progress import Progress, phase
 from msplit.schedule.bounds import StepBounds, bounds, step_bounds
 from msplit.schedule.machine import Machine
-from msplit.schedule.plan.plan import Plan
+from msplit.schedule.plan import Plan
 from msplit.schedule.problem import Problem
-from msplit.schedule.search.candidates import Candidate, single
-from msplit.schedule.search.evaluate import evaluate
-from msplit.schedule.simulate import Breakdown, breakdown
+from msplit.schedule.search import PlanCandidate, single
+from msplit.schedule.simulate import Breakdown, breakdown, evaluate
 
 BURST_SECONDS = 0.003
 """How long one candidate runs on in a round."""
@@ -54,15 +53,15 @@ class CompiledVariant:
     problem: Problem
     costs: StepCosts
 
-    def plan(self, candidate: Candidate) -> Plan:
+    def plan(self, candidate: PlanCandidate) -> Plan:
         """The plan of a candidate over the program's steps."""
         return candidate.schedule.plan(self.problem, self.compiled.program.dag)
 
-    def peak_bytes(self, candidate: Candidate) -> int:
+    def peak_bytes(self, candidate: PlanCandidate) -> int:
         """Memory for values at its highest."""
         return arrange(self.compiled.program, self.plan(candidate)).peak_bytes
 
-    def bind(self, candidate: Candidate) -> tuple[Plan, StoredPlan, Ints]:
+    def bind(self, candidate: PlanCandidate) -> tuple[Plan, StoredPlan, Ints]:
         """The plan of a candidate, proved; the same in terms of the flat graph; and the stream per node, -1 for one without a kernel."""
         program = self.compiled.program
         plan = prove(self.plan(candidate), program)
@@ -167,12 +166,12 @@ class _Memory:
         self.variants = variants
         self._one: dict[str, int] = {}
 
-    def peak_bytes(self, candidate: Candidate) -> int:
+    def peak_bytes(self, candidate: PlanCandidate) -> int:
         """Memory for values at its highest."""
         return self.variants[candidate.mode].peak_bytes(candidate)
 
-    def memory(self, candidate: Candidate) -> float:
-        """See `schedule.search.search.Device`."""
+    def memory(self, candidate: PlanCandidate) -> float:
+        """See `schedule.search.MeasuringDevice`."""
         if candidate.mode not in self._one:
             self._one[candidate.mode] = self.peak_bytes(single(self.variants[candidate.mode].problem, candidate.mode))
         peak, one = self.peak_bytes(candidate), self._one[candidate.mode]
@@ -180,7 +179,7 @@ class _Memory:
 
 
 class GpuRunner(_Memory):
-    """See `schedule.search.search.Device`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
+    """See `schedule.search.MeasuringDevice`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
 
     Args:
         variants: By the kernel mode that candidates name.
@@ -201,14 +200,14 @@ class GpuRunner(_Memory):
         self._built: dict[tuple[str, bytes], Executable] = {}
         self._chance = random.Random(0)  # of the order in which candidates run
 
-    def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        """See `schedule.search.search.Device`."""
+    def times(self, candidates: Sequence[PlanCandidate], rounds: int) -> list[list[float]]:
+        """See `schedule.search.MeasuringDevice`."""
         wanted = {candidate.key() for candidate in candidates}
         for key in [key for key in self._built if key not in wanted]:
             self._built.pop(key).close()
         return side_by_side([self._executable(candidate) for candidate in candidates], rounds, self._chance)
 
-    def _executable(self, candidate: Candidate) -> Executable:
+    def _executable(self, candidate: PlanCandidate) -> Executable:
         key = candidate.key()
         if key not in self._built:
             variant = self.variants[candidate.mode]
@@ -217,13 +216,13 @@ class GpuRunner(_Memory):
         return self._built[key]
 
     def renew(self) -> None:
-        """See `schedule.search.search.Device`."""
+        """See `schedule.search.MeasuringDevice`."""
         for executable in self._built.values():
             executable.close()
         self._built.clear()
 
     def describe(self) -> str:
-        """See `schedule.search.search.Device`."""
+        """See `schedule.search.MeasuringDevice`."""
         place = torch.device(next(iter(self.variants.values())).job.options.device)
         return str(torch.cuda.get_device_name(place)) if torch.cuda.is_available() else "CPU"
 
@@ -265,13 +264,13 @@ class SimulatedRunner(_Memory):
     """
 
     def __init__(
-        self, variants: Mapping[str, CompiledVariant], distort: Callable[[Candidate, float], float] | None = None
+        self, variants: Mapping[str, CompiledVariant], distort: Callable[[PlanCandidate, float], float] | None = None
     ) -> None:
         super().__init__(variants)
         self._distort = distort or (lambda candidate, simulated: simulated)
 
-    def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        """See `schedule.search.search.Device`."""
+    def times(self, candidates: Sequence[PlanCandidate], rounds: int) -> list[list[float]]:
+        """See `schedule.search.MeasuringDevice`."""
         found = []
         for candidate in candidates:
             problem = self.variants[candidate.mode].problem
@@ -283,7 +282,7 @@ class SimulatedRunner(_Memory):
         """Nothing is built."""
 
     def describe(self) -> str:
-        """See `schedule.search.search.Device`."""
+        """See `schedule.search.MeasuringDevice`."""
         return "the simulator"
 
 

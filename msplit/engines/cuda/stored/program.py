@@ -34,7 +34,7 @@ from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove
 from msplit.engines.cuda.stored.weights import Weights, tensor_of
 from msplit.errors import EngineError
-from msplit.schedule.plan.plan import Plan, make_plan, record_order
+from msplit.schedule.plan import Plan, make_plan, record_order
 
 _CHOSEN = (TILE, WIDE, TILES, KERNEL, ROUNDS)
 """Attributes that hold what was measured or compiled for one GPU."""

@@ -13,9 +13,8 @@ import torch
 
 from msplit.engines.base import Arrays, Executable, Job
 from msplit.engines.cuda.compile import compile_job
-from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.capture import empty_cache
-from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.device.device import Device, precision
 from msplit.engines.cuda.device.pools import priorities
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels import store
@@ -28,7 +27,7 @@ from msplit.engines.cuda.runtime.host import HostPart, Steps, Wrapped
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored.program import Restored, pack, unpack
 from msplit.engines.cuda.stored.weights import Weights
-from msplit.schedule.plan.plan import Plan, make_plan, record_order
+from msplit.schedule.plan import Plan, make_plan, record_order
 
 _KERNEL_BYTES = 10 << 10
 """What CUDA keeps on the device for each kernel of an instantiated graph; measured on an H200."""

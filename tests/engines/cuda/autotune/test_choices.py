@@ -20,15 +20,15 @@ from msplit.engines.cuda import compile
 from msplit.engines.cuda.autotune import batched_matmul, choices, conv, matmul
 from msplit.engines.cuda.autotune.choices import Choices, Family
 from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner, disturbed
-from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device import device as devices
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.kernels import store, toolchain
 from msplit.engines.cuda.kernels.tiles import Tile, Tiles
 from msplit.engines.cuda.passes.convolution import merge_convolutions
 from msplit.errors import MsplitError
 from msplit.formats import atomic
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import job
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from msplit import samples
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda import compile
 from msplit.engines.cuda.autotune import batched_matmul, conv
 from msplit.engines.cuda.autotune import matmul as products

@@ -7,7 +7,7 @@ import torch
 
 from msplit.engines.cuda.autotune import timer, tuner
 from msplit.engines.cuda.autotune.tuner import Tuner
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 
 
 @pytest.mark.parametrize(("elements", "lanes"), [(1 << 20, tuner.LANES), (1 << 28, 1)])

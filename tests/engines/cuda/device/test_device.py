@@ -14,8 +14,9 @@ import torch
 import msplit
 from msplit.engines.cuda.autotune.conv import FAMILY
 from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
-from msplit.engines.cuda.device import Device, pools
 from msplit.engines.cuda.device import device as devices
+from msplit.engines.cuda.device import pools
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.runtime import graph_exec
 from msplit.engines.cuda.runtime.graph_exec import GraphExec

@@ -7,7 +7,7 @@ from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.frontend import unroll
 from msplit.engines.cuda.ir.functions import functions_of
 from msplit.errors import EngineError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, exported, flat_of, program_of, run

@@ -11,7 +11,7 @@ from msplit.engines.cuda.ir import interpret
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.lowering import Lowering
 from msplit.errors import EngineError, OutOfMemory
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from tests.engines.cuda.cases import SAMPLES, assert_equals_tensorflow, flat_of, graph_of, job, program_of, run
 
@@ -114,9 +114,9 @@ def test_so_is_too_little_memory_for_inputs_and_constants():
 
 
 def test_a_chain_of_fifty_thousand_nodes_is_no_problem():
-    from msplit.opset import proto
+    from msplit.opset import schema
 
-    graph_def = proto.graph_pb2.GraphDef()
+    graph_def = schema.graph_pb2.GraphDef()
     node = graph_def.node.add(name="x", op="Placeholder")
     node.attr["dtype"].type = 1
     node.attr["shape"].shape.dim.add(size=2)

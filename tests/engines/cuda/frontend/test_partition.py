@@ -7,7 +7,7 @@ from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.frontend.functionalize_while import raise_control
 from msplit.engines.cuda.frontend.partition import divide, partition_graph
 from msplit.errors import EngineError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.shapes import infer

@@ -15,10 +15,10 @@ import torch
 from msplit.engines.cuda.autotune import tuner
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import Tuner
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels import precompile as launches
 from msplit.engines.cuda.kernels.precompile import compiling_ahead, through_triton
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 
 active: ContextVar[Any] = ContextVar("active", default=None)
 

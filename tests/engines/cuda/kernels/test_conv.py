@@ -147,7 +147,7 @@ def test_siblings_in_half_precision_and_what_is_not_a_number():
 
 def test_shared_sums_are_the_same_in_every_replay_and_side_by_side():
     """The block that is done last adds up all parts in one order; counters are back at zero for the next run."""
-    from msplit.engines.cuda.device import Device
+    from msplit.engines.cuda.device.device import Device
     from msplit.engines.cuda.kernels import conv
 
     frames = (frame(17, 3, 1, 1, 1, 1), frame(17, 3, 1, 1, 1, 1))

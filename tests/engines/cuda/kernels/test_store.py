@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from msplit.engines.cuda.device import Device  # noqa: E402
+from msplit.engines.cuda.device.device import Device  # noqa: E402
 from msplit.engines.cuda.kernels import binary, launch, store  # noqa: E402
 from msplit.engines.cuda.kernels.binary import PARAMETERS, Binary, Kernel  # noqa: E402
 from msplit.engines.cuda.kernels.launch import Code, binary_of, key_of  # noqa: E402

@@ -10,7 +10,7 @@ import numpy as np
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
-from msplit.opset.state import on_values, own_outputs, written
+from msplit.opset.traits import on_values, own_outputs, written
 
 from .harness import DEVICE, compare
 

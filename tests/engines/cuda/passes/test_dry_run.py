@@ -10,7 +10,7 @@ from msplit.engines.cuda import coverage
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.run.request import RunRequest

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.compile import optimize
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir import state as module
 from msplit.engines.cuda.ir.state import Placed
 from msplit.engines.cuda.ops.conv import FILTERS

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.cost import estimate, infer
+from msplit.cost import estimate
 from msplit.cost.gpus import data_sheet
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
@@ -19,6 +19,7 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.profiling.step_costs import LEAST_US, estimated
 from msplit.inputs.make import make_inputs
 from msplit.run.profile import ProfileRequest, profile
+from msplit.shapes.infer import infer
 from tests.cli.runner import SAMPLES
 from tests.engines.cuda.cases import flat_of, job, options_of
 from tests.engines.cuda.passes.attention.graphs import attention_graph

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.device.ranks import Ranks
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_numpy, to_torch

@@ -14,7 +14,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.frontend.partition import partition_graph
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
 from msplit.verify.compare import compare

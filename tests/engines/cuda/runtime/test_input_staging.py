@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.runtime import input_staging, memcpy
 from msplit.engines.cuda.runtime.input_staging import Inputs

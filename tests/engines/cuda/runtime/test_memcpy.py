@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.runtime import memcpy
 from tests.campaign import sampled
 

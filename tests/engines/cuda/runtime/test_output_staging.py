@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.runtime.output_staging import Outputs
 from tests.engines.cuda.interpreted import run_interpreted
 

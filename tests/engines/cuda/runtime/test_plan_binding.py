@@ -11,10 +11,10 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import StoredPlan
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import plan_for
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
-from msplit.schedule.plan.plan import make_plan, topological
+from msplit.schedule.plan import make_plan, topological
 from tests.engines.cuda.cases import SAMPLES, job, program_of, scattered
 
 MODELS = ["mmoe_small.pb", "lstm_small.pb", "towers_small.pb", "keras_inception"]

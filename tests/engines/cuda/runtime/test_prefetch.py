@@ -14,7 +14,7 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.device.ranks import Ranks
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import to_torch
@@ -23,7 +23,7 @@ from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.graph_exec import Graph
 from msplit.engines.cuda.runtime.input_staging import Inputs
 from msplit.errors import EngineError
-from msplit.opset import proto
+from msplit.opset import schema
 from tests.campaign import examples
 from tests.engines.cuda.cases import flat_of, job, step_then
 
@@ -236,7 +236,7 @@ def test_whatever_was_announced_a_step_gives_what_it_is_fed(seed, steps):
 
 def test_values_are_those_of_the_time_when_they_were_sent():
     """On a CPU, too, which stands in for the GPU: who changes them before their step is told by tests without one."""
-    made = proto.graph_pb2.GraphDef()
+    made = schema.graph_pb2.GraphDef()
     x = made.node.add(op="Placeholder", name="x")
     x.attr["dtype"].type = 1
     x.attr["shape"].shape.dim.add(size=2)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msplit.cost import estimate, infer
+from msplit.cost import estimate
 from msplit.engines.cuda.search.kernel_modes import predicted_us, simulate_variants
+from msplit.shapes.infer import infer
 from tests.engines.cuda.alike_branches import Branches, alike_branches
 from tests.engines.cuda.cases import flat_of, job
 

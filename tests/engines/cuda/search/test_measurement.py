@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from msplit.cost import estimate, infer
+from msplit.cost import estimate
 from msplit.engines.base import Executable
 from msplit.engines.cuda.search import measurement
-from msplit.flatten import flatten
+from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import make_inputs
-from msplit.schedule.search.candidates import candidate_of, single
+from msplit.schedule.search import candidate_of, single
+from msplit.shapes.infer import infer
 from tests.engines.cuda.cases import SAMPLES, job
 
 

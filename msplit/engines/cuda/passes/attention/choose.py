@@ -28,7 +28,7 @@ from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.attention import KERNEL
 from msplit.engines.cuda.passes.attention.match import Match
 from msplit.engines.cuda.passes.attention.rewrite import Decide
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 from msplit.opset.traits import RESHAPES, VIEWS
 
 

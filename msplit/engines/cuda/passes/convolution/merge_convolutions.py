@@ -33,7 +33,7 @@ from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.pattern import Readers, heights
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 from msplit.opset.traits import CONV2D
 
 MOST = 4

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.store import Store

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.autotune.timer import CudaTimer
-from msplit.engines.cuda.device import Device
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
 from msplit.engines.cuda.kernels.binary import POINTER, Binary, Kernel
 from msplit.engines.cuda.kernels.store import Store, note
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 
 VERSION = 1
 """Of the form in which a record is kept."""

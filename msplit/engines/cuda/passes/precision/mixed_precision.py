@@ -1,6 +1,6 @@
 """Half precision where it gains: products and convolutions, and what lies between them.
 
-Which ops, says `opset.half`; how far it goes, say Grappler's four rules, which TensorFlow's own mixed precision goes by:
+Which ops, says `opset.traits`; how far it goes, say Grappler's four rules, which TensorFlow's own mixed precision goes by:
 
 1. Products and convolutions are in half precision.
 2. What loses too much stays in float32, and so does what reads it, up to the next product.
@@ -33,8 +33,7 @@ from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.updates.merge_updates import ASSIGNS, FLAT
 from msplit.engines.cuda.passes.updates.merge_updates import LARGEST as LARGEST_JOINED
 from msplit.opset import schema
-from msplit.opset.half import CONVERTING, HALF, MASKING, WIDENING, Half
-from msplit.opset.traits import BATCH_MATMULS, MATMULS, VIEWS
+from msplit.opset.traits import BATCH_MATMULS, CONVERTING, HALF, MASKING, MATMULS, VIEWS, WIDENING, Half
 
 WIDE = "float32"
 LARGEST = 65504.0

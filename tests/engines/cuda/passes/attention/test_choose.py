@@ -13,7 +13,7 @@ from msplit.engines.cuda.ops.attention import KERNEL
 from msplit.engines.cuda.passes.attention import choose
 from msplit.engines.cuda.passes.attention.rewrite import fuse_attention
 from msplit.engines.cuda.passes.pipeline import Context, run_passes, tidy
-from msplit.formats.text import JsonValue
+from msplit.formats.files import JsonValue
 from tests.engines.cuda.cases import CPU
 
 B, H, L, D = 2, 3, 5, 4

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import CAST_FROM
 from msplit.engines.cuda.passes import pipeline

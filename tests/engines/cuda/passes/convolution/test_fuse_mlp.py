@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import device as devices

@@ -22,7 +22,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout, longest_chain
 from msplit.engines.cuda.passes.specialize import trace
-from msplit.formats import folder_trust
+from msplit.formats import files
 from tests.engines.cuda.cases import CPU, bits, flat_of, kernels, run
 
 FLOAT = 1
@@ -296,7 +296,7 @@ def test_who_else_may_write_to_a_folder(tmp_path, monkeypatch, mode, owner, said
     folder.mkdir()
     folder.chmod(mode)
     assert toolchain.writers(tmp_path) is None
-    monkeypatch.setattr(folder_trust, "_is_own_group", lambda group: False)
+    monkeypatch.setattr(files, "_is_own_group", lambda group: False)
     if owner is not None and os.getuid():
         monkeypatch.setattr(toolchain.os, "getuid", lambda: owner)
     elif owner is not None:

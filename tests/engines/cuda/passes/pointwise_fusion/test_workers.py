@@ -18,9 +18,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device import device as devices
-from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.device.device import Device, precision
 from msplit.engines.cuda.passes.pointwise_fusion import inductor, workers
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from msplit import api
-from msplit.core.precision import Precision
+from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import dtype_name
@@ -20,8 +20,7 @@ from msplit.engines.cuda.ir.windows import CAST_FROM
 from msplit.engines.cuda.ops.matmul import product
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.inputs.make import make_inputs
-from msplit.opset.half import HALF, Half
-from msplit.opset.traits import BATCH_MATMULS, MATMULS
+from msplit.opset.traits import BATCH_MATMULS, HALF, MATMULS, Half
 from msplit.verify.compare import compare
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, SAMPLES, bits, flat_of, graph_of, options_of, scattered

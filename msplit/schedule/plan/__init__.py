@@ -1,1 +1,0 @@
-"""Plans: an assignment made executable, the orders in which it is recorded, its proof and its file."""

@@ -1,1 +1,0 @@
-"""Which schedule to take: candidates judged by the simulator, refined, and found by measuring."""
