@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Generator, Iterator
@@ -151,9 +152,50 @@ def _too_slow(item: pytest.Item, seconds: float) -> str | None:
     return f"{seconds:.1f} s of processor time are more than its limit of {limit} s: see tests/slow.toml"
 
 
+_run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+_HOLD = None if _run is None else Path(tempfile.gettempdir()) / f"msplit-tests-{_run}"
+"""Is there while a test wants the machine for itself; None where this process is the only one of the run."""
+
+_LONGEST_HOLD = 60.0
+"""Seconds."""
+
+
+@contextlib.contextmanager
+def _in_turn(item: pytest.Item) -> Iterator[None]:
+    """A test marked `idle` begins when the tests that run beside it have ended, and no other begins before it has ended."""
+    end = time.monotonic() + _LONGEST_HOLD
+    if _HOLD is None:
+        yield
+        return
+    if not item.get_closest_marker("idle"):
+        while _HOLD.exists():
+            if time.monotonic() > end:  # its process is gone
+                _HOLD.unlink(missing_ok=True)
+            time.sleep(0.05)
+        yield
+        return
+    while True:
+        try:
+            _HOLD.touch(exist_ok=False)
+            break
+        except FileExistsError:
+            time.sleep(0.05)
+    try:
+        while _busy() and time.monotonic() < end - 30:
+            time.sleep(0.1)
+        yield
+    finally:
+        _HOLD.unlink(missing_ok=True)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Writes down how long a test takes with what it sets up, where a variable names a file: `tools/durations.py` reads it."""
+    with _in_turn(item):
+        return (yield from _written_down(item))
+
+
+def _written_down(item: pytest.Item) -> Generator[None, object, object]:
     spent = _Spent()
     try:
         return (yield)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -75,3 +76,34 @@ def test_limits_are_twice_what_the_slowest_took() -> None:
     assert table["longest"] == 1.8
     assert list(table["tests"].items())[:2] == [("test_2.py::test_29[x-y]", 5.8), ("test_1.py::test_28[x-y]", 5.6)]
     assert tool.by_file(rows)[0] == (pytest.approx(15.5), 10, "tests/a/test_2.py")
+
+
+@pytest.mark.parametrize("markers", [(), ("idle",)])
+def test_no_test_begins_beside_one_that_wants_an_idle_machine(
+    markers: tuple[str, ...], conftest: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(conftest, "_HOLD", tmp_path / "hold")
+    states = iter(["busy", "busy", None])
+    monkeypatch.setattr(conftest, "_busy", lambda: next(states, None))
+    began = threading.Event()
+
+    def other() -> None:
+        with conftest._in_turn(item("test_b", *markers)):
+            began.set()
+
+    with conftest._in_turn(item("test_a", "idle")):
+        assert next(states, "waited") == "waited"
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert not began.wait(0.2)
+    assert began.wait(30)
+    thread.join()
+    assert not (tmp_path / "hold").exists()
+
+
+def test_a_hold_of_a_process_that_is_gone_ends(conftest: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(conftest, "_HOLD", tmp_path / "hold")
+    monkeypatch.setattr(conftest, "_LONGEST_HOLD", 0.1)
+    (tmp_path / "hold").touch()
+    with conftest._in_turn(item("test_a")):
+        assert not (tmp_path / "hold").exists()

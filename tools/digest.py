@@ -4,6 +4,8 @@
     python tools/digest.py write DIGEST.json [--benchmarks FOLDER] [--only NAME ...]
     python tools/digest.py compare OLD.json NEW.json             exit code 1 where they differ
 
+Of a few models: JSON of a build and of its bench on simulated streams, times left out, and the kept choices of a run whose times are given.
+
 Per model: what `analyze` says, what `assign` writes under every shipped rule set, what `check` finds and the plan of it, and for the cuda
 engine on CPU tensors, in all kernel modes: ops, steps and shapes, what each stream does, peak memory and outputs.
 """
@@ -16,12 +18,14 @@ import hashlib
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks")]
@@ -145,6 +149,74 @@ def _compiled(flat: Any, ids: Any, batch: int, mode: Any) -> dict[str, Any]:
     return found
 
 
+BENCHED = ("mmoe_small.pb", "towers_small.pb", "gru_while")
+"""Models that are built and measured."""
+
+LAYOUTS = "keras_inception"
+"""The one whose layout is chosen by given times."""
+
+_OF_THE_MACHINE = frozenset({"environment", "preparation", "made_for", "host", "device", "warnings"})
+_MEASURED = re.compile(r"[\d.]+ (s|ms|µs|us)\b")
+
+
+def untimed(value: Any) -> Any:
+    """JSON without what differs from run to run: fractions, which are times and rounding, samples, and the machine."""
+    if isinstance(value, dict):
+        return {name: untimed(item) for name, item in value.items() if name not in _OF_THE_MACHINE}
+    if isinstance(value, list):
+        numbers = value and all(isinstance(item, float) for item in value)
+        return "numbers" if numbers else [untimed(item) for item in value]
+    return "a number" if isinstance(value, float) else _MEASURED.sub("#", value) if isinstance(value, str) else value
+
+
+def benched(model: Path, batch: int, folder: Path) -> dict[str, Any]:
+    """What is printed of a build, and of its bench on simulated streams."""
+    build = folder / "build"
+    how = ("--batch", str(batch), "--device", "cpu", "--streams", "2", "--effort", "fast", "-o", str(build))
+    quick = ("--duration", "0", "--warmup", "0", "--builds", "1")
+    found: dict[str, Any] = {}
+    for name, command in {"build": ("build", str(model), *how), "bench": ("bench", str(build), *quick)}.items():
+        code, _, text = said(folder, *command, "--format", "json").partition(" ")
+        if not text.startswith("{"):
+            found[name] = f"{code} {text}"
+            continue
+        content = untimed(json.loads(text))
+        found |= {f"{name} {key}": short(f"{code} {json.dumps(item)}") for key, item in content.items()}
+    return found
+
+
+def kept(model: Path, batch: int, folder: Path) -> list[str]:
+    """Lines of the file of kept choices, where channels first are said to be faster with plain kernels, and slower with grouped ones."""
+    import msplit
+    from msplit.engines.base import Job
+    from msplit.engines.cuda import compile as compiler
+    from msplit.engines.cuda.autotune import choices
+    from msplit.engines.cuda.device import device as devices
+    from msplit.engines.cuda.device.device import Device
+    from msplit.engines.cuda.engine import ENGINE
+    from msplit.engines.cuda.options import EngineOptions, KernelMode
+    from msplit.inputs.make import make_inputs
+
+    flat = msplit.load(model)
+    ids = msplit.assign(flat, "auto", streams=STREAMS, batch=batch).ids
+    feeds = make_inputs(flat, {}, batch=batch, seed=0)
+
+    def seconds(job: Any, compiled: Any) -> float:
+        return 1.0 if (compiled.layout == "nchw") != job.options.mode.groups else 2.0
+
+    path = folder / "choices.jsonl"
+    with (
+        mock.patch.object(compiler, "one_stream_seconds", seconds),
+        mock.patch.object(choices, "kept_in", return_value=path),
+        mock.patch.object(devices, "_DEVICES", {}),
+        mock.patch.object(Device, "is_gpu", True),
+        mock.patch.object(Device, "is_current", True),
+    ):
+        for mode in (KernelMode.PLAIN, KernelMode.GROUPED):
+            ENGINE.compile(Job(flat, ids, int(ids.max()) + 1, feeds, options=EngineOptions("cpu", mode=mode)))
+    return sorted(filter(None, path.read_text().split("\n"))) if path.exists() else []
+
+
 def models(benchmarks: Path | None) -> dict[str, tuple[Path, int]]:
     """Name -> model and batch."""
     found = {
@@ -177,6 +249,10 @@ def write(target: Path, benchmarks: Path | None, names: list[str]) -> None:
         print(name, flush=True)
         with tempfile.TemporaryDirectory() as folder:
             made[name] = {"decided": decided(model, Path(folder)), "cuda": ran(model, batch)}
+            if name in BENCHED:
+                made[name]["bench"] = benched(model, batch, Path(folder))
+            if name == LAYOUTS:
+                made[name]["kept choices"] = kept(model, batch, Path(folder))
     target.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
 
 

@@ -76,23 +76,12 @@ def fingerprint(graph: OpGraph) -> tuple[Any, ...]:
 
 def snapshot(graph: OpGraph) -> tuple[Any, ...]:
     """All that `RULES` read of a graph. Two that are equal are both legal or both not, on one side of specialization."""
-    ops = tuple(
-        (
-            number,
-            op.node,
-            op.op,
-            *op.inputs,
-            *op.source_nodes,
-            *op.replaces,
-            op.batch,
-            len(op.source_nodes),
-            *op.attrs.items(),
-        )
+    ops = [
+        (number, op.node, op.op, op.batch, dict(op.attrs), [*op.inputs], [*op.source_nodes, None, *op.replaces])
         for number, op in graph.ops.items()
-    )
-    constants = tuple((key, value.shape) for key, value in graph.constants.items())
+    ]
     ends = (graph.fetches, graph.feeds, graph.state, graph.final, graph.stacks, graph.shapes)
-    return ops, constants, graph.numbers, *(tuple(end.items()) for end in ends)
+    return ops, [(key, value.shape) for key, value in graph.constants.items()], graph.numbers, *map(dict, ends)
 
 
 def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
