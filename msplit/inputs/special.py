@@ -137,8 +137,11 @@ def numbers(drawn: NDArray[Any], kind: InputKind, name: str) -> NDArray[Any]:
     halves = np.round(drawn * 8) / 2
     # Of few bits: its mean is itself, and its variance 0, whatever the order in which it is summed.
     one_value = np.broadcast_to(halves.reshape(len(drawn), -1)[:, :1].reshape(row.shape), drawn.shape)
-    signed = np.where(np.asarray(drawn.real < 0), -0.0, 0.0)
-    choices = (halves, one_value, signed, drawn * SMALL[0], np.zeros_like(drawn), drawn, drawn * SMALL[1])
+    signed, zeros = np.where(np.asarray(drawn.real < 0), -0.0, 0.0), np.zeros_like(drawn)
+    if drawn.size == len(drawn) and not kind.apart:
+        # Labels: rows of other inputs are zeros there, so equal that their distance is 0, which is learned from as of a pair that matches.
+        signed = zeros = zeros + 1
+    choices = (halves, one_value, signed, drawn * SMALL[0], zeros, drawn, drawn * SMALL[1])
     turn = (row + kind.shift(name)) % _ROWS
     made = np.select([turn == number for number in range(len(choices))], choices, drawn)
     again: NDArray[np.intp] = np.flatnonzero((turn == _ROWS - 1) & (row > 0))
