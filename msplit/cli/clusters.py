@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msplit.cli import options
+from msplit.cli.keys import Key
 
 if TYPE_CHECKING:
     from msplit.engines.base import ClusterOptions
@@ -15,23 +15,12 @@ PLACE = "FILE|TF_CONFIG"
 WHAT = "Processes by job and address, in YAML or JSON as TensorFlow's ClusterSpec has them; TF_CONFIG: as that variable says."
 """Of --cluster, wherever it is an option."""
 
-cluster_options = options.together(
-    click.option(
-        "--cluster", metavar=PLACE, help=f"Run in TensorFlow over several processes (`msplit worker`). {WHAT}"
-    ),
-    click.option(
-        "--ps-strategy",
-        type=click.Choice(["bytes", "round-robin"]),
-        default="bytes",
-        show_default=True,
-        help="With --cluster: which task of job ps keeps which variable.",
-    ),
+CLUSTER = (
+    Key("cluster", f"FILE or TF_CONFIG: run over several processes (`msplit worker`). {WHAT}"),
+    Key("ps-strategy", "Which task of job ps keeps which variable.", click.Choice(["bytes", "round-robin"]), "bytes"),
 )
-
-container_option = click.option(
-    "--container",
-    metavar="NAME",
-    help="With --cluster: keep variables under this name in its processes, for later clients or others beside this one.",
+CONTAINER = Key(
+    "container", "A name under which the cluster keeps variables, for later clients or others beside this one."
 )
 
 
@@ -43,7 +32,7 @@ def over(cluster: str | None, ps_strategy: str, container: str | None = None) ->
     """
     if cluster is None:
         if container is not None:
-            raise click.UsageError("--container is for variables in other processes: give --cluster, too.")
+            raise click.UsageError("--tensorflow container= is for variables in other processes: give cluster=, too.")
         return None
     from msplit.engines.base import ClusterOptions
     from msplit.formats.cluster import read

@@ -91,7 +91,7 @@ class Elsewhere:
             if time.monotonic() > end:
                 self._process.kill()
                 raise EngineError(
-                    f"a process of TensorFlow said nothing for {LONGEST:.0f} seconds", fix="give --timeout"
+                    f"a process of TensorFlow said nothing for {LONGEST:.0f} seconds", fix="give --tensorflow timeout="
                 )
         return told(self._process.receive())
 
