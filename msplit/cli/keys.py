@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,29 +196,32 @@ class Sectioned(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes them."""
-        rest = {one: one.get_help_record(ctx) for one in self.get_params(ctx) if isinstance(one, click.Option)}
-        rest = {one: record for one, record in rest.items() if record is not None}
-        sections = {"Options": self.first, **SECTIONS} if self.first else {}
-        for title, names in sections.items():
-            own = sorted((one for one in rest if names_of(one, names)), key=lambda one: min(names_of(one, names)))
-            if own:
-                with formatter.section(title):
-                    formatter.write_dl([rest.pop(one) or ("", "") for one in own])
-        aliases = [one for one in self.params if isinstance(one, click.Option) and one.hidden]
-        if aliases:
-            with formatter.section("Flags of TensorFlow Serving that are taken, too"):
-                formatter.write_dl([(one.opts[0], one.help or "") for one in aliases])
-        with formatter.section("Further options" if self.first else "Options"):
-            formatter.write_dl([record for record in rest.values() if record is not None])
-        for one in self.get_params(ctx):
-            if isinstance(one.type, Keys):
-                with formatter.section(f"Keys of {one.opts[0]}"):
-                    formatter.write_dl([(key.text, key.meaning) for key in one.type.keys.values()])
+        sections = {"Options": self.first, **SECTIONS, _ALIASES: (), _FURTHER: ()} if self.first else {"Options": ()}
+        shown: dict[str, list[tuple[int, tuple[str, str]]]] = {title: [] for title in sections}
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        for one in options:
+            title, place = _ALIASES, 0
+            if (record := one.get_help_record(ctx)) is not None:
+                title, place = _section(one, sections)
+            shown[title].append((place, record or (one.opts[0], one.help or "")))
+        lists = {title: [record for _, record in sorted(rows, key=lambda row: row[0])] for title, rows in shown.items()}
+        keys = {f"Keys of {one.opts[0]}": one.type.keys.values() for one in options if isinstance(one.type, Keys)}
+        lists |= {title: [(key.text, key.meaning) for key in own] for title, own in keys.items()}
+        for title in filter(lists.get, lists):
+            with formatter.section(title):
+                formatter.write_dl(lists[title])
 
 
-def names_of(option: click.Option, names: Sequence[str]) -> list[int]:
-    """Where an option is in a list of names."""
-    return [names.index(name) for name in option.opts if name in names]
+_ALIASES, _FURTHER = "Flags of TensorFlow Serving that are taken, too", "Further options"
+
+
+def _section(option: click.Option, sections: Mapping[str, Sequence[str]]) -> tuple[str, int]:
+    """The first section that names an option, else the last one, and its place there."""
+    for title, names in sections.items():
+        for name in option.opts:
+            if name in names:
+                return title, names.index(name)
+    return [*sections][-1], 0
 
 
 FILE = click.Path(path_type=Path)

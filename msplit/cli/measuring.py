@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import clusters, options, tensorflow_options
+from msplit.cli import options, tensorflow_options
 from msplit.cli.keys import FILE, Key, keyed
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Run(tensorflow_options.Stock, options.Kernels):
             place=self.place,
             log_placement=self.log_placement,
             tensorflow=self.tensorflow(),
-            cluster=clusters.over(self.cluster, self.ps_strategy),
+            cluster=tensorflow_options.over(self.cluster, self.ps_strategy),
             command=("msplit", *sys.argv[1:]),
             **work.arguments(),
             **self.arguments(),
@@ -118,4 +118,4 @@ basis_options = options.together(
 )
 """What sizes and prices the model, batches left out."""
 
-runtime_option = options.tensorflow_option(*tensorflow_options.STOCK, *clusters.CLUSTER)
+runtime_option = options.tensorflow_option(*tensorflow_options.STOCK, *tensorflow_options.CLUSTER)

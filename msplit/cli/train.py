@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import clusters, interrupt, options, output
+from msplit.cli import interrupt, options, output, tensorflow_options
 from msplit.cli.keys import FILE, Key, Parameter, keyed
 from msplit.cli.pool_options import Engine, engine_options
 from msplit.progress import telling
@@ -91,7 +91,7 @@ class Spread:
 
     def over(self) -> ClusterOptions | None:
         """The servers."""
-        return clusters.over(self.cluster, self.ps_strategy, self.container)
+        return tensorflow_options.over(self.cluster, self.ps_strategy, self.container)
 
     @property
     def is_asked_for(self) -> bool:
@@ -179,7 +179,7 @@ _MOST_GPUS = 64
     metavar="FILE|KEY=VALUE",
 )
 @engine_options
-@options.tensorflow_option(*clusters.CLUSTER, clusters.CONTAINER)
+@options.tensorflow_option(*tensorflow_options.CLUSTER, tensorflow_options.CONTAINER)
 @options.format_option
 @options.together(step=Step, feeding=Feeding, length=Length, spread=Spread)
 def command(
@@ -205,8 +205,8 @@ def command(
     from msplit.training.rendezvous import joined
     from msplit.training.trainer import Trainer
 
-    own = {"resume": length.resume, "restore": length.restore}
-    refuse_exclusions({name: value for name, value in own.items() if value})
+    begin = {"resume": length.resume, "restore": length.restore}
+    refuse_exclusions({name: value for name, value in begin.items() if value})
     settings = length.settings()
     rank = hosts.rank_of(os.environ)
     if rank is None and spread.is_asked_for:

@@ -10,7 +10,7 @@ import click
 
 from msplit import escape
 from msplit.cli import options, output
-from msplit.cli.clusters import PLACE, WHAT
+from msplit.cli.tensorflow_options import PLACE, WHAT
 
 
 @click.command()

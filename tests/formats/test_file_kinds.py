@@ -91,7 +91,7 @@ WRITING = {
     "bench --trace": ["bench", MODEL, "--trace"],
     "tune --output": ["tune", MODEL, "--output"],
     "tune --plan-out": ["tune", MODEL, "--plan-out"],
-    "bench save-reference": ["bench", MODEL, "--measure", "save-reference="],
+    "bench save-reference": ["bench", MODEL, "--measure", "save-reference={}"],
     "profile": ["profile", MODEL, "-o"],
     "report": ["report", MODEL, "-o"],
     "sample": ["sample", "towers", "-o"],

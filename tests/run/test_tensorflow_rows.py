@@ -207,7 +207,7 @@ def test_only_tensorflow_places() -> None:
     from msplit.run.variants import choose_engine
 
     assert choose_engine(RunRequest(place=by_tower))[0] is ENGINE
-    with pytest.raises((EngineError, LoadError), match="--place is for TensorFlow"):
+    with pytest.raises((EngineError, LoadError), match="place is for TensorFlow"):
         bench(TOWERS, engine="cuda", device="cpu", place=by_tower)
 
 

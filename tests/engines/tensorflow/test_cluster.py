@@ -241,5 +241,5 @@ def test_what_does_not_go_with_a_cluster_is_refused() -> None:
         RunRequest(engine="cuda", cluster=options)
     with pytest.raises(msplit.MsplitError, match="is not traced"):
         msplit.bench("sample_graphs/towers_small.pb", cluster=options, timelines=True)
-    with pytest.raises(msplit.MsplitError, match="--plan is for the cuda engine"):
+    with pytest.raises(msplit.MsplitError, match="plan is for the cuda engine"):
         msplit.bench("sample_graphs/towers_small.pb", cluster=options, plan=Path("plan.json"))
