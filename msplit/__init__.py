@@ -23,54 +23,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from msplit.annotate import stream, stream_group
-    from msplit.api import (
-        Analysis,
-        Assigned,
-        Bench,
-        BenchOptions,
-        Build,
-        BuildOptions,
-        CompiledFunction,
-        Pool,
-        PoolSettings,
-        Runner,
-        RunOptions,
-        Settings,
-        StepOptions,
-        Trainer,
-        TuneSettings,
-        analyze,
-        assign,
-        bench,
-        build,
-        compile,
-        emit,
-        load,
-        open,
-        pool,
-        prepare,
-        save,
-    )
+    from msplit.api import *
     from msplit.checks import check
     from msplit.checks.finding import CheckSettings
-    from msplit.errors import (
-        AssignError,
-        Busy,
-        Closed,
-        DeviceLost,
-        EndOfData,
-        EngineError,
-        GraphError,
-        InvalidInput,
-        LoadError,
-        MsplitError,
-        OutOfMemory,
-        RankLost,
-        RulesError,
-        TimedOut,
-        WriteError,
-        WrongShape,
-    )
+    from msplit.errors import *
 
 _ELSEWHERE = {
     "CheckSettings": "msplit.checks",

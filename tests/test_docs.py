@@ -34,7 +34,7 @@ PAGES = (
     "scaling.md",
 )
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-QUICK = ("--duration", "0.1", "--warmup", "0", "--builds", "1", "--engine", "tensorflow")
+QUICK = ("--measure", "duration=0.1", "--measure", "warmup=0", "--measure", "builds=1", "--engine", "tensorflow")
 
 
 def blocks(language: str) -> list[tuple[str, str, str]]:

@@ -31,7 +31,7 @@ INLINE = re.compile(r"`(?:\$ )?msplit ([^`\n]+)`")
 IN_BLOCKS = re.compile(r"^(?:    |\$ )?msplit ([a-z-].*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHARED = {"--help", "--version", "--verbose", "--quiet", "--debug"}
-QUICK = ("--duration", "0.1", "--warmup", "0", "--builds", "1", "--engine", "tensorflow")
+QUICK = ("--measure", "duration=0.1", "--measure", "warmup=0", "--measure", "builds=1", "--engine", "tensorflow")
 
 
 def mentions(page: Path) -> list[str]:

@@ -11,6 +11,7 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
+from msplit.run.exclusions import refuse_exclusions
 from msplit.run.request import RunRequest
 from msplit.verify.results import VariantResult
 
@@ -48,9 +49,7 @@ def sweep(flat: FlatGraph, request: RunRequest, batches: Sequence[int], *, progr
     Raises:
         MsplitError: The request does not go with several batches, or none of them could be run.
     """
-    for name, given in (("tune", request.tune), ("plan", request.plan), ("reference", request.reference)):
-        if given is not None:
-            raise MsplitError(f"`{name}` is for one batch", fix="bench one batch at a time")
+    refuse_exclusions({**request.given, "batches_in_turn": batches})
     if len(batches) > 1 and not any(end.shape is None or None in end.shape for end in flat.model.inputs):
         raise MsplitError(
             "no input has an unknown size, so every batch would measure the same", fix="leave the batches out"

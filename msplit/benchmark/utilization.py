@@ -70,7 +70,7 @@ def advice(found: Sequence[Busy], variants: Sequence[VariantResult]) -> list[str
         return [f"{'; '.join(told)}: this GPU is full, and more GPUs are what is left."]
     steps = []
     if not any("fused" in label or "grouped" in label for label in by_label):
-        steps.append("fused and grouped kernels (--engine cuda, without --no-fuse and --no-group)")
+        steps.append("fused and grouped kernels (--engine cuda, without --cuda fuse=no,group=no)")
     if max(variant.streams for variant in measured) < _STREAMS and (filled is None or filled < _FILLED):
         steps.append("more streams (--streams 16)")
     steps.append("more requests in flight (msplit load)")

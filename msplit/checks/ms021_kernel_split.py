@@ -9,7 +9,7 @@ import numpy as np
 from msplit.checks.finding import Finding, Severity, listed, verb
 from msplit.checks.subject import Check, Subject
 
-_FIX = "write the model and the plan together: msplit bench MODEL --tune -o OUT --plan-out PLAN"
+_FIX = "write the model and the plan together: msplit tune MODEL -o OUT --plan-out PLAN"
 
 
 def find(subject: Subject) -> Iterator[Finding]:
@@ -49,7 +49,7 @@ CHECK = Check(
     why="A kernel runs on one stream. The graph says of such a node that it runs where it does not: whoever reads the ids is misled, "
     "and rules that build on them put its neighbours on the wrong stream.",
     example="`tower_a/Relu` and `tower_b/Relu` are one kernel on stream 1, and `tower_b/Relu` has the id 0.",
-    mend="Write the annotated model and the plan together: `msplit bench MODEL --tune -o OUT --plan-out PLAN`.",
+    mend="Write the annotated model and the plan together: `msplit tune MODEL -o OUT --plan-out PLAN`.",
     find=find,
     needs=("plan",),
 )

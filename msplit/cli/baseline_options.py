@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options, output, progress
+from msplit.cli.keys import Parameter
 from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Shown:
     failed: Mapping[int, str]
 
 
-class _Percent(options.Parameter):
+class _Percent(Parameter):
     """`5%`, or `5`."""
 
     name = "percent"
@@ -172,7 +173,7 @@ def show(flat: FlatGraph, shown: Shown, then: Baseline | None, limit: float | No
     code = 0
     for run in shown.runs:
         if run.result.failed:
-            fix = "\n  fix: --bisect names the first node whose value differs" if run.engine == "cuda" else ""
+            fix = "\n  fix: `msplit bisect` names the first node whose value differs" if run.engine == "cuda" else ""
             output.tell(f"error: outputs differ\n{run.result.describe_failures()}{fix}")
             code = 1
     if compared is not None and compared.failing:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from msplit.cli import options
-from msplit.cli.bench import Sweep
+from msplit.cli.measuring import Sweep
 from msplit.progress import telling
 
 
 @dataclass(frozen=True)
-class Kernels(options.Search):
-    """What is chosen from, and how."""
+class Run(options.Kernels):
+    """What is compiled, and where."""
 
     streams: int
-    ruleset: str | None
-    effort: str
-    no_capture: bool
-    no_fuse: bool
-    no_group: bool
-    reference: Path | None
     plan: Path | None
     device: str
+
+    def arguments(self) -> dict[str, Any]:
+        """For the functions of the library."""
+        return {**super().arguments(), "streams": self.streams, "plan": self.plan, "device": self.device}
+
+
+@dataclass(frozen=True)
+class Search(options.Search):
+    """Likewise, where a plan is to be searched."""
+
+    tune: bool
 
 
 @click.command()
@@ -33,10 +39,12 @@ class Kernels(options.Search):
 @click.option("--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams.")
 @options.rules_option
 @options.run_options
-@options.kernel_options
+@options.cuda_option(*options.CUDA)
+@options.tensorflow_option()
 @options.reference_option
-@click.option("--plan", type=options.PATH, help="Run the plan that `msplit bench --plan-out` wrote.")
-@options.tune_options
+@click.option("--plan", type=options.PATH, help="Run the plan that `msplit tune --plan-out` wrote.")
+@click.option("--tune", is_flag=True, help="Search for the fastest plan first, by measuring, as `msplit tune` does.")
+@options.search_options("tune-")
 @options.device_option
 @click.option(
     "--batch",
@@ -50,13 +58,13 @@ class Kernels(options.Search):
 @options.record_option
 @click.option("--force", is_flag=True, help="Replace an existing folder.")
 @options.format_option
-@options.together(run=options.Execution, kernels=Kernels, work=Sweep)
+@options.together(run=Run, search=Search, work=Sweep)
 def command(
     model: Path,
     choice: options.Choice,
     output: Path,
-    run: options.Execution,
-    kernels: Kernels,
+    run: Run,
+    search: Search,
     work: Sweep,
     force: bool,
     style: str,
@@ -68,10 +76,8 @@ def command(
     from msplit.report import build as report
     from msplit.run.build import build
 
-    if kernels.tune and (kernels.effort == "fast" or kernels.no_capture):
-        raise click.UsageError("--tune measures CUDA graphs: leave --effort fast and --no-capture out.")
-    if kernels.tune and kernels.plan is not None:
-        raise click.UsageError("--tune finds a plan, and --plan gives one: leave one of the two out.")
+    if not search.tune and search.max_error is not None:
+        raise click.UsageError("--max-error is what --tune keeps within: give --tune, too.")
     flat = choice.load(model, record=not work.no_record)
     with telling() as tell:
         made = build(
@@ -80,16 +86,7 @@ def command(
             batches=work.several,
             force=force,
             progress=tell,
-            streams=kernels.streams,
-            ruleset=kernels.ruleset,
-            effort=kernels.effort,
-            capture=not kernels.no_capture,
-            fuse=not kernels.no_fuse,
-            group=not kernels.no_group,
-            reference=kernels.reference,
-            plan=kernels.plan,
-            tune=kernels.settings(run),
-            device=kernels.device,
+            tune=search.settings(run) if search.tune else None,
             **work.arguments(),
             **run.arguments(),
         )

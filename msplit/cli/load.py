@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options
+from msplit.cli.keys import FILE, Key, Parameter, keyed
 from msplit.cli.pool_options import Engine, Pooling, engine_options, pool_options
 from msplit.progress import telling
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from msplit.serving.loadtest.run import LoadSettings
 
 
-class Rates(options.Parameter):
+class Rates(Parameter):
     """Arrivals per second, and shares with a percent sign."""
 
     name = "n|n%,…"
@@ -40,7 +41,7 @@ class Rates(options.Parameter):
         return tuple(rates), tuple(shares)
 
 
-class Mix(options.Parameter):
+class Mix(Parameter):
     """`0:0.1,1:0.9`."""
 
     name = "p:share,…"
@@ -94,6 +95,9 @@ class Serving:
     processes: int
 
 
+_PROTOCOLS = click.Choice(["tensorflow", "kserve"])
+
+
 @click.command()
 @options.model_options
 @click.argument("further", nargs=-1, metavar="[…]")
@@ -110,49 +114,41 @@ class Serving:
     default=((), ()),
     help="Open loop: arrivals per second, by a Poisson process; 70% is of the most that the arm answered in the closed loop.",
 )
-@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.01), help="Of measuring, per level.")
-@click.option("--warmup", default=0.5, show_default=True, type=click.FloatRange(0), help="Seconds before that.")
-@click.option("--repeat", default=3, show_default=True, type=click.IntRange(1), help="How often all is measured.")
-@click.option(
-    "--requests", default=0, type=click.IntRange(0), help="End a run after so many requests, warm-up left out."
+@keyed(
+    "--measure",
+    "How requests are made and timed; keys below.",
+    Key("seconds", "Seconds of measuring, per level.", click.FloatRange(0.01), 2.0),
+    Key("warmup", "Seconds before that.", click.FloatRange(0), 0.5),
+    Key("repeat", "How often all is measured.", click.IntRange(1), 3),
+    Key("requests", "End a run after so many requests, warm-up left out; 0: none.", click.IntRange(0), 0),
+    Key("rows", "Rows of a request.", click.IntRange(1), 1),
+    Key("distinct", "Requests to prepare, all with other inputs.", click.IntRange(1), 64),
+    Key("mix", "Share of requests by priority, such as 0:0.1,1:0.9.", Mix()),
+    Key("timeout", "Seconds that a request may wait to be started.", click.FloatRange(0)),
 )
-@click.option("--rows", default=1, show_default=True, type=click.IntRange(1), help="Rows of a request.")
-@click.option(
-    "--distinct",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Requests to prepare, all with other inputs.",
-)
-@click.option("--mix", type=Mix(), help="Share of requests by priority, such as 0:0.1,1:0.9.")
-@click.option("--timeout", type=click.FloatRange(0), help="Seconds that a request may wait to be started.")
 @pool_options
 @options.gpus_option
 @engine_options
-@click.option(
-    "--beside",
-    type=options.Names(),
-    default="auto",
-    show_default=True,
-    help="TensorFlow beside the pool: sessions, merge, devices, merged-devices, xla, batcher, none (auto: all, where it sees the GPU).",
+@options.tensorflow_option(
+    Key(
+        "beside",
+        "What of it is measured beside the pool: sessions, merge, xla, batcher, none (auto: all, where it sees the GPU).",
+        options.Names(),
+        ("auto",),
+    ),
+    Key("threads", "Threads that call it.", click.IntRange(1, 1024), 16),
+    Key("config", "ConfigProto as text, for its sessions.", FILE),
 )
-@click.option("--threads", default=16, show_default=True, type=click.IntRange(1, 1024), help="That call TensorFlow.")
-@click.option("--config", type=options.PATH, help="ConfigProto as text, for TensorFlow's sessions.")
-@click.option(
+@keyed(
     "--server",
-    "address",
-    metavar="HOST:PORT",
-    help="Send to a server that runs there, in place of a pool here; MODEL is what it serves.",
+    "HOST:PORT of a server to send to, in place of a pool here; MODEL is what it serves. Further keys below.",
+    Key("address", "HOST:PORT, which may be given alone."),
+    Key("name", "What the server calls the model (none: the file's or folder's name).", field="model_name"),
+    Key("protocol", "TensorFlow Serving's Predict, or ModelInfer as Triton has it.", _PROTOCOLS, "tensorflow"),
+    Key("processes", "Clients of the server.", click.IntRange(1, 32), 4),
+    bare="address",
+    metavar="HOST:PORT|KEY=VALUE",
 )
-@click.option("--model-name", help="What the server calls it (default: the file's or folder's name).")
-@click.option(
-    "--protocol",
-    type=click.Choice(["tensorflow", "kserve"]),
-    default="tensorflow",
-    show_default=True,
-    help="Of the server: TensorFlow Serving's Predict, or ModelInfer as Triton has it.",
-)
-@click.option("--processes", default=4, show_default=True, type=click.IntRange(1, 32), help="Clients of the server.")
 @click.option("--html", type=options.PATH, help="Write tables and curves as one HTML file.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(

@@ -208,6 +208,7 @@ def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]
         bench = Finding("bench", MISSING, "no engine can run here", f"{stock.fix}; for the cuda engine: {cuda.fix}")
     heavy = {
         "bench": (bench, cuda, stock),
+        "bisect": (_needing("bisect", ("tensorflow", "pytorch"), lacking),),
         "build": (_needing("build", ("gpu", "pytorch"), lacking),),
         "load": (replace(bench, subject="load"),),
         "profile": (_needing("profile", ("gpu", "pytorch"), lacking),),
@@ -215,6 +216,7 @@ def commands(findings: Sequence[Finding], names: Iterable[str]) -> list[Finding]
         "sample": (_needing("sample", ("tensorflow",), lacking),),
         "serve": (_serve(bench, findings),),
         "train": (_train(bench, lacking),),
+        "tune": (_needing("tune", ("gpu", "pytorch"), lacking),),
         "worker": (_needing("worker", ("tensorflow",), lacking),),
     }
     light = "needs no TensorFlow, no PyTorch and no GPU"

@@ -18,12 +18,15 @@ import click
 
 from msplit._version import __version__
 from msplit.cli import interrupt, output
+from msplit.cli.keys import Sectioned, option_of
+from msplit.core.arguments import spelling
 from msplit.errors import MsplitError, WriteError
 
 COMMANDS = {
     "analyze": "What is independent in a model, and what streams could gain.",
     "assign": "Assign stream ids by rules and write the annotated model.",
     "bench": "Run a model on its streams, verify the outputs, report the gain.",
+    "bisect": "Find the first node whose value is not TensorFlow's.",
     "build": "Compile a model once, and keep it ready to run.",
     "check": "Is a model's annotation valid, whole, safe, and still worth it?",
     "diff": "What changed between two annotated models.",
@@ -39,6 +42,7 @@ COMMANDS = {
     "show": "What is in a model's file: tags, signatures, inputs, outputs, functions.",
     "strip": "Write a model without its stream ids.",
     "train": "Train a model on streams, with checkpoints that TensorFlow reads.",
+    "tune": "Search for the fastest plan of a model by measuring, and write it.",
     "worker": "Be one process of a cluster that runs graphs in TensorFlow.",
 }
 """Subcommand -> one line of help. Each lives in the module of its name and is imported only when it is called."""
@@ -51,6 +55,7 @@ EXAMPLES = {
         "msplit bench model.pb --rules auto --streams 16 --batch 1,8,32,128 --plot sweep.html",
         "msplit bench model.pb --batch 128 --baseline old.json --fail-if-slower 5%",
     ),
+    "bisect": ("msplit bisect model.pb --batch 8",),
     "build": ("msplit build model.pb --batch 1,8,32 -o model.build",),
     "check": (
         "msplit check annotated.pb --fail-on warning",
@@ -80,12 +85,31 @@ EXAMPLES = {
     "strip": ("msplit strip annotated.pb -o plain.pb",),
     "train": (
         "msplit train model.meta --target train_op --fetch loss --data data.npz --batch 128 --epochs 3 --save checkpoints",
-        "msplit train model.meta --fetch loss --data 'day-*.tfrecord' --steps 100000 --save checkpoints --every 5000 --resume",
+        "msplit train model.meta --fetch loss --data 'day-*.tfrecord' --steps 100000 --save checkpoints --save every=5000 --resume",
         "msplit train model.meta --fetch loss --data my_data:batches --steps 1000",
     ),
+    "tune": ("msplit tune model.pb --streams 8 --batch 128 -o tuned.pb --plan-out plan.json",),
     "worker": ("msplit worker --cluster cluster.yaml --job worker --task 0",),
 }
 """Subcommand -> what to type, for its --help."""
+
+FIRST = {
+    "analyze": "--batch --shape --show --signature --format",
+    "assign": "--rules --streams --output --compare --batch",
+    "bench": "--streams --batch --rules --precision --format",
+    "bisect": "--batch --shape --input --reference --format",
+    "build": "--output --batch --streams --precision --tune",
+    "check": "--rules --streams --fail-on --baseline --format",
+    "diff": "--rules --streams --all --exit-code --format",
+    "load": "--clients --rate --groups --batch --html",
+    "profile": "--output --batch --shape --input --seconds",
+    "replicate": "--output --times --weights --combine --streams",
+    "report": "--output --rules --streams --batch --bench",
+    "serve": "--model --port --rest-api-port --groups --max-batch",
+    "train": "--fetch --data --batch --steps --save",
+    "tune": "--streams --batch --seconds --output --plan-out",
+}
+"""Subcommand with many options -> the five that one needs first, for its --help."""
 
 INTERRUPTED = 130
 
@@ -104,7 +128,8 @@ class _Commands(click.Group):
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = copy.copy(importlib.import_module(f"msplit.cli.{cmd_name}").command)
+        command: Sectioned = copy.copy(importlib.import_module(f"msplit.cli.{cmd_name}").command)
+        command.__class__, command.first = Sectioned, FIRST.get(cmd_name, "").split()
         command.params = [*command.params, *_verbosity()]  # people type them behind the command, too
         title = "Examples:" if len(EXAMPLES[cmd_name]) > 1 else "Example:"
         command.epilog = "\n".join(["\b", title, *(f"  {line}" for line in EXAMPLES[cmd_name])])
@@ -176,9 +201,8 @@ def _showing_progress(callback: Callable[..., Any] | None) -> Callable[..., Any]
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         from msplit.cli import options, progress
 
-        with progress.shown(
-            quiet=options.is_set("quiet"), verbose=options.is_set("verbose") or options.is_set("debug")
-        ):
+        verbose = options.is_set("verbose") or options.is_set("debug")
+        with spelling(option_of), progress.shown(quiet=options.is_set("quiet"), verbose=verbose):
             return callback(*args, **kwargs)
 
     return wrapped

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from msplit.cli import output, progress
+from msplit.cli.keys import FILE, Fields, Key, Parameter, given, keyed
 
 if TYPE_CHECKING:
     from msplit.flatten.flat import FlatGraph
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from msplit.run.request import TuneSettings
 
 Decorated = Callable[..., Any]
-
-if TYPE_CHECKING:
-    Parameter = click.ParamType[Any]
-else:
-    Parameter = click.ParamType  # generic from click 8.2 on only
 
 
 class Names(Parameter):
@@ -83,7 +79,7 @@ class Shape(Parameter):
 GPUS = ("h200", "h100", "a100", "l4", "t4")
 """What `msplit.cost.gpu_names` lists, here without reading the data sheets."""
 
-PATH = click.Path(path_type=Path)
+PATH = FILE
 
 STREAMS = click.IntRange(1, 1024)
 """A number of streams."""
@@ -152,9 +148,11 @@ def together(*several: Callable[[Decorated], Decorated], **groups: type) -> Call
     def decorate(command: Decorated) -> Decorated:
         @functools.wraps(command)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            for name in [name for name, value in kwargs.items() if isinstance(value, Fields)]:
+                kwargs |= kwargs.pop(name)
             for name, group in groups.items():
-                given = [field.name for field in dataclasses.fields(group) if field.name in kwargs]
-                kwargs[name] = group(**{field: kwargs.pop(field) for field in given})
+                own = [field.name for field in dataclasses.fields(group) if field.name in kwargs]
+                kwargs[name] = group(**{field: kwargs.pop(field) for field in own})
             return command(*args, **kwargs)
 
         decorated: Decorated = wrapped
@@ -242,27 +240,37 @@ class Execution:
 
 
 @dataclass(frozen=True)
+class Kernels(Execution):
+    """Likewise, with what kernels and streams are made by, and what outputs are held against."""
+
+    ruleset: str | None
+    effort: str
+    capture: bool
+    fuse: bool
+    group: bool
+    reference: Path | None
+
+    def arguments(self) -> dict[str, Any]:
+        """For what asks to run a model."""
+        own = {name: getattr(self, name) for name in ("ruleset", "effort", "capture", "fuse", "group", "reference")}
+        return {**super().arguments(), **own}
+
+
+@dataclass(frozen=True)
 class Search:
     """The search for a plan, and for what stays in float32."""
 
-    tune: bool
     tune_seconds: float
     max_memory: float
     max_error: float | None
 
-    def settings(self, run: Execution) -> TuneSettings | None:
-        """For what asks for it; None where nothing is to be searched."""
+    def settings(self, run: Execution) -> TuneSettings:
+        """For what asks for it."""
         from msplit.run.request import TuneSettings
 
-        if self.max_error is not None and not self.tune:
-            raise click.UsageError("--max-error is what --tune keeps within: give --tune, too.")
         if self.max_error is not None and run.precision in ("tf32", "ieee"):
             raise click.UsageError("--max-error is for half precision: give --precision bf16 or fp16.")
-        return (
-            TuneSettings(self.tune_seconds, self.max_memory, seed=run.seed, max_error=self.max_error)
-            if self.tune
-            else None
-        )
+        return TuneSettings(self.tune_seconds, self.max_memory, seed=run.seed, max_error=self.max_error)
 
 
 _source_options = together(
@@ -316,20 +324,6 @@ run_options = together(
         show_default=True,
         help="What float32 is computed in, on every engine: bf16 and fp16 where that gains, as TensorFlow's mixed precision.",
     ),
-    click.option(
-        "--layout",
-        type=click.Choice(["auto", "nhwc", "nchw"]),
-        default="auto",
-        show_default=True,
-        help="cuda: of convolutions.",
-    ),
-    click.option(
-        "--op-library",
-        "op_libraries",
-        multiple=True,
-        type=PATH,
-        help="Custom TensorFlow ops. Repeatable.",
-    ),
 )
 rules_option = click.option(
     "--rules",
@@ -338,51 +332,71 @@ rules_option = click.option(
     help="Rules for a graph without ids (default: auto), or in place of its ids.",
 )
 
-kernel_options = together(
-    click.option(
-        "--effort",
-        type=click.Choice(["full", "fast"]),
-        default="full",
-        show_default=True,
-        help="cuda: fast times no kernel and compiles none, to be ready in seconds.",
+LAYOUT = Key("layout", "Memory layout of convolutions.", click.Choice(["auto", "nhwc", "nchw"]), "auto")
+CUDA = (
+    Key(
+        "effort",
+        "fast times no kernel and compiles none, to be ready in seconds.",
+        click.Choice(["full", "fast"]),
+        "full",
     ),
-    click.option("--no-capture", is_flag=True, help="cuda: launch kernel by kernel instead of one CUDA graph."),
-    click.option("--no-fuse", is_flag=True, help="cuda: do not show what one kernel per group of pointwise ops adds."),
-    click.option("--no-group", is_flag=True, help="cuda: do not show what batching alike branches adds."),
+    Key("capture", "no: launch kernel by kernel instead of one CUDA graph.", bool, True),
+    Key("fuse", "no: do not show what one kernel per group of pointwise ops adds.", bool, True),
+    Key("group", "no: do not show what batching alike branches adds.", bool, True),
+    LAYOUT,
 )
+"""Of what only the cuda engine reads."""
+
+OP_LIBRARY = Key(
+    "op-library",
+    "A file with custom TensorFlow ops; may be given several times.",
+    FILE,
+    field="op_libraries",
+    several=True,
+)
+
+
+def cuda_option(*keys: Key) -> Callable[..., Any]:
+    """--cuda, with these keys."""
+    return keyed("--cuda", "What only the cuda engine reads; keys below.", *keys)
+
+
+def tensorflow_option(*keys: Key) -> Callable[..., Any]:
+    """--tensorflow, with custom ops and these keys."""
+    return keyed("--tensorflow", "What only TensorFlow's runtime reads; keys below.", OP_LIBRARY, *keys)
+
 
 reference_option = click.option(
     "--reference", type=PATH, help="Verify against this .npz instead of TensorFlow on the CPU."
 )
 
-tune_options = together(
-    click.option(
-        "--tune",
-        is_flag=True,
-        help="cuda: search for the fastest plan, on up to the largest number of --streams, by measuring.",
-    ),
-    click.option(
-        "--tune-seconds",
-        default=20.0,
-        show_default=True,
-        type=click.FloatRange(0),
-        help="Seconds that --tune may search.",
-    ),
-    click.option(
-        "--max-memory",
-        default=1.5,
-        show_default=True,
-        type=click.FloatRange(1),
-        metavar="RATIO",
-        help="--tune takes no plan that needs more than so many times the memory of one stream.",
-    ),
-    click.option(
-        "--max-error",
-        type=click.FloatRange(0, min_open=True),
-        metavar="ERROR",
-        help="--tune leaves ops in float32 until half precision keeps every output within this relative error.",
-    ),
-)
+
+def search_options(prefix: str) -> Callable[[Decorated], Decorated]:
+    """Options of the search for a plan; the name of the time for it begins with a prefix."""
+    return together(
+        click.option(
+            f"--{prefix}seconds",
+            "tune_seconds",
+            default=20.0,
+            show_default=True,
+            type=click.FloatRange(0),
+            help="Seconds that the search may take.",
+        ),
+        click.option(
+            "--max-memory",
+            default=1.5,
+            show_default=True,
+            type=click.FloatRange(1),
+            metavar="RATIO",
+            help="Take no plan that needs more than so many times the memory of one stream.",
+        ),
+        click.option(
+            "--max-error",
+            type=click.FloatRange(0, min_open=True),
+            metavar="ERROR",
+            help="Leave ops in float32 until half precision keeps every output within this relative error.",
+        ),
+    )
 
 
 device_option = click.option(
@@ -472,8 +486,12 @@ def command_line(command: str, model: Path, further: Mapping[str, Any]) -> tuple
 
 
 def was_given(name: str) -> bool:
-    """Whether the command was given this parameter, which otherwise has its default."""
-    return click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    """Whether the command was given this parameter, as an option or as a key, which otherwise has its default."""
+    context = click.get_current_context()
+    return name in given(context) or context.get_parameter_source(name) not in (
+        None,
+        click.core.ParameterSource.DEFAULT,
+    )
 
 
 def is_set(option: str) -> bool:

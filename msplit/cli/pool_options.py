@@ -6,12 +6,12 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from msplit.cli import options
+from msplit.cli.keys import Key, Parameter, keyed
 
 if TYPE_CHECKING:
     from msplit.run.request import RunRequest
@@ -19,42 +19,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Engine(options.Execution):
+class Engine(options.Kernels):
     """What runs a model, and how."""
 
     streams: int
-    ruleset: str | None
     engine: str | None
     device: str
-    effort: str
-    no_capture: bool
-    no_fuse: bool
-    no_group: bool
-    reference: Path | None
     shapes: Sequence[tuple[str, tuple[int, ...]]]
     devices: tuple[int, ...] = ()
 
-    def keywords(self) -> dict[str, Any]:
-        """The same for the functions of the library; shapes left out, which not all of them take."""
-        return {
-            "streams": (self.streams,),
-            "ruleset": self.ruleset,
-            "engine": self.engine or ("cuda" if self.device == "cpu" else None),
-            "device": self.device,
-            "devices": self.devices,
-            "effort": self.effort,
-            "capture": not self.no_capture,
-            "fuse": not self.no_fuse,
-            "group": not self.no_group,
-            "reference": self.reference,
-            **self.arguments(),
-        }
+    def arguments(self) -> dict[str, Any]:
+        """For the functions of the library; shapes left out, which not all of them take."""
+        engine = self.engine or ("cuda" if self.device == "cpu" else None)
+        own = {"streams": (self.streams,), "engine": engine, "device": self.device, "devices": self.devices}
+        return {**super().arguments(), **own}
 
     def request(self) -> RunRequest:
         """The same for what prepares it."""
         from msplit.run.request import RunRequest
 
-        return RunRequest(**self.keywords(), shapes=dict(self.shapes), command=("msplit", *sys.argv[1:]))
+        return RunRequest(**self.arguments(), shapes=dict(self.shapes), command=("msplit", *sys.argv[1:]))
 
 
 engine_options = options.together(
@@ -65,7 +49,7 @@ engine_options = options.together(
     options.engine_option,
     options.device_option,
     options.run_options,
-    options.kernel_options,
+    options.cuda_option(*options.CUDA),
     options.reference_option,
     options.shape_option,
     engine=Engine,
@@ -73,7 +57,7 @@ engine_options = options.together(
 """What runs a model, and how."""
 
 
-class Groups(options.Parameter):
+class Groups(Parameter):
     """A number of arenas, or ``auto``."""
 
     name = "n|auto"
@@ -125,25 +109,15 @@ pool_options = options.together(
         type=options.Numbers(click.IntRange(1)),
         help="Rows of the steps to have ready, such as 1,8,32 (default: 1, 4, 16 … up to --max-batch).",
     ),
-    click.option(
-        "--max-delay-us",
-        default=0.0,
-        show_default=True,
-        type=click.FloatRange(0),
-        help="How long a step that is not full waits for more rows.",
+    keyed(
+        "--pool",
+        "How requests share steps and memory; keys below.",
+        Key("max-delay-us", "How long a step that is not full waits for more rows.", click.FloatRange(0), 0.0),
+        Key("priorities", "Levels of priority.", click.IntRange(1), 1),
+        Key("max-queue", "Most requests that wait; 0: any number.", click.IntRange(0), 0),
+        Key("max-memory", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True)),
+        Key("host-threads", "Threads for what runs on the host.", click.IntRange(1)),
     ),
-    click.option("--priorities", default=1, show_default=True, type=click.IntRange(1), help="Levels of priority."),
-    click.option(
-        "--max-queue",
-        default=0,
-        show_default=True,
-        type=click.IntRange(0),
-        help="Most requests that wait; 0: any number.",
-    ),
-    click.option(
-        "--max-memory", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Most memory of the device."
-    ),
-    click.option("--host-threads", type=click.IntRange(1), help="Threads for what runs on the host."),
     pooling=Pooling,
 )
 """How a pool answers requests."""

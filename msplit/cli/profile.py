@@ -24,6 +24,8 @@ class Measured(options.Execution):
 @click.option("-o", "--output", type=options.PATH, help="Where to write the profile.")
 @options.size_options
 @options.run_options
+@options.cuda_option(options.LAYOUT)
+@options.tensorflow_option()
 @click.option(
     "--seconds",
     default=20.0,

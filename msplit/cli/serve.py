@@ -12,6 +12,7 @@ import click
 
 from msplit import escape
 from msplit.cli import options, output
+from msplit.cli.keys import Parameter
 from msplit.cli.pool_options import Engine, Pooling, engine_options, pool_options
 from msplit.progress import telling
 
@@ -111,7 +112,7 @@ class Doors:
         )
 
 
-class _Named(options.Parameter):
+class _Named(Parameter):
     """`name=path`."""
 
     name = "name=path"
@@ -143,7 +144,7 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
     "--model", "named", multiple=True, type=_Named(), help="A model, or a folder of versions, by name. Repeatable."
 )
 @click.option("--model-name", help="What clients call the model (default: its file's or folder's name).")
-@click.option("--model-base-path", type=options.PATH, help="The same as MODELS.")
+@click.option("--model-base-path", type=options.PATH, hidden=True, help="The same as MODELS.")
 @click.option("--model-config-file", type=options.PATH, help="Models in TensorFlow Serving's text format.")
 @click.option(
     "--tag", "--saved-model-tags", "tags", type=options.Names(), help="Tags of the graph, where it has several."
@@ -160,9 +161,15 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
 @click.option("--rest-api-port", default=8501, show_default=True, type=_PORT, help="Of HTTP; 0: none.")
 @pool_options
 @click.option(
-    "--enable-batching", default=True, help="As in TensorFlow Serving; true is all that it can be.", **_SWITCH
+    "--enable-batching",
+    default=True,
+    hidden=True,
+    help="As in TensorFlow Serving; true is all that it can be.",
+    **_SWITCH,
 )
-@click.option("--batching-parameters-file", type=options.PATH, help="TensorFlow Serving's, in place of the above.")
+@click.option(
+    "--batching-parameters-file", type=options.PATH, hidden=True, help="TensorFlow Serving's, in place of the above."
+)
 @click.option(
     "--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that a request without a deadline waits."
 )
@@ -183,6 +190,7 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
 @click.option(
     "--enable-serialization-as-tensor-content",
     default=False,
+    hidden=True,
     help="Answer in tensor_content, not in float_val and its kin.",
     **_SWITCH,
 )
@@ -195,6 +203,7 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
 )
 @options.gpus_option
 @engine_options
+@options.tensorflow_option()
 @options.together(served=Served, batching=Batching, doors=Doors)
 def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching, doors: Doors) -> int:
     """Answer requests for MODELS (models, builds, or folders of versions) until SIGTERM: over gRPC as TensorFlow Serving and as Triton do

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import clusters, interrupt, options, output
+from msplit.cli import interrupt, options, output, tensorflow_options
+from msplit.cli.keys import FILE, Key, Parameter, keyed
 from msplit.cli.pool_options import Engine, engine_options
 from msplit.progress import telling
 
@@ -80,17 +81,17 @@ class Spread:
         by_number = self.nnodes is not None or self.node_rank is not None or self.master is not None
         if self.hosts is not None:
             if by_number:
-                raise click.UsageError("--hosts says what --nnodes, --node-rank and --master do: leave these out.")
+                raise click.UsageError("--hosts FILE says what nnodes, node-rank and master do: leave these out.")
             return hosts.of_file(self.hosts, self.task)
         if self.task is not None:
-            raise click.UsageError("--task is one of those that --hosts names.")
+            raise click.UsageError("--hosts task is one of those that a file names: give --hosts FILE, too.")
         if not by_number and os.environ.get("TF_CONFIG"):
             return hosts.of_tf_config(os.environ["TF_CONFIG"])
         return hosts.Hosts(self.nnodes or 1, self.node_rank or 0, self.master or "")
 
     def over(self) -> ClusterOptions | None:
         """The servers."""
-        return clusters.over(self.cluster, self.ps_strategy, self.container)
+        return tensorflow_options.over(self.cluster, self.ps_strategy, self.container)
 
     @property
     def is_asked_for(self) -> bool:
@@ -98,7 +99,7 @@ class Spread:
         return any(one is not None for one in (self.gpus, self.nnodes, self.node_rank, self.master, self.hosts))
 
 
-class Gpus(options.Parameter):
+class Gpus(Parameter):
     """A number of GPUs, or which ones."""
 
     name = "n|a,b,…"
@@ -145,11 +146,15 @@ _MOST_GPUS = 64
     "--epochs", type=click.IntRange(1), help="Go through the data so often (default: 1, or what --steps need)."
 )
 @click.option("--shuffle", is_flag=True, help="Another order of the data in every epoch, by --seed.")
-@click.option("--save", type=options.PATH, metavar="DIR", help="Folder for checkpoints.")
-@click.option(
-    "--every", default=1000, show_default=True, type=click.IntRange(1), help="Steps from one checkpoint to the next."
+@keyed(
+    "--save",
+    "Folder for checkpoints. Further keys below.",
+    Key("folder", "The folder, which may be given alone.", FILE, field="save"),
+    Key("every", "Steps from one checkpoint to the next.", click.IntRange(1), 1000),
+    Key("keep", "Checkpoints that are kept.", click.IntRange(1), 5),
+    bare="folder",
+    metavar="DIR|KEY=VALUE",
 )
-@click.option("--keep", default=5, show_default=True, type=click.IntRange(1), help="Checkpoints that are kept.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --save, if there is one.")
 @click.option("--restore", type=options.PATH, metavar="PREFIX", help="Begin with the variables of this checkpoint.")
 @click.option(
@@ -162,19 +167,19 @@ _MOST_GPUS = 64
 @click.option(
     "--gpus", type=Gpus(), help="Train on so many GPUs of this host, or on these, each in a process of its own."
 )
-@click.option("--nnodes", type=click.IntRange(1), help="So many hosts train together, with as many GPUs each.")
-@click.option("--node-rank", type=click.IntRange(0), help="Which of them this is; 0 is the chief.")
-@click.option("--master", metavar="HOST:PORT", help="Where the chief listens, the same on all hosts.")
-@click.option(
+@keyed(
     "--hosts",
-    type=options.PATH,
-    metavar="FILE",
-    help="The hosts: a ClusterSpec as JSON, or what TF_CONFIG holds, which is read where no option names any.",
+    "The hosts that train together: a ClusterSpec as JSON, or what TF_CONFIG holds, which is read where nothing here names any; or keys.",
+    Key("file", "That file, which may be given alone.", FILE, field="hosts"),
+    Key("task", "Which of the file's hosts this is, such as worker:0."),
+    Key("nnodes", "So many hosts, with as many GPUs each.", click.IntRange(1)),
+    Key("node-rank", "Which of them this is; 0 is the chief.", click.IntRange(0)),
+    Key("master", "HOST:PORT where the chief listens, the same on all hosts."),
+    bare="file",
+    metavar="FILE|KEY=VALUE",
 )
-@click.option("--task", metavar="JOB:INDEX", help="Which of --hosts this is, such as worker:0.")
 @engine_options
-@clusters.cluster_options
-@clusters.container_option
+@options.tensorflow_option(*tensorflow_options.CLUSTER, tensorflow_options.CONTAINER)
 @options.format_option
 @options.together(step=Step, feeding=Feeding, length=Length, spread=Spread)
 def command(
@@ -194,22 +199,21 @@ def command(
     """
     from msplit.errors import RankLost
     from msplit.report import train as report
+    from msplit.run.exclusions import refuse_exclusions
     from msplit.training import hosts
     from msplit.training.loop import train
     from msplit.training.rendezvous import joined
     from msplit.training.trainer import Trainer
 
-    if length.resume and length.restore is not None:
-        raise click.UsageError(
-            "--resume goes on from a checkpoint, --restore begins with one: leave one of the two out."
-        )
+    begin = {"resume": length.resume, "restore": length.restore}
+    refuse_exclusions({name: value for name, value in begin.items() if value})
     settings = length.settings()
     rank = hosts.rank_of(os.environ)
     if rank is None and spread.is_asked_for:
         return hosts.launch(hosts.own_command(), spread.of_hosts(), spread.gpus or ("0",))
     try:
         with joined(rank, on_gpu=engine.device == "cuda", tell=output.tell) as world, telling() as tell:
-            flat, own = choice.load(model), {**engine.keywords(), "cluster": spread.over()}
+            flat, own = choice.load(model), {**engine.arguments(), "cluster": spread.over()}
             with Trainer(flat, step.target, step.fetch, progress=tell, world=world, **own) as trainer:
                 data = _data(trainer, feeding, engine.request(), endless=length.steps is not None)
                 if length.restore is not None and world.rank == 0:  # the others begin with what it has

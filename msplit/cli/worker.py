@@ -10,7 +10,7 @@ import click
 
 from msplit import escape
 from msplit.cli import options, output
-from msplit.cli.clusters import PLACE, WHAT
+from msplit.cli.tensorflow_options import PLACE, WHAT
 
 
 @click.command()
@@ -28,7 +28,7 @@ from msplit.cli.clusters import PLACE, WHAT
     "--op-library", "op_libraries", multiple=True, type=options.PATH, help="Custom TensorFlow ops. Repeatable."
 )
 def command(cluster: str | None, job: str | None, task: int | None, devices: int, op_libraries: Sequence[Path]) -> None:
-    """Be one process of a cluster, which `bench --cluster` and `train --cluster` run graphs on, until SIGTERM.
+    """Be one process of a cluster, which `bench` and `train` with --tensorflow cluster= run graphs on, until SIGTERM.
 
     Whoever reaches its port can run anything here: have it on a network of your own. Without --cluster, TF_CONFIG says all.
     """

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,28 @@ from msplit.errors import MsplitError
 
 MAX_STREAMS = 1024
 """Most streams that anything may use; no GPU runs a tenth of them at once."""
+
+
+def _keyword(name: str, value: Any) -> str:
+    return name if value is None else f"{name}={value!r}"
+
+
+_SPELLING: ContextVar[Callable[[str, Any], str]] = ContextVar("spelling", default=_keyword)
+
+
+def spelled(name: str, value: Any = None) -> str:
+    """An option as the caller types it: a keyword of Python or, below `spelling`, what that says."""
+    return _SPELLING.get()(name, value)
+
+
+@contextmanager
+def spelling(how: Callable[[str, Any], str]) -> Iterator[None]:
+    """Has messages name options in another interface than Python's."""
+    token = _SPELLING.set(how)
+    try:
+        yield
+    finally:
+        _SPELLING.reset(token)
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:

@@ -201,7 +201,7 @@ def warnings(label: str, times: Sequence[float]) -> list[str]:
     """What makes the times of a variant doubtful, in words. They are in the order in which they were taken."""
     values = np.asarray(times, dtype=np.float64)
     if len(values) < 3:
-        return [f"{label}: only {len(values)} steps were measured; a longer --duration would tell more"]
+        return [f"{label}: only {len(values)} steps were measured; a longer --measure duration= would tell more"]
     summary = summarize(times)
     found = []
     if summary.cv > UNSTABLE:
@@ -210,7 +210,8 @@ def warnings(label: str, times: Sequence[float]) -> list[str]:
         )
     if values[0] > 3 * summary.median:
         found.append(
-            f"{label}: the first measured step took {values[0] / summary.median:.1f} times the median; a longer --warmup would help"
+            f"{label}: the first measured step took {values[0] / summary.median:.1f} times the median; "
+            "a longer --measure warmup= would help"
         )
     if summary.outliers > max(1, len(values) // 50):
         found.append(f"{label}: {summary.outliers} of {len(values)} steps are outliers")

@@ -88,7 +88,7 @@ def load_reference(path: Path) -> Reference:
         LoadError: It can not be read, or is none.
     """
     where = str(path)
-    fix = "make one with: msplit bench MODEL --save-reference FILE.npz"
+    fix = "make one with: msplit bench MODEL --measure save-reference=FILE.npz"
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}

@@ -12,7 +12,7 @@ from msplit.benchmark.utilization import busy as measured_busy
 from msplit.core.arguments import Precision
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.examples import Hits
-from msplit.report import bounds, busy, layers, network, placement, tuning
+from msplit.report import bounds, busy, layers, placement, tuning
 from msplit.report.document import Document, Table
 from msplit.report.text import count, gain, heading, micros, percent, plural, size
 from msplit.verify.compare import OutputComparison
@@ -39,7 +39,6 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         layers.table(found),
         _memory(result.variants),
         busy.table(loads) if loads else None,
-        network.table(result.variants),
         _lookups(found.lookups) if found.lookups else None,
         bounds.table(found.limits, result.variants) if found.limits is not None else None,
         tuning.table(found.tuned) if found.tuned is not None else None,

@@ -1,4 +1,4 @@
-"""The report of `bench --bisect`."""
+"""The report of `msplit bisect`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _conclusion(found: Bisected) -> str:
     if found.drift is not None:
         return (
             f"No node is to blame: each gives TensorFlow's value for TensorFlow's inputs. Rounding grows on the way, beyond the tolerance "
-            f"first at {found.drift.node}; --tolerance sets another."
+            f"first at {found.drift.node}; --measure tolerance= sets another."
         )
     compared = "Every value, every output and every variable" if found.variables else "Every value and every output"
     but = " that was compared" if found.left_out else ""

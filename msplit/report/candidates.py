@@ -116,7 +116,7 @@ def _verdict(found: Compared, tried: Sequence[Row]) -> list[str]:
             lines.append("Measured, none is faster than one stream.")
         elif top.name != auto.name:
             lines.append(f"Measured, '{top.name}' is the fastest: {top.gain.value:.2f} times one stream.")
-        lines.append("`msplit bench --tune` starts from the best of them and searches on.")
+        lines.append("`msplit tune` starts from the best of them and searches on.")
     return lines
 
 

@@ -40,7 +40,7 @@ def notes(placements: Mapping[str, Placement]) -> list[str]:
             one, verb = moved[0], "is" if len(moved) == 1 else "are"
             found.append(
                 f"{label}: {plural(len(moved), 'node')} of {count(len(nodes))} {verb} elsewhere than asked, such as {one.name} on "
-                f"{one.device} instead of {one.asked}; --no-soft-placement refuses devices that are not there."
+                f"{one.device} instead of {one.asked}; --tensorflow soft-placement=no refuses devices that are not there."
             )
     return found
 

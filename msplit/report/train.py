@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from msplit.report import network
 from msplit.report.document import Document, Table
 from msplit.report.text import heading
 from msplit.training.loop import TrainingResult
@@ -41,7 +40,7 @@ class Told:
             trainer.fetches,
             "" if runner is None else runner.label,
             "" if runner is None else runner.engine,
-            () if runner is None else (*runner.notes, *filter(None, [network.sentence(runner.executable.facts())])),
+            () if runner is None else runner.notes,
             trained,
             trainer.world.size,
         )

@@ -28,6 +28,7 @@ from msplit.formats.build import KERNELS, WEIGHTS, Manifest, Rung
 from msplit.inputs.reference import Reference, packed_reference
 from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
+from msplit.run.exclusions import refuse_exclusions
 from msplit.run.prepare import Ready, make_ready
 from msplit.run.request import BuildOptions, RunRequest, as_recorded, request_of
 from msplit.run.runner import Runner
@@ -190,7 +191,7 @@ def _check_batches(flat: FlatGraph, request: RunRequest | None, batches: Sequenc
     if request is not None and request.split:
         raise MsplitError(
             "builds and pools are for one GPU, and the request splits each step over several",
-            fix="prepare it (`msplit.prepare`, `msplit bench --split`), or leave split out",
+            fix="prepare it (`msplit.prepare`, `msplit bench --cuda split=`), or leave split out",
         )
     for each in listed("batches", batches):
         if whole("a batch", each, -sys.maxsize) < 1:
@@ -198,8 +199,7 @@ def _check_batches(flat: FlatGraph, request: RunRequest | None, batches: Sequenc
     if len(set(batches)) > 1:
         if not any(shape is None or shape[:1] == (None,) for shape in stated_shapes(flat).values()):
             raise MsplitError("the model's inputs have the same shapes at every batch", fix="build it without --batch")
-        if request is not None and request.reference is not None:
-            raise MsplitError("a reference is for one batch", fix="build one batch with it")
+        refuse_exclusions({**(request.given if request is not None else {}), "batches": batches})
 
 
 def _refuse_to_train(flat: FlatGraph) -> None:

@@ -18,11 +18,12 @@ from msplit.core.statistics import Ratio
 from msplit.engines.base import Arrays, Executable, TensorFlowOptions
 from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
-from msplit.errors import EngineError, MsplitError
+from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, prepared, silent, timing
 from msplit.run.ablation import on_one_stream
 from msplit.run.compilation import Compiled, chosen_variant, compiled
+from msplit.run.exclusions import refuse_exclusions
 from msplit.run.request import FAST, FULL, RunOptions, RunRequest, request_of
 from msplit.run.runner import Runner
 from msplit.run.tuning import Tuned
@@ -86,13 +87,8 @@ def prepare_for(
     state: Arrays | None = None,
 ) -> Runner:
     """`prepare`, with its options as a request."""
-    if improve and variant is not None:
-        raise MsplitError("improve=True chooses what runs, and a variant is named", fix="leave one of the two out")
-    if improve and not request.capture:
-        raise MsplitError(
-            "improve=True is for captured graphs: to launch step by step shares settings of PyTorch with what is being prepared",
-            fix="leave out capture=False, or improve=True",
-        )
+    own = {"improve": improve, "variant": variant}
+    refuse_exclusions({**request.given, **{name: value for name, value in own.items() if value}})
     if not improve:
         with hurrying() if request.is_fast else one_at_a_time():
             ready = make_ready(flat, request, variant, progress, state=state)

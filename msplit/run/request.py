@@ -6,7 +6,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypedDict
@@ -20,6 +20,7 @@ from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.tensorflow.devices import Function
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.run.exclusions import EXCLUSIONS, refuse_exclusions
 from msplit.verify.results import Settings
 
 FULL, FAST = "full", "fast"
@@ -215,10 +216,6 @@ class RunRequest:
             raise MsplitError(f"GPUs are {list(self.devices)}", fix="name each once")
         if self.effort not in EFFORTS:
             raise MsplitError(f"there is no effort {self.effort!r}", fix=f"one of: {', '.join(EFFORTS)}")
-        if self.cluster is not None and self.engine not in (None, "tensorflow"):
-            raise MsplitError(
-                f"a cluster runs TensorFlow, not the {self.engine} engine", fix="leave one of the two out"
-            )
         if len(set(given)) != len(given) or -1 in given or len(given) == 1:
             raise MsplitError(
                 f"a step can not be split over the GPUs {', '.join(map(str, self.split))}",
@@ -231,8 +228,14 @@ class RunRequest:
                 f"a largest error is given, and nothing is in half precision: it is {self.precision}",
                 fix="give the precision bf16 or fp16, or no largest error",
             )
-        if self.is_fast and self.tune is not None:
-            raise MsplitError("to tune is to measure, and the effort is fast", fix="leave one of the two out")
+        refuse_exclusions(self.given)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Options of `EXCLUSIONS` that have another value than their default."""
+        excluding = {name for one, other, _ in EXCLUSIONS for name, _ in (one, other)}
+        own = [field for field in fields(self) if field.name in excluding]
+        return {field.name: value for field in own if (value := getattr(self, field.name)) != field.default}
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from msplit import formats
 from msplit.assignment.assignment import check_places
 from msplit.assignment.model import price
 from msplit.assignment.plans import stored_job
-from msplit.core.arguments import Precision
+from msplit.core.arguments import Precision, spelled
 from msplit.cost.costs import Costs
 from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job
@@ -278,16 +278,16 @@ def _refuse(request: RunRequest, engine: Engine, why: str) -> None:
         EngineError: That.
     """
     if engine is not CUDA and (request.tune is not None or request.plan is not None):
-        option = "--tune" if request.tune is not None else "--plan"
-        raise EngineError(f"{option} is for the cuda engine; {why}", fix="see `msplit doctor`")
+        raise EngineError(
+            f"{spelled('tune' if request.tune is not None else 'plan')} is for the cuda engine; {why}",
+            fix="see `msplit doctor`",
+        )
     if engine is not TENSORFLOW and (request.place is not None or request.log_placement):
-        option = "--place" if request.place is not None else "--log-placement"
+        option = spelled("place" if request.place is not None else "log_placement")
         raise EngineError(f"{option} is for TensorFlow, which puts nodes on devices", fix="give --engine tensorflow")
-    if request.timelines and request.cluster is not None:
-        raise EngineError("a step over a cluster is not traced", fix="leave --trace or --cluster out")
     if engine is not CUDA and request.split:
         raise EngineError(
-            f"--split is for the cuda engine; {why}",
+            f"{spelled('split')} is for the cuda engine; {why}",
             fix="give TensorFlow devices: `msplit assign --rules device --emit placement`",
         )
     if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
@@ -307,7 +307,7 @@ def refuse_devices(request: RunRequest, engine: Engine, why: str) -> None:
         return
     if engine is not CUDA:
         fix = "choose what TensorFlow sees with CUDA_VISIBLE_DEVICES; see `msplit doctor`"
-        raise EngineError(f"--gpus is for the cuda engine; {why}", fix=fix)
+        raise EngineError(f"{spelled('devices')} is for the cuda engine; {why}", fix=fix)
     if lost := cuda.missing(request.places):
         raise EngineError(lost, fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
 

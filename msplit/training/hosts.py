@@ -92,10 +92,12 @@ class Hosts:
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
             raise MsplitError(
-                f"host {self.index} is none of {self.count}", fix=f"--node-rank is from 0 to {self.count - 1}"
+                f"host {self.index} is none of {self.count}", fix=f"--hosts node-rank= is from 0 to {self.count - 1}"
             )
         if self.count > 1 and not self.master:
-            raise MsplitError("several hosts have to know the first one", fix="--master HOST:PORT, the same on all")
+            raise MsplitError(
+                "several hosts have to know the first one", fix="--hosts master=HOST:PORT, the same on all"
+            )
         if self.master:
             address(self.master)
 
@@ -177,7 +179,9 @@ def _of_text(text: str, where: str, task: str | None) -> Hosts:
         if (job, index) == at:
             return Hosts(len(hosts), place, hosts[0][2])
     listed = ", ".join(f"{job}:{index}" for job, index, _ in hosts[:8])
-    raise MsplitError(f"task {at[0]}:{at[1]} trains nothing here", where=where, fix=f"--task with one of: {listed}")
+    raise MsplitError(
+        f"task {at[0]}:{at[1]} trains nothing here", where=where, fix=f"--hosts task= with one of: {listed}"
+    )
 
 
 def _tasks(cluster: Any, job: str, where: str) -> Sequence[tuple[int, str]]:
@@ -200,10 +204,10 @@ def _task(found: Mapping[str, Any], task: str | None, where: str) -> tuple[str, 
         job, _, index = task.partition(":")
         if index.isascii() and index.isdigit():
             return job, int(index)
-        raise MsplitError(f"{task!r} is no task", where="--task", fix="give one such as worker:0")
+        raise MsplitError(f"{task!r} is no task", where="--hosts task=", fix="give one such as worker:0")
     said = found.get("task") if "cluster" in found else None
     if not isinstance(said, dict) or not str(said.get("index", "")).isdecimal():
-        raise MsplitError("does not say which task this is", where=where, fix="--task worker:0")
+        raise MsplitError("does not say which task this is", where=where, fix="--hosts task=worker:0")
     return str(said.get("type")), int(said["index"])
 
 

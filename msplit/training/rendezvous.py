@@ -184,10 +184,10 @@ def _meet(rank: Rank, on_gpu: bool, tell: Callable[[str], object]) -> tuple[Worl
     except (RuntimeError, OSError) as error:
         said = str(error).partition("\n")[0]
         if first:
-            fix = "give another port with --master, or end what uses it"
+            fix = "give another port with --hosts master=, or end what uses it"
             raise RankLost(f"can not listen: {said}", where=where, fix=fix) from None
         raise RankLost(
-            f"the first process does not answer: {said}", where=where, fix="start it, or mend --master"
+            f"the first process does not answer: {said}", where=where, fix="start it, or mend --hosts master="
         ) from None
     watch = _Watch(rank, watched, tell)
     try:
@@ -203,7 +203,7 @@ def _meet(rank: Rank, on_gpu: bool, tell: Callable[[str], object]) -> tuple[Worl
     except (RuntimeError, OSError, RankLost) as error:
         reason = watch.wait() or str(error).partition("\n")[0]
         watch.end()
-        raise RankLost(reason, fix="start every rank once, all with the same --master") from None
+        raise RankLost(reason, fix="start every rank once, all with the same --hosts master=") from None
     return World(rank.number, rank.size, own), watch
 
 

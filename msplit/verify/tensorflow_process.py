@@ -112,7 +112,7 @@ class Elsewhere(Executable):
             if time.monotonic() > end:
                 self._process.kill()
                 raise EngineError(
-                    f"a process of TensorFlow said nothing for {LONGEST:.0f} seconds", fix="give --timeout"
+                    f"a process of TensorFlow said nothing for {LONGEST:.0f} seconds", fix="give --tensorflow timeout="
                 )
         return told(self._process.receive())
 
@@ -317,13 +317,13 @@ def fit(
             f"the reference has input {spec.name!r} of shape {shape_text(has)}, {option} asks for {shape_text(wanted)}",
             where=str(path),
             fix=f"leave {option.split()[0]} out, then the file says it; or make a reference of these shapes: "
-            f"msplit bench MODEL {option if ' ' in option else '--shape …'} --save-reference FILE.npz",
+            f"msplit bench MODEL {option if ' ' in option else '--shape …'} --measure save-reference=FILE.npz",
         )
     return batch, shapes
 
 
 def _of_this_model(flat: FlatGraph, reference: Reference, path: Path) -> None:
-    fix = "make one of this model: msplit bench MODEL --save-reference FILE.npz"
+    fix = "make one of this model: msplit bench MODEL --measure save-reference=FILE.npz"
     has, wants = set(reference.feeds), {tensor.name for tensor in flat.inputs}
     if has != wants:
         what = f"its inputs are {_listed(has)}, those of the model {_listed(wants)}"

@@ -12,7 +12,18 @@ from msplit.run.tuning import write
 from tests.cli.runner import SAMPLES, fine
 
 MMOE = SAMPLES / "mmoe_small.pb"
-QUICK = ("--engine", "tensorflow", "--duration", "0.1", "--builds", "1", "--warmup", "0", "--format", "json")
+QUICK = (
+    "--engine",
+    "tensorflow",
+    "--measure",
+    "duration=0.1",
+    "--measure",
+    "builds=1",
+    "--measure",
+    "warmup=0",
+    "--format",
+    "json",
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +53,7 @@ def test_what_is_not_given_is_as_recorded(given: tuple[str, ...], rows: int, sai
 @pytest.mark.tf
 def test_a_file_of_outputs_says_its_own_batch(assigned: Path, tmp_path: Path) -> None:
     reference = tmp_path / "r.npz"
-    fine("bench", assigned, "--streams", "2", "--batch", "5", "--save-reference", reference, *QUICK)
+    fine("bench", assigned, "--streams", "2", "--batch", "5", "--measure", f"save-reference={reference}", *QUICK)
     found = fine("bench", assigned, "--streams", "2", "--reference", reference, *QUICK).json
     assert [one["shape"][0] for one in found["inputs"].values()] == [5]
     assert "run with gpu a100 (recorded with the model)" in found["notes"]

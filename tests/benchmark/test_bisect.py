@@ -1,4 +1,4 @@
-"""`bench --bisect`: a lowering, a rewrite or a kernel that is wrong is found by name."""
+"""`msplit bisect`: a lowering, a rewrite or a kernel that is wrong is found by name."""
 
 import json
 from dataclasses import replace
@@ -132,12 +132,12 @@ def test_the_command_says_it_and_ends_with_1(monkeypatch, capsys, tmp_path):
     graph = graph_of(tower, outputs=["out"]).model.graph_def
     path = tmp_path / "model.pb"
     path.write_bytes(graph.SerializeToString())
-    assert run(["bench", str(path), "--bisect", "--batch", "2"]) == 0
+    assert run(["bisect", str(path), "--batch", "2"]) == 0
     assert "Every value and every output agrees" in " ".join(capsys.readouterr().out.split())
-    assert run(["bench", str(path), "--bisect", "--batch", "2", "--format", "json"]) == 0
+    assert run(["bisect", str(path), "--batch", "2", "--format", "json"]) == 0
     validate("bisect", json.loads(capsys.readouterr().out))
     plant(monkeypatch, "Sigmoid", lambda node, y: y + 1)
-    assert run(["bench", str(path), "--bisect", "--batch", "2", "--format", "json"]) == 1
+    assert run(["bisect", str(path), "--batch", "2", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)
     validate("bisect", found)
     assert found["culprit"]["node"] == "gate"
@@ -146,5 +146,5 @@ def test_the_command_says_it_and_ends_with_1(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize("options", [["--tune"], ["--engine", "tensorflow"], ["--trace", "t.json"], ["--batch", "1,2"]])
 def test_options_that_do_not_go_with_it_are_refused(options, capsys):
-    assert run(["bench", str(SAMPLES / "mmoe_small.pb"), "--bisect", *options]) == 2
-    assert "--bisect" in capsys.readouterr().err
+    assert run(["bisect", str(SAMPLES / "mmoe_small.pb"), *options]) == 2
+    assert options[0] in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`bench --bisect` of steps that train looks at gradients and updates, too."""
+"""`msplit bisect` of steps that train looks at gradients and updates, too."""
 
 import json
 

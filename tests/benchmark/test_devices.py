@@ -66,7 +66,7 @@ def test_a_bench_has_a_row_of_all_gpus_beside_the_same_on_one() -> None:
     ("asked", "said"),
     [
         ({"devices": (0, 1), "batch": 1}, "2 devices can not share a batch of 1"),
-        ({"devices": (0, 1), "engine": "tensorflow"}, "--gpus is for the cuda engine; asked for"),
+        ({"devices": (0, 1), "engine": "tensorflow"}, "devices is for the cuda engine; asked for"),
     ],
 )
 def test_what_can_not_be_is_told_before_anything_is_compiled(

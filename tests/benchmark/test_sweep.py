@@ -27,14 +27,14 @@ MODEL = SAMPLES / "towers_small.pb"
 SHORT = (
     "--engine",
     "tensorflow",
-    "--duration",
-    "0",
-    "--warmup",
-    "0",
-    "--min-iters",
-    "2",
-    "--builds",
-    "1",
+    "--measure",
+    "duration=0",
+    "--measure",
+    "warmup=0",
+    "--measure",
+    "min-iters=2",
+    "--measure",
+    "builds=1",
     "--streams",
     "2,16",
 )
@@ -119,12 +119,11 @@ def test_what_is_for_one_batch_is_refused(tmp_path: Path) -> None:
         ("--reference", "r.npz"),
         ("--plan", "p.json"),
         ("--trace", "t.json"),
-        ("--save-reference", "s.npz"),
-        ("--tune",),
+        ("--measure", "save-reference=s.npz"),
     ):
         done = msplit("bench", MODEL, "--batch", "1,2", *option)
         assert done.code == 2
-        assert f"{option[0]} takes one --batch" in " ".join(done.err.split())
+        assert f"--batch excludes {option[0]}" in " ".join(done.err.split())
     with pytest.raises(MsplitError, match="no input has an unknown size"):
         sweep(api.load(SAMPLES / "while_v1.pb", inputs=[]), RunRequest(engine="tensorflow"), (1, 2))
     done = msplit("bench", MODEL, "--plot", "x.html")

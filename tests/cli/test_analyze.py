@@ -53,9 +53,9 @@ def test_what_analyze_says_to_run_next_runs_and_predicts_the_same(
         ["msplit", "assign", "my model.pb"],
     ]
     assert shlex.split(found["next"]) == commands[0]
-    fine(*commands[0][1:], "--engine", "tensorflow", "--duration", "0", "--builds", "1")
+    fine(*commands[0][1:], "--engine", "tensorflow", "--measure", "duration=0", "--measure", "builds=1")
     if importlib.util.find_spec("torch") is not None:
-        fine(*commands[1][1:], "--device", "cpu", "--effort", "fast")
+        fine(*commands[1][1:], "--device", "cpu", "--cuda", "effort=fast")
         assert (tmp_path / "my model.build").is_dir()
     assigned = fine(*commands[3][1:], "--format", "json").json
     assert assigned["judgement"]["gain"] == pytest.approx(found["judgement"]["gain"], rel=0.05)

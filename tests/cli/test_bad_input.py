@@ -19,7 +19,7 @@ from msplit.opset import schema
 from tests.cli.runner import SAMPLES, msplit, unchanged
 
 MMOE = SAMPLES / "mmoe_small.pb"
-SHORT = ("--duration", "0.1", "--builds", "1")
+SHORT = ("--measure", "duration=0.1", "--measure", "builds=1")
 
 
 def graph_def(path: Path, *nodes: tuple[str, str, list[str]]) -> None:
@@ -291,15 +291,15 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "reference that is none": (
         ("bench", "{mmoe}", "--reference", "{bad}/words.npy", *SHORT),
         "words.npy: this is not a reference file of msplit",
-        "--save-reference FILE.npz",
+        "--measure save-reference=FILE.npz",
     ),
     "reference over the model": (
-        ("bench", "{mmoe}", "--save-reference", "{mmoe}", "--force", *SHORT),
+        ("bench", "{mmoe}", "--measure", "save-reference={mmoe}", "--force", *SHORT),
         "is the input; the input is never modified",
         "choose another name",
     ),
     "reference is there": (
-        ("bench", "{mmoe}", "--save-reference", "{bad}/key.yaml", *SHORT),
+        ("bench", "{mmoe}", "--measure", "save-reference={bad}/key.yaml", *SHORT),
         "key.yaml: is there already",
         "replace it with --force",
     ),

@@ -14,7 +14,18 @@ from tests.report.perfetto import complaints
 
 @pytest.mark.tf
 def test_bench_of_a_graph_without_ids_and_of_one_with(tmp_path: Path) -> None:
-    short = ("--duration", "0.1", "--builds", "1", "--warmup", "0", "--engine", "tensorflow", "--format", "json")
+    short = (
+        "--measure",
+        "duration=0.1",
+        "--measure",
+        "builds=1",
+        "--measure",
+        "warmup=0",
+        "--engine",
+        "tensorflow",
+        "--format",
+        "json",
+    )
     done = fine("bench", SAMPLES / "mmoe_small.pb", "--streams", "1,2", *short)
     found = done.json
     assert (found["schema_version"], found["command"], found["engine"]) == (1, "bench", "tensorflow")
@@ -22,7 +33,7 @@ def test_bench_of_a_graph_without_ids_and_of_one_with(tmp_path: Path) -> None:
     assert not found["result"]["failed"]
     assert any("rule set auto" in note for note in found["notes"])
     reference = tmp_path / "reference.npz"
-    more = ("--save-reference", reference, "--streams", "2")
+    more = ("--measure", f"save-reference={reference}", "--streams", "2")
     done = fine("bench", SAMPLES / "annotated.pb", *more, *short)
     assert any("as it is annotated, on 3 streams" in note for note in done.json["notes"])
     assert any("folded onto 2" in note for note in done.json["notes"])
@@ -38,7 +49,6 @@ def test_bench_of_a_graph_without_ids_and_of_one_with(tmp_path: Path) -> None:
     [
         (("--gpus", "0,1", "--engine", "tensorflow"), "--gpus is for the cuda engine; asked for"),
         (("--gpus", "0,0"), "name each once"),
-        (("--gpus", "0,1", "--bisect"), "leave --gpus out"),
     ],
 )
 def test_gpus_that_can_not_be_used_are_refused(options: tuple[str, ...], said: str) -> None:
@@ -53,9 +63,20 @@ def test_wrong_outputs_are_told_with_the_tolerance_that_would_pass_and_exit_code
 
     from msplit.inputs.reference import Reference, load_reference, save_reference
 
-    short = ("--duration", "0.1", "--builds", "1", "--warmup", "0", "--streams", "2", "--engine", "tensorflow")
+    short = (
+        "--measure",
+        "duration=0.1",
+        "--measure",
+        "builds=1",
+        "--measure",
+        "warmup=0",
+        "--streams",
+        "2",
+        "--engine",
+        "tensorflow",
+    )
     path = tmp_path / "reference.npz"
-    fine("bench", SAMPLES / "mmoe_small.pb", "--save-reference", path, *short)
+    fine("bench", SAMPLES / "mmoe_small.pb", "--measure", f"save-reference={path}", *short)
     right = load_reference(path)
     wrong: dict[str, Any] = {name: np.asarray(value) + 0.25 for name, value in right.outputs.items()}
     save_reference(path, Reference(right.feeds, wrong, right.source), force=True)
@@ -72,7 +93,18 @@ def test_wrong_outputs_are_told_with_the_tolerance_that_would_pass_and_exit_code
 @pytest.mark.tf
 def test_bench_writes_a_trace_of_what_it_measured(tmp_path: Path) -> None:
     target = tmp_path / "step.json"
-    short = ("--duration", "0.1", "--builds", "1", "--warmup", "0", "--engine", "tensorflow", "--streams", "2")
+    short = (
+        "--measure",
+        "duration=0.1",
+        "--measure",
+        "builds=1",
+        "--measure",
+        "warmup=0",
+        "--engine",
+        "tensorflow",
+        "--streams",
+        "2",
+    )
     done = fine("bench", SAMPLES / "mmoe_small.pb", *short, "--trace", target, columns=400)
     assert f"Written: {target}, one measured step of 2 variants" in done.out
     found = json.loads(target.read_bytes())
@@ -97,9 +129,20 @@ def test_the_cuda_engine_without_a_gpu() -> None:
 
 @pytest.mark.tf
 def test_with_little_effort_bench_says_what_it_left_out(tmp_path: Path) -> None:
-    short = ("--duration", "0.1", "--builds", "1", "--warmup", "0", "--streams", "2", "--effort", "fast")
+    short = (
+        "--measure",
+        "duration=0.1",
+        "--measure",
+        "builds=1",
+        "--measure",
+        "warmup=0",
+        "--streams",
+        "2",
+        "--cuda",
+        "effort=fast",
+    )
     done = fine("bench", SAMPLES / "mmoe_small.pb", "--engine", "tensorflow", *short)
     assert "Effort fast is for the cuda engine: TensorFlow runs as it does otherwise." in " ".join(done.out.split())
-    refused = msplit("bench", SAMPLES / "mmoe_small.pb", *short, "--tune")
+    refused = msplit("tune", SAMPLES / "mmoe_small.pb", "--cuda", "effort=fast")
     assert refused.code == 2
-    assert "--tune measures, and --effort fast does not" in refused.err
+    assert "msplit tune excludes --cuda effort=fast: to tune is to measure" in refused.err

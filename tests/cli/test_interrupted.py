@@ -39,7 +39,7 @@ def test_a_reader_that_goes_away_is_no_error(command: tuple[str, ...]) -> None:
 @pytest.mark.tf
 def test_control_c_ends_a_bench_with_130(tmp_path: Path) -> None:
     reference = tmp_path / "reference.npz"  # which is written before anything is measured
-    options = ["--duration", "60", "--save-reference", str(reference)]
+    options = ["--measure", "duration=60", "--measure", f"save-reference={reference!s}"]
     command = [sys.executable, "-m", "msplit", "bench", "sample_graphs/mmoe_small.pb", *options]
     with heard():
         started = forked.Popen(

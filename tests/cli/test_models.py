@@ -84,7 +84,18 @@ def test_a_keras_model_end_to_end(exported: Path, tmp_path: Path) -> None:
         measured = fine(
             "bench",
             exported,
-            *("--streams", "2", "--duration", "0.2", "--builds", "1", "--min-iters", "3", "--format", "json"),
+            *(
+                "--streams",
+                "2",
+                "--measure",
+                "duration=0.2",
+                "--measure",
+                "builds=1",
+                "--measure",
+                "min-iters=3",
+                "--format",
+                "json",
+            ),
             *("--engine", "tensorflow"),
         ).json
         assert not measured["result"]["failed"]

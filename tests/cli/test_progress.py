@@ -250,8 +250,19 @@ def test_importing_is_a_phase_once() -> None:
 def test_bench_tells_where_its_preparation_went() -> None:
     pytest.importorskip("torch")
     start = time.perf_counter()
-    command = ("bench", MODEL, "--engine", "tensorflow", "--streams", "1", "--duration", "0", "--warmup", "0")
-    told = msplit("-v", *command, "--builds", "1", "--format", "json")
+    command = (
+        "bench",
+        MODEL,
+        "--engine",
+        "tensorflow",
+        "--streams",
+        "1",
+        "--measure",
+        "duration=0",
+        "--measure",
+        "warmup=0",
+    )
+    told = msplit("-v", *command, "--measure", "builds=1", "--format", "json")
     wall = time.perf_counter() - start
     assert told.code == 0
     sums, total = told.json["preparation"], told.json["preparation_s"]

@@ -126,7 +126,7 @@ def test_equal_times_have_no_outliers():
 def test_warnings_name_what_is_wrong():
     rng = np.random.default_rng(0)
     assert "vary by" in statistics.warnings("x", list(1 + 0.1 * rng.random(100)))[0]
-    assert any("longer --warmup" in line for line in statistics.warnings("x", [9.0] + [1.0] * 50))
+    assert any("longer --measure warmup=" in line for line in statistics.warnings("x", [9.0] + [1.0] * 50))
     assert any(
         "10 of 100 steps are outliers" in line for line in statistics.warnings("x", [1.0, 1.001] * 45 + [5.0] * 10)
     )

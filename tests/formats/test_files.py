@@ -90,9 +90,9 @@ WRITING = {
     "assign --trace": ["assign", MODEL, "--trace"],
     "assign of a SavedModel": ["assign", SAVED, "-o"],
     "bench --trace": ["bench", MODEL, "--trace"],
-    "bench --tune --output": ["bench", MODEL, "--tune", "--output"],
-    "bench --plan-out": ["bench", MODEL, "--tune", "--plan-out"],
-    "bench --save-reference": ["bench", MODEL, "--save-reference"],
+    "tune --output": ["tune", MODEL, "--output"],
+    "tune --plan-out": ["tune", MODEL, "--plan-out"],
+    "bench save-reference": ["bench", MODEL, "--measure", "save-reference={}"],
     "profile": ["profile", MODEL, "-o"],
     "report": ["report", MODEL, "-o"],
     "sample": ["sample", "towers", "-o"],
@@ -102,7 +102,9 @@ WRITING = {
 @pytest.mark.parametrize("what", WRITING)
 def test_every_option_that_writes_refuses_before_any_work(what: str, tmp_path: Path) -> None:
     path = special_file("pipe", tmp_path)
-    done = msplit(*WRITING[what], path, "--force")
+    *begin, last = WRITING[what]
+    written = [last.format(path)] if "{}" in last else [last, path]
+    done = msplit(*begin, *written, "--force")
     assert (done.code, done.out) == (2, "")
     assert f"error: {path}: is a pipe; only files" in done.err
     assert stat.S_ISFIFO(path.stat().st_mode)

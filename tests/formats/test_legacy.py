@@ -102,7 +102,7 @@ def old_model(folder):
 def test_a_placeholder_of_an_old_graph_takes_the_shape_that_is_given(tmp_path):
     path = old_model(tmp_path)
     assert "scalar" not in msplit("show", path).out
-    quick = ("--engine", "tensorflow", "--streams", "1,2", "--duration", 0, "--builds", 1)
+    quick = ("--engine", "tensorflow", "--streams", "1,2", "--measure", "duration=0", "--measure", "builds=1")
     assert msplit("bench", path, *quick, "--shape", "x=4,8").code == 0
     told = msplit("bench", path, *quick)
     assert told.code == 2

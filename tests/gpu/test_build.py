@@ -123,7 +123,7 @@ def test_several_batches_share_weights_and_smaller_ones_are_filled_up(tmp_path: 
     kept = [place for program in programs for *_, place in program["constants"]]
     contents = {(*map(str, place[:3]), to_numpy(tensor_of(place, memory)).tobytes()) for place in kept}
     assert len(contents) == len({start for *_, start in kept}) < len(kept)
-    measured = run("-m", "msplit", "bench", str(tmp_path / "three"), "--duration", "0.2")
+    measured = run("-m", "msplit", "bench", str(tmp_path / "three"), "--measure", "duration=0.2")
     assert measured.returncode == 0, measured.stderr
     assert measured.stdout.count("1 stream of") >= 3
     with msplit.open(tmp_path / "three") as runner:

@@ -36,8 +36,19 @@ def test_each_switch_of_tensorflow_runs_and_gives_the_same() -> None:
     # In a process of its own: what TensorFlow makes of its GPUs is decided once in each. It starts seven times.
     done = process(
         *("bench", SAMPLES / "mmoe_small.pb", "--engine", "tensorflow", "--streams", "1,2", "--batch", 128),
-        *("--format", "json", "--duration", 0.3, "--builds", 1, "--merge-streams", "--private-threads", 2),
-        *("--device-priorities=-1,0", "--device-memory", "2048,4096"),
+        *(
+            "--format",
+            "json",
+            "--measure",
+            "duration=0.3",
+            "--measure",
+            "builds=1",
+            "--tensorflow",
+            "merge-streams",
+            "--tensorflow",
+            "private-threads=2",
+        ),
+        *("--tensorflow", "device-priorities=-1,0", "--tensorflow", "device-memory=2048,4096"),
         seconds=300,
     )
     assert done.code == 0, done.err

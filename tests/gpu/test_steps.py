@@ -214,5 +214,5 @@ def test_a_step_that_waits_for_the_device_is_named_when_it_is_captured(monkeypat
     eager = CudaEngine().build(replace(job, options=EngineOptions(capture=False)))
     np.testing.assert_array_equal(eager.step(feeds)["b_neg"], [-1])
     eager.close()
-    with pytest.raises(EngineError, match=r"b_neg \(Neg\) can not be captured: .*\n.*--no-capture"):
+    with pytest.raises(EngineError, match=r"b_neg \(Neg\) can not be captured: .*\n.*--cuda capture=no"):
         CudaEngine().build(job)

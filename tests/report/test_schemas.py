@@ -170,7 +170,9 @@ def test_builds(tmp_path: Path) -> None:
     made = ["build", str(MMOE), "--batch", "1,4", "--device", "cpu", "--streams", "2", "-o", str(tmp_path / "build")]
     validate("build", json.loads(fine(*made, "--format", "json").out))
     validate("build", json.loads(fine("show", str(tmp_path / "build"), "--format", "json").out))
-    measured = fine("bench", str(tmp_path / "build"), "--duration", "0.05", "--format", "json", "--builds", "1")
+    measured = fine(
+        "bench", str(tmp_path / "build"), "--measure", "duration=0.05", "--format", "json", "--measure", "builds=1"
+    )
     validate("build_bench", json.loads(measured.out))
 
 

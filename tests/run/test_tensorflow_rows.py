@@ -30,7 +30,7 @@ from tests.engines.tensorflow import models
 
 QUICK = Settings(duration=0, warmup=0, min_rounds=1, builds=1)
 TOWERS = SAMPLES / "towers_small.pb"
-SHORT = ("--duration", "0", "--warmup", "0", "--builds", "1", "--min-iters", "1")
+SHORT = ("--measure", "duration=0", "--measure", "warmup=0", "--measure", "builds=1", "--measure", "min-iters=1")
 
 
 def by_tower(node: Node) -> str | None:
@@ -168,7 +168,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_bench_places_by_a_function_and_shows_the_log(mine: Path) -> None:
     if tensorflow().config.list_physical_devices("GPU"):
         pytest.skip("here GPU 7 may be one")
-    done = fine("bench", TOWERS, "--place", "my_places:towers", "--log-placement", *SHORT, columns=250)
+    done = fine("bench", TOWERS, "--place", "my_places:towers", "--tensorflow", "log-placement", *SHORT, columns=250)
     assert "TensorFlow, placed by my_places:towers" in done.out
     assert "Placement: TensorFlow, placed by my_places:towers" in done.out
     (line,) = (one for one in done.out.splitlines() if one.startswith("tower_1/dense_0/MatMul ") and "GPU" in one)
@@ -177,10 +177,10 @@ def test_bench_places_by_a_function_and_shows_the_log(mine: Path) -> None:
         r"\d+ nodes of \d+ are elsewhere than asked, such as tower_1/\S+ on /device:CPU:0 instead of /device:GPU:7",
         done.out,
     )
-    hard = msplit("bench", TOWERS, "--place", "my_places:towers", "--no-soft-placement", *SHORT)
+    hard = msplit("bench", TOWERS, "--place", "my_places:towers", "--tensorflow", "soft-placement=no", *SHORT)
     assert (hard.code, hard.out) == (2, "")
     assert "was explicitly assigned to /device:GPU:7" in hard.err
-    assert "leave out --no-soft-placement" in hard.err
+    assert "leave out --tensorflow soft-placement=no" in hard.err
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_bench_places_by_a_function_and_shows_the_log(mine: Path) -> None:
         (("--place", "my_places.py"), "the placement is not valid JSON"),
         (("--place", "list.json"), "`devices` is not an object"),
         (("--place", "my_places:towers", "--streams", "2"), "leave one of the two out"),
-        (("--log-placement", "--batch", "1,2"), "--log-placement takes one --batch"),
+        (("--tensorflow", "log-placement", "--batch", "1,2"), "--batch excludes --tensorflow log-placement="),
     ],
 )
 def test_what_can_not_be_a_placement_is_told(options: tuple[str, ...], said: str, mine: Path) -> None:
@@ -207,7 +207,7 @@ def test_only_tensorflow_places() -> None:
     from msplit.run.variants import choose_engine
 
     assert choose_engine(RunRequest(place=by_tower))[0] is ENGINE
-    with pytest.raises((EngineError, LoadError), match="--place is for TensorFlow"):
+    with pytest.raises((EngineError, LoadError), match="place is for TensorFlow"):
         bench(TOWERS, engine="cuda", device="cpu", place=by_tower)
 
 

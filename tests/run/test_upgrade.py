@@ -467,9 +467,9 @@ def test_tensorflow_is_not_improved_and_says_so(mmoe):
 
 
 def test_what_it_can_not_improve_is_refused(mmoe):
-    with pytest.raises(MsplitError, match="improve=True chooses what runs"):
+    with pytest.raises(MsplitError, match="improve excludes variant: it chooses what runs"):
         msplit.prepare(mmoe, **SIMULATED, improve=True, variant="msplit, 1 stream, CUDA graph")
-    with pytest.raises(MsplitError, match="improve=True is for captured graphs"):
+    with pytest.raises(MsplitError, match="improve excludes capture=False"):
         msplit.prepare(mmoe, **dict(SIMULATED, capture=False), improve=True)
 
 

@@ -99,12 +99,12 @@ def test_what_is_asked_wrong(tmp_path: Path) -> None:
     for further, said in (
         (("--gpus", "0"), "neither a number of GPUs nor a list"),
         (("--gpus", "1,1"), "neither a number of GPUs nor a list"),
-        (("--nnodes", 2), "several hosts have to know the first one"),
-        (("--nnodes", 2, "--node-rank", 2, "--master", "a:1"), "host 2 is none of 2"),
-        (("--nnodes", 2, "--master", "a"), "'a' is no address"),
+        (("--hosts", "nnodes=2"), "several hosts have to know the first one"),
+        (("--hosts", "nnodes=2", "--hosts", "node-rank=2", "--hosts", "master=a:1"), "host 2 is none of 2"),
+        (("--hosts", "nnodes=2", "--hosts", "master=a"), "'a' is no address"),
         (("--hosts", tmp_path / "none"), "the cluster can not be read"),
-        (("--hosts", tmp_path / "none", "--nnodes", 2), "leave these out"),
-        (("--gpus", 2, "--task", "worker:0"), "one of those that --hosts names"),
+        (("--hosts", tmp_path / "none", "--hosts", "nnodes=2"), "leave these out"),
+        (("--gpus", 2, "--hosts", "task=worker:0"), "one of those that a file names"),
     ):
         done = msplit("train", "model.meta", "--fetch", "loss", "--data", "x.npz", *further, columns=200)
         assert done.code == 2

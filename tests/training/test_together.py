@@ -25,7 +25,7 @@ STEPS = 100 if CAMPAIGN else 50
 WITHIN = 30.0
 """Seconds in which the others end."""
 
-ON_CPU = ("--device", "cpu", "--effort", "fast", "--precision", "ieee", "--streams", "2")
+ON_CPU = ("--device", "cpu", "--cuda", "effort=fast", "--precision", "ieee", "--streams", "2")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_two_train_as_one_and_one_that_is_killed_ends_the_other(folder: Path, tm
     alone, kept = tmp_path / "alone", tmp_path / "kept"
     one = commands.start(command(folder, "--steps", STEPS, "--save", alone), says=tmp_path / "alone.json")
     both = Together(tmp_path)
-    both.start(command(folder, "--steps", 10**6, "--save", kept, "--every", 25, "--keep", 1000))
+    both.start(command(folder, "--steps", 10**6, "--save", kept, "--save", "every=25", "--save", "keep=1000"))
     assert one.wait() == 0
     wait_for(kept, STEPS)
     both.children[1].kill()
@@ -143,7 +143,7 @@ def test_an_error_of_one_is_what_the_other_tells(folder: Path, tmp_path: Path) -
 @pytest.mark.timeout(300)
 def test_a_signal_to_one_ends_both_after_the_same_step(folder: Path, tmp_path: Path) -> None:
     both = Together(tmp_path)
-    both.start(command(folder, "--steps", 10**6, "--save", tmp_path / "kept", "--every", 10))
+    both.start(command(folder, "--steps", 10**6, "--save", tmp_path / "kept", "--save", "every=10"))
     wait_for(tmp_path / "kept", 10)
     both.children[1].terminate()
     assert both.codes() == [0, 143]

@@ -69,7 +69,7 @@ def test_resuming_goes_on_with_the_data_where_they_were(folder: Path, tmp_path: 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     how = ("--shuffle", "--seed", 4)
     fine(*command(folder, *how, "--steps", 20, "--save", whole))
-    fine(*command(folder, *how, "--steps", 7, "--save", parts, "--every", 3, "--resume"))
+    fine(*command(folder, *how, "--steps", 7, "--save", parts, "--save", "every=3", "--resume"))
     told = fine(*command(folder, *how, "--steps", 20, "--save", parts, "--resume", "--format", "json")).json
     assert (told["steps_before"], told["steps"]) == (7, 20)
     assert tensors(whole / "model-20") == tensors(parts / "model-20")
@@ -91,7 +91,7 @@ def test_a_loss_that_is_no_number_ends_it(folder: Path, tmp_path: Path) -> None:
     data = arrays()
     data["label"][60] = np.nan
     np.savez(tmp_path / "bad.npz", **data)
-    shown = ("--data", tmp_path / "bad.npz", "--save", tmp_path / "kept", "--every", 3, "--epochs", 1)
+    shown = ("--data", tmp_path / "bad.npz", "--save", tmp_path / "kept", "--save", "every=3", "--epochs", 1)
     done = msplit("train", folder / "model.meta", "--fetch", "loss", "--batch", 8, *QUICK, *shown, columns=200)
     assert done.code == 1
     assert "Training ended: loss is NaN at step 8." in done.out
@@ -105,7 +105,7 @@ def test_variables_that_are_no_numbers_are_not_saved(folder: Path, tmp_path: Pat
     data = arrays()
     data["label"][15] = 1e30  # the loss of this step is finite, its square in a slot is not
     np.savez(tmp_path / "bad.npz", **data)
-    shown = ("--data", tmp_path / "bad.npz", "--save", tmp_path / "kept", "--every", 1, "--steps", 4)
+    shown = ("--data", tmp_path / "bad.npz", "--save", tmp_path / "kept", "--save", "every=1", "--steps", 4)
     done = msplit("train", folder / "model.meta", "--fetch", "global_step", "--batch", 8, *QUICK, *shown, columns=200)
     assert done.code == 1
     assert "is not finite after step 2" in done.out
@@ -140,7 +140,7 @@ def test_a_full_disk_ends_it_and_the_last_checkpoint_stays(
         real(prefix, values)
 
     monkeypatch.setattr(checkpoint, "save", full)
-    done = msplit(*command(folder, "--save", tmp_path / "kept", "--every", 2))
+    done = msplit(*command(folder, "--save", tmp_path / "kept", "--save", "every=2"))
     assert done.code == 2
     assert "model-6: the disk is full" in done.err
     assert checkpoint.listed(tmp_path / "kept").latest == tmp_path / "kept" / "model-4"
@@ -172,10 +172,10 @@ def test_a_signal_ends_it_after_the_step_with_a_checkpoint(
 def test_killed_at_any_time_it_goes_on_bit_equal(folder: Path, tmp_path: Path) -> None:
     """SIGKILL at random times in a training that does little but write checkpoints."""
     lot, kept = random.Random(20), tmp_path / "kept"
-    how = ("--shuffle", "--save", kept, "--resume", "--keep", 2, "--every")
+    how = ("--shuffle", "--save", kept, "--resume", "--save", "keep=2")
     steps = 0
     for _ in range(KILLS):
-        child = commands.start(command(folder, *how, 1, "--steps", 10**6))
+        child = commands.start(command(folder, *how, "--save", "every=1", "--steps", 10**6))
         deadline = time.monotonic() + 60
         while _last(kept) in (None, steps) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -188,7 +188,7 @@ def test_killed_at_any_time_it_goes_on_bit_equal(folder: Path, tmp_path: Path) -
         for one in checkpoint.listed(kept).all:
             tensors(one)  # whole
         steps = found
-    assert commands.run(command(folder, *how, 10**6, "--steps", steps + 3)) == 0
+    assert commands.run(command(folder, *how, "--save", f"every={10**6}", "--steps", steps + 3)) == 0
     assert commands.run(command(folder, "--shuffle", "--save", tmp_path / "whole", "--steps", steps + 3)) == 0
     assert tensors(kept / f"model-{steps + 3}") == tensors(tmp_path / "whole" / f"model-{steps + 3}")
     assert [name for name in os.listdir(kept) if name.startswith(".")] == []

@@ -85,7 +85,18 @@ def test_a_kernel_of_half_precision_with_a_wrong_scale_is_caught(precision, wron
 
 @pytest.mark.tf
 def test_tensorflow_runs_its_own_mixed_precision():
-    short = ("--duration", "0.1", "--builds", "1", "--warmup", "0", "--streams", "1", "--engine", "tensorflow")
+    short = (
+        "--measure",
+        "duration=0.1",
+        "--measure",
+        "builds=1",
+        "--measure",
+        "warmup=0",
+        "--streams",
+        "1",
+        "--engine",
+        "tensorflow",
+    )
     done = fine("bench", MODEL, "--precision", "bf16", "--format", "json", *short)
     first, wide = done.json["result"]["variants"]
     assert (first["label"], wide["label"]) == ("TensorFlow, 1 stream, bf16", "TensorFlow, 1 stream, float32")

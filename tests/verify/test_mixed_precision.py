@@ -185,22 +185,23 @@ def test_a_bound_is_a_number_above_zero(most):
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
 def test_a_bound_is_for_half_precision(precision):
     with pytest.raises(MsplitError, match="nothing is in half precision") as caught:
-        request(precision=precision, tune=TuneSettings(max_error=1e-2))
+        msplit.bench(SAMPLES / "mmoe_small.pb", **request(precision=precision, tune=TuneSettings(max_error=1e-2)))
     assert "bf16" in str(caught.value.fix)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-error", "0.01", "--precision", "bf16"], "give --tune, too"),
-        (["--max-error", "0.01", "--tune"], "give --precision bf16 or fp16"),
-        (["--max-error", "0", "--tune", "--precision", "bf16"], "not in the range"),
-        (["--max-error", "-1", "--tune", "--precision", "bf16"], "not in the range"),
-        (["--max-error", "nan", "--tune", "--precision", "fp16"], "the largest error is nan"),
+        (["build", "-o", "x", "--max-error", "0.01", "--precision", "bf16"], "give --tune, too"),
+        (["build", "-o", "x", "--max-error", "0.01", "--tune"], "give --precision bf16 or fp16"),
+        (["tune", "--max-error", "0.01"], "give --precision bf16 or fp16"),
+        (["tune", "--max-error", "0", "--precision", "bf16"], "not in the range"),
+        (["tune", "--max-error", "-1", "--precision", "bf16"], "not in the range"),
+        (["tune", "--max-error", "nan", "--precision", "fp16"], "the largest error is nan"),
     ],
 )
 def test_what_makes_no_bound_is_refused(arguments, said):
-    done = run("bench", SAMPLES / "mmoe_small.pb", *arguments)
+    done = run(arguments[0], SAMPLES / "mmoe_small.pb", *arguments[1:])
     assert done.code == 2
     assert said in " ".join(done.err.split())
 

@@ -82,7 +82,7 @@ def test_another_batch_than_asked_for_is_told_with_the_way_out(tmp_path: Path) -
         f"{tmp_path / 'four.npz'}: the reference has input 'x' of shape [4, 64], --batch 2 asks for [2, 64]" in done.err
     )
     assert "leave --batch out, then the file says it" in done.err
-    assert "msplit bench MODEL --batch 2 --save-reference FILE.npz" in done.err
+    assert "msplit bench MODEL --batch 2 --measure save-reference=FILE.npz" in done.err
     done = msplit(*arguments, "--shape", "x=3,64")
     assert done.code == 2
     assert "of shape [4, 64], --shape asks for [3, 64]" in done.err
@@ -95,7 +95,7 @@ def test_a_reference_of_another_model_is_told() -> None:
     def why(feeds: dict) -> str:
         with pytest.raises(LoadError, match="the reference is of another model") as error:
             fit(flat, replace(right, feeds=feeds), path, batch=None, shapes={})
-        assert (error.value.where, "--save-reference" in error.value.fix) == ("r.npz", True)
+        assert (error.value.where, "save-reference=" in error.value.fix) == ("r.npz", True)
         return error.value.what
 
     assert "its inputs are ids, those of the model x" in why({"ids": right.feeds["x"]})

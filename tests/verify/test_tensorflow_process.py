@@ -91,12 +91,23 @@ def test_each_switch_is_a_row_and_without_a_gpu_it_says_so() -> None:
 
 
 def test_the_command_has_them() -> None:
-    short = ("--duration", "0", "--warmup", "0", "--builds", "1", "--min-iters", "1", "--engine", "tensorflow")
-    switches = ("--merge-streams", "--private-threads", "3", "--gpu-memory", "0.5")
+    short = (
+        "--measure",
+        "duration=0",
+        "--measure",
+        "warmup=0",
+        "--measure",
+        "builds=1",
+        "--measure",
+        "min-iters=1",
+        "--engine",
+        "tensorflow",
+    )
+    switches = ("--tensorflow", "merge-streams", "--tensorflow", "private-threads=3", "--tensorflow", "gpu-memory=0.5")
     done = fine("bench", TOWERS, "--streams", "1", *switches, *short, "--format", "json").json
     labels = [one["label"] for one in done["result"]["variants"]]
     assert labels == [f"TensorFlow, 1 stream{more}" for more in ("", ", merged copy streams", ", 3 private threads")]
-    wrong = msplit("bench", TOWERS, "--device-memory", "0,1", *short)
+    wrong = msplit("bench", TOWERS, "--tensorflow", "device-memory=0,1", *short)
     assert (wrong.code, wrong.out) == (2, "")
 
 

@@ -17,9 +17,7 @@ SPLIT_IS_LAUNCHED = (
 
 
 BY_VALUES = "the shape of what these compute depends on values, so they can not be captured"
-LAUNCHED = (
-    "run them launch by launch (--no-capture; in Python capture=False), or cut them off with --inputs and --outputs"
-)
+LAUNCHED = "run them launch by launch (--cuda capture=no; in Python capture=False), or cut them off with --inputs and --outputs"
 """What is said of ops in the way of a capture, before a build and by it, and what can be done."""
 
 

@@ -17,7 +17,6 @@ from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.parameter_servers import kept_by
 from msplit.engines.tensorflow.placed import Placed, place
 from msplit.engines.tensorflow.runtime import errors_of, load_op_libraries, tensorflow
-from msplit.engines.tensorflow.traffic import Sent, sent_in
 from msplit.errors import EngineError
 from msplit.formats.model import Model
 from msplit.progress import phase
@@ -53,10 +52,7 @@ def build(job: Job, options: ClusterOptions) -> ClusterExecutable:
 
 
 class ClusterExecutable(Executable):
-    """A graph in a session over a cluster.
-
-    Its first step is traced, which takes longer: what it sends between tasks is known from then on.
-    """
+    """A graph in a session over a cluster."""
 
     keeps_state = True
 
@@ -69,8 +65,6 @@ class ClusterExecutable(Executable):
         self._lost = False
         self._variables: dict[str, variables.VariableOps] = {}
         self._last: Arrays | None = None
-        self._sent: tuple[Sent, ...] | None = None
-        self._client_bytes = 0
         self._graph = v1.Graph()
         self._session = v1.Session(
             clusters.target(options.cluster.workers[0]), graph=self._graph, config=clusters.config()
@@ -110,25 +104,18 @@ class ClusterExecutable(Executable):
             self._lost = self._lost or (error.__cause__ is not None and clusters.is_lost(error.__cause__))
             raise
 
-    def _run(self, fetches: list[Any], feeds: Arrays, metadata: Any = None) -> list[Any]:
+    def _run(self, fetches: list[Any], feeds: Arrays) -> list[Any]:
         """One run. Not by a callable: over gRPC that takes no limit, and a lost task makes it send a request twice, which is refused."""
         v1 = tensorflow().compat.v1
         options = v1.RunOptions(timeout_in_ms=max(1, round(self._limit_s * 1000)))
-        if metadata is not None:
-            options.trace_level = v1.RunOptions.FULL_TRACE
         given = {self._inputs[name]: value for name, value in feeds.items()}
-        return self._call(lambda: list(self._session.run([*fetches, *self._targets], given, options, metadata)))
+        return self._call(lambda: list(self._session.run([*fetches, *self._targets], given, options)))
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """Runs one step. See `Executable`."""
         arrays = self._last = self._arrays(feeds)
-        metadata = tensorflow().compat.v1.RunMetadata() if self._sent is None else None
-        values = self._run([*self._fetched.values()], arrays, metadata)
-        outputs = dict(zip(self._fetched, map(np.asarray, values), strict=False))
-        if metadata is not None:
-            self._sent = sent_in(metadata)
-            self._client_bytes = sum(value.nbytes for value in [*arrays.values(), *outputs.values()])
-        return outputs
+        values = self._run([*self._fetched.values()], arrays)
+        return dict(zip(self._fetched, map(np.asarray, values), strict=False))
 
     def launch(self) -> None:
         """Runs one step on the last inputs and copies no output."""
@@ -145,16 +132,8 @@ class ClusterExecutable(Executable):
         return self._kept
 
     def facts(self) -> Mapping[str, Any]:
-        """What is known of the run; of the network, once there was a step."""
-        if self._sent is None:
-            return dict(self._facts)
-        return {
-            **self._facts,
-            "network_bytes": sum(one.bytes for one in self._sent),
-            "network_tensors": sum(one.tensors for one in self._sent),
-            "client_bytes": self._client_bytes,
-            "network": [vars(one) for one in self._sent],
-        }
+        """What is known of the run."""
+        return dict(self._facts)
 
     def close(self) -> None:
         """Ends the session, and gives up the variables that nobody else has a name for."""

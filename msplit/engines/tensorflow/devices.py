@@ -154,7 +154,7 @@ def foreign_text(devices: Iterable[str]) -> str:
     if not found:
         return ""
     listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-    return f"nodes name devices of a cluster ({listed}): its jobs and tasks are left out here; --cluster runs the model on one"
+    return f"nodes name devices of a cluster ({listed}): its jobs and tasks are left out here; --tensorflow cluster= runs the model on one"
 
 
 def how_many(devices: Iterable[str], kind: str) -> int:

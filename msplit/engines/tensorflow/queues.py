@@ -84,7 +84,7 @@ def awaited(waits: Sequence[Any], free: Sequence[str]) -> tuple[str, str]:
     ways += [f"feed what it gives (--inputs {','.join(fed[:3])})"] if fed else []
     ways += ["export the graph for one replica"] if len(fed) < len(waits) else []
     listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return listed or "something in a function", ", ".join([*ways, "or give it more time with --timeout"])
+    return listed or "something in a function", ", ".join([*ways, "or give it more time with --tensorflow timeout="])
 
 
 def _holder(operation: Any) -> Any:

@@ -275,7 +275,7 @@ def load_op_libraries(libraries: Sequence[Path]) -> None:
             raise EngineError(
                 f"TensorFlow can not load this op library: {first_line(error)}",
                 where=str(library),
-                fix="build it against this TensorFlow version, or leave --op-library out",
+                fix="build it against this TensorFlow version, or leave --tensorflow op-library= out",
             ) from error
         _configured["libraries"].add(key)
 
@@ -296,14 +296,15 @@ def errors_of(model: str) -> Iterator[None]:
         raise TimedOut(
             f"TensorFlow gave a step up: it took longer than it may (DeadlineExceeded: {first_line(error)})",
             where=model,
-            fix="give it more time with --timeout; one that waits for a queue needs what fills the queue, or --inputs to feed it",
+            fix="give it more time with --tensorflow timeout=; "
+            "one that waits for a queue needs what fills the queue, or --inputs to feed it",
         ) from error
     except (tf.errors.OpError, ValueError, KeyError, TypeError) as error:
         text = first_line(error)
         if "'TRTEngineOp'" in str(error):
             fix = "TF-TRT has made engines for one kind of GPU of parts of it: give the model from before that"
         elif "not registered" in str(error):
-            fix = "load the library with its kernel: --op-library FILE.so"
+            fix = "load the library with its kernel: --tensorflow op-library=FILE.so"
         elif "not a valid checkpoint" in str(error):
             fix = "its variables are not with it: copy the folder as a whole, variables/ and all, or export the model again"
         elif "Could not find variable" in str(error) and Path(model).is_dir():  # a SavedModel that has them
@@ -318,7 +319,7 @@ def errors_of(model: str) -> Iterator[None]:
         elif isinstance(error, tf.errors.FailedPreconditionError):
             fix = "the model's variables or tables have no values here: export it as a SavedModel, or freeze it"
         elif "Cannot assign a device" in str(error):
-            fix = "name a device that is there and has a kernel, or let TensorFlow choose another one: leave out --no-soft-placement"
+            fix = "name a device that is there and has a kernel, or let TensorFlow choose one: leave out --tensorflow soft-placement=no"
         elif isinstance(error, tf.errors.ResourceExhaustedError):
             fix = "choose a smaller --batch, or fewer --streams: logical devices share the GPU's memory"
         elif isinstance(error, tf.errors.InvalidArgumentError):

@@ -188,7 +188,7 @@ class SessionExecutable(Executable):
         """Error for a step that took longer than it may."""
         after = f"TensorFlow gave a step up: it took longer than {self._timeout:g} s (DeadlineExceeded)"
         if not self._waits:
-            return TimedOut(after, where=self._model, fix="give it more time with --timeout")
+            return TimedOut(after, where=self._model, fix="give it more time with --tensorflow timeout=")
         _, fetches, _ = self._parts
         waits, fed = set(self._waits), self._fed
         free = [

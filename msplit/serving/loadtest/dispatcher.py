@@ -230,7 +230,7 @@ class Watch:
             left = self._counters[SENT] - answered
             raise EngineError(
                 f"{left} requests were not answered in {_STUCK:.0f} seconds",
-                fix="ask for less at once, or give requests a --timeout",
+                fix="ask for less at once, or give requests a --measure timeout=",
             )
 
 

@@ -337,23 +337,21 @@ def _sees_gpu() -> bool:
 
 
 def _beside(stack: ExitStack, specs: Sequence[Spec]) -> tuple[list[Arm], list[ArmResult]]:
-    """Starts what is measured beside the pool, and waits for it: all at once, but for what takes a share of the memory that is free."""
-    alone = [[spec] for spec in specs if spec.takes_memory]
+    """Starts what is measured beside the pool, all at once, and waits for it."""
     ready: list[Arm] = []
     skipped: list[ArmResult] = []
-    for several in [[spec for spec in specs if not spec.takes_memory], *alone]:
-        started = []
-        for spec in several:
-            arm = RemoteArm(spec)
-            stack.callback(arm.close)
-            started.append(arm)
-        for arm in started:
-            with phase(f"opening {arm.label}"):
-                try:
-                    arm.ready()
-                    ready.append(arm)
-                except EngineError as problem:
-                    skipped.append(ArmResult(arm.label, arm.about, arm.echo, {}, problem.what))
+    started = []
+    for spec in specs:
+        arm = RemoteArm(spec)
+        stack.callback(arm.close)
+        started.append(arm)
+    for arm in started:
+        with phase(f"opening {arm.label}"):
+            try:
+                arm.ready()
+                ready.append(arm)
+            except EngineError as problem:
+                skipped.append(ArmResult(arm.label, arm.about, arm.echo, {}, problem.what))
     return ready, skipped
 
 

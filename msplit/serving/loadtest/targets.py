@@ -11,7 +11,7 @@ import numpy as np
 
 from msplit.assignment.model import load
 from msplit.core.arguments import Precision
-from msplit.engines.base import Arrays, Executable, Job, TensorFlowOptions
+from msplit.engines.base import Arrays, Job, TensorFlowOptions
 from msplit.engines.process import Process, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.formats.model import ReadOptions
@@ -27,8 +27,6 @@ _NAP = 2e-5
 SESSIONS = {
     "sessions": "one session, called from {threads} threads",
     "merge": "one session, {threads} threads, with stream_merge_options",
-    "devices": "{groups} sessions on as many logical devices, {threads} threads",
-    "merged-devices": "{groups} sessions on as many logical devices, {threads} threads, with stream_merge_options",
     "xla": "compiled with XLA, called from {threads} threads",
     "batcher": "{groups} sessions, requests that wait joined in front of them",
 }
@@ -37,8 +35,6 @@ SESSIONS = {
 LABELS = {
     "sessions": "TensorFlow",
     "merge": "TensorFlow, merged streams",
-    "devices": "TensorFlow, logical devices",
-    "merged-devices": "TensorFlow, logical devices, merged",
     "xla": "TensorFlow with XLA",
     "batcher": "TensorFlow, batcher",
 }
@@ -198,18 +194,13 @@ class Spec:
         return 4 if self.settings.groups == AUTO else int(self.settings.groups)
 
     @property
-    def takes_memory(self) -> bool:
-        """Whether its logical devices take a share of the GPU's free memory, used or not."""
-        return self.kind.endswith("devices")
-
-    @property
     def about(self) -> str:
         """What it is, in words."""
         return SESSIONS[self.kind].format(threads=self.threads, groups=self.groups)
 
 
 def sessions(spec: Spec) -> Arm:
-    """Sessions in this process. What all of them share (logical devices, merged streams) is of the process, so it has no others.
+    """A session in this process, which has no others: whether streams are merged is the process's.
 
     Raises:
         EngineError: TensorFlow can not run the model so.
@@ -222,8 +213,7 @@ def sessions(spec: Spec) -> Arm:
         settings = replace(spec.settings, groups=spec.groups)
         request = replace(spec.request, engine=TENSORFLOW.name)
         return of_pool(label, spec.about, pool(flat, request, settings=settings), spec.feeds, on_gpu=False)
-    merged = spec.kind.startswith("merge")
-    options = TensorFlowOptions(xla=spec.kind == "xla", merge_streams=merged, config=spec.config)
+    options = TensorFlowOptions(xla=spec.kind == "xla", merge_streams=spec.kind == "merge", config=spec.config)
     job = Job(
         flat=flat,
         ids=np.zeros(len(flat), np.int32),
@@ -233,17 +223,10 @@ def sessions(spec: Spec) -> Arm:
         op_libraries=spec.request.op_libraries,
         precision=Precision(spec.request.precision),
     )
-    count = spec.groups if spec.takes_memory else 1
-    TENSORFLOW.prepare([replace(job, streams=count)])
-    built: list[Executable] = []
-    for device in range(count):
-        ids = np.full(len(flat), device, np.int32)
-        built.append(TENSORFLOW.build(replace(job, ids=ids, streams=count)))
-    plain = by_steps(built[0].step, spec.feeds)
-    for other in built[1:]:
-        other.step(spec.feeds[0])  # the first step takes long
-    steps = [built[thread % count].step for thread in range(spec.threads)]
-    return CalledArm(label, spec.about, steps, spec.feeds, plain, known=built[0].facts())
+    TENSORFLOW.prepare([job])
+    built = TENSORFLOW.build(job)
+    plain = by_steps(built.step, spec.feeds)
+    return CalledArm(label, spec.about, [built.step] * spec.threads, spec.feeds, plain, known=built.facts())
 
 
 class RemoteArm:

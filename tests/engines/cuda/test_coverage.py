@@ -385,7 +385,7 @@ def test_what_is_said_is_what_happens(model, tmp_path):
         op, (name, *_) = next(iter(sorted(found.uncaptured.items())))
         for text in (words, problems[0]):
             assert f"{op} ({name})" in " ".join(text.split())
-            assert "--no-capture" in text
+            assert "--cuda capture=no" in text
             assert "capture=False" in text
     assert ("served, not built" in words) == bool(found.host or found.behind)
     for one in (feeds, others):

@@ -83,7 +83,7 @@ def test_a_sample_whose_shapes_depend_on_values_runs_launch_by_launch():
     flat = load("ragged_sparse")
     feeds = make_inputs(flat, {}, batch=3)
     assert_equals_tensorflow(flat, feeds, streams=(1, 3), capture=False)
-    with pytest.raises(EngineError, match=r"(?s)depends on values.*Where.*--no-capture"):
+    with pytest.raises(EngineError, match=r"(?s)depends on values.*Where.*--cuda capture=no"):
         run(flat, feeds)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msplit.api import load
+from msplit.api import load, pool
 from msplit.benchmark.benchmark import bench
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow import session
@@ -21,8 +21,6 @@ from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import EndOfData, EngineError, MsplitError, TimedOut
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
-from msplit.serving.pool.making import pool
-from msplit.serving.pool.settings import PoolSettings
 from msplit.verify.results import Settings
 from tests import forked
 from tests.cli.runner import ROOT, msplit
@@ -95,7 +93,7 @@ def test_a_queue_that_nothing_fills_is_not_waited_for_without_end(
     with pytest.raises(TimedOut, match="DeadlineExceeded") as told:
         executable.step({})
     assert time.perf_counter() - start < 10
-    assert "--timeout" in told.value.fix
+    assert "timeout=" in told.value.fix
     executable.close()
 
 
@@ -188,7 +186,7 @@ def test_whatever_waits_for_others_is_given_up_and_named(
     with pytest.raises(TimedOut, match="DeadlineExceeded") as told:
         executable.step({"x": np.ones(2, np.float32)})
     assert time.perf_counter() - start < 10
-    assert "--timeout" in told.value.fix
+    assert "timeout=" in told.value.fix
     if kind != "a function's":
         assert {"resource": "own (", "sparse": "held ("}.get(kind, "held") in told.value.what
         assert "(--outputs z)" in told.value.fix
@@ -203,7 +201,7 @@ from msplit.cli import main
 from msplit.engines.tensorflow import session
 
 session.LONGEST_WAIT = 1
-sys.exit(main.run(["bench", sys.argv[1], "--engine", "tensorflow", "--duration", "0", "--streams", "1", "--outputs", "y"]))
+sys.exit(main.run(["bench", sys.argv[1], "--engine", "tensorflow", "--measure", "duration=0", "--streams", "1", "--outputs", "y"]))
 """
 
 
@@ -282,7 +280,18 @@ def test_data_for_a_few_steps_are_told_as_too_few(tmp_path: Path) -> None:
     with pytest.raises(EndOfData, match="came to an end") as told:
         bench(tmp_path / "model.meta", streams=(1,), engine="tensorflow", settings=QUICK)
     assert "5 steps or more" in told.value.fix
-    short = ("--duration", "0", "--warmup", "0", "--builds", "1", "--streams", "1", "--engine", "tensorflow")
+    short = (
+        "--measure",
+        "duration=0",
+        "--measure",
+        "warmup=0",
+        "--measure",
+        "builds=1",
+        "--streams",
+        "1",
+        "--engine",
+        "tensorflow",
+    )
     done = msplit("bench", tmp_path / "model.meta", "--outputs", "y", *short)
     assert (done.code, done.out) == (2, "")
     assert "came to an end" in done.err
@@ -312,7 +321,7 @@ def test_a_pool_of_the_cuda_engine_tells_the_end_of_data_and_what_takes_too_long
 
     own = TensorFlowOptions(timeout=0.3)
     request = {"engine": "cuda", "device": "cpu", "streams": (1,), "effort": "fast", "tensorflow": own}
-    with pool(written(ones, tmp_path), **request, settings=PoolSettings(groups=1)) as running:
+    with pool(written(ones, tmp_path), **request, groups=1) as running:
         futures = [running.submit({}) for _ in range(61)]
         problems = [future.exception(30) for future in futures]
     answered = problems.count(None)
@@ -320,4 +329,4 @@ def test_a_pool_of_the_cuda_engine_tells_the_end_of_data_and_what_takes_too_long
     assert {float(future.result()["y"]) for future in futures[:answered]} == {2.0}
     assert all(isinstance(problem, EndOfData) for problem in problems[answered:])
     with pytest.raises(TimedOut, match="DeadlineExceeded"):
-        pool(written(empty, tmp_path), **request, settings=PoolSettings(groups=1))
+        pool(written(empty, tmp_path), **request, groups=1)

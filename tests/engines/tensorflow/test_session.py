@@ -204,7 +204,7 @@ def test_an_input_that_does_not_fit_is_an_engine_error():
 def test_an_unknown_op_points_to_op_libraries():
     flat = models.towers(count=2)
     flat.model.graph_def.node[-1].op = "NoSuchOp"
-    with pytest.raises(EngineError, match="--op-library"):
+    with pytest.raises(EngineError, match="op-library"):
         build(flat, zeros(flat), 1)
 
 

@@ -85,7 +85,7 @@ def asked(address: str, *more: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_all_clients_ask_and_every_answer_is_right(protocol: str) -> None:
     with serving() as (address, methods), instead(FakeModel()):
-        done = fine(*asked(address, "--protocol", protocol, "--processes", "2", "--format", "json"))
+        done = fine(*asked(address, "--server", f"protocol={protocol}", "--server", "processes=2", "--format", "json"))
     server, echo = done.json["arms"]
     assert (done.json["wrong"], done.json["failed"]) == (0, 0)
     assert len(methods.peers) == 2
@@ -109,7 +109,7 @@ def test_wrong_answers_refusals_and_errors_of_a_server_are_told() -> None:
         return ANSWERS[8 if number == 7 else number]
 
     with serving(answer) as (address, _), instead(FakeModel()):
-        done = msplit(*asked(address, "--processes", "1", "--seconds", "2"))
+        done = msplit(*asked(address, "--server", "processes=1", "--measure", "seconds=2"))
     said = " ".join(done.out.split())
     assert done.code == 1
     assert "of the prepared ones 7, has the answer of 8" in said

@@ -31,13 +31,14 @@ from tests.serving.loadtest.fakes import ANSWERS, DISTINCT, FakeModel, instead
 from tests.serving.loadtest.test_generator import _runs
 
 MMOE = SAMPLES / "mmoe_small.pb"
-QUICK = ("--seconds", "0.05", "--warmup", "0.01", "--repeat", "1", "--distinct", str(DISTINCT))
+QUICK = ("--measure", "seconds=0.05,warmup=0.01", "--measure", "repeat=1", "--measure", f"distinct={DISTINCT}")
 
 
 def test_levels_of_a_pool_and_of_its_echo(tmp_path: Path) -> None:
     pool, html = FakeModel(seconds=0.001), tmp_path / "load.html"
     # Long enough for requests of both priorities on a busy machine.
-    levels = ("--seconds", "0.3", "--clients", "1,3", "--rate", "500,50%", "--mix", "0:1,1:3", "--html", str(html))
+    mix = ("--measure", "seconds=0.3", "--measure", "mix=0:1,1:3")
+    levels = ("--clients", "1,3", "--rate", "500,50%", *mix, "--html", str(html))
     with instead(pool):
         done = fine("load", MMOE, *QUICK, *levels, "--format", "json")
     validate("load", done.json)
@@ -75,7 +76,7 @@ def test_each_arm_is_sent_the_same() -> None:
         sent.setdefault(seed, []).append((key, label))
 
     with instead(FakeModel()), mock.patch("msplit.serving.loadtest.run._Bench.measure", measure):
-        fine("load", MMOE, *QUICK[:4], "--repeat", "2", "--distinct", "4", "--rate", "10,20", "--quiet")
+        fine("load", MMOE, *QUICK[:2], "--measure", "repeat=2", "--measure", "distinct=4", "--rate", "10,20", "--quiet")
     levels = [("10/s", "20/s")] * 2
     assert [tuple(dict.fromkeys(key for key, _ in sent[repeat])) for repeat in range(2)] == levels
     assert [label for _, label in sent[0]] == ["pool", "echo"] * 2
@@ -120,14 +121,14 @@ def test_a_pool_whose_plain_steps_are_wrong_is_not_loaded() -> None:
         (("--clients", "0"), "0 is not in the range"),
         (("--rate", "fast"), "'fast' is not a list of rates"),
         (("--rate", "-5"), "'-5' is not a list of rates"),
-        (("--mix", "0:1:2"), "'0:1:2' is not a share for each priority"),
-        (("--mix", "0:0"), "are no shares"),
+        (("--measure", "mix=0:1:2"), "'0:1:2' is not a share for each priority"),
+        (("--measure", "mix=0:0"), "are no shares"),
         (("--groups", "many"), "'many' is neither a number of one or more nor auto"),
-        (("--beside", "onnx"), "there is no 'onnx' to measure"),
+        (("--tensorflow", "beside=onnx"), "there is no 'onnx' to measure"),
         (("2", "x"), "'2' is too much"),
         (("--multistream",), "the number of inputs is missing"),
         (("--rate", "50%", "--html", "/nowhere/x.html"), "/nowhere"),
-        (("--timeout", "nan"), "timeout"),
+        (("--measure", "timeout=nan"), "timeout"),
         (("--rate", "50%", "--clients", "x"), "'x' is not a list of numbers"),
     ],
 )
@@ -183,7 +184,7 @@ import os, sys
 from msplit.cli import main
 from tests.serving.loadtest.fakes import FakeModel, instead
 with instead(FakeModel(seconds=0.001)):
-    code = main.run(["load", "sample_graphs/mmoe_small.pb", "--seconds", "60"])
+    code = main.run(["load", "sample_graphs/mmoe_small.pb", "--measure", "seconds=60"])
 sys.exit(code)
 """
 
@@ -284,18 +285,18 @@ def test_tensorflow_beside_it_runs_in_a_process_of_its_own(tmp_path: Path) -> No
         warmup=0.0,
         repeat=2,
         distinct=8,
-        beside=("devices",),
+        beside=("merge",),
         threads=2,
         config=tmp_path / "config",
     )
     found = load(MMOE, RunRequest(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=2))
     labels = [arm.label for arm in found.arms]
-    assert labels == ["pool", "TensorFlow, logical devices", "echo", "echo, threads"]
+    assert labels == ["pool", "TensorFlow, merged streams", "echo", "echo, threads"]
     assert (found.wrong, found.broken) == (0, 0)
     assert [len(point.runs) for point in found.points] == [2] * 4
-    devices = found.arms[1]
-    assert devices.echo == "echo, threads"
-    assert "2 sessions on as many logical devices, 2 threads" in devices.about
+    merged = found.arms[1]
+    assert merged.echo == "echo, threads"
+    assert "one session, 2 threads, with stream_merge_options" in merged.about
 
 
 def test_a_process_that_can_not_run_the_model_is_left_out_and_says_why() -> None:
@@ -310,7 +311,7 @@ def test_a_process_that_can_not_run_the_model_is_left_out_and_says_why() -> None
             pass
 
     with instead(FakeModel()), mock.patch("msplit.serving.loadtest.run.RemoteArm", Fails):
-        done = fine("load", MMOE, *QUICK, "--clients", "1", "--beside", "sessions")
+        done = fine("load", MMOE, *QUICK, "--clients", "1", "--tensorflow", "beside=sessions")
     assert "TensorFlow: not measured: TensorFlow can not run this model: no kernel" in " ".join(done.out.split())
 
 

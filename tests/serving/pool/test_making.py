@@ -211,7 +211,7 @@ def test_no_two_steps_draw_the_same_numbers(models: Mapping[str, Path], request_
 
 
 def test_gpus_that_are_not_there(models: Mapping[str, Path], build: Path) -> None:
-    with pytest.raises(MsplitError, match="--gpus is for the cuda engine; asked for"):
+    with pytest.raises(MsplitError, match="devices is for the cuda engine; asked for"):
         msplit.pool(models["towers"], **dict(SESSION, devices=(0, 1)))
     with pytest.raises(MsplitError, match=r"(?s)GPUs are \[1, 1\].*name each once"):
         msplit.pool(models["towers"], **dict(SIMULATED, devices=(1, 1)))

@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             model_version_policy {{ all {{}} }} version_labels {{ key: "stable" value: 3 }}
           }}
         }}""")
-    options = ("--device", "cpu", "--effort", "fast", "--batch", "1,8", "--groups", "2", "--max_message_mib", "1")
+    options = ("--device", "cpu", "--cuda", "effort=fast", "--batch", "1,8", "--groups", "2", "--max_message_mib", "1")
     running = start(
         SAMPLES / "mmoe_small.pb", "--model_config_file", folder / "models.config", *options, "--signature=all"
     )

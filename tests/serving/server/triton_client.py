@@ -63,8 +63,8 @@ def ask(msplit: str, file: str) -> None:
     options = [
         "--device",
         "cpu",
-        "--effort",
-        "fast",
+        "--cuda",
+        "effort=fast",
         "--batch",
         "1,4",
         "--groups",

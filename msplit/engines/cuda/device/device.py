@@ -112,7 +112,7 @@ def out_of_memory(problem: torch.OutOfMemoryError, what: str = "", *, where: str
         where: Its node.
     """
     said = str(problem).splitlines()[0].split(" GPU ")[0]
-    fix = "use a smaller --batch or fewer --streams, --no-fuse and --no-group: what is compared is on the GPU at the same time"
+    fix = "use a smaller --batch or fewer --streams, --cuda fuse=no,group=no: what is compared is on the GPU at the same time"
     return OutOfMemory(f"{what}: {said}" if what else said, where=where, fix=fix)
 
 

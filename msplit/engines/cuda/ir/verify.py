@@ -81,7 +81,12 @@ def snapshot(graph: OpGraph) -> tuple[Any, ...]:
         for number, op in graph.ops.items()
     ]
     ends = (graph.fetches, graph.feeds, graph.state, graph.final, graph.stacks, graph.shapes)
-    return ops, [(key, value.shape) for key, value in graph.constants.items()], graph.numbers, *(dict(each) for each in ends)
+    return (
+        ops,
+        [(key, value.shape) for key, value in graph.constants.items()],
+        graph.numbers,
+        *(dict(each) for each in ends),
+    )
 
 
 def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

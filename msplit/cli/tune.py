@@ -1,0 +1,71 @@
+"""`msplit tune`: search for the fastest plan by measuring, and write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from msplit.cli import baseline_options, measuring, options
+from msplit.cli.measuring import Measured, Run
+from msplit.progress import telling
+
+
+@dataclass(frozen=True)
+class Search(options.Search):
+    """The search for a plan, and where it goes."""
+
+    output: Path | None
+    plan_out: Path | None
+
+
+@click.command()
+@options.model_options
+@measuring.streams_option
+@options.rules_option
+@options.gpus_option
+@options.run_options
+@options.cuda_option(*options.CUDA)
+@measuring.measure_option
+@measuring.runtime_option
+@options.reference_option
+@options.search_options("")
+@click.option("-o", "--output", type=options.PATH, help="Write the tuned streams as an annotated model.")
+@click.option("--plan-out", type=options.PATH, help="Write the tuned plan: streams, order and waits.")
+@click.option("--force", is_flag=True, help="Replace existing outputs.")
+@measuring.batch_option
+@measuring.basis_options
+@options.format_option
+@options.together(run=Run, work=options.Work, measured=Measured, search=Search)
+def command(
+    model: Path,
+    choice: options.Choice,
+    run: Run,
+    work: options.Work,
+    measured: Measured,
+    search: Search,
+    force: bool,
+    style: str,
+) -> int:
+    """Search for the fastest plan of MODEL on the cuda engine, on up to the largest number of --streams, by measuring; verify and measure
+    it beside the others as `bench` does. This executes the model.
+    """
+    from msplit.assignment.assignment import check_places
+    from msplit.benchmark.benchmark import bench_for
+    from msplit.report import benchmark
+    from msplit.run.tuning import write
+
+    request = run.request(work, measured, tune=search.settings(run), force=force)
+    flat = choice.load(model, record=not work.no_record)
+    places = (search.output, search.plan_out, measured.save_reference)
+    check_places(flat, [path for path in places if path is not None], force=force)
+    with telling() as tell:
+        found = bench_for(flat, request, progress=tell)
+    written: list[str] = []
+    if found.tuned is not None and not found.result.failed:
+        written = write(
+            flat, found.tuned, output=search.output, plan=search.plan_out, force=force, workload=found.workload
+        )
+    document, payload = benchmark.document(flat, found, written), benchmark.payload(flat, found, written)
+    return baseline_options.show(flat, baseline_options.Shown(document, payload, (found,), {}), None, None, style)
