@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from msplit.cli.keys import Keys
 from msplit.cli.main import COMMANDS, cli
 
 TARGET = Path(__file__).parents[1] / "docs" / "options.md"
@@ -33,8 +34,13 @@ TABLE = "| option | meaning |\n| --- | --- |\n"
 def rows(command: click.Command, context: click.Context) -> dict[str, str]:
     """Each option of a command, as its help names it, with its meaning, its default and its range."""
     options = [parameter for parameter in command.get_params(context) if isinstance(parameter, click.Option)]
-    records = filter(None, (option.get_help_record(context) for option in options))
-    return {_cell(_NUMBER.sub("N", names)): _cell(meaning) for names, meaning in records}
+    found = {}
+    for option in options:
+        names, meaning = option.get_help_record(context) or (", ".join(option.opts), option.help or "")
+        found[_cell(_NUMBER.sub("N", names))] = _cell(meaning)
+        if isinstance(option.type, Keys):
+            found |= {_cell(f"{option.opts[0]} {key.text}"): _cell(key.meaning) for key in option.type.keys.values()}
+    return found
 
 
 def _cell(text: str) -> str:
