@@ -12,8 +12,8 @@ real `import tensorflow` in the same process works and finds the same classes: w
 Where TensorFlow is not installed, or its modules do not load, the classes are made from descriptors that ship with msplit
 (scripts/make_protos.py), in a pool of their own: they clash with nobody's.
 
-    from msplit.opset import proto
-    graph = proto.graph_pb2.GraphDef()
+    from msplit.opset import schema
+    graph = schema.graph_pb2.GraphDef()
 """
 
 from __future__ import annotations
