@@ -264,8 +264,8 @@ def test_a_message_comes_back_byte_for_byte(path: Path) -> None:
 
 def test_both_kinds_live_in_one_process(light: Path) -> None:
     code = (
-        "from msplit.opset import proto; ours = proto._of_msplit(proto.MODULES['graph_pb2']).GraphDef();"
-        "ours.node.add(name='a', op='NoOp'); theirs = proto.graph_pb2.GraphDef();"
+        "from msplit.opset import schema; ours = schema._of_msplit(schema.MODULES['graph_pb2']).GraphDef();"
+        "ours.node.add(name='a', op='NoOp'); theirs = schema.graph_pb2.GraphDef();"
         "theirs.ParseFromString(ours.SerializeToString()); assert type(theirs) is not type(ours); print(theirs.node[0].op)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)

@@ -1,4 +1,4 @@
-"""Where a graph has independent work: branches, width, critical path, lookups of embedding tables.
+"""Independent work in a graph: branches, width, critical path, lookups of embedding tables.
 
 A *branch* is what runs between a fork and the join behind it and reads nothing of its neighbours: in a model of 16 experts, each expert.
 The *width* is the most kernels that are all independent of each other; the *critical path* is the longest chain of kernels of which

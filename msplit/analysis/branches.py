@@ -108,7 +108,7 @@ class KernelGraph:
 
 
 def kernel_graph(flat: FlatGraph, costs: Costs, order: Ints) -> tuple[Dag, Ints]:
-    """What must come before what among kernels and joints, each dependency once, and per kernel its node in the flat graph.
+    """Dependencies between kernels and joints, each once, and per kernel its node in the flat graph.
 
     They are numbered by `order`, a topological one of all nodes. What is asked for again is found once, for any number of orders the
     larger part of it.
@@ -169,7 +169,7 @@ class Blocks:
 
     @cached_property
     def finish_us(self) -> Floats:
-        """When each block could end if nothing but its producers held it back."""
+        """Earliest end of each block, if nothing but its producers held it back."""
         return longest(self.time_us, np.arange(len(self), dtype=np.int32), *self.consumers)
 
     @cached_property

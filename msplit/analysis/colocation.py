@@ -1,4 +1,4 @@
-"""Which nodes must share a stream: colocation classes, regions, variable handles with their users, and what writes state unordered.
+"""Constraints between nodes that must share a stream: colocation classes, regions, variable handles with their users, unordered writes.
 
 Whether a path leads from one node to another, for a few nodes of a large graph.
 
@@ -46,7 +46,7 @@ class Paths:
         self._behind = _above(graph, wanted, wanted, leaving, frames)
 
     def between(self, first: int, last: int) -> bool:
-        """Whether a path leads from the first to the last."""
+        """True if a path leads from the first to the last."""
         return first in self._behind[last]
 
 
@@ -194,7 +194,7 @@ def unordered(paths: Paths, known: Mapping[int, bool], apart: Sequence[int]) -> 
 
 
 def _kind(op: str) -> str | None:
-    """Whether an op makes a handle ("resource") or a reference ("ref") that it was not given."""
+    """The kind of a value that an op makes: a handle ("resource") or a reference ("ref") that it was not given."""
     info = schema.lookup(op)
     if op == "KvVarHandleOp":
         return "resource"
@@ -208,7 +208,7 @@ def _kind(op: str) -> str | None:
 
 
 def _is_handle(op: str, port: int) -> bool:
-    """Whether an output of an op that makes a handle is the handle: the flow of a TensorArray is a number."""
+    """True if an output of an op that makes a handle is the handle: the flow of a TensorArray is a number."""
     info = schema.lookup(op)
     if info is None or port >= len(info.outputs):
         return True
@@ -298,7 +298,7 @@ def _racing(flat: FlatGraph, of: Ints) -> list[tuple[int, int]]:
 
 
 def _chained(flat: FlatGraph, nodes: list[int]) -> bool:
-    """Whether an edge leads from each node to the next, as the flow of a TensorArray does: then all are ordered, and nothing is to be
+    """True if an edge leads from each node to the next, as the flow of a TensorArray does: then all are ordered, and nothing is to be
     searched."""
     dst = flat.graph.edges.dst
     return all(after in dst[flat.graph.out_edges(node)] for node, after in itertools.pairwise(nodes))

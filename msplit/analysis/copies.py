@@ -1,4 +1,4 @@
-"""Which nodes compute the same from the same: TensorFlow's optimizer makes one node of them.
+"""Nodes that compute the same from the same inputs: TensorFlow's optimizer makes one node of them.
 
 Grappler's common subgraph elimination merges nodes of equal op, device, attributes and inputs, and `_stream_id` is an attribute to it. So
 such nodes get one id, or the annotated graph would run more nodes than the graph that it was made of. The cuda engine merges them, too.
@@ -30,7 +30,7 @@ _COMMUTATIVE = ops_with("commutative")
 _ALWAYS = ops_with("repeatable")
 _NEVER = ops_with("never merged")
 _HANDED_ON = "Identity"
-"""What gives its input: the optimizer takes it out before it compares."""
+"""Op that gives its input: the optimizer takes it out before it compares."""
 LITTLE = 0.01
 """Share of the time of all kernels that copies may take beyond one of each, and still be tied to one stream."""
 _SMALL = 256

@@ -31,7 +31,7 @@ _HANDLES = frozenset({"VarHandleOp", "KvVarHandleOp"})
 
 @dataclass(frozen=True)
 class EmbeddingOps:
-    """What an embedding lookup is made of; see ``data/embedding_ops.yaml``.
+    """Ops that an embedding lookup is made of; see ``data/embedding_ops.yaml``.
 
     Attributes:
         lookups: Ops that gather rows, with the slot of their table.
@@ -204,7 +204,7 @@ _DOMINANT = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """What one stream can do on its own around one or more lookups.
+    """A column: the work around one or more embedding lookups that one stream can do on its own.
 
     Attributes:
         lookups: Its lookups; several where they must share a stream because they use one variable's handle.
@@ -283,7 +283,7 @@ def _groups(found: tuple[EmbeddingLookup, ...]) -> list[int]:
 
 
 class _Owners:
-    """Which column each node is `of`, or NONE, while that is found out."""
+    """The column of each node (`of`, or NONE) while columns are searched."""
 
     def __init__(
         self, flat: FlatGraph, found: tuple[EmbeddingLookup, ...], group_of: list[int], finish: Floats, side_us: float
@@ -330,7 +330,7 @@ class _Owners:
                 self.of[node] = self._nearest(node, owners)
 
     def _nearest(self, node: int, owners: set[int]) -> int:
-        """Of several columns the one whose lookup stands in the scope closest to a node, if there is one."""
+        """The column, among several, whose lookup stands in the scope closest to a node, if there is one."""
         scope = _scopes(self._graph.names[node])
         shared = {group: _common(scope, self._scope[group]) for group in sorted(owners)}
         best = max(shared.values())
@@ -338,7 +338,7 @@ class _Owners:
         return closest[0] if best and len(closest) == 1 else NONE
 
     def _is_mixed(self, node: int) -> bool:
-        """Whether a node of a column has an input that is not of it and matters."""
+        """True if a node of a column has an input that is not of it and matters."""
         group = self.of[node]
         if group == NONE or self._depends[node] == NONE or node in self._anchor:
             return False
@@ -417,7 +417,7 @@ def _scopes(name: str) -> list[str]:
 
 
 def _common(one: list[str], other: list[str]) -> int:
-    """How many leading scopes two names share."""
+    """Count the leading scopes that two names share."""
     common = 0
     for mine, its in zip(one, other, strict=False):
         if mine != its:

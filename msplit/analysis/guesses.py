@@ -121,7 +121,7 @@ _SMALL = 4096
 
 
 def _always(graph: Graph, node: int, positive: Mask) -> bool:
-    """Whether a condition is true for every element, whatever is fed."""
+    """True if a condition is true for every element, whatever is fed."""
     waiting = [node]
     while waiting:
         at = waiting.pop()
@@ -164,7 +164,7 @@ class Guesses:
 
     @property
     def mend(self) -> str:
-        """What the user can do about it, as a sentence."""
+        """Advice to the user on missing shapes, as a sentence."""
         if not self.inputs:
             return "No option settles it: the shapes depend on values, or on ops that nothing is known of."
         named = ", ".join(f"--shape {name}=…" for name in self.inputs[:3])
@@ -188,7 +188,7 @@ def guesses(flat: FlatGraph, costs: Costs, shapes: Shapes) -> Guesses:
 
 
 def _settled(flat: FlatGraph, node: int, settled: NDArray[np.bool_]) -> bool:
-    """Whether a kernel's own shapes and those of what it reads are proved."""
+    """True if a kernel's own shapes and those of what it reads are proved."""
     return bool(settled[node]) and all(settled[source] for source, _ in flat.graph.inputs(node))
 
 
@@ -246,7 +246,7 @@ def suggest(flat: FlatGraph, costs: Costs, columns: tuple[Column, ...]) -> Sugge
 
 
 def _unrolled(flat: FlatGraph) -> int:
-    """How many products use one weight at most, if most products share theirs with at least `_STEPS`; otherwise 0."""
+    """The most products that use one weight, if most products share theirs with at least `_STEPS`; otherwise 0."""
     graph = flat.graph
     weight_of: dict[int, int] = {}
     users: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""What is in a graph: ops, parameters, functions, regions, tables and branches, counted and sorted.
+"""An inventory of a graph: ops, parameters, functions, regions, tables and branches, counted and sorted.
 
 How many kernels could run at once: on one level, and at most.
 """

@@ -23,7 +23,7 @@ from msplit.opset.traits import GATHERS, ops_with
 from msplit.shapes import Shapes
 
 KERNEL_US = 1.1
-"""What each kernel costs inside a CUDA graph, whatever it computes."""
+"""Cost of each kernel inside a CUDA graph, whatever it computes."""
 
 LONGEST = 256
 """Kernels of a branch that is compared with its kind with one op left out: takes time quadratic in this."""
@@ -74,7 +74,7 @@ class NearlyIsomorphic:
 
 @dataclass(frozen=True)
 class IsomorphicBranches:
-    """What `find` finds: what saves most first, and what costs most first."""
+    """Groups of isomorphic branches that `find` gives: those that save most, or cost most, first."""
 
     isomorphic: tuple[Isomorphic, ...] = ()
     nearly: tuple[NearlyIsomorphic, ...] = ()

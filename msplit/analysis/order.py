@@ -64,7 +64,7 @@ class Cells:
         self._budget = BUDGET
         self._refine()
         self.even = self._count
-        """How many sets there were before the first node was singled out; those with higher numbers came later."""
+        """Number of sets before the first node was singled out; those with higher numbers came later."""
 
     def single_out(self, node: int) -> list[int]:
         """Makes a node a set of its own, and tells apart whatever this tells apart. Returns nodes whose sets got new numbers."""
@@ -312,7 +312,7 @@ def canonical(flat: FlatGraph, weights: Floats | None = None, *further: NDArray[
 
 
 def _parts(colour: NDArray[np.integer], column: NDArray[np.generic]) -> bool:
-    """Whether a column tells nodes of one colour apart: whoever asks without it gets the same order otherwise, found once for both."""
+    """True if a column tells nodes of one colour apart: whoever asks without it gets the same order otherwise, found once for both."""
     first = np.empty(int(colour.max(initial=-1)) + 1, np.int64)
     first[colour[::-1]] = np.arange(len(colour))[::-1]
     return bool((column != column[first[colour]]).any())
@@ -346,7 +346,7 @@ def _walk(flat: FlatGraph, roots: list[int]) -> Ints:
 
 
 def _roots(flat: FlatGraph, weights: Floats | None) -> list[list[int]]:
-    """What the walk starts from: outputs and targets, then whatever else has no consumer. Those that have equal colours together."""
+    """Start nodes of the walk: outputs and targets, then all others without consumer. Those that have equal colours together."""
     graph = flat.graph
     wanted = {output.node for output in flat.outputs} | set(flat.targets)
     ends = np.flatnonzero(np.diff(graph.out_start) == 0).tolist()

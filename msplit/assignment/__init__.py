@@ -1,4 +1,4 @@
-"""What is decided of a model without running it: analysis, assignment, and what they were made with.
+"""Decisions about a model that need no run: analysis, assignment, and what they were made with.
 
 `model` loads and saves, `analysis` says what streams can gain at most and why, `assignment` gives every node a stream by rules,
 `export` writes that for other tools. What an assignment was made with (rules, batch, shapes, GPU) comes from options, else

@@ -1,4 +1,4 @@
-"""What is independent in a model, and what streams could gain."""
+"""Independent work in a model, and what streams could gain."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GAIN_STREAMS = (2, 4, 8)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Analysis(DisplayMixin):
-    """What `analyze` finds. Times in µs, on the GPU that `costs` names.
+    """Result of `analyze`. Times in µs, on the GPU that `costs` names.
 
     Attributes:
         ops: Nodes by op and placement.
@@ -92,7 +92,7 @@ class Analysis(DisplayMixin):
 
     @cached_property
     def judgement(self) -> Judgement:
-        """Whether streams help, by the best assignment that the simulator finds. Worked out when first asked for: it takes about
+        """Judgement whether streams help, by the best assignment that the simulator finds. Worked out when first asked for: it takes about
         as long as the rest of the analysis."""
         with phase("simulating streams"), no_collection():
             gain, streams = foresee(self.flat, self.costs)
@@ -119,7 +119,7 @@ class Analysis(DisplayMixin):
         return words
 
     def on_gpus(self, gpus: int) -> SplitJudgement:
-        """Whether to split the model over so many GPUs of this kind, by the best way that the simulator finds."""
+        """Judgement whether to split the model over so many GPUs of this kind, by the best way that the simulator finds."""
         with phase("simulating GPUs"), no_collection():
             split = SplitProblem.of(self.flat, self.costs, problem_of(self.flat, self.costs), gpus)
             return judge_split(split, self.costs.gpu)

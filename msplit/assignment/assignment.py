@@ -115,7 +115,7 @@ class Assigned(DisplayMixin):
 
     @cached_property
     def judgement(self) -> Judgement:
-        """What these streams are worth: the simulated gain of the kernels that the ids are made for, over plain ones on one stream.
+        """Judgement of these streams: the simulated gain of the kernels that the ids are made for, over plain ones on one stream.
 
         Raises:
             MsplitError: There are more streams than can be simulated.
@@ -183,7 +183,7 @@ def assign(
 
 
 def record_of(assigned: Assigned) -> AssignmentRecord:
-    """What an assignment was made with, to be written with the model."""
+    """The record of an assignment, to be written with the model."""
     ruleset = assigned.ruleset
     return replace(
         measured_record(assigned.flat, assigned.workload, assigned.outcome.streams),
@@ -232,13 +232,13 @@ def _refuse_strays(flat: FlatGraph, by_hand: Nodes, outcome: RulesResult) -> Non
 
 
 def _moved(flat: FlatGraph, outcome: RulesResult, chosen: Chosen) -> bool:
-    """Whether a node that has a part in a kernel is on another stream than that."""
+    """True if a node that has a part in a kernel is on another stream than that."""
     lanes = chosen.planned.node_ids
     return bool((outcome.ids != lanes)[(lanes >= 0) & ~flat.host].any())
 
 
 def _chooser(flat: FlatGraph, costs: Costs, ruleset: RuleSet, workload: Workload) -> Chooser | None:
-    """What chooses kernels, where a rule asks for it."""
+    """The chooser of kernels, where a rule asks for it."""
     if not any(getattr(rule, "kernels", "plain") == "best" for rule in ruleset.rules):
         return None  # the engine need not be loaded
     from msplit.assignment.plans import Chooser, job_of

@@ -1,4 +1,4 @@
-"""What a model is judged with: what was given, else what the record of its assignment says, else defaults; and which is which."""
+"""Batch, GPU and profile that a model is judged with: given, else recorded with its assignment, else defaults; and which is which."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ON_RULES = ("rules", "streams", *ON_COSTS)
 
 @dataclass(frozen=True)
 class Basis:
-    """What a model is judged with.
+    """Batch, GPU and profile that a model is judged with.
 
     Attributes:
         workload: What sizes it and prices its nodes.
@@ -57,7 +57,7 @@ class Basis:
         return "; ".join(said if self.missing is None else [*said, self.missing])
 
     def of_both(self, other: FlatGraph) -> Basis:
-        """The same for two models that are compared: what is recorded of one and does not fit the other is left out for both."""
+        """One basis for two models that are compared: what is recorded of one and does not fit the other is left out for both."""
         workload, declared = self.workload, {end.name: end.shape for end in other.model.inputs}
         if self.origin.get("shapes") == RECORDED:
             fitting = {n: s for n, s in workload.shapes.items() if n in declared and agree(s, declared[n])}
@@ -72,7 +72,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Given:
-    """What the user says, by options or in settings; None or empty where nothing was said.
+    """Values that the user gives, by options or in settings; None or empty where nothing was said.
 
     `origin` gives, for "rules" and so on, who said so where that is not `GIVEN`.
     """
@@ -87,7 +87,7 @@ class Given:
 
 
 def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
-    """What a model is judged with.
+    """Settle the batch, GPU and profile that a model is judged with.
 
     Shapes that are recorded are those of the recorded batch, so a batch that is given sets them aside; so does a GPU that is given a
     recorded profile. The recorded number of streams goes with the recorded rules.
@@ -180,7 +180,7 @@ def _said(ruleset: RuleSet | None, workload: Workload) -> dict[str, str]:
 
 
 def agree(shape: tuple[int, ...], declared: tuple[int | None, ...] | None) -> bool:
-    """Whether a shape is one of those declared, where None stands for any size or any shape."""
+    """True if a shape is one of those declared, where None stands for any size or any shape."""
     if declared is None:
         return True
     return len(shape) == len(declared) and all(d in (None, s) for s, d in zip(shape, declared, strict=True))

@@ -81,7 +81,7 @@ def load(
 
 
 def _others(function: str, known: list[str]) -> str:
-    """What to ask for in place of a function that is not there."""
+    """Advice in place of a function that is not there."""
     near = difflib.get_close_matches(function, known, 3)
     if near:
         return f"did you mean {', '.join(near)}?"
@@ -179,7 +179,7 @@ class DisplayMixin:
     """Gives a result a short `repr` and a notebook's view, made of its `_facts`."""
 
     def _facts(self) -> Facts:
-        """What is worth a line: (what, value). The first one names the thing."""
+        """Facts that are worth a line: (what, value). The first one names the thing."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

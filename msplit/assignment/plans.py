@@ -63,7 +63,7 @@ class Planned:
 
     @property
     def groups(self) -> int:
-        """How many groups of nodes share a kernel."""
+        """Number of groups of nodes that share a kernel."""
         return len(self.stored.groups)
 
     def on(self, job: Job) -> Job:
@@ -73,7 +73,7 @@ class Planned:
 
 
 def planned(variant: CompiledVariant, candidate: PlanCandidate, batch: int | None = None) -> Planned:
-    """What a schedule of compiled kernels means for the graph. Their job has costs; the batch is for the plan file.
+    """Translate a schedule of compiled kernels to the graph. Their job has costs; the batch is for the plan file.
 
     Raises:
         EngineError: The second checker found the plan wrong, which is a bug in msplit.
@@ -126,7 +126,7 @@ def flat_plan(flat: FlatGraph, costs: Costs, ids: Ints, kernels: Sequence[tuple[
 
 
 def made_for(job: Job, batch: int | None = None, *, layout: str = "none") -> dict[str, Any]:
-    """What a plan of a job depends on beside the graph, as plain data."""
+    """Conditions that a plan of a job depends on beside the graph, as plain data."""
     known = environment()
     gpus = known["gpus"] or [{}]
     found = {
@@ -220,14 +220,14 @@ def _options_of(made_for: Mapping[str, Any], options: EngineOptions) -> EngineOp
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is another than when the plan was made."""
+    """Differences between now and when the plan was made."""
     names = {"gpu": "GPU", "driver": "driver", "torch": "PyTorch", "precision": "precision", "inputs": "shapes"}
     differ = [names[key] for key in names if key in then and key in now and then[key] != now[key]]
     return [f"the plan was made with another {' and another '.join(differ)}: tune again for the best"] if differ else []
 
 
 MADE_HERE = ("gpu", "driver", "torch")
-"""What a plan that no GPU had a part in does not depend on."""
+"""Conditions that a plan does not depend on if no GPU had a part in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +250,7 @@ class Chosen:
 
 
 def why_not() -> str | None:
-    """Why larger kernels can not be looked for here, or None."""
+    """The reason why larger kernels can not be looked for here, or None."""
     if importlib.util.find_spec("torch") is None:
         return f"PyTorch, which tells what kernels a model becomes, is not installed: {INSTALL_PYTORCH}"
     return None
@@ -299,7 +299,7 @@ class Chooser:
         candidates: Sequence[str] | None = None,
         wait_us: float | None = None,
     ) -> KernelStreams | Remark:
-        """See `rules.base.ChoosesKernels`."""
+        """Choose kernels, as `rules.base.ChoosesKernels` says."""
         self.tried = self.chosen = None
         if (missing := why_not()) is not None:
             return _not(missing)
@@ -354,7 +354,7 @@ def with_kernels(ruleset: RuleSet, kernels: str) -> RuleSet:
 
 
 def ends_with_auto(ruleset: RuleSet) -> bool:
-    """Whether the rule `auto` is the last that claims nodes by itself: what follows are constraints and what fills gaps."""
+    """True if the rule `auto` is the last that claims nodes by itself: what follows are constraints and what fills gaps."""
     deciding = [rule for rule in ruleset.rules if rule.key not in ("colocation", "propagate")]
     return bool(deciding) and isinstance(deciding[-1], Auto)
 

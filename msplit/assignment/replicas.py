@@ -70,7 +70,7 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class _Names:
-    """What things of the model are called in the ensemble. The scope "" is that of what all share.
+    """Names of the model's nodes in the ensemble. The scope "" is that of what all share.
 
     Attributes:
         needed: Nodes that the outputs need.
@@ -94,7 +94,7 @@ class _Names:
         return f"^{self.node(scope, text[1:])}" if text[0] == "^" else self.tensor(scope, *split_tensor(text))
 
     def together(self, scope: str, classes: Sequence[bytes]) -> list[bytes]:
-        """Who a node lies with: the replica's own. What is left out, or belongs to one replica of many, holds nobody."""
+        """The node's colocation partners: the replica's own. What is left out, or belongs to one replica of many, holds nobody."""
         names = [text[5:].decode(errors="replace") for text in classes if text.startswith(b"loc:@")]
         numbers = [(name, self.graph.index.get(name)) for name in names]
         there = [name for name, number in numbers if number is not None and self.needed[number]]
@@ -147,13 +147,13 @@ def ensemble(model: Model, replicas: Sequence[Replica], combine: str) -> Ensembl
 
 
 def has_variables(model: Model) -> bool:
-    """Whether the outputs of a model need variables."""
+    """True if the outputs of a model need variables."""
     _, graph, needed = _reached(model)
     return bool(np.any(needed & graph.with_ops(VARIABLES)))
 
 
 def _reached(model: Model) -> tuple[list[Endpoint], Graph, NDArray[np.bool_]]:
-    """What is fed inside of the model, the graph without what computes that, and which of its nodes the outputs need."""
+    """Inputs inside of the model, the graph without what computes them, and which of its nodes the outputs need."""
     index, ops = model.graph.index, model.graph.ops
     inner = {(end.node, end.port): end for end in model.inputs if ops[index[end.node]] not in PLACEHOLDERS}
     graph = _without_what_feeds(model.graph, inner.values())

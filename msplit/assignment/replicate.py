@@ -141,7 +141,7 @@ _DEVICE = re.compile(r"(/(job:[a-z0-9_]+|replica:\d+|task:\d+|(device:)?[A-Za-z_
 
 @dataclass(frozen=True)
 class Replication:
-    """What an ensemble is to be.
+    """Settings of an ensemble.
 
     Attributes:
         times: Replicas.
@@ -161,7 +161,7 @@ class Replication:
 
 @dataclass(frozen=True)
 class Replicated:
-    """What was written.
+    """Report of a written ensemble.
 
     Attributes:
         path: The file or folder.
@@ -309,7 +309,7 @@ def _of_model(model: Model, names: Sequence[str], path: Path | None) -> Mapping[
 
 
 def _beside(model: Model, values: Mapping[str, NDArray[Any]]) -> Callable[[Path], None]:
-    """What fills the folder of a SavedModel, its main file aside: assets, and the values of variables."""
+    """Files that fill the folder of a SavedModel, its main file aside: assets, and the values of variables."""
 
     def fill(folder: Path) -> None:
         if model.is_saved_model:

@@ -1,4 +1,4 @@
-"""What the replicas of a model share, and what of a model can not be copied."""
+"""Nodes that the replicas of a model share, and nodes that can not be copied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from msplit.opset.traits import CONSTANTS, DRAWS, PLACEHOLDERS, VARIABLES, ops_w
 _STAYS_WHOLE = frozenset().union(
     *(ops_with(word) for word in ("enter", "exit", "next", "switch", "switch n", "merge", "functional")), DRAWS
 )
-"""What is never shared: control flow stays with what it controls, functions may hold weights, and each replica draws for itself."""
+"""Ops that are never shared: control flow stays with what it controls, functions may hold weights, and each replica draws for itself."""
 
 _CUSTOM_HANDLES = ops_with("handle") - VARIABLES
 FLOATING = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
@@ -61,7 +61,7 @@ def refuse(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> None:
 
 
 def initializers(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> list[int]:
-    """What fills the tables that are needed: initializers, groups of them taken apart, without those of weights."""
+    """Nodes that fill the tables that are needed: initializers, groups of them taken apart, without those of weights."""
     lasting = _lasting(graph)
     waiting = [graph.index[name] for name in model.init_ops]
     found: dict[int, None] = {}
@@ -87,7 +87,7 @@ def _lasting(graph: Graph) -> set[int]:
 
 
 def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Sequence[int]) -> NDArray[np.bool_]:
-    """Which nodes all replicas share."""
+    """Mask of the nodes that all replicas share."""
     others = list({id(one): one for one in graph_defs if one is not model.graph_def}.values())
     theirs = [{node.name: node for node in one.node} for one in others]
     own = {node.name: node for node in model.graph_def.node} if others else {}
@@ -125,7 +125,7 @@ def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Se
 
 
 def _same_for_all(graph: Graph, node: int, lasting: Container[int], equal: Callable[[int], bool]) -> bool:
-    """Whether a node of which all inputs are shared is shared, too."""
+    """True if a node of which all inputs are shared is shared, too."""
     op = graph.ops[node]
     if op in CONSTANTS:
         value = graph.attrs[node].get("value")

@@ -1,4 +1,4 @@
-"""What a check finds, how bad it is, and the pieces of its sentences.
+"""Findings of checks, their severities, and the pieces of their sentences.
 
 What a project wants of the checks: which, how severe, which limits. Read from msplit.yaml or pyproject.toml by `config`.
 """
@@ -18,7 +18,7 @@ NODES_SHOWN = 20
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     ERROR = "error"
     WARNING = "warning"

@@ -34,7 +34,7 @@ def find(subject: Subject) -> Iterator[Finding]:
 
 
 def shipped(ruleset: RuleSet) -> bool:
-    """Whether a rule set came with msplit: those are made for all models, and not each of their rules for each of them."""
+    """True if a rule set came with msplit: those are made for all models, and not each of their rules for each of them."""
     return ruleset.source.endswith("(shipped)")
 
 

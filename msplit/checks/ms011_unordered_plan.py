@@ -16,7 +16,7 @@ from msplit.schedule.planfile import FIX
 
 
 def find(subject: Subject) -> Iterator[Finding]:
-    """What the plan names in vain, leaves out or has elsewhere than the model, and what it does not order, fork and join included."""
+    """Nodes that the plan names in vain, leaves out or has elsewhere than the model, and orders that it lacks, fork and join included."""
     assert subject.plan_file is not None
     source, graph_names = subject.plan_file.source, subject.flat.graph.names
     plan, unknown = subject.resolved_plan

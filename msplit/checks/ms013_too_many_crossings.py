@@ -33,7 +33,7 @@ def find(subject: Subject) -> Iterator[Finding]:
 
 
 def crossings(flat: FlatGraph, costs: Costs, launches: Mask, ids: Longs) -> tuple[int, float, float]:
-    """What goes from the kernels of one stream to those of another, through nodes that launch nothing.
+    """Edges from the kernels of one stream to those of another, through nodes that launch nothing.
 
     Returns:
         (kernel, stream that reads it) pairs; the bytes of these kernels' outputs, once per such stream; and the share of

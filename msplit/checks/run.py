@@ -124,14 +124,14 @@ class Reported:
 
     @property
     def mend(self) -> tuple[str, ...]:
-        """How to mend it and, where it depends on something beside the model, what it was judged with: a sentence each."""
+        """Advice on how to mend it and, where it depends on something beside the model, what it was judged with: a sentence each."""
         judged = (f"Judged with {self.judged_with}.",) if self.judged_with else ()
         return (f"Fix: {self.finding.fix.removesuffix('.')}.", *judged)
 
 
 @dataclass(frozen=True, repr=False)
 class Report(DisplayMixin):
-    """What the checks found.
+    """Result of a run of the checks.
 
     Attributes:
         findings: By code.
@@ -309,7 +309,7 @@ class Known:
     count: int
 
     def covers(self, other: Known) -> bool:
-        """Whether a finding is this one, or less of it: about no node that this one is not about."""
+        """True if a finding is this one, or less of it: about no node that this one is not about."""
         if (self.model, self.code, self.file) != (other.model, other.code, other.file) or other.count > self.count:
             return False
         return set(other.nodes) <= set(self.nodes) if other.nodes else self.text == other.text
@@ -358,7 +358,7 @@ def dumps(reports: Sequence[Report], folder: Path) -> bytes:
 
 
 def is_baseline(path: Path) -> bool:
-    """Whether a file is a baseline, which may be replaced by another."""
+    """True if a file is a baseline, which may be replaced by another."""
     try:
         load(path)
     except MsplitError:

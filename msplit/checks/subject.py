@@ -1,4 +1,4 @@
-"""What a check is, and what is checked: what several checks want to know of it is worked out once and only if somebody asks."""
+"""A check, and the subject that it checks: facts that several checks need are worked out once and only if somebody asks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Subject:
 
     @property
     def annotated(self) -> bool:
-        """Whether any node of the graph has an id."""
+        """True if any node of the graph has an id."""
         return bool((self.stated != ABSENT).any())
 
     @cached_property
@@ -89,14 +89,14 @@ class Subject:
 
     @cached_property
     def placed(self) -> Mask:
-        """Which nodes have a stream: not host nodes and, where the ids are a plan's, not what it leaves out."""
+        """Mask of the nodes that have a stream: not host nodes and, where the ids are a plan's, not what it leaves out."""
         if not self.annotated and self.plan_file is not None:
             return np.asarray(self.resolved_plan[0].stream >= 0)
         return ~self.flat.host
 
     @cached_property
     def launches(self) -> Mask:
-        """Which nodes launch a kernel."""
+        """Mask of the nodes that launch a kernel."""
         return (self.costs.time_us > 0) & ~self.flat.host
 
     @cached_property
@@ -121,7 +121,7 @@ class Subject:
 
     @cached_property
     def judgement(self) -> Judgement:
-        """What these ids are worth.
+        """Judgement of these ids: their simulated gain.
 
         Raises:
             Skip: There is nothing to predict, or too much.
@@ -136,7 +136,7 @@ class Subject:
 
     @cached_property
     def outcome(self) -> RulesResult | AssignError:
-        """What the rules make of the graph without its ids, those set by hand kept; the error if they contradict each other.
+        """Result of the rules on the graph without its ids, those set by hand kept; the error if they contradict each other.
 
         The rule `manual` would keep every id and so find nothing stale: only the nodes of `hand_set` keep theirs. An id out of range is
         MS001's.
@@ -171,7 +171,7 @@ class Subject:
 
     @property
     def kernels_not_chosen(self) -> bool:
-        """Whether the rules would have chosen larger kernels if they could have run the model."""
+        """True if the rules would have chosen larger kernels if they could have run the model."""
         outcome = self.outcome
         return isinstance(outcome, RulesResult) and any(remark.kind == NOT_CHOSEN for remark in outcome.remarks)
 

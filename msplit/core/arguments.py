@@ -1,4 +1,4 @@
-"""What the functions of the library check of what they are given, before any work is done.
+"""Checks of the arguments of the library's functions, before any work is done.
 
 How exactly a model is computed: one choice, from IEEE float32 to half precision.
 """
@@ -105,13 +105,13 @@ def path(value: Any) -> Path:
 
 
 class Precision(StrEnum):
-    """What a model is computed in, from the coarsest to the finest. Inputs, outputs and variables keep their types in each."""
+    """Precision of a model's computation, from the coarsest to the finest. Inputs, outputs and variables keep their types in each."""
 
     BF16 = "bf16"
-    """What gains from it in bfloat16 (8 bits of mantissa, the range of float32), the rest as in `TF32`."""
+    """Ops that gain from it are in bfloat16 (8 bits of mantissa, the range of float32), the rest as in `TF32`."""
 
     FP16 = "fp16"
-    """What gains from it in float16 (11 bits, at most 65504), the rest as in `TF32`."""
+    """Ops that gain from it are in float16 (11 bits, at most 65504), the rest as in `TF32`."""
 
     TF32 = "tf32"
     """float32, and its products with operands rounded to TF32 (11 bits, the range of float32), as TensorFlow has it by default."""
@@ -121,7 +121,7 @@ class Precision(StrEnum):
 
     @property
     def ieee(self) -> bool:
-        """Whether products of float32 are in float32."""
+        """True if products of float32 are in float32."""
         return self is Precision.IEEE
 
     @property
@@ -131,16 +131,16 @@ class Precision(StrEnum):
 
     @property
     def wide(self) -> Precision:
-        """The same with nothing in half precision."""
+        """This precision with nothing in half precision."""
         return Precision.TF32 if self.half else self
 
     @property
     def suffix(self) -> str:
-        """What the name of what runs in it ends with: nothing where all is float32."""
+        """Suffix of names of what runs in it: nothing where all is float32."""
         return f", {self}" if self.half else ""
 
     def on(self, *, gpu: bool) -> Precision:
-        """What it comes to: a CPU has no TF32."""
+        """The precision in effect on a device: a CPU has no TF32."""
         return Precision.IEEE if self is Precision.TF32 and not gpu else self
 
     @staticmethod

@@ -186,7 +186,7 @@ def bypass(dag: Dag, free: NDArray[np.bool_], order: Ints) -> tuple[Dag, NDArray
 
 
 def in_order(dag: Dag, kept: NDArray[np.bool_], order: Ints) -> tuple[Dag, Ints]:
-    """What `bypass` has left, each edge once, numbered in an order of all nodes; and per number its node."""
+    """The graph that `bypass` has left, each edge once, numbered in an order of all nodes; and per number its node."""
     nodes = order[kept[order]]
     number = np.full(len(dag), -1, np.int32)
     number[nodes] = np.arange(len(nodes), dtype=np.int32)

@@ -173,7 +173,7 @@ class Graph:
         return search(key) if search else [node for node, attrs in enumerate(self.attrs) if key in attrs]
 
     def with_ops(self, ops: Container[str]) -> NDArray[np.bool_]:
-        """Which nodes have one of some ops."""
+        """Mask of the nodes that have one of some ops."""
         return np.fromiter((op in ops for op in self.ops), np.bool_, len(self))
 
     @cached_property
@@ -257,7 +257,7 @@ class Graph:
         return [(int(edges.src[e]), int(edges.port[e])) for e in self.in_edges(node) if edges.port[e] != CONTROL]
 
     def uses(self, node: int, port: int) -> list[tuple[int, int]]:
-        """What reads an output of a node, as (consumer, slot), by consumer."""
+        """Readers of an output of a node, as (consumer, slot), by consumer."""
         edges, out = self.edges, self.out_edges(node)
         out = out[edges.port[out] == port]
         return list(zip(edges.dst[out].tolist(), edges.slot[out].tolist(), strict=True))

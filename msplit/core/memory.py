@@ -1,4 +1,4 @@
-"""What was found out about a graph is found out once; and no garbage is collected while millions of objects are made.
+"""Memory: results about a graph are kept with it, and no garbage is collected while millions of objects are made.
 
 Analysis, rules and planning ask for the same things about the same graph (its canonical order, its branches, its embedding columns),
 often in one process. What they find is kept as long as the graph lives.
@@ -26,7 +26,7 @@ _results: WeakKeyDictionary[Any, dict[str, list[tuple[tuple[Any, ...], Any]]]] =
 
 
 def memoize(owner: object, question: str, details: tuple[Any, ...], find: Callable[[], Found]) -> Found:
-    """What `find` gives, found once for an object.
+    """Call `find` once for an object and keep its result.
 
     Args:
         owner: What it is about; nobody may change it. The result is dropped with it, and must not hold it.

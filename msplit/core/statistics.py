@@ -29,7 +29,7 @@ _MAD_TO_SIGMA = 1.4826
 
 @dataclass(frozen=True)
 class Summary:
-    """What a set of times looks like. Times are in seconds.
+    """Statistics of a set of times. Times are in seconds.
 
     Attributes:
         p90: 90 % are no longer.
@@ -57,7 +57,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster something is than what it is compared with.
+    """Speedup of something over what it is compared with.
 
     Attributes:
         over: Label of what it is compared with.
@@ -81,12 +81,12 @@ class Ratio:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves 1 out."""
+        """True if the interval leaves 1 out."""
         return not self.low <= 1.0 <= self.high
 
     @property
     def undecided(self) -> str:
-        """Why the interval can not tell a difference from none: "" where it leaves 1 out, or lies close enough around it."""
+        """The reason why the interval can not tell a difference from none: "" where it leaves 1 out, or lies close enough around it."""
         if self.low > 0 and (self.significant or self.high <= UNDECIDED * self.low):
             return ""
         return "too few rounds" if self.low <= 0 or self.builds == 1 else "too few builds"
@@ -123,7 +123,7 @@ def summarize(times: Sequence[float]) -> Summary:
 
 
 def outliers(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which times are outliers, by the modified z-score (Iglewicz and Hoaglin 1993)."""
+    """Mask of the times that are outliers, by the modified z-score (Iglewicz and Hoaglin 1993)."""
     center = np.median(values)
     deviation = np.abs(values - center)
     spread = float(np.median(deviation)) * _MAD_TO_SIGMA
@@ -198,7 +198,7 @@ def _sign_test_rank(count: int) -> int:
 
 
 def warnings(label: str, times: Sequence[float]) -> list[str]:
-    """What makes the times of a variant doubtful, in words. They are in the order in which they were taken."""
+    """Doubts about the times of a variant, in words. They are in the order in which they were taken."""
     values = np.asarray(times, dtype=np.float64)
     if len(values) < 3:
         return [f"{label}: only {len(values)} steps were measured; a longer --measure duration= would tell more"]

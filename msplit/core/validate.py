@@ -75,7 +75,7 @@ def verify(graph: Graph, *, where: str | None = None) -> list[Defect]:
 
 
 def _sound(bodies: Sequence[Graph]) -> bool:
-    """Whether no function has a defect of `_of_edges`, found in one graph of them all: a function has few nodes, a model many functions."""
+    """True if no function has a defect of `_of_edges`, found in one graph of them all: a function has few nodes, a model many functions."""
     if not bodies:
         return True
     firsts = list(itertools.accumulate((len(body) for body in bodies[:-1]), initial=0))
@@ -97,13 +97,13 @@ def _sound(bodies: Sequence[Graph]) -> bool:
 
 
 def _of_graph(graph: Graph, where: str | None, *, is_body: bool = False) -> Iterator[Defect]:
-    """What is wrong with inputs and names."""
+    """Defects of inputs and names."""
     yield from _broken_inputs(graph, where)
     yield from _names(graph, where, _BODY_NAME if is_body else _NAME)
 
 
 def _of_edges(graph: Graph, where: str | None) -> Iterator[Defect]:
-    """What is wrong between nodes. Two graphs side by side have the defects of both, and no others."""
+    """Defects of edges between nodes. Two graphs side by side have the defects of both, and no others."""
     numbered = _op_numbers(graph)
     yield from _ports(graph, where, numbered)
     yield from _arity(graph, where, numbered)

@@ -1,4 +1,4 @@
-"""What nodes cost: shapes, FLOPs, bytes and times on a GPU's data sheet.
+"""Costs of nodes: shapes, FLOPs, bytes and times on a GPU's data sheet.
 
 shapes = infer(flat, batch=128)
 costs = estimate(flat, shapes, "h200")

@@ -1,4 +1,4 @@
-"""What the nodes of a flat graph cost, as arrays, and what a GPU takes to run them.
+"""Costs of the nodes of a flat graph, as arrays, and the overheads of a GPU that runs them.
 
 Host nodes that the cuda engine runs on the device.
 
@@ -32,7 +32,7 @@ DEEP = 50
 
 @dataclass(frozen=True)
 class Constants:
-    """What a GPU itself takes to replay a CUDA graph, µs. None: not measured.
+    """Overheads of a GPU that replays a CUDA graph, µs. None: not measured.
 
     `schedule.machine` makes the simulator's GPU of them. `join_us`, `root_us`, `crossing_us`, `roots_us`, `spin_us` and `concurrency` are
     for people: they tell GPUs and drivers apart, and no prediction rests on them.
@@ -121,7 +121,7 @@ _MANY = 64
 
 
 def on_device(graph: Graph, host: Mask) -> Mask:
-    """Which host nodes the engine runs on the device, if they depend on inputs.
+    """Mask of the host nodes that the engine runs on the device, if they depend on inputs.
 
     Args:
         graph: A DAG.
@@ -206,7 +206,7 @@ def prepared(
     given: Iterable[int] = (),
     back: Iterable[tuple[int, int]] = (),
 ) -> Mask:
-    """Which nodes depend on constants, on variables that nothing assigns and on static shapes only.
+    """Mask of the nodes that depend on constants, on variables that nothing assigns and on static shapes only.
 
     They are evaluated once, before the first step: such as the batch normalization of a Keras model, which is scales and offsets
     that are made of four variables each time.
@@ -249,7 +249,7 @@ def prepared(
 
 
 def _fixed(graph: Graph) -> tuple[Mask, Mask]:
-    """Which nodes are variables that nothing in the graph can change, and which only read such a variable.
+    """Mask of the variables that nothing in the graph can change, and of the nodes that only read such a variable.
 
     A variable is one by its shared name, whatever nodes stand for it. What takes it and is not known to read only may change it.
     """

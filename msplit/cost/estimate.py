@@ -215,7 +215,7 @@ _Done = dict[int, dict[tuple[frozenset[int], bool], tuple[Costs, Mask]]]
 
 
 def _body(body: Shapes, given: frozenset[int], loops: bool, sheet: Gpu, done: _Done) -> tuple[Costs, Mask]:
-    """What the nodes of a function cost, and which of them are prepared.
+    """Costs of the nodes of a function, and which of them are prepared.
 
     Args:
         body: The function.
@@ -346,7 +346,7 @@ def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, nothing: Mask, consta
 
 
 def _repeated(costs: Costs, runs: Floats | None) -> Costs:
-    """What runs in a loop of TensorFlow 1 by its trip count, or once where that is not known."""
+    """Costs with what runs in a loop of TensorFlow 1 multiplied by its trip count, or once where that is not known."""
     if runs is None:
         return costs
     times = np.where(np.isnan(runs), 1.0, runs)

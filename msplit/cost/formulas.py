@@ -41,7 +41,7 @@ RESIDENT = 1024
 
 TILE_COLUMNS = 64
 LEAST_FILL = 1 / 64
-"""Of a tile of a product, however few its rows and columns are."""
+"""Least size of a tile of a product, however few its rows and columns are."""
 
 CHANNELS = 8
 """Fewer channels are no work for tensor cores."""
@@ -58,7 +58,7 @@ SUPPRESSION_KERNELS, SUPPRESSION_FLOPS, SUPPRESSION_BYTES = 8, 6.0, 32.0
 
 @dataclass(frozen=True)
 class NodeWork:
-    """What a node asks of the device.
+    """Work of a node on the device.
 
     Attributes:
         flops: Operations.

@@ -339,7 +339,7 @@ class _Walk:
         return (reader, slot) if reader >= 0 and self.launches[reader] and not self.inside[reader] else None
 
     def _others(self, reader: int, slot: int) -> list[int]:
-        """What a node reads beside the value that comes in by a slot."""
+        """Inputs that a node reads beside the value that comes in by a slot."""
         return [source for index, source in enumerate(self._inputs(reader)) if index != slot]
 
     def _channels(self, node: int) -> float:
@@ -352,7 +352,7 @@ class _Walk:
         return 1.0 if size is None else float(size)
 
     def _scales(self, head: int, reader: int, slot: int) -> bool:
-        """Whether an op only scales and shifts the channels of a result."""
+        """True if an op only scales and shifts the channels of a result."""
         op, others = self.ops[reader], self._others(reader, slot)
         if not others or not all(self.prepared[other] for other in others):
             return False
@@ -421,7 +421,7 @@ class _Walk:
         return found
 
     def _belongs(self, node: int, ops: frozenset[str], sizes: set[float], inside: set[int], columns: float) -> bool:
-        """Whether a node computes from the values inside and from constants that are the same for all rows."""
+        """True if a node computes from the values inside and from constants that are the same for all rows."""
         if self.ops[node] not in ops or self.size[node] not in sizes or not self.launches[node]:
             return False
         return all(
@@ -430,7 +430,7 @@ class _Walk:
         )
 
     def _closed(self, part: list[int], key: int | None = None) -> bool:
-        """Whether nothing but the last node's result is wanted outside."""
+        """True if nothing but the last node's result is wanted outside."""
         inner = part[:-1] if key is None else [key, *part[:-1]]
         return all(
             not self.fetched[node] and self.readers[node] and all(one in part for one in self._consumers(node))
@@ -438,7 +438,7 @@ class _Walk:
         )
 
     def _inputs(self, node: int) -> list[int]:
-        """What makes each input of a node; of nodes that compute the same, the first."""
+        """Producer of each input of a node; of nodes that compute the same, the first."""
         return self.sources[self.taken[node] : self.taken[node + 1]]
 
     def _consumers(self, node: int) -> list[int]:

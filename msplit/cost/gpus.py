@@ -105,7 +105,7 @@ _OWN: dict[str, Gpu] = {}
 _LARGEST = 1 << 16
 _KEYS = ("sms", "memory_gb", "bandwidth_gbs", "l2_mb", "clock_mhz", "launch_us", "wait_us", "tflops")
 _LINKS = ("link_gbs", "link_us", "other_gpu_us")
-"""What a sheet may leave out: it is that of PCIe 4 then."""
+"""Default of a value that a sheet may leave out: it is that of PCIe 4 then."""
 _FIX = f"write it as in msplit/data/gpus.yaml: a name, and below it {', '.join(_KEYS)}"
 
 
@@ -128,7 +128,7 @@ def gpu_title(name: str) -> str:
 
 
 def is_sheet_file(name: str) -> bool:
-    """Whether a name of a GPU is one of a file with a data sheet."""
+    """True if a name of a GPU is one of a file with a data sheet."""
     return name.lower().endswith((".yaml", ".yml"))
 
 
@@ -189,7 +189,7 @@ def _read(path: Path) -> Gpu:
 
 
 def _problem(sheet: Mapping[Any, Any]) -> str | None:
-    """What is wrong with a data sheet, or None."""
+    """The defect of a data sheet, or None."""
     for key in sheet:
         if key not in (*_KEYS, *_LINKS):
             near = get_close_matches(str(key), (*_KEYS, *_LINKS), 1)
@@ -218,7 +218,7 @@ def _positive(value: Any) -> bool:
 
 
 ACCESS = 430.0
-"""What a grid of at least one full block waits for memory: one load, one store. A tiny kernel's are part of its launch."""
+"""Memory wait of a grid of at least one full block: one load, one store. A tiny kernel's are part of its launch."""
 
 HALVING = 240.0
 """A reduction halves what is left: exchange among threads, with a barrier."""
@@ -227,13 +227,13 @@ WINDOW_STEP = 210.0
 """One element of the window of a depthwise convolution, in a loop with its address and the load."""
 
 ROW_SETUP = 1200.0
-"""Of a product with one row or column: sums of threads are put together, bias and activation follow."""
+"""Extra time of a product with one row or column: sums of threads are put together, bias and activation follow."""
 
 ROW_STEP = 46.0
 """32 summands of it."""
 
 TILE_SETUP = 950.0
-"""Of a product in tiles: the pipeline of loads fills, the tile is written."""
+"""Extra time of a product in tiles: the pipeline of loads fills, the tile is written."""
 
 TILE_STEP = 205.0
 """32 summands of a tile of 64 x 64. An H200's tensor cores take 138 for them in TF32 at their peak."""
@@ -245,7 +245,7 @@ JOINING = 4700.0
 """To join them."""
 
 GATHERING = 2700.0
-"""What a convolution with a window takes more than a product of its size."""
+"""Extra cost of a convolution with a window over a product of its size."""
 
 NARROW = 0.2
 """Part of the plain peak that a convolution of fewer channels than a tensor core takes at a time reaches."""
@@ -259,7 +259,7 @@ COLUMN_HALVING = 1450.0
 """Longer columns are shared by threads and blocks, which put their parts together."""
 
 BROADCAST = 700.0
-"""What an elementwise kernel with a smaller operand waits longer: it reads single elements, not vectors of them."""
+"""Extra wait of an elementwise kernel with a smaller operand: it reads single elements, not vectors of them."""
 
 REORDERING = 4800.0
 """A batched product's operand is copied first where its matrices do not lie at equal distances."""

@@ -22,7 +22,7 @@ from msplit.formats.summary import structure_hash
 
 @dataclass(frozen=True)
 class ProfiledDevice:
-    """Where a profile was measured.
+    """The device that a profile was measured on.
 
     Attributes:
         name: As the driver calls it, such as "NVIDIA H200"; "CPU" for a simulated profile.
@@ -40,7 +40,7 @@ class ProfiledDevice:
 
     @property
     def simulated(self) -> bool:
-        """Whether there was no GPU: the times are those of a CPU."""
+        """True if there was no GPU: the times are those of a CPU."""
         return self.sms == 0
 
     def sheet(self) -> str | None:
@@ -113,7 +113,7 @@ class InputShape:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What `msplit profile` writes.
+    """A profile: the file that `msplit profile` writes.
 
     Attributes:
         graph_hash: `formats.structure_hash` of the model.
@@ -285,7 +285,7 @@ def _sizes(shape: Sequence[int | None]) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a graph is run with.
+    """Workload: the batch, streams and GPU that a graph is run with.
 
     Attributes:
         batch: Size of unknown leading dimensions of inputs; None for 1.

@@ -263,7 +263,7 @@ _Origins = tuple[Ints, Ints, Sequence[str]]
 
 
 def _origins(model: Model, flat: Inlined, nodes: Ints, inside: str | None) -> _Origins:
-    """Where the kept nodes come from."""
+    """Origins of the kept nodes."""
     names = list(flat.functions)
     owner = flat.function[nodes]
     if inside is not None:

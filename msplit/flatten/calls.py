@@ -1,4 +1,4 @@
-"""Which nodes are calls that the flat view looks into, and what each function's body asks of the place it is called from."""
+"""Calls that the flat view looks into, and what each function's body asks of the node that calls it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_NODES = 20_000_000
 """Most nodes that a flat graph may have. Functions that call each other twice over grow exponentially."""
 
 MAX_GROWTH = 100
-"""How many times more nodes than the file a flat graph may have, and .."""
+"""Most nodes of a flat graph as a multiple of the file's, and .."""
 
 FREE_NODES = 20_000
 """.. how many it may have in any case."""
@@ -110,7 +110,7 @@ class Acting:
 
 
 def acting(names: Iterable[str], functions: Mapping[str, Function]) -> Acting:
-    """Which of some functions, and of those that they call, are `Acting`. What a call does is told by its function, not by its op."""
+    """Functions, among some and those that they call, that are `Acting`. What a call does is told by its function, not by its op."""
     callers: dict[str, list[str]] = {}
     stateful: list[str] = []
     effects: list[str] = []
@@ -258,7 +258,7 @@ def bodies(root: FunctionBody, functions: Mapping[str, Function], where: str) ->
 
 @dataclass(frozen=True)
 class _Inlined:
-    """What a body becomes when all that it calls is inlined.
+    """A body with all that it calls inlined.
 
     Attributes:
         size: Number of nodes, at most.

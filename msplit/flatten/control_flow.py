@@ -133,7 +133,7 @@ def frames(graph: Graph) -> Nested:
 
 
 def conds(graph: Graph, in_frame: Ints) -> Nested:
-    """What runs under a Switch: from the Switches of one predicate to the Merges that join its branches again.
+    """Nodes that run under a Switch: from the Switches of one predicate to the Merges that join its branches again.
 
     Switches and Merges of while loops are the loops' own; a loop under a Switch is part of the cond. Conds of one predicate are
     one only where edges inside them join them: many conds of a training graph ask for the same `is_training`. `in_frame` has per
@@ -217,14 +217,14 @@ _NO_EFFECT, _PARAMETERS = ops_with("no effect"), ops_with("parameter")
 
 
 def is_stateful(op: str) -> bool:
-    """Whether TensorFlow calls an op stateful. Unknown ops are not, nor are calls of functions by their name."""
+    """True if TensorFlow calls an op stateful. Unknown ops are not, nor are calls of functions by their name."""
     info = schema.lookup(op)
     # TensorFlow says so of parameters and results only to keep them from being merged.
     return info is not None and info.stateful and op not in _PARAMETERS
 
 
 def has_effect(op: str) -> bool:
-    """Whether a node of this op does something though nobody uses its outputs. Unknown ops are taken to have none."""
+    """True if a node of this op does something though nobody uses its outputs. Unknown ops are taken to have none."""
     return is_stateful(op) and op not in _NO_EFFECT
 
 

@@ -43,7 +43,7 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlatGraph:
-    """What analysis, rules and engines work on.
+    """The flat graph: the input of analysis, rules and engines.
 
     Attributes:
         graph: A DAG: back edges of v1 loops are cut, calls are inlined (their nodes are named ``call/body_node``). `While`, `If` and
@@ -189,7 +189,7 @@ def _named_with_ids(graph: Graph) -> tuple[str, ...]:
 
 
 def among(flat: FlatGraph, nodes: Nodes) -> NDArray[np.bool_]:
-    """Which nodes of a flat graph have an id and come from some nodes of the file."""
+    """Mask of the nodes of a flat graph that have an id and come from some nodes of the file."""
     known = {function: frozenset(names) for function, names in nodes.items()}
     mask = np.zeros(len(flat), np.bool_)
     for node in flat.graph.nodes_with(STREAM_ID):

@@ -1,4 +1,4 @@
-"""Which nodes the host runs and which the GPU.
+"""Placement of nodes: on the host or on the GPU.
 
 As TensorFlow places them on a machine with one GPU:
 
@@ -41,7 +41,7 @@ _TABLE = re.compile("Hash(Table|table)")
 
 @dataclass(frozen=True)
 class _Placement:
-    """What is known of a node from its op and types alone.
+    """Placement of a node from its op and types alone.
 
     Attributes:
         host: Whether the host runs it, before its neighbours are looked at.
@@ -55,12 +55,12 @@ class _Placement:
 
 
 def stateful_nodes(graph: Graph) -> NDArray[np.bool_]:
-    """Which nodes are stateful; see `is_stateful`."""
+    """Mask of the nodes that are stateful; see `is_stateful`."""
     return graph.with_ops({op for op in set(graph.ops) if is_stateful(op)})
 
 
 def host_nodes(graph: Graph) -> NDArray[np.bool_]:
-    """Which nodes of a DAG the host runs; see the module's text."""
+    """Mask of the nodes of a DAG that the host runs; see the module's text."""
     kinds: list[_Placement] = []
     which = _classify(graph, kinds)
     host = np.array([kind.host for kind in kinds], np.bool_)[which]
@@ -75,7 +75,7 @@ def host_nodes(graph: Graph) -> NDArray[np.bool_]:
 
 
 def _pinned_to_host(devices: Sequence[str]) -> NDArray[np.bool_]:
-    """Which nodes ask for a CPU device, as in ``"/job:localhost/device:CPU:0"`` or ``"/cpu:0"``."""
+    """Mask of the nodes that ask for a CPU device, as in ``"/job:localhost/device:CPU:0"`` or ``"/cpu:0"``."""
     by_device = {
         device: any(
             part.lower().split(":")[-2:-1] == ["cpu"] or part.lower() in ("cpu", "device:cpu")

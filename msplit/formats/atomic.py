@@ -41,7 +41,7 @@ NAME = ".msplit.lock"
 """The file that is locked in a folder of checkpoints while a process writes there; it says which one does."""
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-"""What a file system says that has no such locks."""
+"""Errors of a file system that has no such locks."""
 
 _TRIES, _PAUSE = 20, 0.05  # seconds: the other one may be about to write its name, or to go
 
@@ -321,7 +321,7 @@ def write_new_file(path: Path, data: bytes | memoryview, mode: int | None, made_
 def write_pieces(
     path: Path, pieces: Iterable[bytes | memoryview], mode: int | None = None, made_with: int = 0o666
 ) -> None:
-    """The same of what is too large to be in memory at once, or lies in pieces."""
+    """Write a file in pieces, for data that are too large to be in memory at once, or lie in pieces."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, made_with)
     try:
         for piece in pieces:

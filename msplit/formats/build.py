@@ -38,7 +38,7 @@ _AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class Rung:
-    """What is ready for one batch.
+    """The files of one batch size of a build.
 
     Attributes:
         batch: Rows of a step; None where the model's inputs have shapes of their own.
@@ -63,7 +63,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a build says of itself.
+    """The manifest of a build.
 
     Attributes:
         made_for: Versions, GPU and driver, by name.
@@ -150,12 +150,12 @@ def check_place(path: str | os.PathLike[str], *, force: bool) -> None:
 
 
 def is_build(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a folder with a manifest."""
+    """True if a path is a folder with a manifest."""
     return os.path.isfile(os.path.join(path, MANIFEST))
 
 
 def read(path: str | os.PathLike[str]) -> Manifest:
-    """What a build says of itself. Nothing of it is verified: see `verify`.
+    """Read the manifest of a build. Nothing of it is verified: see `verify`.
 
     Raises:
         LoadError: It can not be read, or is none.

@@ -65,7 +65,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What processes there are.
+    """A cluster: its processes by job.
 
     Attributes:
         tasks: Those of a job side by side and by index; the chief first, if there is one.
@@ -88,7 +88,7 @@ class Cluster:
         return tuple(task for task in self.tasks if task.job == PS)
 
     def spec(self) -> dict[str, dict[int, str]]:
-        """What `tf.train.ClusterSpec` is made from."""
+        """The dictionary that `tf.train.ClusterSpec` is made from."""
         jobs: dict[str, dict[int, str]] = {}
         for task in self.tasks:
             jobs.setdefault(task.job, {})[task.index] = task.address

@@ -73,7 +73,7 @@ class NodeAttrs(Mapping[str, Any]):
 
 @dataclass(frozen=True, eq=False)
 class _Kinds:
-    """What one look at every node of a message finds; see `AttrTable`.
+    """Facts from one look at every node of a message; see `AttrTable`.
 
     Attributes:
         attrs: Per node its attributes.

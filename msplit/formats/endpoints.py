@@ -1,4 +1,4 @@
-"""What is fed and what is fetched: from a signature, or from names that the user gives.
+"""Feeds and fetches of a model: from a signature, or from names that the user gives.
 
 What a MetaGraphDef says beside its graph: tags, signatures, initializers and train ops.
 """
@@ -20,7 +20,7 @@ from msplit.opset.traits import PLACEHOLDERS
 
 @dataclass(frozen=True)
 class Endpoints:
-    """What is fed, fetched, and run without being fetched; see `msplit.formats.model.Model`.
+    """Tensors that are fed and fetched, and nodes that run without being fetched; see `msplit.formats.model.Model`.
 
     Attributes:
         left_out: Tensors that nothing consumes and that were not taken for outputs; None where nothing was guessed.
@@ -145,7 +145,7 @@ def _from_queue(graph: Graph, node: int) -> object:
 
 
 def has_outputs(graph: Graph, node: int) -> bool:
-    """Whether a node gives a tensor, as far as its op is known."""
+    """True if a node gives a tensor, as far as its op is known."""
     return schema.output_count(graph.ops[node], graph.attrs[node]) != 0
 
 
@@ -182,7 +182,7 @@ def choose_meta_graph(saved_model: Any, tags: Sequence[str] | None, where: str) 
 
 
 def fitting(graphs: Sequence[Sequence[str]], tags: Sequence[str] | None) -> list[int]:
-    """Which graphs, each given by its tags, somebody means who asks for some: those with just these, else with others, too."""
+    """Graphs, each given by its tags, that fit the tags which a user asks for: those with just these, else with others, too."""
     if tags is None:
         return [*range(len(graphs))]
     exact = [i for i, one in enumerate(graphs) if set(one) == set(tags)]

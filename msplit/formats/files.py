@@ -28,7 +28,7 @@ _AT_ONCE = 1 << 20
 
 
 def name_of(mode: int) -> str:
-    """What a file of this mode is, as in ``"a device"``; "" for regular files and folders."""
+    """The kind of a file of this mode, as in ``"a device"``; "" for regular files and folders."""
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         return "a device"
     if stat.S_ISFIFO(mode):
@@ -175,12 +175,12 @@ class JsonValue:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], most: int, *, what: str, fix: str) -> JsonValue:
-        """What a file holds; see `read_file` and `parse`."""
+        """Read a JSON file; see `read_file` and `parse`."""
         return cls.parse(read_file(path, most, what=what, fix=fix), os.fspath(path), what=what, fix=fix)
 
     @classmethod
     def parse(cls, text: str, source: str, *, what: str, fix: str) -> JsonValue:
-        """What a text holds.
+        """Parse a JSON text.
 
         Raises:
             MsplitError: It is no JSON; the message says where.
@@ -291,7 +291,7 @@ class JsonValue:
 
 
 def writers(path: Path) -> str | None:
-    """Who but this user and root could put a file into a folder, or another folder in its place, in words; None where nobody could.
+    """Others than this user and root who could put a file into a folder, or another folder in its place, in words; None where nobody could.
 
     What is not there yet will be made by this user. A folder in which nobody may remove what is another's (``/tmp``) is no danger to what
     is inside of it.
@@ -317,7 +317,7 @@ def writers(path: Path) -> str | None:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether it has no member but this user, as some systems give one to everybody, or is root's."""
+    """True if it has no member but this user, as some systems give one to everybody, or is root's."""
     import grp
     import pwd
 

@@ -1,4 +1,4 @@
-"""What a graph is fed and what it gives, where nothing in the file says so.
+"""Guesses the inputs and outputs of a graph, where nothing in the file says so.
 
 An output is something that TensorFlow can fetch and that somebody would want: nothing consumes it, it is not inside of a loop or of
 one branch of a cond, it is no handle, and none of what training, assertions, summaries and loops leave over.
@@ -169,12 +169,12 @@ def _shown(graph: Graph, node: int) -> list[Endpoint]:
 
 
 def _is_handle(end: Endpoint) -> bool:
-    """Whether an endpoint has no value outside of TensorFlow."""
+    """True if an endpoint has no value outside of TensorFlow."""
     return end.dtype.removesuffix("_ref") in ("resource", "variant")
 
 
 def _before(graph: Graph, sinks: Sequence[int], conditional: frozenset[int]) -> list[Endpoint]:
-    """What can be fetched of that on which sinks depend that can not, where only they read it."""
+    """Fetchable tensors on which sinks depend that can not be fetched, where only they read it."""
     inside = graph.ancestors(sinks)
     found = {
         node: ends
@@ -239,7 +239,7 @@ def _through(graph: Graph, node: int, port: int) -> tuple[int, int]:
 
 
 def _is_counter(graph: Graph, node: int, port: int) -> bool:
-    """Whether a tensor is a loop variable that counts iterations, or that none changes."""
+    """True if a tensor is a loop variable that counts iterations, or that none changes."""
     if graph.ops[node] in LOOPS:
         called = graph.attrs[node].get("body")
         body = graph.functions.get(called.name) if isinstance(called, FunctionRef) else None
@@ -259,7 +259,7 @@ def _is_counter(graph: Graph, node: int, port: int) -> bool:
 
 
 def _is_step(graph: Graph, value: tuple[int, int], variable: int) -> bool:
-    """Whether a value is that of a loop variable, or a constant more."""
+    """True if a value is that of a loop variable, or a constant more."""
     node, port = _through(graph, *value)
     if node == variable:
         return True
@@ -271,7 +271,7 @@ def _is_step(graph: Graph, value: tuple[int, int], variable: int) -> bool:
 
 
 def _is_setting(graph: Graph, node: int) -> bool:
-    """Whether a placeholder is a scalar with a constant default."""
+    """True if a placeholder is a scalar with a constant default."""
     if graph.ops[node] != "PlaceholderWithDefault" or not (sources := graph.inputs(node)):
         return False
     value = graph.attrs[sources[0][0]].get("value")
@@ -279,7 +279,7 @@ def _is_setting(graph: Graph, node: int) -> bool:
 
 
 def _only_feeds_saver(graph: Graph, node: int) -> bool:
-    """Whether a placeholder is the file name of a saver: a string that comes to a save or restore op within a few steps."""
+    """True if a placeholder is the file name of a saver: a string that comes to a save or restore op within a few steps."""
     if graph.attrs[node].get("dtype") != "string":
         return False
     frontier: Iterable[int] = [node]

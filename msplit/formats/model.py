@@ -1,4 +1,4 @@
-"""What a file holds once it is read.
+"""The content of a model file once it is read.
 
 The record of an assignment: what `msplit assign` made the ids of a model with, so that later commands need not be told.
 
@@ -61,7 +61,7 @@ Nodes = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What was asked of a file that leaves something open, as `reader.read` takes it; None where nothing was."""
+    """Options that `reader.read` was given for a file that leaves something open; None where nothing was."""
 
     tags: tuple[str, ...] | None = None
     signature: str | None = None
@@ -90,7 +90,7 @@ class RecordedRules:
 
 @dataclass(frozen=True)
 class RecordedProfile:
-    """Which profile priced the nodes: its file, as it was given, and what `cost.profile_file.hash_of` gives for it."""
+    """The profile that priced the nodes: its file, as it was given, and what `cost.profile_file.hash_of` gives for it."""
 
     path: str
     hash: str
@@ -98,7 +98,7 @@ class RecordedProfile:
 
 @dataclass(frozen=True)
 class AssignmentRecord:
-    """What the ids of a model were made with.
+    """The record of an assignment: the rules and options that the ids of a model were made with.
 
     Attributes:
         msplit: Version of msplit.
@@ -128,7 +128,7 @@ class AssignmentRecord:
 
 
 def place(model: Path) -> Path:
-    """Where the record of a model is: in the folder of a SavedModel, beside any other file (a link is followed)."""
+    """Path of the record of a model: in the folder of a SavedModel, beside any other file (a link is followed)."""
     target = Path(os.path.realpath(model))
     return target.joinpath(*IN_SAVED_MODEL) if target.is_dir() else target.with_name(target.name + ENDING)
 
@@ -204,7 +204,7 @@ def load(path: Path) -> AssignmentRecord:
 
 
 def is_record(path: Path) -> bool:
-    """Whether a file is a record, of whatever model: one that may be replaced by another."""
+    """True if a file is a record, of whatever model: one that may be replaced by another."""
     try:
         load(path)
     except MsplitError:
@@ -242,7 +242,7 @@ class Format(StrEnum):
 
     @property
     def is_text(self) -> bool:
-        """Whether it is protobuf's text format."""
+        """True if it is protobuf's text format."""
         return self.endswith("-text")
 
     @property
@@ -327,7 +327,7 @@ class Model:
 
     @property
     def is_saved_model(self) -> bool:
-        """Whether the path is a SavedModel's folder."""
+        """True if the path is a SavedModel's folder."""
         return self.format.binary is Format.SAVED_MODEL
 
 

@@ -118,7 +118,7 @@ def _model(path: Path, kind: Format, file: Path, message: Any, gradients: Expand
 
 
 def to_train(model: Model, targets: Sequence[str] | None, fetches: Sequence[str]) -> Model:
-    """The same model with other ends: what a step of its training runs, and what is fetched of it.
+    """This model with other ends: what a step of its training runs, and what is fetched of it.
 
     Args:
         model: Any model. What is fed stays.
@@ -193,7 +193,7 @@ def _graph(graph_def: Any, where: str, gradients: Expand | None) -> Graph:
 def find_endpoints(
     graph: Graph, around: Any, signature: str | None, kind: Format, where: str, outputs: Sequence[str] | None = None
 ) -> Endpoints:
-    """What is fed and fetched: what a signature says or, without one, what can be guessed.
+    """Find feeds and fetches: those of a signature or, without one, guesses.
 
     Args:
         graph: The top-level graph.

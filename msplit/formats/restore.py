@@ -25,7 +25,7 @@ _ASSIGNS = ops_with("assigns")
 
 
 class CheckpointEntry(NamedTuple):
-    """Where a checkpoint has the value of a variable.
+    """Key of a variable's value in a checkpoint.
 
     Attributes:
         key: Name of the tensor.
@@ -39,7 +39,7 @@ class CheckpointEntry(NamedTuple):
 
 
 def saved_as(model: Model, nodes: Iterable[str]) -> dict[str, CheckpointEntry]:
-    """Where the checkpoints of a model have its variables, by the name of their node; each has a place of its own."""
+    """Keys of a model's variables in its checkpoints, by the name of their node; each has a key of its own."""
     nodes, sources = list(nodes), _restored(model)
     found = {name: CheckpointEntry(*sources[name], True) for name in nodes if name in sources}
     taken = {(place.key, place.part) for place in found.values()}
@@ -105,7 +105,7 @@ def verify(model: Model) -> None:
 
 
 def differs(model: Model, name: str, value: NDArray[Any]) -> str:
-    """What type or shape of a variable's value is another than in the graph; "" where it fits."""
+    """The difference in type or shape between a variable's value and the graph; "" where it fits."""
     dtype, shape = _declared(model, name)
     if dtype and value.dtype.name != dtype and not (dtype == "string" and value.dtype.kind in "OSU"):
         return f"variable {name!r} is {dtype}, there {value.dtype.name}"

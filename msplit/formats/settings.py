@@ -39,7 +39,7 @@ class Value:
 
     @property
     def kind(self) -> str:
-        """What it is, for messages."""
+        """The kind of the value, for messages."""
         if self.data is None:
             return "nothing"
         if isinstance(self.data, bool):
@@ -72,7 +72,7 @@ def parse(text: str, source: str) -> Value:
 
 
 def too_long(source: str) -> RulesError:
-    """What to say of a file of more than `MAX_BYTES`."""
+    """Message for a file of more than `MAX_BYTES`."""
     return RulesError(
         f"the file is longer than {MAX_BYTES >> 20} MiB",
         where=source,
@@ -141,7 +141,7 @@ def _scalar(node: yaml.Node, source: str, loader: Any) -> Any:
 
 @dataclass
 class Reading:
-    """What is known while one file is read.
+    """State while one file is read.
 
     Attributes:
         source: The file, for messages.

@@ -183,7 +183,7 @@ def _is_message(data: Buffer, field: Field) -> bool:
 
 
 def _looks_like_node(data: Buffer, field: Field) -> bool:
-    """Whether a field can be a NodeDef: a name, an op, and nothing that a NodeDef has not."""
+    """True if a field can be a NodeDef: a name, an op, and nothing that a NodeDef has not."""
     if field.kind != LENGTH:
         return False
     parts = _inside(data, field)
@@ -201,7 +201,7 @@ def _looks_like_meta_info(data: Buffer, field: Field) -> bool:
 
 
 def _holds_graph(data: Buffer, field: Field) -> bool:
-    """Whether a field can be a GraphDef with nodes."""
+    """True if a field can be a GraphDef with nodes."""
     return field.kind == LENGTH and any(
         part.number == 1 and _looks_like_node(data, part) for part in _inside(data, field)[:4]
     )

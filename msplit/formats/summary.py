@@ -1,4 +1,4 @@
-"""What a model file holds: graphs with their tags, signatures and functions. For people who have to choose.
+"""Summary of a model file: graphs with their tags, signatures and functions. For people who have to choose.
 
 A hash that tells whether two files hold the same graph, whatever streams their nodes are on.
 """
@@ -80,7 +80,7 @@ class GraphContents:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a model file holds, under the path that was given: one graph, of a SavedModel perhaps several."""
+    """Contents of a model file, under the path that was given: one graph, of a SavedModel perhaps several."""
 
     path: Path
     format: Format
@@ -211,7 +211,7 @@ def _header(function: Any) -> Iterable[bytes]:
 
 
 def _function_signature(function: Any) -> Iterable[bytes]:
-    """What a function takes and gives."""
+    """Inputs and outputs of a function, for its digest."""
     yield function.signature.SerializeToString(deterministic=True)
     for name, value in sorted(function.ret.items()):
         yield f"{name}\t{value}".encode()

@@ -98,7 +98,7 @@ def fields(data: Buffer, start: int = 0, end: int | None = None) -> Iterator[Fie
 
 
 def cut_off_at(data: Buffer) -> int | None:
-    """How many bytes a message that was cut off must have at least; None where it was not, or is no message at all."""
+    """Least size in bytes of a message that was cut off; None where it was not, or is no message at all."""
     try:
         for field in fields(data):
             if field.end > len(data):
@@ -218,5 +218,5 @@ def parse_text(data: FileBytes, message: Any, where: str) -> Any:
 
 
 def has_comments(data: FileBytes) -> bool:
-    """Whether a text in protobuf's format has comments."""
+    """True if a text in protobuf's format has comments."""
     return data.find(b"#") >= 0 and any(found[1] for found in _COMMENT.finditer(data))

@@ -52,7 +52,7 @@ class Item:
 
 
 def listed(source: Path, left_out: Container[str]) -> list[Item]:
-    """What there is to copy, folders before what is in them.
+    """Files and folders to copy, folders before what is in them.
 
     A link to a file becomes a copy of that file. A link to a folder likewise, once: twice the same folder may be a loop, or
     folders that double at each level. `left_out` are paths from `source` of what is not copied.
@@ -172,7 +172,7 @@ _COMMENTS_WARNING = "The comments of the text file are not kept: what is written
 
 @dataclass(frozen=True)
 class WriteReport:
-    """What was written.
+    """Report of a written model.
 
     Attributes:
         path: The file or folder.

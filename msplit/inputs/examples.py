@@ -35,7 +35,7 @@ Values = Sequence[bytes] | Sequence[float] | Sequence[int]
 
 @dataclass(frozen=True)
 class Feature:
-    """What a parsing op takes out of an example.
+    """A feature that a parsing op takes out of an example.
 
     Attributes:
         name: Its key.
@@ -140,7 +140,7 @@ def encode(features: Mapping[str, Values]) -> bytes:
 
 
 def encode_steps(steps: Mapping[str, Sequence[Values]]) -> bytes:
-    """What makes a serialized Example a SequenceExample: the values of each feature for each step of the sequence."""
+    """Bytes that make a serialized Example a SequenceExample: the values of each feature for each step of the sequence."""
     entries = (
         _field(1, _field(1, name.encode()) + _field(2, b"".join(_field(1, _feature(values)) for values in steps[name])))
         for name in sorted(steps)
@@ -256,7 +256,7 @@ class Hits:
 
 
 def hits(flat: FlatGraph, feeds: Mapping[str, NDArray[Any]]) -> tuple[Hits, ...]:
-    """How what a model is fed meets its tables, as far as its way there can be followed."""
+    """Hits and misses of the fed values in the model's tables, as far as their way there can be followed."""
     found: dict[tuple[str, str, str], Hits] = {}
     for tensor in flat.inputs:
         if tensor.name in feeds:

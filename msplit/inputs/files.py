@@ -85,7 +85,7 @@ def values_by_input(data: bytes, where: str) -> Mapping[str, Any]:
 
 
 def is_named(value: Any) -> bool:
-    """Whether it is an object of inputs, and not one that stands for bytes."""
+    """True if it is an object of inputs, and not one that stands for bytes."""
     return isinstance(value, dict) and value.keys() != {"b64"}
 
 

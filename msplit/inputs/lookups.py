@@ -1,4 +1,4 @@
-"""What becomes of an input's values: which tables they index, in which vocabularies they are looked up, what parses them."""
+"""Uses of an input's values: the tables that they index, vocabularies, and ops that parse them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCATTERED = 2
 """Slot of the values of a TensorArrayScatter."""
 
 _MOST_VISITS = 64
-"""How often a node is come to with more added on the way than before: a hostile graph has a way for each subset of its constants."""
+"""Most visits to a node, each with more added on the way than before: a hostile graph has a way for each subset of its constants."""
 
 _FINDS, _SPLITS = ops_with("finds"), ops_with("splits strings")
 _RECORDS = PARSERS | ops_with("decodes")
@@ -66,7 +66,7 @@ class InputLookup:
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """What becomes of an input's values.
+    """Uses of an input's values.
 
     Attributes:
         rows: Rows of the smallest table that they index, less the largest constant added on the way; None where they index none.
@@ -302,6 +302,6 @@ def constant(flat: FlatGraph, node: int, slot: int) -> NDArray[Any] | None:
 
 
 def is_constant_array(flat: FlatGraph, node: int, slot: int) -> bool:
-    """Whether an input of a node is a constant that has dimensions."""
+    """True if an input of a node is a constant that has dimensions."""
     value = constant_of(flat, _source(flat, node, slot))
     return value is not None and value.shape != ()

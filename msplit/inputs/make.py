@@ -123,7 +123,7 @@ def _by_name(given: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]
 def input_specs(
     flat: FlatGraph, batch: int, shapes: Mapping[str, tuple[int | None, ...]]
 ) -> tuple[list[InputSpec], Fed]:
-    """What is known of every input, and the shape of each, by node and port, for a batch and some given shapes.
+    """Specification and shape of every input, by node and port, for a batch and some given shapes.
 
     Raises:
         MsplitError: A shape contradicts the graph's.
@@ -217,7 +217,7 @@ def _dtype(flat: FlatGraph, node: int, port: int) -> str:
 
 
 def _with_default(flat: FlatGraph, name: str, known: Sequence[str]) -> str:
-    """How to feed a scalar that keeps its default, where the name is that of one."""
+    """Advice on feeding a scalar that keeps its default, where the name is that of one."""
     node = flat.graph.index.get(name)
     if node is None or flat.graph.ops[node] != "PlaceholderWithDefault":
         return ""
@@ -230,7 +230,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 def is_function(source: str) -> bool:
-    """Whether a text names a function; a file of that name comes first."""
+    """True if a text names a function; a file of that name comes first."""
     module, colon, name = source.partition(":")
     return (
         bool(colon)
@@ -270,7 +270,7 @@ def imported(source: str, what: str) -> Callable[..., Any]:
 
 @contextmanager
 def calling(source: str) -> Iterator[None]:
-    """What a user's code raises is no mistake of msplit's."""
+    """Turn what a user's code raises into an error of theirs, not of msplit."""
     try:
         yield
     except (MsplitError, GeneratorExit):

@@ -32,14 +32,14 @@ DAMAGED = (
     *(ValueError, KeyError, TypeError, AttributeError, EOFError, SyntaxError, RuntimeError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-"""What NumPy, zipfile and json raise of a file that is damaged, or is something else."""
+"""Errors that NumPy, zipfile and json raise on a file that is damaged, or is something else."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What a model gives for some inputs.
+    """Reference outputs of a model for some inputs.
 
     Attributes:
         feeds: Inputs by name.

@@ -35,7 +35,7 @@ _MOST_CELLS = 1 << 22
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What is known of an input.
+    """Specification of an input: name, type and shape.
 
     Attributes:
         shape: None for what is open; None for unknown rank.
@@ -52,7 +52,7 @@ class InputSpec:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """What composite inputs fix.
+    """Shapes and values that composite inputs (sparse, ragged) fix.
 
     Attributes:
         fixed: Whole values: indices, dense shapes, row splits.
@@ -194,7 +194,7 @@ def _input(flat: FlatGraph, fed: Mapping[tuple[int, int], InputSpec], key: tuple
 def _known_shape(
     flat: FlatGraph, node: int, slot: int | None, shape: InputSpec | None
 ) -> tuple[int | None, ...] | None:
-    """What a constant or a default says of a dense shape."""
+    """The dense shape as far as a constant or a default says it."""
     if shape is not None:
         value = _default(flat, flat.graph.names[shape.node])
     else:
@@ -256,7 +256,7 @@ def _sparse_names(name: str) -> list[tuple[str, str, str]]:
 
 
 def _is_sparse(indices: InputSpec, values: InputSpec, dense: InputSpec | None) -> bool:
-    """Whether three inputs have the types and ranks of the parts of a sparse tensor."""
+    """True if three inputs have the types and ranks of the parts of a sparse tensor."""
     if indices.dtype != "int64" or indices.shape is None or len(indices.shape) != 2:
         return False
     if values.shape is None or len(values.shape) != 1:
@@ -296,7 +296,7 @@ def _sparse_of(sparse: _Sparse, batch: int, seed: int, kind: InputKind) -> tuple
 
 
 def _is_weight(flat: FlatGraph, values: InputSpec, fed: Mapping[str, InputSpec]) -> bool:
-    """Whether these are the values of a sparse tensor whose indices nothing reads: weights, at the indices of the ids."""
+    """True if these are the values of a sparse tensor whose indices nothing reads: weights, at the indices of the ids."""
     indices = f"{values.name.removesuffix('values')}indices"
     return indices not in fed and indices in flat.model.graph.index and values.shape == (None,)
 

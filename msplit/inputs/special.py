@@ -38,10 +38,10 @@ SMALL = (2.0**-5, 2.0**-8, 2.0**-13, 2.0**-20)
 1.2e-38, below which TensorFlow's kernels flush to zero and others do not."""
 
 LARGE_INTEGER = (1 << 30) + 1
-"""Of integers with which is only calculated: twice this wraps around in 32 bits."""
+"""Integers that are only calculated with: twice this wraps around in 32 bits."""
 
 COUNTS = (0, 5, 1, 17, 2, 3)
-"""Of such integers otherwise: lengths, 0 among them, and ends of ranges."""
+"""Such integers otherwise: lengths, 0 among them, and ends of ranges."""
 
 _JUMPS, _LIMITS = ops_with("jumps"), ops_with("limit")
 _ENDS = (_JUMPS - _LIMITS - DIVIDES) | ops_with("shape of")
@@ -85,7 +85,7 @@ class InputKind:
     apart: bool = False
 
     def shift(self, input_name: str) -> int:
-        """Where the rows of an input begin."""
+        """Offset at which the rows of an input begin."""
         return self.first + (zlib.crc32(input_name.encode()) % _ROWS if self.apart else 0)
 
 
@@ -193,7 +193,7 @@ def lengths(rows: int, usual: int, most: int, kind: InputKind) -> list[int]:
 
 @dataclass(eq=False)
 class ValueLimits:
-    """Where a graph does something else with an input's numbers than below, and what they may be.
+    """Boundaries at which a graph treats an input's numbers in another way, and the range that they may be in.
 
     Attributes:
         marks: Limits, divisors, boundaries of buckets, what they are compared with, and ends of tables, less what is added on the way.
@@ -252,7 +252,7 @@ def limits(flat: FlatGraph, node: int, port: int, dtype: np.dtype[Any]) -> Value
 def _limited(
     flat: FlatGraph, node: int, slot: int, found: ValueLimits, offset: int | None, between: _Range, exact: bool
 ) -> tuple[int | None, _Range] | None:
-    """What was added to numbers once a node has handed them on, and what they are between then; None where it does not. Notes where it
+    """Sum that was added to numbers once a node has handed them on, and their range then; None where it does not. Notes where it
     does something else with them than below."""
     op, attrs = flat.graph.ops[node], flat.graph.attrs[node]
     known = _operands(flat, node, slot)
@@ -287,7 +287,7 @@ def _range(name: str) -> _Range:
 
 
 def _between(op: str, slot: int, known: list[NDArray[Any]], between: _Range) -> _Range | None:
-    """What the results of an op are between, from what an operand is; None where it is not defined for all of that."""
+    """The range of the results of an op, from that of an operand; None where it is not defined for all of that."""
     if op in DIVIDES and (slot or not known or not known[0].all()):
         return None
     if op not in BINARY:

@@ -50,7 +50,7 @@ _RATE = 0.001
 
 
 def scalars(flat: FlatGraph, unknown: Iterable[tuple[str, int, int]], known: Iterable[int]) -> frozenset[str]:
-    """Which inputs of unknown rank, each (name, node, port), are scalars; `known` are the nodes of inputs that have dimensions."""
+    """Inputs of unknown rank, each (name, node, port), that are scalars; `known` are the nodes of inputs that have dimensions."""
     unknown = list(unknown)
     if not unknown:
         return frozenset()
@@ -104,7 +104,7 @@ _SMALL = 2
 """Integers that index nothing we know of are below this: right for masks, labels and kinds."""
 
 _MOST_BESIDE = 2.0**14
-"""Of numbers that go further: see `LARGE`."""
+"""Numbers that go further: see `LARGE`."""
 
 _TOKENS = 1000
 _WORDS = 4
@@ -361,7 +361,7 @@ def _of_raw(kind: np.dtype[Any], size: int, rng: np.random.Generator) -> NDArray
 
 
 def _raw_bytes(flat: FlatGraph, node: int) -> int | None:
-    """How many numbers are reshaped to what follows a DecodeRaw, where that is constant; per string where the first size is open."""
+    """Count of numbers that are reshaped to what follows a DecodeRaw, where that is constant; per string where the first size is open."""
     graph = flat.graph
     for e in graph.out_edges(node).tolist():
         user = int(graph.edges.dst[e])

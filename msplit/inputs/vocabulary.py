@@ -89,7 +89,7 @@ def loaded(flat: FlatGraph, node: int | None) -> NDArray[Any] | None:
 
 
 def constant_of(flat: FlatGraph, node: int | None) -> TensorValue | None:
-    """What a node holds that is a constant, else None."""
+    """The value of a node that is a constant, else None."""
     value = None if node is None or flat.graph.ops[node] != "Const" else flat.graph.attrs[node].get("value")
     return value if isinstance(value, TensorValue) else None
 

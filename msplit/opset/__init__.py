@@ -1,1 +1,1 @@
-"""What TensorFlow's ops are: their declarations, and what msplit knows of them beyond that."""
+"""TensorFlow's ops: their declarations, and what msplit knows of them beyond that."""

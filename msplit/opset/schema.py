@@ -1,4 +1,4 @@
-"""What TensorFlow's ops take, give and run on, from a table made of TensorFlow itself (scripts/make_op_table.py).
+"""Declarations of TensorFlow's ops: inputs, outputs and kernels, from a table made of TensorFlow itself (scripts/make_op_table.py).
 
 Knowing this must not cost an `import tensorflow`. The table is read once, on the first question (3 ms); an op is decoded when it
 is asked for. Ops that are not in the table are custom ops or functions: every question about them is answered with None.
@@ -12,8 +12,8 @@ real `import tensorflow` in the same process works and finds the same classes: w
 Where TensorFlow is not installed, or its modules do not load, the classes are made from descriptors that ship with msplit
 (scripts/make_protos.py), in a pool of their own: they clash with nobody's.
 
-    from msplit.opset import proto
-    graph = proto.graph_pb2.GraphDef()
+    from msplit.opset import schema
+    graph = schema.graph_pb2.GraphDef()
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ArgInfo:
     is_ref: bool = False
 
     def count(self, attrs: Attrs) -> int | None:
-        """How many tensors it stands for; None where the attributes do not say."""
+        """Number of tensors that it stands for; None where the attributes do not say."""
         if self.type_list_attr:
             listed = attrs.get(self.type_list_attr)
             return len(listed) if isinstance(listed, tuple | list) else None
@@ -100,7 +100,7 @@ class KernelDef:
     host_memory: frozenset[str] = frozenset()
 
     def takes(self, attrs: Attrs) -> bool:
-        """Whether it runs a node with these attributes (defaults filled in). What they do not say is no hindrance."""
+        """True if it runs a node with these attributes (defaults filled in). What they do not say is no hindrance."""
         for name, allowed in self.types.items():
             value = attrs.get(name)
             asked = value if isinstance(value, tuple | list) else () if value is None else (value,)
@@ -167,7 +167,7 @@ def version() -> str:
 
 @cache
 def lookup(op: str) -> OpInfo | None:
-    """What is known about an op, or None for one that is not TensorFlow's own."""
+    """The declaration of an op, or None for one that is not TensorFlow's own."""
     row = _table()["ops"].get(op)
     if row is None:
         return None
@@ -256,7 +256,7 @@ def output_ports(op: str, attrs: Attrs, arg_name: str) -> tuple[int, int | None]
 
 
 def gpu_kernel(op: str, attrs: Attrs) -> KernelDef | None:
-    """What a GPU device would run for a node, None where there is nothing: the node is then the host's."""
+    """The kernel that a GPU device would run for a node, None where there is nothing: the node is then the host's."""
     info = lookup(op)
     if info is None or not info.gpu:
         return None
@@ -345,7 +345,7 @@ MODULES = {
     for folder, names in _FOLDERS.items()
     for name in names.split()
 }
-"""What this module offers -> TensorFlow's generated module."""
+"""Names that this module offers -> TensorFlow's generated module."""
 
 _PARENTS = ("tensorflow", "tensorflow.core", *(f"tensorflow.core.{folder}" for folder in _FOLDERS))
 
@@ -369,7 +369,7 @@ def _import_with_stand_ins(module: str, root: str) -> Any:
 
 @cache
 def _tensorflows() -> bool:
-    """Whether TensorFlow's own modules are used. One answer for the life of the process: messages of two kinds do not mix."""
+    """True if TensorFlow's own modules are used. One answer for the life of the process: messages of two kinds do not mix."""
     try:
         _of_tensorflow(MODULES["saved_model_pb2"])
     except Exception:  # noqa: BLE001  a half-installed package, or one for another protobuf, fails in many ways: none matters
@@ -400,7 +400,7 @@ def _pool() -> Any:
 
 
 def _of_msplit(module: str) -> Any:
-    """What a generated module holds: its messages, its enums, and their values."""
+    """Content of a generated module: its messages, its enums, and their values."""
     from google.protobuf import message_factory
     from google.protobuf.internal import enum_type_wrapper
 

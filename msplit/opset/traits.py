@@ -1,4 +1,4 @@
-"""What msplit knows of TensorFlow's ops: one row per op, or per family of ops that are alike.
+"""Traits of TensorFlow's ops: one row per op, or per family of ops that are alike.
 
 `data/traits.txt` says what each trait means and, in parentheses, which others go with it. `data/op_traits.txt` has the traits of each op;
 what no row names has none. A word with a number is a field of `Traits`. A new op is a row there, a lowering and a test.
@@ -29,7 +29,7 @@ _DATA = Path(__file__).with_name("data")
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is known of an op.
+    """Traits of an op.
 
     Attributes:
         words: Its traits.
@@ -117,7 +117,7 @@ _NONE = Traits()
 
 
 def traits(op: str) -> Traits:
-    """What is known of an op; the defaults for one without a row."""
+    """The traits of an op; the defaults for one without a row."""
     return TABLE.get(op, _NONE)
 
 
@@ -207,7 +207,7 @@ _NO_REFERENCE = frozenset({"CountUpTo", "RngReadAndSkip", "RngSkip"})
 
 
 class Half(StrEnum):
-    """What an op does with half precision. TensorFlow's names for it are allow, infer, deny and clear."""
+    """Behaviour of an op in half precision. TensorFlow's names for it are allow, infer, deny and clear."""
 
     GAINS = "gains"
     """Products and convolutions: faster, and safe, since sums are in float32. They are always in half precision."""

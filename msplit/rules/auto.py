@@ -18,7 +18,7 @@ from msplit.schedule.problem import Problem
 
 PLAIN, BEST = "plain", "best"
 KERNELS = (PLAIN, BEST)
-"""What `Auto.kernels` may be."""
+"""Allowed values of `Auto.kernels`."""
 
 NOT_CHOSEN = "kernels-not-chosen"
 """Kind of the remark that larger kernels were asked for and could not be looked for, so that ids are others than where they can."""

@@ -1,4 +1,4 @@
-"""What every rule is: a frozen dataclass whose fields are its YAML options, and one pure function.
+"""Base of all rules: a frozen dataclass whose fields are its YAML options, and one pure function.
 
 The options of rules: those of any settings, and stream ids and stream files.
 """
@@ -56,7 +56,7 @@ class ChoosesKernels(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RuleContext:
-    """What a rule may look at.
+    """The model and options that a rule may look at.
 
     Attributes:
         streams: Ids are 0..streams-1.
@@ -168,7 +168,7 @@ MAX_STREAM_FILE = 256 << 20
 
 @dataclass
 class RulesReading(Reading):
-    """What is known while one rules file is read.
+    """State while one rules file is read.
 
     Attributes:
         folder: Where relative paths start; None where there is no file.

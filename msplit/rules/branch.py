@@ -177,7 +177,7 @@ def _pins(branches: Branches, assignment: Assignment) -> Ints:
 
 
 def _units(branches: Branches, pinned: Ints, min_cost_us: float, streams: int) -> list[Unit]:
-    """What is placed as one: a branch with the cheap ones that stay with it, or a bundle of cheap ones."""
+    """Units that are placed as one: a branch with the cheap ones that stay with it, or a bundle of cheap ones."""
     cheap = (branches.useful_us < min_cost_us) & (pinned == UNASSIGNED)
     bundles: dict[tuple[int, int], list[int]] = {}
     for branch in np.flatnonzero(cheap).tolist():

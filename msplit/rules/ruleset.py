@@ -51,7 +51,7 @@ STANDARD = "auto"
 """The shipped rule set that is used where nobody names one: simulated, it is never slower than another (benchmarks/notes/schedulers.md)."""
 
 DEFAULT_STREAMS = 4
-"""How many streams a rules file that does not say gets."""
+"""Number of streams where a rules file does not say."""
 
 MAX_RULES = 100
 """Most rules of a file: each goes over the whole graph."""
@@ -61,7 +61,7 @@ _SUFFIX = ".yaml"
 
 @dataclass(frozen=True)
 class RuleSet:
-    """What a rules file says.
+    """A rules file: its rules and options.
 
     Attributes:
         streams: Ids are 0..streams-1.
@@ -228,7 +228,7 @@ def _shipped() -> Path:
 
 @dataclass(frozen=True, eq=False)
 class RulesResult:
-    """What a rule set makes of a graph.
+    """Result of a rule set on a graph.
 
     Attributes:
         remarks: What the user should know, in the order of the rules.

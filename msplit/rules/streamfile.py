@@ -44,7 +44,7 @@ _BACKREFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\\[1-9]")
 
 
 def problem(pattern: str) -> str | None:
-    """Why a pattern can not be used, in words, or None if it can."""
+    """The reason why a pattern can not be used, in words, or None if it can."""
     if _exact(pattern) is not None:
         return None
     try:
@@ -60,7 +60,7 @@ def problem(pattern: str) -> str | None:
 
 
 def too_many(patterns: Iterable[str]) -> str | None:
-    """Why usable patterns can not be used together, in words, or None if they can."""
+    """The reason why usable patterns can not be used together, in words, or None if they can."""
     left = _TOGETHER
     for pattern in patterns:
         if _exact(pattern) is None:

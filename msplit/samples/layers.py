@@ -114,7 +114,7 @@ _VALUE_FIELDS = ("tensor_content", "half_val", "float_val", "double_val", "int_v
 
 @dataclass(frozen=True)
 class WeightRecipe:
-    """How the values of one weight are made: uniform over `low <= value < high`, then perhaps centred.
+    """Distribution of the values of one weight: uniform over `low <= value < high`, then perhaps centred.
 
     Attributes:
         key: What the random stream depends on beside the seed; the name the node had when it was built, so that a

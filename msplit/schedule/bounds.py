@@ -57,7 +57,7 @@ class Bounds:
     path: Ints
 
     def gain_at_most(self, streams: int) -> float:
-        """What a number of streams could gain over one at most: `max_gain`, and no more than their number. Waits cost nothing here.
+        """Upper bound of the gain of a number of streams over one: `max_gain`, and no more than their number. Waits cost nothing here.
 
         Raises:
             ValueError: `streams` is below 1.
@@ -102,7 +102,7 @@ def _bounds(flat: FlatGraph, costs: Costs) -> Bounds:
 
 
 def _limit(problem: Problem, span_us: float, whole_us: float) -> str:
-    """Why no schedule is shorter, in words: what takes longest of all that bounds it."""
+    """The bound that keeps schedules from being shorter, in words: what takes longest of all that bounds it."""
     work = float(problem.work_us.sum())
     if work <= 0:
         return ""
@@ -120,12 +120,12 @@ def _limit(problem: Problem, span_us: float, whole_us: float) -> str:
 
 
 _WHOLE = 1.001
-"""What must stay whole is named where it takes longer than the longest path by more than rounding."""
+"""Tolerance: work that must stay whole is named where it takes longer than the longest path by more than rounding."""
 
 
 @dataclass(frozen=True)
 class StepBounds:
-    """What limits the steps that an engine really runs. Times in µs.
+    """Lower bounds of the steps that an engine really runs. Times in µs.
 
     Unlike `Bounds`, which counts the traffic of every node, bandwidth here is that of what must cross the memory bus at least once
     (weights, inputs, outputs): what steps hand to each other may stay in the L2 cache, and measured times know that.

@@ -111,7 +111,7 @@ TIE = 0.01
 """One stream is kept unless something else is faster by more than this share."""
 
 MORE_MEMORY = 1.5
-"""How many times one stream's memory a plan may take."""
+"""Most memory that a plan may take, as a multiple of one stream's."""
 
 MEMORY_FLOOR = 1_000_000
 """Bytes below which memory is no matter."""
@@ -132,7 +132,7 @@ WIDTHS = (2, 4, 8, 16)
 """Numbers of streams for which list scheduling is tried, beside the most that there may be."""
 
 GRAINS = {"-coarse": 2.0, "-coarser": 5.0}
-"""What list scheduling works on instead of blocks: groups with side branches of up to so many fork-joins merged."""
+"""Grains of list scheduling, instead of blocks: groups with side branches of up to so many fork-joins merged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +208,7 @@ def choose(
 
 
 def is_algorithm(name: str) -> bool:
-    """Whether `choose` can be asked for it."""
+    """True if `choose` can be asked for it."""
     return name in ALGORITHMS or _LISTED.fullmatch(name) is not None
 
 

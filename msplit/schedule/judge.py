@@ -1,4 +1,4 @@
-"""Whether streams can help a model: one judgement, which every command tells in the same words.
+"""Judgement whether streams can help a model, which every command tells in the same words.
 
 What given stream ids are worth: their plan and its simulated time, beside one stream.
 """
@@ -41,7 +41,7 @@ _ALL = 20_000
 
 @dataclass(frozen=True)
 class Judgement:
-    """What streams are worth to a model.
+    """Judgement of streams for a model: their simulated gain.
 
     Attributes:
         kind: ``nothing`` (no node launches a kernel), ``never`` (no number of streams gains `WORTH`), ``little`` (these do not),
@@ -62,7 +62,7 @@ class Judgement:
 
     @property
     def helps(self) -> bool:
-        """Whether the streams are worth having."""
+        """True if the streams are worth having."""
         return self.kind == "helps"
 
 
@@ -97,7 +97,7 @@ def judge(of: Bounds, gain: float, streams: int, *, guessed: float = 0.0, worth:
 
 
 def foresee(flat: FlatGraph, costs: Costs) -> tuple[float, int]:
-    """What the rule `auto` should reach: simulated gain over one stream, and the streams that it takes.
+    """Predict what the rule `auto` should reach: simulated gain over one stream, and the streams that it takes.
 
     `auto` itself simulates longer, to refine what it finds here, so that it may gain a little more. Near-linear: all algorithms up to
     20,000 blocks, above it list scheduling.
@@ -157,7 +157,7 @@ class Prediction:
 
     @property
     def gain(self) -> float:
-        """How many times faster than one stream; 1 where nothing runs."""
+        """Speedup over one stream; 1 where nothing runs."""
         return self.one_us / self.makespan_us if self.makespan_us > 0 else 1.0
 
     def stream_of(self, block: int) -> int:

@@ -1,4 +1,4 @@
-"""What the simulator and the candidates know of a GPU."""
+"""The GPU as the simulator and the algorithms see it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Machine:
         return self if alone_us <= 0 else replace(self, company=max((one_us - self.step_us) / alone_us, 1.0))
 
     def slowdown(self, running: int, sms: float, bandwidth: float, issue: float) -> float:
-        """How many times longer blocks take that run side by side, by what is short and by contention.
+        """Slowdown factor of blocks that run side by side, by what is short and by contention.
 
         For candidates that are built step by step: the simulator also counts how kernels delay each other's starts. `sms`, `bandwidth` and
         `issue` are the sums of their shares of the SMs, the memory bandwidth and the rate at which kernels start.
@@ -99,7 +99,7 @@ class Machine:
         return max(1.0, sms, bandwidth, issue, 1 + self.contention * sms * others)
 
     def fork_join_us(self, branches: int = 2) -> float:
-        """What leaving a stream and coming back costs the longest of some branches at least."""
+        """Least cost of a fork and join for the longest of some branches."""
         return 2 * self.wait_us + self.join_us * max(branches - 2, 0)
 
 
@@ -126,7 +126,7 @@ def _measured(machine: Machine, sheet: Gpu, moved: float, found: Constants) -> M
 
 
 def _starts(found: Constants) -> dict[str, float]:
-    """How kernels slow each other's starts down, from the chains of tiny kernels side by side."""
+    """Slowdown of kernel starts, from the chains of tiny kernels side by side."""
     each = {width: total / DEEP for width, total in found.deep_us.items()}  # µs per kernel of one chain
     alone = each.get(1)
     if alone is None or max(each) < 4 or min(each) < 1 or min(each.values()) <= 0:

@@ -23,7 +23,7 @@ from msplit.schedule.problem import Problem, between_cuts, components
 from msplit.schedule.simulate import keep_lanes, node_order, timed_order
 
 ROUNDS = 4
-"""Of telling blocks apart by their neighbours' neighbours."""
+"""Rounds of telling blocks apart by their neighbours' neighbours."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +185,7 @@ class _View:
         return np.asarray(self.part == number)
 
     def mask(self, blocks: Ints | list[int]) -> NDArray[np.bool_]:
-        """Which blocks are among some."""
+        """Mask of the blocks that are in a list."""
         found = np.zeros(len(self.problem), np.bool_)
         found[blocks] = True
         return found
@@ -279,7 +279,7 @@ def _shift_part(view: _View) -> Schedule | None:
 
 
 def _move_isomorphic(view: _View) -> Schedule | None:
-    """The same block of all alike sections to the same stream, or all that the section has on one stream."""
+    """Move one block of all alike sections to the same stream, or all that the section has on one stream."""
     isomorphic = view.isomorphic()
     if not isomorphic:
         return None
@@ -294,7 +294,7 @@ def _move_isomorphic(view: _View) -> Schedule | None:
 
 
 def _shift_isomorphic(view: _View) -> Schedule | None:
-    """The same block of all alike sections is recorded earlier or later."""
+    """Record one block of all alike sections earlier or later."""
     isomorphic = view.isomorphic()
     if not isomorphic:
         return None

@@ -88,7 +88,7 @@ def make_plan(dag: Dag, stream: Ints, order: Ints) -> Plan:
 
 @dataclass(frozen=True, eq=False)
 class _Lanes:
-    """Where nodes are: on their streams and in the record order.
+    """Positions of nodes: on their streams and in the record order.
 
     A dependency across streams is kept as one number, a key: the consumer's rank, the producer's stream and the producer's position
     there. Sorted keys are grouped by consumer, and in that by stream.
@@ -167,7 +167,7 @@ def _frontier(dag: Dag, lanes: _Lanes) -> tuple[NDArray[np.int64], Ints]:
 
 
 def _new(keys: NDArray[np.int64], lanes: _Lanes) -> NDArray[np.bool_]:
-    """Which of the sorted keys are the latest of their consumer and stream, and later than all that the consumer's stream needed of
+    """Mask of the sorted keys that are the latest of their consumer and stream, and later than all that the consumer's stream needed of
     that stream before. Nothing else can be a wait."""
     rank, other, position = lanes.split(keys)
     latest = np.ones(len(keys), bool)

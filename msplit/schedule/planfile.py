@@ -37,10 +37,10 @@ MAX_BYTES = 256 << 20
 """Longest plan file: a million nodes with long names and as many waits."""
 
 KINDS = ("fused", "grouped", "fused and grouped", "columns", "library")
-"""Of groups; see `engines.cuda.options.SharedKernel`."""
+"""Keys of groups in a plan file; see `engines.cuda.options.SharedKernel`."""
 
 FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
-"""How to mend a plan."""
+"""Advice on a plan that does not fit."""
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ class Problem:
         return float(np.bincount(self.tie[tied], self.work_us[tied]).max(initial=0.0))
 
     def grouped(self, group: Ints) -> Problem:
-        """The same problem with groups of blocks as its blocks, for algorithms that want larger grains.
+        """This problem with groups of blocks as its blocks, for algorithms that want larger grains.
 
         Groups are numbered topologically, ``0..`` without gaps; contracting them must leave no cycle.
         """
@@ -286,7 +286,7 @@ def _ints(column: ArrayLike, count: int) -> Ints:
 def _together(
     group: NDArray[np.integer], count: int, time_us: Floats, share: Floats, bytes: Floats
 ) -> dict[str, Floats]:
-    """What the members of each group take: their times and bytes summed, and the mean of their shares by time."""
+    """Costs of each group: the times and bytes of its members summed, and the mean of their shares by time."""
     total, area, moved = (np.bincount(group, values, count) for values in (time_us, time_us * share, bytes))
     return {
         "time_us": total.astype(np.float64),
@@ -317,7 +317,7 @@ def _whole(
     costs: Costs,
     labels: Mapping[str, ArrayLike],
 ) -> dict[str, Any]:
-    """What pieces take, made of what their kernels do, and where these are."""
+    """Costs of pieces, from those of their kernels, and where these are."""
     time_us, moved = (np.where(launches, column, 0.0) for column in (costs.time_us, costs.bytes))
     found: dict[str, Any] = {
         **_together(piece, count, time_us, costs.share, moved),

@@ -17,7 +17,7 @@ from msplit.schedule.simulate import Evaluation, Simulation, evaluate
 
 
 def canonical(problem: Problem, stream: Ints) -> Ints:
-    """The same assignment, streams numbered without gaps: the one with the most work is 0, the others follow by their first blocks."""
+    """Canonical form of an assignment, without gaps: the stream with the most work is 0, the others follow by their first blocks."""
     _, first, number = np.unique(stream, return_index=True, return_inverse=True)
     if not len(first):
         return stream.astype(np.int32)
@@ -96,7 +96,7 @@ def merge_idle(problem: Problem, stream: Ints, simulation: Simulation) -> Ints:
 
 
 def _apart(simulation: Simulation, blocks: np.ndarray, others: np.ndarray) -> bool:
-    """Whether no block of one list runs while one of the other does. Both are sorted by time and run one after the other."""
+    """True if no block of one list runs while one of the other does. Both are sorted by time and run one after the other."""
     begun = np.searchsorted(simulation.start_us[others], simulation.end_us[blocks], "left")
     ended = np.searchsorted(simulation.end_us[others], simulation.start_us[blocks], "right")
     return bool((begun == ended).all())

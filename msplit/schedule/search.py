@@ -128,7 +128,7 @@ CANDIDATES_SHARE = 0.4
 
 
 class MeasuringDevice(Protocol):
-    """What runs candidates."""
+    """A device, real or simulated, that runs candidates."""
 
     def times(self, candidates: Sequence[PlanCandidate], rounds: int) -> Sequence[Sequence[float]]:
         """Seconds of a step: per candidate one median per round. In every round all run, in an order drawn anew. It stays built."""
@@ -139,17 +139,17 @@ class MeasuringDevice(Protocol):
         ...
 
     def memory(self, candidate: PlanCandidate) -> float:
-        """How many times the memory of one stream, of the same kernels, it needs at its highest; 1 where both are too small to matter."""
+        """Highest use of memory, as a multiple of that of one stream with the same kernels; 1 where both are too small to matter."""
         ...
 
     def describe(self) -> str:
-        """What measures, for people."""
+        """A description of the device, for people."""
         ...
 
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """What a search may use: seconds in all, so many streams, and memory, over one stream's. The seed is for what is drawn."""
+    """Limits of a search: seconds in all, so many streams, and memory, over one stream's. The seed is for what is drawn."""
 
     seconds: float = 20.0
     streams: int = 16
@@ -159,7 +159,7 @@ class SearchLimits:
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """What was found out about a candidate.
+    """Measurement of a candidate.
 
     Attributes:
         seconds: Median of its rounds, None if it was not measured.
@@ -186,7 +186,7 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         one: One stream of the first mode.
@@ -424,5 +424,5 @@ _TUNED = ", improved"
 
 
 def _ratio(old: Sequence[float], new: Sequence[float]) -> float:
-    """How many times faster the new one is, in paired rounds."""
+    """Speedup of the new one, in paired rounds."""
     return float(median(max(a, 1e-12) / max(b, 1e-12) for a, b in zip(old, new, strict=True)))

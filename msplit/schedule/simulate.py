@@ -1,4 +1,4 @@
-"""How long a plan takes: an event-driven model of a GPU that replays it.
+"""Simulates a plan: an event-driven model of a GPU that replays it.
 
 The kernels of one stream run in order. What runs at once shares three things: the SMs, the memory bandwidth and the rate at which
 the device starts kernels. Where more than all of one is asked for, everything that runs is slowed down by the same factor
@@ -40,7 +40,7 @@ from msplit.schedule.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What a plan does over time.
+    """A simulated run of a plan over time.
 
     Attributes:
         makespan_us: Of a step: until all streams have joined, and what every step takes whatever it runs. 0 where nothing runs.
@@ -184,7 +184,7 @@ SWITCHES: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("bandwidth", {"bandwidth": inf}),
     ("the step itself", {"step_us": 0.0}),
 )
-"""What is switched off, and the fields of `Machine` that do it. See there for what they mean."""
+"""Effects that can be switched off, and the fields of `Machine` that do it. See there for what they mean."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def breakdown(problem: Problem, plan: Plan) -> Breakdown:
 
 
 def keep_lanes(plan: Plan) -> Plan:
-    """The same plan recorded in another order: streams, their orders and the waits stay as they are.
+    """This plan recorded in another order: streams, their orders and the waits stay as they are.
 
     Kahn's algorithm over dependencies, stream orders and waits. Among ready nodes those come first whose recording lets no waiting
     stream lose its lane, in the order of the plan; a node that would make one lose it waits as long as anything else is ready.
@@ -357,7 +357,7 @@ LARGEST_VARIED = 5_000
 """Up to this many blocks. Above it one simulation has to do: the means of many blocks in a row hardly vary."""
 
 WAIT_PRICE = 0.1
-"""What a wait costs beside the time it takes, in `join_us`: the device has to send and receive a signal even where nobody is late."""
+"""Fixed cost of a wait beside the time it takes, in `join_us`: the device has to send and receive a signal even where nobody is late."""
 
 
 @dataclass(frozen=True, eq=False)

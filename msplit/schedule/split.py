@@ -50,7 +50,7 @@ class GpuSplit:
 
     @property
     def several(self) -> bool:
-        """Whether more than one GPU does something."""
+        """True if more than one GPU does something."""
         return len(np.unique(self.gpu)) > 1
 
 
@@ -119,7 +119,7 @@ def _by_bytes(table: BlockMemory) -> float:
 
 
 def _grouped(split: SplitProblem, group: Ints, streams: int) -> SplitProblem:
-    """The same with groups of blocks as its blocks, and one stream for each GPU in place of `streams`."""
+    """This problem with groups of blocks as its blocks, and one stream for each GPU in place of `streams`."""
     problem = split.blocks
     src, dst = problem.dag.src, problem.dag.dst()
     leaving = np.zeros(len(problem), np.bool_)
@@ -198,14 +198,14 @@ class _Lanes:
         return self.src[self.start[block] : self.start[block + 1]]
 
     def has_room(self, block: int, gpu: int) -> bool:
-        """Whether a GPU holds the weights that a block reads, or can."""
+        """True if a GPU holds the weights that a block reads, or can."""
         return self._more(block, gpu) <= self.room[gpu]
 
     def _more(self, block: int, gpu: int) -> float:
         return sum(self.split.weights[number].bytes for number in self.weights[block] if number not in self.held[gpu])
 
     def _arrives(self, block: int, gpu: int) -> float:
-        """When what a block makes is on a GPU."""
+        """Time at which the output of a block is on a GPU."""
         own = self.of[block] // self.streams
         if own == gpu or self.joints[block]:
             return self.finish[block]
@@ -222,7 +222,7 @@ class _Lanes:
         )
 
     def ends(self, block: int, lane: int) -> float:
-        """When a block would be over on a stream, and what is fetched of it on the first GPU."""
+        """Time at which a block would be over on a stream, and what is fetched of it on the first GPU."""
         fetched = self.split.fetched[block]
         return self._ends(block, lane) + (
             self.split.link.takes_us(fetched) if fetched > 0 and lane >= self.streams else 0.0
@@ -254,7 +254,7 @@ def _simulated(split: SplitProblem, name: str, lane: Ints, streams: int) -> GpuS
     joints = split.blocks.joints
 
     def on(held: BlockMemory, place: int) -> bool:
-        """Whether a GPU reads it. A joint runs nowhere, whatever stands for its GPU, and has no weights there."""
+        """True if a GPU reads it. A joint runs nowhere, whatever stands for its GPU, and has no weights there."""
         return any(gpu[block] == place for block in held.blocks if not joints[block])
 
     return GpuSplit(
@@ -276,7 +276,7 @@ _ALL = 20_000
 
 @dataclass(frozen=True, eq=False)
 class SplitJudgement:
-    """What a split is worth.
+    """Judgement of a split over GPUs: its simulated gain.
 
     Attributes:
         kind: ``nothing`` (no node launches a kernel), ``too large`` (the weights fit on no number of GPUs asked for), ``needed`` (they
@@ -295,12 +295,12 @@ class SplitJudgement:
 
     @property
     def helps(self) -> bool:
-        """Whether the model should be split."""
+        """True if the model should be split."""
         return self.kind in ("needed", "pays")
 
     @property
     def gain(self) -> float | None:
-        """How many times faster the split is than one GPU; None where one of the two is not to be had."""
+        """Speedup of the split over one GPU; None where one of the two is not to be had."""
         return None if self.one_us is None or self.best is None else self.one_us / self.best.makespan_us
 
 
@@ -340,7 +340,7 @@ def _one(split: SplitProblem, streams: int) -> float:
 
 
 def _told(found: GpuSplit, split: SplitProblem) -> str:
-    """What is where, and what crosses."""
+    """A text of what is on which GPU, and what crosses."""
     held = " and ".join(_size(bytes) for bytes in found.weights)
     tables = f" ({' and '.join(map(str, found.tables))} tables)" if split.tables else ""
     return f"{split.gpus} GPUs a step takes {found.makespan_us:.0f} µs, with {held} of weights{tables} and {_copies(found)} between them"

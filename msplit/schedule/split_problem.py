@@ -41,7 +41,7 @@ SMALL = 4096
 
 @dataclass(frozen=True)
 class GpuLink:
-    """What joins two GPUs of a host.
+    """The link between two GPUs of a host.
 
     Attributes:
         bytes_per_us: Of a copy, one way.
@@ -59,7 +59,7 @@ class GpuLink:
         return GpuLink(gpu.link_gbs * 1e3, gpu.link_us, gpu.other_gpu_us)
 
     def takes_us(self, bytes: float) -> float:
-        """How long a copy takes."""
+        """Time of a copy, µs."""
         return self.copy_us + bytes / self.bytes_per_us
 
 
@@ -107,12 +107,12 @@ class SplitProblem:
 
     @property
     def weight_bytes(self) -> float:
-        """Of all weights."""
+        """Bytes of all weights."""
         return sum(weight.bytes for weight in self.weights)
 
     @property
     def fits_one(self) -> bool:
-        """Whether one GPU holds all weights."""
+        """True if one GPU holds all weights."""
         return self.weight_bytes <= self.memory
 
     @staticmethod
@@ -226,7 +226,7 @@ Copies = dict[tuple[int, int], float]
 
 
 def copies_of(split: SplitProblem, gpu: Ints) -> Copies:
-    """What has to be copied.
+    """Copies between GPUs that a split needs.
 
     Args:
         gpu: Per block its GPU.
@@ -318,7 +318,7 @@ def _with_copies(split: SplitProblem, gpu: Ints, copies: Copies) -> Problem:
 
 
 class _Device:
-    """What runs on one GPU or link. All of it progresses at one rate, so that one virtual clock serves (see `schedule.simulate`)."""
+    """A GPU or link and the work on it, which progresses at one rate, so that one virtual clock serves (see `schedule.simulate`)."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -342,7 +342,7 @@ class _Device:
         return min(slowest, float(many)) if many > 1 else max(1.0, sms, bandwidth, issue)
 
     def ends(self) -> float:
-        """When the first of what runs ends."""
+        """Time at which the first of what runs ends."""
         return self.now + (self.running[0][0] - self.virtual) * self.rate() if self.running else inf
 
     def start(self, now: float, block: int, work: float, demand: tuple[float, ...]) -> None:
@@ -354,7 +354,7 @@ class _Device:
         heappush(self.running, (self.virtual + work, block))
 
     def end(self, demands: Sequence[tuple[float, ...]]) -> tuple[float, int]:
-        """When the first block ends, and which."""
+        """Time at which the first block ends, and which."""
         self.now = self.ends()
         self.virtual, block = heappop(self.running)
         if self.running:

@@ -80,7 +80,7 @@ def call(node: Node, state: InferenceState) -> FunctionShapes | None:
 
 
 def branch(node: Node, state: InferenceState) -> FunctionShapes | None:
-    """If and Case: what all branches have in common."""
+    """Conditionals (If, Case): the shapes that all branches have in common."""
     if "Case" in node.op:
         attributes = {f"branches[{index}]": item for index, item in enumerate(node.attr("branches", ()))}
     else:
@@ -123,7 +123,7 @@ def _joined_handle(first: Handle | None, second: Handle | None) -> Handle | None
 
 
 def _grown_handle(before: Handle | None, after: Handle | None) -> Handle | None:
-    """What a loop carries: an element shape that the first iteration teaches is kept, one that changes is not."""
+    """Handle that a loop carries: an element shape that the first iteration teaches is kept, one that changes is not."""
     if before is None or after is None:
         return None
     shape = after.shape
@@ -267,7 +267,7 @@ handle_function("VarHandleOp")(lambda node: (Handle(node.attr("shape")),))
 
 @handle_function("Merge", "RefMerge")
 def passed_first(node: Node) -> Sequence[Handle | None]:
-    """What the first input that refers to something refers to."""
+    """Handle of the first input that refers to something."""
     return (next((handle for handle in node.handles if handle is not None), None),)
 
 
@@ -293,7 +293,7 @@ def unstacked_list(node: Node) -> Sequence[Handle | None]:
 
 @handle_function("TensorListSetItem", "TensorListPushBack", "TensorListResize", "TensorListPopBack")
 def changed_list(node: Node) -> Sequence[Handle | None]:
-    """The same list with one element more, less or other."""
+    """This list with one element more, less or other."""
     if node.op == "TensorListSetItem":
         return (Handle(merge(node.element(), node.shape(2)), node.length()),)
     if node.op == "TensorListPushBack":

@@ -179,7 +179,7 @@ def trip_count(graph: Graph, condition: TensorId, counted: Counted) -> int | Non
 
 
 def trips_between(start: float | None, limit: float | None, step: float | None) -> int | None:
-    """How often a step is taken from a start until a limit is reached.
+    """Count the steps from a start until a limit is reached.
 
     None where one of them is not known, nothing ends the loop, or the step is a fraction: the counter is rounded then.
     """
@@ -197,7 +197,7 @@ def single(value: Value | None) -> float | None:
 
 
 def added(graph: Graph, result: Result, tensor: TensorId, counter: int, *passed: str) -> float | None:
-    """What is added to a counter, a node, to give a tensor; None where that is not known, or not all that is done.
+    """The number that is added to a counter, a node, to give a tensor; None where that is not known, or not all that is done.
 
     Ops of `passed` hand the counter on, as Identity does.
     """
@@ -215,7 +215,7 @@ def number(graph: Graph, result: Result, tensor: TensorId) -> float | None:
 
 
 def behind(graph: Graph, tensor: TensorId, *more: str) -> TensorId:
-    """What Identities, and nodes of more ops, hand on."""
+    """The tensor behind Identities, and nodes of more ops."""
     while (op := graph.ops[tensor[0]]) == "Identity" or op in more:
         inputs = graph.inputs(tensor[0])
         if not inputs:
@@ -225,7 +225,7 @@ def behind(graph: Graph, tensor: TensorId, *more: str) -> TensorId:
 
 
 def runs_in_loops(flat: FlatGraph, result: Result) -> Floats | None:
-    """How often each node runs in a step because of the loops of TensorFlow 1 that it is in.
+    """Runs of each node in a step because of the loops of TensorFlow 1 that it is in.
 
     That is the product of the trip counts of the loops around it, NaN where one of them is not known. None: each node runs once.
     """
@@ -345,7 +345,7 @@ def infer(
 def inferred(
     flat: FlatGraph, batch: int | None, shapes: Mapping[str, tuple[int | None, ...]] | None
 ) -> tuple[Result, list[str]]:
-    """The same as `infer` with all that was found on the way, known values above all; and what was taken for granted.
+    """As `infer`, with all that was found on the way, known values above all; and what was taken for granted.
 
     Raises:
         MsplitError: As `infer`.

@@ -49,7 +49,7 @@ UNKNOWN_OUTPUT: Outputs = (None,)
 
 
 class Handle:
-    """What a resource or variant tensor refers to.
+    """Data behind a resource or variant tensor: the variable, list or array that it refers to.
 
     Attributes:
         shape: Shape of the variable, or of one element of a tensor list or tensor array.
@@ -157,7 +157,7 @@ class Node:
         return unsized(vector[0]) if vector and (vector[0] or 0) <= MAX_RANK else None
 
     def handle(self, index: int = 0) -> Handle | None:
-        """What an input refers to, or None."""
+        """The data behind an input that is a handle, or None."""
         return self.handles[index] if index < len(self.handles) else None
 
     def element(self) -> Shape:
@@ -179,7 +179,7 @@ def shape_text(shape: Sequence[int | None]) -> str:
 ShapeFunction = Callable[[Node], Outputs]
 
 HandleFunction = Callable[[Node], "Sequence[Handle | None]"]
-"""What the outputs of a node refer to."""
+"""By op, the function that gives the handles of its outputs."""
 
 SHAPE_FUNCTIONS: dict[str, ShapeFunction] = {}
 HANDLE_FUNCTIONS: dict[str, HandleFunction] = {}
@@ -240,7 +240,7 @@ def unsized(rank: int | None) -> Shape:
 
 
 def known(shape: Shape) -> TypeGuard[tuple[int, ...]]:
-    """Whether the rank and all sizes are known."""
+    """True if the rank and all sizes are known."""
     return shape is not None and None not in shape
 
 
@@ -281,12 +281,12 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def merge_dim(first: int | None, second: int | None) -> int | None:
-    """What two statements about one size say together."""
+    """Merge two statements about one size."""
     return second if first is None else first
 
 
 def merge(first: Shape, second: Shape) -> Shape:
-    """What two statements about one shape say together; the first wins where they contradict each other."""
+    """Merge two statements about one shape; the first wins where they contradict each other."""
     if first is None:
         return second
     if second is None or len(first) != len(second) or None not in first:
@@ -295,7 +295,7 @@ def merge(first: Shape, second: Shape) -> Shape:
 
 
 def join(first: Shape, second: Shape) -> Shape:
-    """What holds of a tensor that has either one shape or the other."""
+    """Join the shapes of a tensor that has either one or the other."""
     if first == second:
         return first
     if first is None or second is None or len(first) != len(second):
@@ -340,7 +340,7 @@ def itemsize(dtype: str) -> int:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether arithmetic on it is floating-point."""
+    """True if arithmetic on it is floating-point."""
     return dtype.startswith(("float", "bfloat", "complex"))
 
 

@@ -1,4 +1,4 @@
-"""What a pass over a graph finds of its tensors, what passes over it and its functions share, and the ops that run functions."""
+"""Results of a pass over a graph: shapes and values of its tensors, the state that passes share, and the ops that run functions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_NESTING = 64
 """Functions inside functions that are walked."""
 
 CONTRADICTION = (ValueError, IndexError, TypeError, KeyError, AttributeError, ArithmeticError, LoadError)
-"""What a shape function raises on a node that contradicts itself: its outputs then count as unknown."""
+"""Errors that a shape function raises on a node that contradicts itself: its outputs then count as unknown."""
 
 
 def key_of(node: int, port: int) -> Key:
@@ -43,7 +43,7 @@ def key_of(node: int, port: int) -> Key:
 
 @dataclass(frozen=True)
 class Bound:
-    """What is known about an argument or a result of a function at a call.
+    """Facts about an argument or a result of a function at a call.
 
     Attributes:
         shape: Its shape.
@@ -58,7 +58,7 @@ class Bound:
 
 @dataclass(eq=False)
 class Result:
-    """What a pass found.
+    """Result of a pass.
 
     Attributes:
         outputs: Shapes of the outputs of each node.
@@ -103,7 +103,7 @@ class Result:
 
 @dataclass(eq=False)
 class InferenceState:
-    """What passes share.
+    """State that passes share.
 
     Attributes:
         functions: The library.
@@ -132,7 +132,7 @@ class InferenceState:
         return self.nodes >= 0 and len(self.active) < MAX_NESTING
 
     def may_follow(self, size: int) -> bool:
-        """Whether a value of a number of elements may be followed; takes them from what is left."""
+        """True if a value of a number of elements may be followed; takes them from what is left."""
         if size <= LARGE:
             return True
         if size > min(LIMIT, self.elements):
@@ -143,7 +143,7 @@ class InferenceState:
 
 @dataclass(frozen=True)
 class FunctionShapes:
-    """What a node that runs functions gives.
+    """Shapes of a node that runs functions.
 
     Attributes:
         outputs: What is known about each of its outputs.

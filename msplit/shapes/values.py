@@ -70,13 +70,13 @@ def scalar_value(size: int | None) -> Value:
 
 
 def missing(value: Value) -> NDArray[np.bool_]:
-    """Which elements are unknown."""
+    """Mask of the elements that are unknown."""
     result: NDArray[np.bool_] = np.isnan(value) if value.dtype.kind == "f" else value == UNKNOWN
     return result
 
 
 def _fit(*operands: Value) -> bool:
-    """Whether what operands broadcast to is small enough to be followed."""
+    """True if what operands broadcast to is small enough to be followed."""
     if math.prod(operand.size for operand in operands) <= LIMIT:
         return True
     return math.prod(np.broadcast_shapes(*(operand.shape for operand in operands))) <= LIMIT

@@ -25,7 +25,7 @@ FREE_OUTPUTS = 16
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How an op is inferred."""
+    """Recipe for inferring an op."""
 
     same: bool
     binary: bool
@@ -173,7 +173,7 @@ class _Walk:
         return self.readers[node] + FREE_OUTPUTS + self.state.outputs
 
     def has_value(self, first: int, end: int) -> bool:
-        """Whether the values of all inputs, given as edges, are known."""
+        """True if the values of all inputs, given as edges, are known."""
         values = self.result.values
         for edge in range(first, end):
             source, place = self.src[edge], self.port[edge]

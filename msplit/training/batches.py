@@ -82,7 +82,7 @@ def fitting(feeds: Feeds, specs: Specs, where: str) -> None:
 
 
 def matches(shape: Sequence[int], wanted: Sequence[int | None] | None) -> bool:
-    """Whether a shape is one that the graph takes."""
+    """True if a shape is one that the graph takes."""
     if wanted is None:
         return True
     return len(shape) == len(wanted) and all(w is None or w == s for w, s in zip(wanted, shape, strict=True))
@@ -98,7 +98,7 @@ def rows_of(feeds: Feeds, specs: Specs) -> int:
 Item = TypeVar("Item")
 
 DEPTH = 2
-"""How many are ready at most."""
+"""Most items that are ready at a time."""
 
 _END = ("end", None)
 
@@ -110,7 +110,7 @@ _LAST_WORD = 5.0
 
 
 class Prefetched(Iterator[Item]):
-    """The same items in the same order, made by a thread, up to `depth` of them before they are asked for.
+    """Items of an iterator in their order, made by a thread, up to `depth` of them before they are asked for.
 
     Close it to end the thread early. What the items raise is raised here, in its place among them.
     """

@@ -46,7 +46,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, eq=False)
 class CheckpointContents:
-    """What a checkpoint holds.
+    """Content of a checkpoint.
 
     Attributes:
         state: Values by variable, as `initial_state` names them; without those that only a checkpoint of msplit's has.
@@ -82,7 +82,7 @@ def write(model: Model, saved: CheckpointContents, path: Path, *, force: bool = 
 
 
 def _objects(model: Model) -> Any:
-    """What the model's own checkpoint says of its objects; None where it says nothing."""
+    """Objects that the model's own checkpoint lists; None where it says nothing."""
     if not model.is_saved_model:
         return None
     try:
@@ -127,14 +127,14 @@ def read(model: Model, variables: Sequence[str], needed: Collection[str], path: 
 
 
 def global_step(model: Model, state: Mapping[str, NDArray[Any]]) -> int | None:
-    """What the global step of a graph of TensorFlow 1 says, if it has one of that name."""
+    """Value of the global step of a graph of TensorFlow 1, if it has one of that name."""
     value = state.get("global_step")
     return int(value) if value is not None and value.shape == () and value.dtype.kind in "iu" else None
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What the file ``checkpoint`` of a folder says.
+    """Content of the file ``checkpoint`` of a folder.
 
     Attributes:
         latest: The last checkpoint that is there: the beginning of its files' names. None where there is none.
@@ -237,7 +237,7 @@ def _remove(path: Path) -> None:
 
 
 def _left(folder: Path, name: str) -> list[Path]:
-    """What killed processes have left of checkpoints of this name: files with temporary names, and data without an index."""
+    """Leftovers of killed processes: files of checkpoints of this name with temporary names, and data without an index."""
     data = re.compile(rf"({re.escape(name)}-\d+)\.data-\d{{5}}-of-\d{{5}}")
     found = [(path, data.fullmatch(path.name)) for path in sorted(folder.iterdir())]
     without = [path for path, match in found if match and not _is_there(folder / match[1])]

@@ -41,7 +41,7 @@ _FIX = "give an .npz with one array per input, TFRecords (*.tfrecord), or module
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How data become batches.
+    """Options of batching.
 
     Attributes:
         batch: Rows of a batch. What is left over at the end of an epoch is left out.
@@ -310,7 +310,8 @@ def _without_rest(batches: Iterator[Feeds], specs: Specs) -> Iterator[Feeds]:
 
 
 def _function(source: str, specs: Specs, how: BatchOptions) -> Data:
-    """What a function gives: an iterable of batches, which is an epoch; it is called anew for each. Of `batch`, `seed`, `epoch` and `start`
+    """The data that a function gives: an iterable of batches, which is an epoch; it is called anew for each. Of `batch`, `seed`, `epoch`
+    and `start`
     (how many batches went before) it is told what it takes. Where it takes no `start`, what went before is gone through and dropped.
     A last batch with fewer rows is what is left over of an epoch."""
     make = imported(source, "that returns an iterable of batches")
@@ -341,7 +342,7 @@ def _function(source: str, specs: Specs, how: BatchOptions) -> Data:
 
 
 def shards_of(specs: Specs, size: int) -> Shards | None:
-    """How a batch of these inputs is split: along the first dimension, where the graph leaves it open; where it leaves none open, along
+    """Split of a batch of these inputs: along the first dimension, where the graph leaves it open; where it leaves none open, along
     that of the first input and of all that are as long. None where there is one process.
 
     Raises:
@@ -370,7 +371,7 @@ def whole(specs: Specs, shards: Shards | None) -> Specs:
 
 
 def part(data: Data, shards: Shards | None, rank: int) -> Data:
-    """The same data, of which each batch is the rows of one process: the first ones are the first process's."""
+    """These data, of which each batch is the rows of one process: the first ones are the first process's."""
     if shards is None:
         return data
 

@@ -1,4 +1,4 @@
-"""Which processes train together: what torchrun, TensorFlow's TF_CONFIG, a ClusterSpec or options say of hosts and ranks.
+"""Processes that train together: torchrun's, TF_CONFIG's, a ClusterSpec's or the options' hosts and ranks.
 
 Starts one process per GPU of this host, and ends all when one of them has ended otherwise than well.
 """
@@ -344,5 +344,5 @@ def _passed_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[Callable[
 
 
 def own_command() -> list[str]:
-    """What this process was started with, as a command."""
+    """The command that this process was started with."""
     return [sys.executable, "-m", "msplit", *sys.argv[1:]]

@@ -24,14 +24,14 @@ from msplit.training.data import Data
 from msplit.training.trainer import Arrays, Fetched, Trainer
 
 NAME = "model"
-"""What the files of checkpoints are called, before their steps."""
+"""Name of the files of checkpoints, before their steps."""
 
 _SECONDS_TOLD = 0.5
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How to train.
+    """Settings of a training.
 
     Attributes:
         steps: Train up to so many steps, those before a resumed checkpoint included; None: to the end of the data.
@@ -59,7 +59,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
-    """What came of a training.
+    """Result of a training.
 
     Attributes:
         before: Steps that were run before, which a checkpoint says.
@@ -116,7 +116,7 @@ def train(
 
 
 def _begin_alike(trainer: Trainer, data: Data, settings: TrainSettings) -> tuple[int, Path | None]:
-    """The same on all who train together. The folder is the first one's, which others need not see: its variables become theirs."""
+    """Begin alike on all who train together. The folder is the first one's, which others need not see: its variables become theirs."""
     world = trainer.world
     position, saved = _begin(trainer, data, settings) if world.rank == 0 else (0, None)
     position, trainer.steps, last = world.share((position, trainer.steps, None if saved is None else str(saved)))
@@ -258,7 +258,7 @@ class _Training:
 
 
 def _not_finite(names: tuple[str, ...], fetched: Fetched) -> str:
-    """What is to be said of the loss where it is no finite number; "" where it is one."""
+    """Message about a loss that is no finite number; "" where it is one."""
     for name in names:
         value = fetched.values[name]
         if value.dtype.kind == "f" and not np.isfinite(value).all():

@@ -62,7 +62,7 @@ class World:
     _interval: int = field(default=1, repr=False)
 
     def share(self, value: Any = None) -> Any:
-        """What the first process gives, plain data, on all of them.
+        """Share plain data of the first process with all of them.
 
         Raises:
             RankLost: It does not answer.
@@ -78,7 +78,7 @@ class World:
             return json.loads(self._store.get(key))
 
     def agree(self, wants: bool) -> bool:
-        """Whether to end, since one of them wants to: the same answer on all, which all ask before every step. To ask the others takes
+        """True if to end, since one of them wants to: the same answer on all, which all ask before every step. To ask the others takes
         time, so it is done five times a second."""
         if self.size == 1:
             return wants
@@ -267,7 +267,7 @@ class _Watch:
             os._exit(2)
 
     def wait(self) -> str:
-        """Which other one ended, and why, once that is known; "" where nobody says so."""
+        """The process that ended, and why, once that is known; "" where nobody says so."""
         self._waits = True
         self._known.wait(_REASON)
         return self.reason

@@ -51,7 +51,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Fetched:
-    """What a step gave.
+    """Result of a step.
 
     Attributes:
         step: Its number: how many steps were run by then, itself included.
@@ -91,7 +91,7 @@ def to_train(
 
 
 def _writes(graph: Graph) -> bool:
-    """Whether a graph changes a variable, itself or in the conds, loops and other functions that it calls."""
+    """True if a graph changes a variable, itself or in the conds, loops and other functions that it calls."""
     waiting, seen = [graph], set[str]()
     while waiting:
         inside = waiting.pop()

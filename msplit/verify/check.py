@@ -44,7 +44,7 @@ Compared = Callable[..., ModelComparison]
 
 @dataclass(frozen=True, eq=False)
 class Verification:
-    """How variants are verified: on inputs that `fresh` makes from a seed and, if there is one, against a reference.
+    """Settings of verification: on inputs that `fresh` makes from a seed and, if there is one, against a reference.
 
     `computed` is as `Reference` has it. `rounding` is, for those that are held to it, as `compare` has it. Where it is `proved` that the
     rewritten graph does what it did op by op, only streams and kernels are left to verify.
@@ -84,7 +84,7 @@ def seconds_of(sums: Sums) -> float:
 
 
 UNCHANGED = "the graph op by op"
-"""What runs of our engine without any rewriting is called where TensorFlow is not asked."""
+"""Name of runs of our engine without any rewriting, where TensorFlow is not asked."""
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def rebuild(running: Sequence[Running], how: Verification) -> None:
 
 
 def _partners(variants: Sequence[Variant]) -> list[str | None]:
-    """What each variant's outputs are held against: what it names, or its engine's first variant on one stream."""
+    """Partner that each variant's outputs are held against: the one it names, or its engine's first variant on one stream."""
     labels = [variant.label for variant in variants]
     if len(set(labels)) != len(labels) or not labels:
         raise ValueError(f"variants need labels of their own, not {labels}")
@@ -148,8 +148,8 @@ def _partners(variants: Sequence[Variant]) -> list[str | None]:
 
 
 def _verify_in_ieee(running: Sequence[Running], how: Verification) -> bool:
-    """Where the measured precision is TF32, checks everything once in IEEE float32 and its tight tolerance first, or the given one. Whether
-    there was memory for all side by side, as far as that was tried.
+    """Check, if the measured precision is TF32, everything once in IEEE float32 and its tight tolerance first, or the given one.
+    True if there was memory for all side by side, as far as that was tried.
 
     That builds everything twice. So where what runs is to be ready at once, it is only done of the last, launch by launch, with special
     inputs.
@@ -249,13 +249,13 @@ def _built_in_turn(strict: Sequence[Running], how: Verification) -> Iterator[Run
 
 
 def _seeds(settings: Settings) -> range:
-    """Of the inputs that variants are held against each other on."""
+    """Seeds of the inputs that variants are held against each other on."""
     return range(settings.seed + 1, settings.seed + 1 + settings.verify_inputs)
 
 
 def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Mapping[str, float]]:
-    """How far rounding alone puts the outputs of variants in TF32 or half precision on one GPU: what float32 gives with what they read and
-    give rounded as they do, beside IEEE float32.
+    """Distance by which rounding alone moves the outputs of variants in TF32 or half precision on one GPU: what float32 gives with what
+    they read and give rounded as they do, beside IEEE float32.
 
     Not of what is to be ready at once, not of steps that change variables, which carry rounding on from one to the next, and not where the
     user gives a tolerance.
@@ -278,7 +278,7 @@ def _rounding(running: Sequence[Running], how: Verification) -> dict[Variant, Ma
 
 
 def _precision(variant: Variant) -> Precision:
-    """What a variant is computed in: on a CPU never in TF32, as far as its engine tells before it is built where it will run."""
+    """Precision that a variant is computed in: on a CPU never in TF32, as far as its engine tells before it is built where it will run."""
     engine, job = variant.engine, variant.job
     on_cpu = engine.device(job).upper().startswith("CPU")
     if job.precision.ieee and job.tensorflow.cluster is not None and not on_cpu:
@@ -377,7 +377,7 @@ def _in_lock_step(
     how: Verification,
     compared: Compared,
 ) -> dict[Pair, ModelComparison]:
-    """What the outputs of all are, step by step, on the same inputs: the first comparison that fails, or else that of the first step.
+    """Compare the outputs of all, step by step, on the same inputs: the first comparison that fails, or else that of the first step.
 
     With variables the second step is another variant's only as far as what the first learned is. So where its outputs differ, its partner
     takes the steps again, to tell how much of that is rounding.

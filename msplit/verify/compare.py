@@ -37,8 +37,8 @@ They are for what nobody has emulated (see `ROOM`). It was 0.037 in float16 and 
 """
 
 ROOM = 3.0
-"""How many times as far as rounding alone puts an output it may be: right kernels, which sum in another order and leave some roundings out,
-were 0.93 to 1.28 times as far in six samples in half precision, in all kernel modes, and TensorFlow's 0.76 to 1.1 times in TF32
+"""Most distance of an output, as a multiple of that by rounding alone: right kernels, which sum in another order and leave some roundings
+out, were 0.93 to 1.28 times as far in six samples in half precision, in all kernel modes, and TensorFlow's 0.76 to 1.1 times in TF32
 (`benchmarks/notes/probes/rounding.txt`); what cuts bits off where TF32 rounds was 1.2 to 14 times."""
 
 _MANY = 64
@@ -51,7 +51,7 @@ chance."""
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """How one output compares.
+    """Comparison of one output.
 
     A number passes where ``|got - expected| <= tolerance * (|expected| + scale)``; the scale is the root mean square of
     the expected output's finite values, without sentinels such as the -1e9 of masked logits for what is none, so that a value near zero is
@@ -115,13 +115,13 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """How all outputs compare."""
+    """Comparison of all outputs."""
 
     outputs: tuple[OutputComparison, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether every output does."""
+        """True if every output does."""
         return all(output.passed for output in self.outputs)
 
     @property
@@ -130,7 +130,7 @@ class ModelComparison:
         return max((output.needed for output in self.outputs), default=0.0)
 
     def describe(self) -> str:
-        """What fails, a line per output; empty where nothing does."""
+        """Failures, a line per output; empty where nothing fails."""
         return "\n".join(escape.line(output.describe()) for output in self.outputs if not output.passed)
 
     def to_dict(self) -> dict[str, Any]:
@@ -251,25 +251,25 @@ def _compare_variable(name: str, got: NDArray[Any], expected: NDArray[Any], tole
 
 
 def _as_a_whole(one: OutputComparison) -> OutputComparison:
-    """The same by the distance of all elements, where NaN and infinities are as expected."""
+    """Verdict by the distance of all elements, where NaN and infinities are as expected."""
     if one.exact or one.note or not np.isfinite(one.needed):
         return one
     return replace(one, needed=one.distance, passed=one.distance <= one.tolerance, as_a_whole=True)
 
 
 def _within(one: OutputComparison, most: float) -> OutputComparison:
-    """The same, refused where all elements together are further away than that."""
+    """This comparison, refused where all elements together are further away than that."""
     if one.exact or one.elements < _MANY or not one.passed or one.distance <= most:
         return one
     return replace(one, passed=False, needed=one.distance, tolerance=most, as_a_whole=True)
 
 
 _ONE_EXAMPLE = 5e-2
-"""How far a variable may be after a step in which a ReLU let another example through: 0.011 was seen, of slots of a layer 128 wide."""
+"""Most distance of a variable after a step in which a ReLU let another example through: 0.011 was seen, of slots of a layer 128 wide."""
 
 
 def best_of(comparisons: Sequence[ModelComparison]) -> ModelComparison:
-    """What the same step from the same variables on several inputs says of them together: see `compare_state`.
+    """Join comparisons of the same step from the same variables on several inputs: see `compare_state`.
 
     What computes wrongly does so on every input. Where one input of a ReLU rounds to the other side of zero, another does not: so it is
     enough that a variable passes once, where it is never further away than one example of the batch can move it.
@@ -293,10 +293,10 @@ _STATE = {
 far rounding carries. The latter are some ten times what rounding does to an activation."""
 
 _ROUNDING = 3.0
-"""How many times what moved values did to a variable its distance may be."""
+"""Most distance of a variable, as a multiple of what moved values did to it."""
 
 _MOVES = 5
-"""How often values are moved to learn what that does to an output, which may be a single number."""
+"""Number of times that values are moved to learn what that does to an output, which may be a single number."""
 
 
 def state_tolerances(
@@ -308,7 +308,7 @@ def state_tolerances(
     precision: Precision,
     tolerance: float | None = None,
 ) -> dict[str, float]:
-    """How far each variable may be from another computation of the same steps, relative to its root mean square.
+    """Tolerance of each variable against another computation of the same steps, relative to its root mean square.
 
     That is a tolerance of the type, or three times what the steps themselves make of values to begin with that are moved by little more
     than rounding, or of the same values again, whichever is most. Adam, for one, moves a weight whose gradient is zero but for rounding by
@@ -361,7 +361,7 @@ def least_state_tolerances(
 def output_tolerances(
     state: Arrays, expected: Arrays, stepped: Callable[[Arrays], Arrays], *, precision: Precision
 ) -> dict[str, float]:
-    """How far the outputs of the last of several steps that train may be from another computation's, as `compare` measures it.
+    """Tolerances of the outputs of the last of several steps that train against another computation's, as `compare` measures it.
 
     What rounding does in one step the next one learns from: a loss is that of other variables by then. As with `state_tolerances`, it
     is three times what the same steps give when they are repeated, or begin with values that are moved by little more than rounding; these

@@ -1,4 +1,4 @@
-"""Which ops stay in float32 so that half precision keeps within an error that the user allows.
+"""Ops that stay in float32 so that half precision keeps within an error that the user allows.
 
 What an op's rounding does to the outputs is learned from steps in which only a few ops are in half precision. Then ops return to it,
 those first that do the least for the time that they save, as long as every output stays within the bound.
@@ -26,7 +26,7 @@ MOST = 32
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """What was chosen.
+    """Choice of the ops that are in half precision.
 
     Attributes:
         most: The largest error that was allowed.
@@ -48,7 +48,7 @@ class MixedPrecision:
 
     @property
     def holds(self) -> bool:
-        """Whether the bound is kept. Where it is not, all ops are in float32, and that is too far away already."""
+        """True if the bound is kept. Where it is not, all ops are in float32, and that is too far away already."""
         return self.error <= self.most
 
 
@@ -95,7 +95,7 @@ def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress 
 
 
 def emulated_errors(job: Job, inputs: Sequence[Arrays]) -> dict[str, float]:
-    """How far from IEEE float32 each output of a job in half precision, or in TF32, is where its ops compute in float32, and only round as
+    """Error against IEEE float32 of each output of a job in half precision, or in TF32, if its ops compute in float32, and only round as
     they do; the root mean square over several inputs.
 
     Raises:
@@ -118,7 +118,7 @@ def _plain(job: Job) -> Job:
 
 
 def errors_of(got: Sequence[Arrays], expected: Sequence[Arrays]) -> dict[str, float]:
-    """How far each output is from what is expected, over all inputs; infinite where no tolerance would do, as for integers that differ."""
+    """Error of each output against the expected one, over all inputs; infinite where no tolerance would do, as for integers that differ."""
     found: dict[str, float] = {}
     for one, other in zip(got, expected, strict=True):
         for output in compare(one, other).outputs:

@@ -1,4 +1,4 @@
-"""What a bench gives: plain data that reports print and JSON keeps.
+"""Results of a bench: plain data that reports print and JSON keeps.
 
 Variants of a model, and what is known of each while it is built, verified and measured.
 """
@@ -23,7 +23,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure.
+    """Settings of measuring.
 
     Attributes:
         duration: Seconds of measuring, all variants together.
@@ -79,7 +79,7 @@ class OutputCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether the outputs agree."""
+        """True if the outputs agree."""
         return self.comparison.passed
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class OutputCheck:
 
 @dataclass(frozen=True)
 class VariantResult:
-    """What is known of one variant.
+    """Result of one variant.
 
     Attributes:
         streams: Streams that do something.
@@ -127,7 +127,7 @@ class VariantResult:
 
     @property
     def failed(self) -> bool:
-        """Whether its outputs are wrong."""
+        """True if its outputs are wrong."""
         return not all(check.passed for check in self.checks)
 
     def ratio_over(self, label: str, clock: str = "host") -> Ratio | None:
@@ -176,11 +176,11 @@ class BenchResult:
 
     @property
     def failed(self) -> bool:
-        """Whether the outputs of a variant are wrong: the run must exit with 1."""
+        """True if the outputs of a variant are wrong: the run must exit with 1."""
         return any(variant.failed for variant in self.variants)
 
     def describe_failures(self) -> str:
-        """What is wrong with which variant, a line per output; empty where nothing is."""
+        """Failures of variants, a line per output; empty where nothing is wrong."""
         return "\n".join(
             f"{variant.label} against {check.against} ({check.precision}): {line}"
             for variant in self.variants
@@ -273,17 +273,17 @@ class Running:
 
     @property
     def passed(self) -> bool:
-        """Whether its outputs are right, as far as they were checked."""
+        """True if its outputs are right, as far as they were checked."""
         return all(check.passed for check in self.checks)
 
     @property
     def alive(self) -> bool:
-        """Whether it is built and right."""
+        """True if it is built and right."""
         return self.executable is not None and self.passed
 
     @property
     def running(self) -> Executable:
-        """What is built.
+        """The executable that was built.
 
         Raises:
             EngineError: Nothing is.
@@ -353,7 +353,7 @@ class Running:
 
     @property
     def can_step(self) -> bool:
-        """Whether there is anything to step on."""
+        """True if there is anything to step on."""
         return self.executable is not None or self.answers is not None
 
     def save_state(self) -> Arrays:

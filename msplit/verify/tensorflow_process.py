@@ -47,7 +47,7 @@ LONGEST = 600.0
 
 @dataclass(frozen=True, eq=False)
 class JobSpec:
-    """What it is to run: a `Job`, of which the graph does not travel, but where its model is and what was chosen of it."""
+    """Request to the process: a `Job`, of which the graph does not travel, but where its model is and what was chosen of it."""
 
     model: Path
     choice: ReadOptions
@@ -66,15 +66,15 @@ class OwnProcess(Engine):
     name: str = TENSORFLOW.name
 
     def unavailable(self) -> str | None:
-        """See `Engine`."""
+        """Reason why it can not run here, as `Engine` says."""
         return TENSORFLOW.unavailable()
 
     def device(self, job: Job) -> str:
-        """See `Engine`."""
+        """Name of the device."""
         return TENSORFLOW.device(job)
 
     def build(self, job: Job) -> Executable:
-        """See `Engine`. What is built has the clock of its process.
+        """Build a job, as `Engine` says. What is built has the clock of its process.
 
         Raises:
             EngineError: There is no GPU, so that none of these options means anything; or it can not run there.
@@ -117,12 +117,12 @@ class Elsewhere(Executable):
         return told(self._process.receive())
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
-        """See `Executable`."""
+        """Run a step, as `Executable` says."""
         outputs: dict[str, NDArray[Any]] = self._ask("step", dict(feeds))
         return outputs
 
     def times(self, count: int) -> list[float]:
-        """See `Executable`."""
+        """Time steps."""
         found: list[float] = self._ask("times", count)
         return found
 
@@ -134,16 +134,16 @@ class Elsewhere(Executable):
         """None: the stock runtime does not tell a step's time on the device."""
 
     def facts(self) -> Mapping[str, Any]:
-        """What is known of the run."""
+        """Facts of the run."""
         return dict(self._facts)
 
     def save_state(self) -> Arrays:
-        """See `Executable`."""
+        """Values of the variables."""
         state: Arrays = self._ask("save")
         return state
 
     def load_state(self, state: Arrays) -> None:
-        """See `Executable`."""
+        """Set the variables."""
         self._ask("load", dict(state))
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ def variables_of(flat: FlatGraph) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _of_checkpoint(flat: FlatGraph, needed: Sequence[str], names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
-    """What the checkpoint of the model holds; None where it has none, or not all that the graph needs."""
+    """Values in the checkpoint of the model; None where it has none, or not all that the graph needs."""
     model = flat.model
     if not model.is_saved_model and not Path(f"{model.path.with_suffix('')}.index").is_file():
         return None

@@ -71,7 +71,7 @@ def test_text_with_inf_and_nan(tmp_path: Path) -> None:
 def test_large_text_warns_that_it_is_slow(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msplit.formats.sniffer._SLOW_TEXT_BYTES", 10)
+    monkeypatch.setattr("msplit.formats.wire._SLOW_TEXT_BYTES", 10)
     (tmp_path / "m").write_text('node { name: "a" op: "NoOp" }')
     formats.read(tmp_path / "m")
     assert "takes a while" in caplog.text

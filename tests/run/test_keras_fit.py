@@ -278,9 +278,9 @@ QUIET = """
 import numpy as np
 import msplit
 from msplit import api
-from msplit.samples.layers import Builder
+from msplit.samples.layers import ModelBuilder
 
-Builder(0, 4)
+ModelBuilder(0, 4)
 import keras
 
 model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(4)])

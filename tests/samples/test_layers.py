@@ -144,7 +144,7 @@ def test_a_type_without_a_generator_is_an_error_that_names_the_node():
 
 def test_filling_needs_no_tensorflow():
     code = (
-        "import sys; from msplit import samples; from msplit.opset import proto; g = proto.graph_pb2.GraphDef();"
+        "import sys; from msplit import samples; from msplit.opset import schema; g = schema.graph_pb2.GraphDef();"
         "samples.fill(samples.strip(g));"
         "sys.exit('tensorflow' in sys.modules and hasattr(sys.modules['tensorflow'], 'constant') or 'keras' in sys.modules)"
     )

@@ -1,4 +1,4 @@
-"""Whether rows are independent: `independent_rows`, a proof on the graph.
+"""Proof that the rows of a batch are independent, on the graph: `independent_rows`.
 
 A step may take rows of several requests at once, or a batch that was padded, if row r of every output depends on row r of the inputs
 alone, and the same is done to it whatever other rows there are and however many. What does not follow from the rules of known ops

@@ -78,11 +78,11 @@ def size(view: View) -> RowState:
 rule("Rank", sizes=ANY)(lambda view: FIXED)
 
 ARITHMETIC: dict[str, Decide] = {}
-"""What ops make of numbers that depend on the number of rows; filled below."""
+"""By op, the function that computes its result from numbers that depend on the number of rows; filled below."""
 
 
 def arithmetic(view: View) -> RowState | list[RowState]:
-    """What an op makes of numbers that depend on the number of rows.
+    """Apply an op to numbers that depend on the number of rows.
 
     Raises:
         Mixes: Something else than such numbers.
@@ -187,7 +187,7 @@ def _rest(first: Linear, second: Linear) -> Linear:
 
 
 def _at_least(first: Linear, second: Linear) -> bool:
-    """Whether one number is at least as large as the other for every n of at least 1."""
+    """True if one number is at least as large as the other for every n of at least 1."""
     if UNKNOWN in (*first, *second):
         raise Mixes(_LOST)
     return first[1] >= second[1] and first[0] + first[1] >= second[0] + second[1]

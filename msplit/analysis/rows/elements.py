@@ -19,7 +19,7 @@ from msplit.shapes.result import Result
 PER_ELEMENT = ops_with("per element")
 
 _CORES = {"per vector": 1, "per matrix": 2, "per image": 3}
-"""How many axes from the last on an op treats as a whole, by trait."""
+"""Number of axes, from the last on, that an op treats as a whole, by trait."""
 
 
 def broadcast(states: Sequence[RowState], shapes: Sequence[Shape]) -> PerRow:
@@ -175,7 +175,7 @@ def cross_entropy(view: View) -> RowState:
 
 @rule("InTopK", "InTopKV2")
 def in_top_k(view: View) -> RowState:
-    """Whether a target is among the largest of its row."""
+    """InTopK: true if a target is among the largest of its row."""
     view.only(0, 1)
     state = agreed([view.rows(0), view.rows(1)])
     not_along(state, 1, "works along the rows")
@@ -407,7 +407,7 @@ def _chosen(view: View, slot: int) -> None:
 
 
 def call(view: View, bodies: Mapping[str, tuple[Function, Result]], walk: Body) -> list[RowState]:
-    """What a node that runs functions gives."""
+    """Row state of the outputs of a node that runs functions."""
     if not bodies:
         raise Mixes("runs a function that can not be followed")
     if set(bodies) == {"f"}:

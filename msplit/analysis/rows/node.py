@@ -37,7 +37,7 @@ from msplit.shapes.registry import Node, Outputs, axis_of
 
 @dataclass(eq=False)
 class Arrays:
-    """What is written into tensor arrays, by the node that makes them; filled while a graph is walked.
+    """Writes into tensor arrays, by the node that makes the array; filled while a graph is walked.
 
     Attributes:
         elements: The state of every element.
@@ -142,7 +142,7 @@ D = TypeVar("D", bound=Decide)
 
 @dataclass(frozen=True)
 class RowRule:
-    """What an op does to rows.
+    """The effect of an op on rows.
 
     Attributes:
         decide: From the node to the state of each output, or to one for all.
@@ -159,7 +159,7 @@ class RowRule:
     always: bool = False
 
     def takes(self, state: RowState) -> bool:
-        """Whether it may take what is known of a tensor's elements."""
+        """True if it may take what is known of a tensor's elements."""
         if not isinstance(state, PerRow) or not state.tells:
             return True
         return self.each if state.tells == EACH else self.places
@@ -190,7 +190,7 @@ def rules(found: Iterable[str], **known: Any) -> Callable[[D], D]:
 
 
 def refused_input(state: RowState, slot: int, other: str = "takes no rows there") -> str:
-    """Why an input in some state is refused."""
+    """The reason for refusing an input in some state."""
     if isinstance(state, LinearSizes):
         return "makes data of the number of rows"
     if isinstance(state, PerRow) and state.tells:

@@ -255,7 +255,7 @@ _ONE_EACH: Linear = (0, 1)
 
 
 def _bare(state: PerRow) -> PerRow:
-    """Where elements lie, without what is known of them."""
+    """The layout of elements alone, without what is known of their values."""
     return replace(state, tells="", column=None, origin=None)
 
 

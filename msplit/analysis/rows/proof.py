@@ -24,7 +24,7 @@ from msplit.shapes.infer import inferred, stated_shapes
 
 @dataclass(frozen=True)
 class Rows:
-    """Which inputs and outputs of a model carry rows, and which outputs have rows that depend on each other.
+    """The inputs and outputs of a model that carry rows, and the outputs with rows that depend on each other.
 
     Row r of what carries k entries per row is its entries k * r to k * r + k - 1 along the first axis.
 
@@ -41,7 +41,7 @@ class Rows:
 
     @property
     def independent(self) -> bool:
-        """Whether there are rows at all, and they are independent in every output."""
+        """True if there are rows at all, and they are independent in every output."""
         return not self.refusals and any(self.inputs.values()) and any(self.outputs.values())
 
     def check(self, outputs: Iterable[str] | None = None) -> None:

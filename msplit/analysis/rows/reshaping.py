@@ -190,7 +190,7 @@ def pack(view: View) -> RowState:
 
 
 def _together(states: Sequence[PerRow], axis: int) -> PerRow:
-    """What is written side by side along an axis that is not that of the rows: numbers of rows before other numbers are coordinates."""
+    """Result of a concatenation along an axis other than that of the rows: numbers of rows before other numbers are coordinates."""
     first, others = states[0], states[1:]
     if all(state.tells == first.tells and state.tells in ("", NUMBERS) for state in states):
         return agreed(states)
@@ -337,7 +337,7 @@ def strided_slice(view: View) -> RowState:
 
 @rule("Tile", sizes=(1,), places=True)
 def tile(view: View) -> RowState:
-    """What is fixed is repeated for every row; what is per row is repeated inside of each row, or all rows as a whole."""
+    """Tile: a fixed tensor is repeated for every row; a tensor per row is repeated inside of each row, or all rows as a whole."""
     asked, shape = asked_sizes(view, 1), view.ranked(0)
     if view.states[0] is FIXED:
         axes = [axis for axis, (_, slope) in enumerate(asked) if slope != 0]
@@ -359,7 +359,7 @@ def tile(view: View) -> RowState:
 
 @rule("BroadcastTo", sizes=(1,), places=True)
 def broadcast_to(view: View) -> RowState:
-    """What is fixed is repeated for every row, what is per row along other axes."""
+    """BroadcastTo: a fixed tensor is repeated for every row, a tensor per row along other axes."""
     asked, shape = asked_sizes(view, 1), view.ranked(0)
     with_rows = [axis - len(asked) for axis, (_, slope) in enumerate(asked) if slope != 0]
     if len(with_rows) != 1 or asked[with_rows[0]][0] != 0:

@@ -1,4 +1,4 @@
-"""What is known of a tensor: how it depends on the rows of the inputs, and on how many rows there are."""
+"""States of a tensor in the proof of independent rows: its dependence on the rows of the inputs, and on their number."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from numpy.typing import NDArray
 from msplit.shapes.registry import UNKNOWN
 
 NUMBERS = "numbers"
-"""Of a tensor per row: each element is the number of its row in the batch, counted from 0."""
+"""Mark of a tensor per row: each element is the number of its row in the batch, counted from 0."""
 
 COORDINATES = "coordinates"
-"""Of a tensor per row: along its axis `column` the first is the number of the row, the others are of the row."""
+"""Mark of a tensor per row: along its axis `column` the first is the number of the row, the others are of the row."""
 
 POSITIONS = "positions"
-"""Of entries that were chosen: the place of each along the axis of rows from which they were."""
+"""Mark of chosen entries: the position of each along the axis of rows from which they were chosen."""
 
 EACH = "each"
-"""Of entries: the place of each along the axis of rows; every place there is comes once."""
+"""Mark of entries: the position of each along the axis of rows; every position comes once."""
 
 INDICES = "indices"
-"""Of entries that were chosen: the place of each in a list of all different ones, a `UniqueValues` of the same origin."""
+"""Mark of chosen entries: the position of each in a list of all different ones, a `UniqueValues` of the same origin."""
 
 
 PLACE = "makes data of the place of a row in the batch"
-"""Why that is refused."""
+"""The reason for refusing that."""
 
 
 @dataclass(frozen=True)
 class RowDependence:
-    """Why an output is not independent.
+    """The reason why the rows of an output are not independent: the node that mixes them.
 
     Attributes:
         node: The node behind which rows are no longer apart; inside of functions ``call/node``.
@@ -61,19 +61,19 @@ class Mixes(Exception):
         super().__init__(str(why))
 
     def refusal(self, node: str, op: str) -> RowDependence:
-        """The same as the refusal of a node."""
+        """This refusal as that of a node."""
         return self.why if isinstance(self.why, RowDependence) else RowDependence(node, op, self.why)
 
 
 class RowState:
-    """How a tensor depends on rows; one of those below."""
+    """The dependence of a tensor on rows; the base of the states below."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed(RowState):
-    """The same tensor whatever the rows are and however many."""
+    """A fixed tensor: equal whatever the rows are and however many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ FIXED = Fixed()
 
 
 def merged(first: RowState, second: RowState) -> RowState:
-    """What holds of a tensor that is one or the other by a fixed choice; a list may learn what its elements are.
+    """The state of a tensor that is one or the other by a fixed choice; a list may learn what its elements are.
 
     Raises:
         Mixes: They are made of rows in different ways.
@@ -200,7 +200,7 @@ def either(first: RowState, second: RowState) -> RowState:
 
 
 def matching(first: PerRow, second: PerRow) -> bool:
-    """Whether equal places of two tensors of one shape belong to the same row. TensorFlow itself makes sure that sizes agree."""
+    """True if equal places of two tensors of one shape belong to the same row. TensorFlow itself makes sure that sizes agree."""
     if replace(first, inner=None) != replace(second, inner=None):
         return False
     return first.inner == second.inner or first.inner is None or second.inner is None
@@ -227,7 +227,7 @@ LARGEST = 1 << 40
 
 
 def small(numbers: NDArray[Any]) -> bool:
-    """Whether none of some numbers is too large to be followed."""
+    """True if none of some numbers is too large to be followed."""
     return bool(((numbers == UNKNOWN) | (abs(numbers) <= LARGEST)).all())
 
 

@@ -50,7 +50,7 @@ _PASSING = frozenset(op for op, known in RULES.items() if known.decide is passin
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What the passes over a graph and its functions share.
+    """Data that the passes over a graph and its functions share.
 
     Attributes:
         batch: Number of rows at which shapes are known.
@@ -120,7 +120,7 @@ class RowPass:
         self.states = [[lost] * max(1, len(outputs)) for outputs in self.result.outputs]
 
     def _joined(self, merge: int, before: RowState, after: RowState) -> RowState:
-        """What a loop of TensorFlow 1 carries, by what goes in and what comes back."""
+        """State of a value that a loop of TensorFlow 1 carries, by what goes in and what comes back."""
         try:
             return merged(before, after)
         except Mixes as why:
@@ -289,7 +289,7 @@ class RowPass:
 
 
 def _lasting(state: RowState) -> bool:
-    """Whether a state means the same in each round of a loop: not what refers to a node of the round."""
+    """True if a state means the same in each round of a loop: not what refers to a node of the round."""
     while isinstance(state, ListState):
         state = state.element or FIXED
     return not (isinstance(state, UniqueValues) or (isinstance(state, PerRow) and (state.group or state.origin)))
@@ -300,7 +300,7 @@ def _plain(state: RowState) -> bool:
 
 
 def _fate(op: str, functions: Mapping[str, Function]) -> tuple[bool, str]:
-    """Whether an op gives what is fixed of what is fixed; and why it is refused whatever it takes, or ""."""
+    """True if an op gives what is fixed of what is fixed; and why it is refused whatever it takes, or ""."""
     if op in FUNCTIONAL or op in functions or op in MERGE or (op in RULES and RULES[op].always):
         return False, ""
     if op in _FEEDS and op != "PlaceholderWithDefault":
@@ -340,7 +340,7 @@ def writer(graph: Graph, setting: Setting, results: Container[int]) -> RowDepend
 
 
 def _writes(op: str) -> bool | None:
-    """Whether an op changes a state; None for one that is not known."""
+    """True if an op changes a state; None for one that is not known."""
     info = schema.lookup(op)
     if info is None:
         return None

@@ -164,7 +164,7 @@ class _Run:
         return self.lane_of_tie.get(self.tie[node], -1) if self.tie[node] >= 0 else -1
 
     def _arrival(self, node: int, lane: int) -> float:
-        """When a block could start on a lane that is idle now."""
+        """Earliest start of a block on a lane that is idle now."""
         latest, wait = self.now, self.machine.wait_us
         for producer in self.producers[node]:
             if self.lane[producer] != lane and self.end[producer] + wait > latest:
