@@ -23,7 +23,8 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.convolution.fuse_prologue import OP as PROLOGUED
-from msplit.engines.cuda.passes.convolution.merge_convolutions import EPILOGUES, lowered
+from msplit.engines.cuda.passes.convolution.merge_convolutions import EPILOGUES
+from msplit.engines.cuda.passes.measured import given_decision, lowered
 from msplit.engines.cuda.passes.pattern import Dominators, Readers
 from msplit.opset.traits import CONV2D, ops_with, traits
 
@@ -177,11 +178,15 @@ def _write(graph: OpGraph, layout: _Layout, anchor: Key) -> None:
         join.op, join.attrs, join.inputs = JOINED, {PART: Part(0, axis, start, size)}, [buffer, *inside]
 
 
-def decide_on(device: torch.device, *, measure: bool) -> Writes:
+def writes_on(device: torch.device, *, measure: bool) -> Writes:
     """What `concat_in_place` asks on a device, for data that lie as NHWC: where a convolution runs in our own kernel, which `autotune.conv`
     measures, it writes anywhere, as our pools do. A library's result would be copied."""
 
+    given = given_decision(concat_in_place)
+
     def writes(graph: OpGraph, op: Op) -> bool:
+        if given is not None:
+            return given(graph, op)[0]
         channels = op.attrs.get("data_format", "NHWC")
         if channels != "NHWC" or len(graph.shapes.get((op.node, 0), ())) != _RANK:
             return False
