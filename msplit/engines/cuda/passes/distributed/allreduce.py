@@ -22,8 +22,9 @@ import numpy as np
 
 from msplit.engines.base import STEPS
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
+from msplit.engines.cuda.kernels.optimizer_formulas import Optimizer
 from msplit.engines.cuda.ops.segment import IN_ORDER
-from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS, RowOptimizer
+from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.distributed.collectives import Said, insert
 from msplit.errors import EngineError
@@ -188,7 +189,7 @@ class _Walk:
                     fix="train on one GPU, or leave that update out: --target",
                 )
 
-    def _gathers(self, op: Op, rows: RowOptimizer) -> bool:
+    def _gathers(self, op: Op, rows: Optimizer) -> bool:
         """Whether each process has rows of its own to update, and a gradient for each of them."""
         indices, gradient = op.inputs[rows.indices], op.inputs[rows.gradient]
         return self.kind(indices) is Kind.LOCAL and self.graph.shape(gradient) != ()
