@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
+from msplit.engines.cuda.ops.optimizers import ROW_OPTIMIZERS
 from msplit.engines.cuda.passes.updates.merge_updates import LARGEST, Update, merge
 from msplit.opset.traits import SPARSE_SEGMENTS
 
