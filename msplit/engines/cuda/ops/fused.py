@@ -1,4 +1,4 @@
-"""What one op does for several: TensorFlow's Grappler makes some of them, the engine's passes the others.
+"""Ops that do the work of several: TensorFlow's Grappler makes some of them, the engine's passes the others.
 
 Of a matrix product or a convolution with what follows it, `fused_ops` lists that, in order; each takes its inputs from the node's
 `args`. On a GPU the library's epilogue is used where there is one: bias in cuBLAS, with ReLU or approximate GELU in cuBLASLt, bias and
@@ -85,7 +85,7 @@ def fused_convolution(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -
 
 @lowering("_PrologueConv2D", own=True)
 def convolution_with_prologue(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
-    """The same of NHWC data that are scaled, shifted or cut off below zero first, as the attribute `_prologue` says."""
+    """A convolution of NHWC data that are scaled, shifted or cut off below zero first, as the attribute `_prologue` says."""
     steps = _of_our_own(node, PROLOGUE)
     count = len(args) - len({*steps} - {"relu"})
     return _convolved(node, data, filter, args[:count], _prologue(steps, args[count:]))
@@ -273,7 +273,7 @@ def classifier(node: Node, data: Tensor, weights: Tensor, *args: Tensor) -> Tens
 
 
 def _result(node: Node, data: Tensor) -> torch.dtype:
-    """What type an op gives that computes in float32 in any case."""
+    """Type of the result of an op that computes in float32 in any case."""
     return torch_dtype(str(node.attrs[RESULT])) if RESULT in node.attrs else data.dtype
 
 

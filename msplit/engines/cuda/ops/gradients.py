@@ -101,7 +101,7 @@ def average_pool_grad(node: Node, shape: np.ndarray, gradients: Tensor) -> Tenso
 
 
 def _elements(frame: Window, like: Tensor) -> Tensor:
-    """How many elements each window along an axis has, padding left out."""
+    """Number of elements in each window along an axis, padding left out."""
     begins = torch.arange(frame.outputs, device=like.device) * frame.stride - frame.before
     return ((begins + frame.kernel).clamp(max=frame.size) - begins.clamp(min=0)).to(like.dtype)
 

@@ -188,7 +188,7 @@ def _turns(indices: Tensor, size: int) -> Iterator[_Turn]:
 
 
 def _turn(indices: Tensor, chosen: Tensor) -> _Turn:
-    """What is not chosen does once more what one of the chosen does."""
+    """Does for what is not chosen once more what one of the chosen does."""
     one = chosen.to(torch.uint8).argmax()
     own = torch.arange(indices.shape[0], device=indices.device)
     source = torch.where(chosen, own, one)

@@ -48,8 +48,12 @@ from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.precision.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.specialize import Tracer, specialize
-from msplit.engines.cuda.passes.updates.merge_updates import merge_assigns, merge_updates
-from msplit.engines.cuda.passes.updates.row_updates import merge_row_updates, sum_in_updates
+from msplit.engines.cuda.passes.updates.merge_updates import (
+    merge_assigns,
+    merge_row_updates,
+    merge_updates,
+    sum_in_updates,
+)
 from msplit.progress import phase
 
 VERIFY = "MSPLIT_VERIFY"
@@ -58,7 +62,7 @@ VERIFY = "MSPLIT_VERIFY"
 
 @dataclass(frozen=True)
 class Context:
-    """What passes need beside the graph.
+    """Settings and data that passes need beside the graph.
 
     Attributes:
         feeds: An array per input: they fix the shapes.

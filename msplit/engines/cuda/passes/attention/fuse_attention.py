@@ -157,7 +157,7 @@ def _read(graph: OpGraph, made: dict[Key, Key]) -> None:
 
 @dataclass(frozen=True)
 class Choice:
-    """How attention of one kind runs.
+    """A way to run attention of one kind.
 
     Attributes:
         kernel: What runs it (`ops.attention.KERNEL`), or None where products and softmax are faster.

@@ -111,7 +111,7 @@ def find(graph: OpGraph) -> Iterator[Match]:
 
 @dataclass
 class _Way:
-    """How far one search has come.
+    """Progress of one search.
 
     Attributes:
         axes: Of the scores, or weights.

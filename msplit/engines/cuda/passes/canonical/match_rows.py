@@ -58,7 +58,7 @@ def region(graph: OpGraph, readers: Readers, key: Key, belongs: Callable[[Op, se
 
 
 def _is_by_row(graph: OpGraph, key: Key, op: Op, inside: set[Key]) -> bool:
-    """Whether an op depends row by row on the rows of `key` and on constants alone."""
+    """Returns whether an op depends row by row on the rows of `key` and on constants alone."""
     if (op.node, 0) not in graph.shapes:
         return False
     shape = graph.shapes[key]
@@ -255,14 +255,14 @@ def match_gelu(graph: OpGraph, readers: Readers, key: Key) -> tuple[str, list[Op
 
 
 def _is_by_element(graph: OpGraph, key: Key, op: Op, inside: set[Key]) -> bool:
-    """Whether an op depends element by element on the elements of `key` and on constant numbers alone."""
+    """Returns whether an op depends element by element on the elements of `key` and on constant numbers alone."""
     if op.op not in _GELU_ELEMENTWISE or graph.shapes.get((op.node, 0)) != graph.shapes[key]:
         return False
     return all(name in inside or (name in graph.constants and graph.constants[name].size == 1) for name in op.inputs)
 
 
 def _is_closed(readers: Readers, key: Key, ops: list[Op]) -> bool:
-    """Whether only the last op's result is wanted outside."""
+    """Returns whether only the last op's result is wanted outside."""
     inside = {op.node for op in ops}
     for value in [key, *((op.node, 0) for op in ops[:-1])]:
         users = readers.of.get(value, [])

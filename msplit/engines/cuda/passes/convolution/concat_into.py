@@ -1,4 +1,4 @@
-"""What a Concat joins is written where it belongs.
+"""Parts of a Concat are written where they belong.
 
 A convolution or a pool whose result a Concat reads writes it into that one's memory (a buffer: see `ir.buffers`), and the Concat becomes a
 view. A Concat whose result is a part of another's lies in the same buffer: DenseNet, where each layer joins all before it with one new
@@ -42,7 +42,7 @@ _MOST_JOINED = 256
 
 @dataclass(eq=False)
 class _Layout:
-    """What lies where in one buffer: first place and length along its axis.
+    """Layout of one buffer: first place and length along its axis of everything in it.
 
     Attributes:
         axis: Along which it is joined.
@@ -114,7 +114,7 @@ class _Finder:
         self.taken: set[int] = set()
 
     def lay_out(self, last: Op) -> _Layout:
-        """Where everything that a Concat joins would lie."""
+        """Lays out everything that a Concat joins."""
         axis = self.axes[last.node]
         layout = _Layout(axis)
         waiting = [(last, 0, self.graph.shapes[last.node, 0][axis])]
@@ -141,7 +141,7 @@ class _Finder:
         return op is not None and op.op in _MAKES and self.writes(self.graph, op)
 
     def _takes_strides(self, key: Key) -> bool:
-        """Whether everything that wants a value, but for the one that joins it, takes it as it lies in the middle of a buffer."""
+        """Returns whether everything that wants a value, but for the one that joins it, takes it as it lies in the middle of a buffer."""
         read_by = [self.graph.ops[reader].op for reader in self.readers.of[key]]
         others = [op for op in read_by if op not in _JOINS]
         return len(others) == len(read_by) - 1 and _TAKES_STRIDES.issuperset(others) and key not in self.readers.fetched
@@ -202,7 +202,7 @@ def writes_on(device: torch.device, *, measure: bool) -> Writes:
 
 
 def _runs_in_tiles(graph: OpGraph, op: Op, device: torch.device) -> bool:
-    """Whether our own kernel runs a convolution with a constant filter, by measurement."""
+    """Returns whether our own kernel runs a convolution with a constant filter, by measurement."""
     filter = graph.constants.get(op.inputs[1])
     if filter is None or not conv.worth_a_kernel(to_torch(filter[:0]).dtype):
         return False

@@ -49,7 +49,7 @@ class Candidate:
         return str(self.cast.attrs["SrcT"])
 
     def fused(self, tiles: Tiles | None = None) -> Op:
-        """What both become, with the tiles of its kernel if one was chosen."""
+        """The op that both become, with the tiles of its kernel if one was chosen."""
         op = self.convolution
         attrs = {**op.attrs, CAST_FROM: self.source, **({} if tiles is None else {TILES: tiles})}
         source_nodes = list(dict.fromkeys([*op.source_nodes, *self.cast.source_nodes]))

@@ -48,7 +48,7 @@ class Layer:
 
     @property
     def result(self) -> Key:
-        """What it gives."""
+        """The layer's result."""
         return self.absorbed[-1].node, 0
 
     @property
@@ -58,7 +58,7 @@ class Layer:
 
     @property
     def bias(self) -> list[Key]:
-        """Of the layer, if it has one."""
+        """The layer's bias, if it has one."""
         return self.product.inputs[2:]
 
 
@@ -82,16 +82,16 @@ class Candidate:
 
     @property
     def pooled(self) -> bool:
-        """Whether the mean is in it."""
+        """Returns whether the mean is in it."""
         return any(op.op == "Mean" for op in self.absorbed)
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """Of the prologue: a constant per channel for each step that has one."""
+        """Operands of the prologue: a constant per channel for each step that has one."""
         return () if self.prologue is None else self.prologue.operands
 
     def op(self, tiles: Tiles | None = None) -> Op:
-        """What it becomes, with the tiles of its kernel if one was chosen, but for the operands of its prologue."""
+        """The op that the layers become, with the tiles of its kernel if one was chosen, but for the operands of its prologue."""
         attrs: dict[str, Any] = {} if tiles is None else {TILES: tiles}
         attrs[MLP_ACTIVATIONS] = tuple(layer.activation for layer in self.layers)
         attrs[MLP_BIASED] = tuple(bool(layer.bias) for layer in self.layers)

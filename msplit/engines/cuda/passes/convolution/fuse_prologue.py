@@ -63,7 +63,7 @@ def find_prologues(graph: OpGraph) -> list[Candidate]:
 
 
 class InFront(NamedTuple):
-    """What an op's data go through that it could do to them itself: as `Candidate` has it."""
+    """Steps in front of an op that it could do to its data itself; attributes as in `Candidate`."""
 
     steps: tuple[str, ...]
     absorbed: tuple[Op, ...]
@@ -129,12 +129,12 @@ class _Walk:
 
     @property
     def scales(self) -> bool:
-        """Whether there are factors."""
+        """Returns whether there are factors."""
         return self.factors is not None or bool((self.scale != 1).any())
 
     @property
     def shifts(self) -> bool:
-        """Whether something is added."""
+        """Returns whether something is added."""
         return bool((self.shift != 0).any())
 
     def take(self, op: Op) -> Key | None:
@@ -256,7 +256,7 @@ def convolution_trial(
 
 
 def constant_filter_gains(graph: OpGraph, found: Any) -> bool:
-    """Whether a kernel of ours may win for a candidate's `convolution`."""
+    """Returns whether a kernel of ours may win for a candidate's `convolution`."""
     return conv.worth_a_kernel(to_torch(graph.constants[found.convolution.inputs[1]][:0]).dtype)
 
 

@@ -36,7 +36,7 @@ def find_squeezes(graph: OpGraph, layers: Iterable[Op]) -> list[Pair]:
 
 
 def _takes(graph: OpGraph, convolution: Op, layers: Op) -> bool:
-    """Whether our kernel does both: NHWC data, constant weights, a bias and an activation at most."""
+    """Returns whether our kernel does both: NHWC data, constant weights, a bias and an activation at most."""
     steps = tuple(convolution.attrs.get("fused_ops", ()))
     biased = steps[:1] == ("BiasAdd",)
     return (

@@ -65,7 +65,7 @@ def find_siblings(graph: OpGraph) -> list[list[Op]]:
 
 
 def _kind(graph: OpGraph, op: Op, readers: Readers) -> tuple[Any, ...] | None:
-    """What siblings have in common; None for what can have none."""
+    """A key that is equal for siblings; None for an op that can have none."""
     if op.op not in CONV2D or str(op.attrs.get("data_format", "NHWC")) != "NHWC":
         return None
     steps = tuple(str(step) for step in op.attrs.get("fused_ops", ())) if op.op == "_FusedConv2D" else ()
@@ -112,7 +112,7 @@ JOIN = 0.2
 
 @dataclass(frozen=True)
 class Times:
-    """What was measured of one set of siblings, µs per run of all of them.
+    """Measured times of one set of siblings, µs per run of all of them.
 
     Attributes:
         tiles: Of the fastest kernel for all.
@@ -131,7 +131,7 @@ class Times:
     beside: float
 
     def wins(self) -> bool:
-        """Whether one kernel is better, with streams and without."""
+        """Returns whether one kernel is better, with streams and without."""
         return (
             self.merged < MARGIN * self.one_by_one
             and self.merged <= self.beside + JOIN

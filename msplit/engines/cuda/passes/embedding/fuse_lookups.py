@@ -146,7 +146,7 @@ def _emit(graph: OpGraph, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[K
 
 
 class _Parts:
-    """What of a graph can be segments.
+    """Values of a graph that can be segments.
 
     Attributes:
         of: Values that are parts.

@@ -1,4 +1,4 @@
-"""What stands in front of a lookup: how its ids come from values that are there already."""
+"""Chains of ops in front of a lookup: how its ids come from values that are there already."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST = 16
 _SMALL = 1 << 30
 """Constants up to here can be added to 32-bit ids in 64 bits: where 32 bits wrap around, both ids are out of every table."""
 
-SLICES = ("Slice", "StridedSlice")
+SLICES = ops_with("slice")
 
 
 class Chain:
@@ -56,7 +56,7 @@ class Chain:
 
     @property
     def terms(self) -> list[Term]:
-        """See the class."""
+        """The terms of the class's description."""
         term = replace(self._term, first=self._first, step=self._step)
         if self._offsets.size == 1:
             return [replace(term, count=self._per_row, offset=int(self._offsets[0]))]
@@ -150,7 +150,7 @@ def _backwards(graph: OpGraph, key: Key) -> Iterator[tuple[Op, Key]]:
 
 
 def _addend(graph: OpGraph, op: Op, per_row: int) -> NDArray[np.int64] | None:
-    """What is added to every id of a row: one number for all, or one for each."""
+    """The number that is added to every id of a row: one for all, or one for each."""
     slot = constant_slot(graph, op)
     if slot is None or (op.op == "Sub" and slot == 0):
         return None

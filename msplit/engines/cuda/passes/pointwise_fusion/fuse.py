@@ -27,7 +27,7 @@ from msplit.progress import phase
 
 @dataclass
 class Fused:
-    """What fusion did.
+    """Result of fusion.
 
     Attributes:
         groups: Groups that are one kernel each now.
