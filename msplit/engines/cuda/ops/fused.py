@@ -100,7 +100,7 @@ def _prologue(steps: tuple[str, ...], operands: tuple[Tensor, ...]) -> Prologue:
 
 @lowering("_CastConv2D", own=True)
 def convolution_with_cast(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
-    """The same of NHWC data of another type, as the attribute `_cast_from` says, which are converted to the filter's."""
+    """A convolution of NHWC data of another type, as the attribute `_cast_from` says, which are converted to the filter's."""
     _of_our_own(node, CAST_FROM)
     return _convolved(node, data, filter, args)
 
@@ -308,5 +308,5 @@ def _layers(node: Node, args: tuple[Tensor, ...]) -> Layers:
 
 @lowering("_FusedPointwise", own=True)
 def fused_pointwise(node: Node, *inputs: Tensor) -> tuple[Any, ...]:
-    """What fusion makes of a group of pointwise ops: its compiled kernel, or its ops one by one where there is none."""
+    """Runs a group of pointwise ops: its compiled kernel, or its ops one by one where there is none."""
     return tuple(_of_our_own(node, "kernel", "body")(*inputs))

@@ -228,7 +228,7 @@ def local_response_normalization_grad(node: Node, gradients: Tensor, data: Tenso
 
 
 def _padding(frames: Sequence[Window]) -> tuple[list[int], list[int]]:
-    """What pads data for its windows: so many elements at both ends of each axis, by the kernel, or else none and pads for `F.pad`."""
+    """Padding of data for its windows: so many elements at both ends of each axis, by the kernel, or else none and pads for `F.pad`."""
     both = [frame.before for frame in frames]
     alike = all((frame.size + 2 * frame.before - frame.reach) // frame.stride + 1 == frame.outputs for frame in frames)
     if alike and all(2 * frame.before <= frame.reach for frame in frames):

@@ -152,7 +152,7 @@ def cubic_weights(node: Node, size: int, count: int, device: torch.device) -> Te
 
 
 def _crop_places(start: Tensor, end: Tensor, count: int, size: int) -> tuple[Tensor, Tensor]:
-    """Where the pixels of each crop lie along an axis, of shape (boxes, count), and which of them are in the image."""
+    """Places of the pixels of each crop along an axis, of shape (boxes, count), and which of them are in the image."""
     last = size - 1
     if count > 1:
         scale = divided((end - start) * last, count - 1)  # otherwise the last pixel may lie outside of the image

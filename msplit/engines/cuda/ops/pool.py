@@ -127,7 +127,7 @@ def _pooled(
 
 
 def _fit(frames: tuple[Window, ...]) -> _Fit | None:
-    """How PyTorch's pools make TensorFlow's windows: padding of both ends, results to skip at the start, and `ceil_mode`.
+    """Arguments with which PyTorch's pools make TensorFlow's windows: padding of both ends, results to skip at the start, and `ceil_mode`.
 
     With a stride of two or more, SAME padding is longer at the end by one at most, which `ceil_mode` covers. With a stride
     of one, padding both ends by the longer one makes one window too many at the start, and it is cut off.

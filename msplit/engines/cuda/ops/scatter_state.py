@@ -43,7 +43,7 @@ def nowhere_unless(*given: Tensor) -> Tensor:
 
 
 def all_nowhere_unless(finite: Tensor, indices: Sequence[Tensor]) -> list[Tensor]:
-    """The same of many, in two kernels for each type. Optimizers of dozens of tables have the same indices several times."""
+    """`nowhere_unless` for many, in two kernels for each type. Optimizers of dozens of tables have the same indices several times."""
     found: dict[Tensor, Tensor] = {}
     for dtype in dict.fromkeys(one.dtype for one in indices):
         distinct = [one for one in dict.fromkeys(indices) if one.dtype == dtype]

@@ -222,7 +222,7 @@ def list_diff(node: Node, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @lowering("Bincount", "DenseBincount", static=(1,))
 def bincount(node: Node, values: Tensor, size: np.ndarray, weights: Tensor) -> Tensor:
-    """How often each number below `size` comes (DenseBincount: in each row), or with weights the sum of their weights.
+    """Counts of each number below `size` (DenseBincount: in each row), or with weights the sum of their weights.
 
     Other numbers are passed over. With `binary_output` it says only whether a number comes at all.
     """

@@ -160,7 +160,7 @@ class _Masks:
         return np.where(np.isneginf(term), term, np.maximum(term, _least(dtype))).astype(numpy_dtype(dtype))
 
     def finished(self, bias: Term) -> Key:
-        """What is added as the kernel takes it: in the type of queries, and finite as far as it was."""
+        """The addend as the kernel takes it: in the type of queries, and finite as far as it was."""
         wanted = self.match.dtype
         if isinstance(bias, tuple) and self.dtype != wanted:
             shape = self.maker.shape(bias)
@@ -213,7 +213,7 @@ class _Masks:
         return np.full((1,) * len(self.match.order), number)
 
     def conditions(self, one: Replaced) -> Iterator[Term]:
-        """What must hold for scores to count: the parts of a conjunction, laid, without those that always hold."""
+        """Conditions under which scores count: the parts of a conjunction, laid, without those that always hold."""
         graph = self.maker.graph
         waiting = [(one.key, one.axes, one.kept)]
         while waiting:
@@ -390,7 +390,7 @@ def _part(axes: Axes, shape: Sequence[int]) -> Axes:
 
 
 def mask_of(maker: Maker, match: Match) -> Mask | None:
-    """What is added to the scores of a match, made of ops where it is not known; None where adding can not do the same."""
+    """The addend to the scores of a match, made of ops where it is not known; None where adding can not do the same."""
     try:
         return _Masks(maker, match).mask()
     except Illegal:

@@ -96,7 +96,7 @@ def functions(graph: OpGraph, readers: Readers, key: Key, ops: list[Op]) -> Iter
 
 
 def evaluate(graph: OpGraph, key: Key, ops: list[Op], rows: torch.Tensor) -> torch.Tensor:
-    """What the last of some ops, in topological order, makes of rows (rows by columns, float64) in the place of a value."""
+    """The result of the last of some ops, in topological order, for rows (rows by columns, float64) in the place of a value."""
     rank = len(graph.shapes[key])
     values = {key: rows.reshape((1,) * (rank - 2) + tuple(rows.shape)) if rank > 1 else rows}
     for op in ops:

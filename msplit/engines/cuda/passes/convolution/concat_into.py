@@ -179,7 +179,7 @@ def _write(graph: OpGraph, layout: _Layout, anchor: Key) -> None:
 
 
 def writes_on(device: torch.device, *, measure: bool) -> Writes:
-    """What `concat_in_place` asks on a device, for data that lie as NHWC: where a convolution runs in our own kernel, which `autotune.conv`
+    """Decides for `concat_in_place`, for data that lie as NHWC: where a convolution runs in our own kernel, which `autotune.conv`
     measures, it writes anywhere, as our pools do. A library's result would be copied."""
 
     given = given_decision(concat_in_place)

@@ -178,7 +178,7 @@ def _layer(graph: OpGraph, readers: Readers, op: Op) -> Layer | None:
 
 
 def _pooled(graph: OpGraph, readers: Readers, rows: Key, dtype: str) -> tuple[Key, list[Op]]:
-    """What rows are the mean of over height and width, with the ops in between; themselves and none where they are no such thing, or of
+    """Images whose mean rows are over height and width, with the ops in between; themselves and none where they are no such thing, or of
     another type."""
     key, absorbed = rows, list[Op]()
     while (op := graph.ops.get(key[0])) is not None and readers.only(key) is not None:

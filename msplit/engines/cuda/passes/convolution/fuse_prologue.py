@@ -88,7 +88,7 @@ def _candidate(graph: OpGraph, readers: Readers, convolution: Op) -> Candidate |
 def in_front(
     graph: OpGraph, readers: Readers, reader: Op, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> InFront | None:
-    """What scales, shifts and cuts off the data of an op, NHWC, which alone reads them; None where there is nothing of it.
+    """The ops that scale, shift and cut off the data of an op, NHWC, which alone reads them; None where there is nothing of it.
 
     Args:
         reader: The op.
@@ -171,7 +171,7 @@ class _Walk:
         return None
 
     def operands(self, dtype: np.dtype[Any]) -> tuple[Any, ...] | None:
-        """Of the steps that have one, those of data in half precision in float32; None where the type can not hold them."""
+        """Operands of the steps that have one, those of data in half precision in float32; None where the type can not hold them."""
         dtype = dtype if dtype.itemsize > 2 else np.dtype(np.float32)
         with np.errstate(all="ignore"):
             scale, shift = (one.astype(dtype) for one in (self.scale, self.shift))

@@ -243,7 +243,7 @@ class _Parts:
         return None if found is None else replace(found, plain=(rows, width))
 
     def _joined_before(self, op: Op, stage: int) -> _Part | None:
-        """What a proof, or an earlier visit, made a column of."""
+        """Values that a proof, or an earlier visit, made a column of."""
         spec: Columns = op.attrs["columns"]
         if len(spec.outputs) != 1:
             return None

@@ -111,7 +111,7 @@ def _clipped(graph: OpGraph, op: Op, term: Term) -> Term | None:
 
 
 def where_rows_lie(graph: OpGraph, op: Op, per_row: int) -> tuple[int, int] | None:
-    """Where the rows of a slice lie in what it is a slice of: the first element of the first row, and how far it is from row to row.
+    """Place of the rows of a slice in what it is a slice of: the first element of the first row, and how far it is from row to row.
 
     A kernel that is told this needs no copy of the slice (an op of `SLICES`). None where elements of a row do not lie side by side, or
     rows not equally far apart.

@@ -68,7 +68,7 @@ def of_array(value: NDArray[Any]) -> Range | None:
 
 
 def _rows(facts: Facts, op: Op) -> Range | None:
-    """What a gather takes, or the zeros that the GPU writes for an index out of range."""
+    """Rows that a gather takes, or the zeros that the GPU writes for an index out of range."""
     found = facts.range(op.inputs[0])
     return None if found is None else (min(found[0], 0), max(found[1], 0))
 

@@ -110,7 +110,7 @@ class Walk:
                 self.stuck |= self._found[key].sources
 
     def _result(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
-        """What an op makes of padded values; None for what is as long as TensorFlow's."""
+        """The result of an op for padded values; None for what is as long as TensorFlow's."""
         if op.node in self._candidates:
             made = self._partition if op.op == PARTITION else self._unique
             return made(op, given)

@@ -182,7 +182,7 @@ def _partition(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _stitch(facts: KnownValues, op: Op) -> Proof | None:
-    """Where each row comes from is known."""
+    """A stitch for which it is known where each row comes from."""
     half = len(op.inputs) // 2
     places = [array for key in op.inputs[:half] if (array := facts.array(key)) is not None]
     if len(places) != half or any(array.ndim != 1 for array in places):

@@ -130,7 +130,7 @@ def slice_(m: Batch) -> list[Key] | None:
 
 
 def strided_slice(m: Batch) -> list[Key] | None:
-    """The same part of every member: all masks move by one axis."""
+    """Cuts the same part out of every member: all masks move by one axis."""
     attrs = dict(m.op.attrs)
     for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"):
         attrs[name] = int(attrs.get(name, 0)) << 1

@@ -130,7 +130,7 @@ class Builder:
         return self._cache[made]
 
     def side_by_side(self, keys: Sequence[Key]) -> StackSlot | None:
-        """Where variables of one shape are neighbours, from the first one on: memory is laid out for it. None where they can not be."""
+        """Place where variables of a shape are neighbours, from the first one on: memory is laid out for it. None where they can not be."""
         names = [name for key in keys if (name := self.graph.variable(key)) is not None]
         if len(names) != len(keys):
             return None

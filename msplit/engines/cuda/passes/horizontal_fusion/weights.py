@@ -58,7 +58,7 @@ class Weights:
         return found
 
     def take_rows(self, keys: Sequence[Key]) -> tuple[Key, list[int], list[int]] | None:
-        """The same for tables of one width, below each other: the block, every first row and every number of rows."""
+        """Stacks tables of one width, below each other: the block, every first row and every number of rows."""
         found = self._neighbours(keys, below=True)
         if found is None:
             return None

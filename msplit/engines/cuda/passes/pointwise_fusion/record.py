@@ -179,7 +179,7 @@ class Recorded:
 
 
 def known(key: str, store: Store, device: torch.device) -> Recorded | str | None:
-    """What was recorded of a group, ready to run; why it has no kernel; None where nothing is kept of it.
+    """The record of a group, ready to run; why it has no kernel; None where nothing is kept of it.
 
     Raises:
         MsplitError: What is kept is damaged.

@@ -217,7 +217,7 @@ def _sums(graph: OpGraph, op: Op, places: Key, count: tuple[int, ...] | None) ->
 
 
 def _take_segments(graph: OpGraph, op: Op) -> None:
-    """Where the rows are a gradient of segments, for the distinct ids, lets an update take that gradient, all ids and their segments."""
+    """Lets an update whose rows are a gradient of segments, for the distinct ids, take that gradient, all ids and their segments."""
     *before, rows, ids = op.inputs
     grad, unique = graph.ops.get(rows[0]), graph.ops.get(ids[0])
     if grad is None or grad.op not in _COMBINERS or unique is None or unique.op != DISTINCT:
