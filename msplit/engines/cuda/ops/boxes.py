@@ -47,7 +47,7 @@ def non_max_suppression_v4(
 def non_max_suppression_v5(
     node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, *thresholds: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices, scores and how many; where sigma is above 0, what overlaps a selected box gets a lower score instead of being left out (soft)."""
+    """Indices, scores, count; where sigma is above 0, what overlaps a selected box gets a lower score instead of being left out (soft)."""
     return _of_one_image(node, boxes, scores, size, *thresholds)
 
 
