@@ -19,8 +19,7 @@ from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
-from msplit.engines.cuda.passes.attention import choose
-from msplit.engines.cuda.passes.attention.rewrite import fuse_attention
+from msplit.engines.cuda.passes.attention import fuse_attention as choose
 from msplit.engines.cuda.passes.pipeline import Context, run_passes
 
 SHAPES = (
@@ -72,7 +71,7 @@ def main() -> None:
             before = set(tuner.chosen(choose.FAMILY))
             with precision(name == "ieee"):
                 run_passes(graph, Context(feeds, device, 100), Stage.SPECIALIZED)
-                fuse_attention(graph, choose.decide_on(device, measure=True))
+                choose.ATTENTION.run(graph, device)
             for key in tuner.chosen(choose.FAMILY).keys() - before:
                 choice = tuner.chosen(choose.FAMILY)[key]
                 times = ", ".join(f"{one} {us:.1f}" for one, us in choice.times.items() if one != choose.APART)

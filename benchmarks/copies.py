@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models
@@ -30,28 +31,36 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.options import EngineOptions, KernelMode
-from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.passes.convolution.concat_into import concat_in_place
+from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
+from msplit.engines.cuda.passes.convolution.fuse_prologue import PROLOGUES
+from msplit.engines.cuda.passes.convolution.fuse_squeeze import SQUEEZES
+from msplit.engines.cuda.passes.measured import Decide, deciding
 from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.inputs.make import feeds_for
 
-NEVER = {
-    "writes_on": lambda device, measure: lambda graph, op: False,
-    "prologues_on": lambda device, measure: lambda graph, found: (False, None),
-    "mlps_on": lambda device, measure: lambda graph, found: (False, None),
-    "squeezes_on": lambda device, measure: lambda graph, convolution, layers: (False, None),
+
+def never(graph: Any, found: Any) -> tuple[bool, None]:
+    """Decides against a fusion."""
+    return False, None
+
+
+def tail_apart(graph: Any, found: Any) -> tuple[bool, Any]:
+    """Decides on small layers, against the mean, one dense layer and the softmax behind it, and on others by measurement."""
+    return never(graph, found) if len(found.layers) == 1 else replace(MLPS).decide(graph, found, torch.device("cuda"))
+
+
+VARIANTS: dict[str, dict[Any, Decide]] = {
+    "with all": {},
+    "layers apart": {SQUEEZES: never},
+    "no small layers": {MLPS: never, SQUEEZES: never},
+    "tail apart": {MLPS: tail_apart},
+    "no prologues": {PROLOGUES: never},
+    "not in place": {concat_in_place: never},
+    "with none": dict.fromkeys((concat_in_place, PROLOGUES, MLPS, SQUEEZES), never),
 }
-"""What decides in `pipeline`, and what decides against it."""
-VARIANTS = {
-    "with all": (),
-    "layers apart": ("squeezes_on",),
-    "no small layers": ("mlps_on", "squeezes_on"),
-    "tail apart": ("tails",),
-    "no prologues": ("prologues_on",),
-    "not in place": ("writes_on",),
-    "with none": tuple(NEVER),
-}
-"""What is left out."""
+"""Fusions that are decided otherwise than by measurement."""
 STEPS = 200
 OPTIONS = EngineOptions(mode=KernelMode.FUSED_AND_GROUPED, layout="nhwc")
 
@@ -62,40 +71,23 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", default=["densenet121:1", "efficientnet_b0:1", "inception_v3:1"])
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="only these; all by default")
     arguments = parser.parse_args()
-    decides = {name: getattr(pipeline, name) for name in NEVER}
     for row in arguments.rows:
         name, _, batch = row.partition(":")
         path = models.fill(arguments.graphs, Path(tempfile.gettempdir()) / "filled", name, int(batch))
         expected: dict[str, Any] = {}
         for variant in arguments.variant or VARIANTS:
-            for what, decide in decides.items():
-                setattr(pipeline, what, NEVER[what] if what in VARIANTS[variant] else decide)
-            if "tails" in VARIANTS[variant]:
-                pipeline.mlps_on = tail_apart(decides["mlps_on"])
             flat = flatten(read(path))  # what is compiled belongs to it
             feeds = feeds_for(flat, Workload(int(batch)))
             job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=OPTIONS)
-            expected = expected or step(replace(job, precision=Precision.IEEE))[0]
-            found, host, device = step(replace(job, precision=Precision.TF32))
-            ops = [
-                one.op
-                for one in CudaEngine().compile(replace(job, precision=Precision.TF32)).program.steps
-                if one.launches
-            ]
+            with deciding({**VARIANTS[variant]}):
+                expected = expected or step(replace(job, precision=Precision.IEEE))[0]
+                found, host, device = step(replace(job, precision=Precision.TF32))
+                steps = CudaEngine().compile(replace(job, precision=Precision.TF32)).program.steps
+            ops = [one.op for one in steps if one.launches]
             ours, left = sum(TILES in op.attrs for op in ops), sum(op.op == "ConcatV2" for op in ops)
             off = max(float(np.sqrt(((found[n] - e) ** 2).mean() / (e**2).mean())) for n, e in expected.items())
             print(f"{row:18} {variant:15} {len(ops):4} kernels, {ours:3} ours, {left:2} Concats, "
                   f"host {host:6.1f}, device {device:6.1f} µs, off {off:.4f}", flush=True)  # fmt: skip
-
-
-def tail_apart(decides: Any) -> Any:
-    """What decides on small layers, but for the mean, one dense layer and the softmax behind it: against these."""
-
-    def decide_on(device: Any, measure: bool) -> Any:
-        decide = decides(device, measure=measure)
-        return lambda graph, found: (False, None) if len(found.layers) == 1 else decide(graph, found)
-
-    return decide_on
 
 
 def step(job: Job) -> tuple[dict[str, Any], float, float]:

@@ -241,7 +241,7 @@ def test_an_activation_that_is_there_twice_is_fused_once_for_both() -> None:
 @pytest.mark.parametrize(
     "name", ["mmoe_small.pb", "towers_small.pb", "lstm_small.pb", "keras_inception", "inception_v3_stripped.pb"]
 )
-def test_each_kernel_of_the_engine_has_one_node_that_carries_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kernel_of_the_engine_has_one_node_that_carries_it(name: str) -> None:
     """A Concat has a price, too, where the engine writes its parts in place: on a GPU that is measured. So is what makes one kernel of a
     mean, a dense layer and a softmax, which here stay apart."""
     pytest.importorskip("torch", reason="the cuda engine's kernel library is not installed")
@@ -249,15 +249,16 @@ def test_each_kernel_of_the_engine_has_one_node_that_carries_it(name: str, monke
     from msplit.engines.base import Job
     from msplit.engines.cuda.engine import ENGINE
     from msplit.engines.cuda.ir.buffers import JOINED
-    from msplit.engines.cuda.passes import pipeline
+    from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
+    from msplit.engines.cuda.passes.measured import deciding
     from msplit.inputs.make import make_inputs
 
-    monkeypatch.setattr(pipeline, "mlps_on", lambda device, measure: lambda graph, found: (False, None))
     flat = api.load(SAMPLES / name)
     _, costs = api.price(flat, batch=2)
     feeds = make_inputs(flat, {}, batch=2)
     job = Job(flat, np.zeros(len(flat), np.int32), 1, feeds, options=EngineOptions("cpu"))
-    steps = ENGINE.compile(job).program.steps
+    with deciding({MLPS: lambda graph, found: (False, None)}):
+        steps = ENGINE.compile(job).program.steps
     carried = [
         [node for node in set(step.op.source_nodes) if costs.time_us[node] > 0] for step in steps if step.launches
     ]

@@ -17,7 +17,8 @@ from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.kernels.attention import TILES, names
 from msplit.engines.cuda.ops.attention import KERNEL
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.passes.attention import choose
+from msplit.engines.cuda.passes.attention import fuse_attention as choose
+from msplit.engines.cuda.passes.measured import deciding
 from tests.campaign import sampled
 from tests.engines.cuda.cases import job, run, scattered
 from tests.engines.cuda.passes.attention.graphs import attention_graph
@@ -36,17 +37,16 @@ CLOSE = 4e-3
     kernel=[None, choose.LIBRARY[0], "16 queries, 64 keys, 4 warps"],
     options=[{}, {"fuse": True}, {"group": True}],
 )
-def test_a_captured_step(shape, ieee, least, kernel, options, monkeypatch):
+def test_a_captured_step(shape, ieee, least, kernel, options):
     """As the tuner chooses, and with the library's kernel or our own, whatever it measures."""
     if ieee and kernel in TILES:
         pytest.skip("our own is not tried in IEEE precision")
     flat, feeds = attention_graph(*shape, least)
     expected = run(flat, feeds)
-    if kernel is not None:
-        monkeypatch.setattr(choose, "decide_on", lambda device, measure: lambda *_: kernel)
     torture = Torture(poison=True, delay_cycles=20_000, seed=1)
     wanted = job(flat, feeds, scattered(flat, 4), streams=4, device="cuda", torture=torture, **options)
-    executable = ENGINE.build(replace(wanted, precision=Precision.IEEE if ieee else Precision.TF32))
+    with deciding({} if kernel is None else {choose.ATTENTION: lambda graph, found: (True, kernel)}):
+        executable = ENGINE.build(replace(wanted, precision=Precision.IEEE if ieee else Precision.TF32))
     for _ in range(3):
         for name, value in executable.step(feeds).items():
             most = np.nanmax(np.abs(expected[name]))

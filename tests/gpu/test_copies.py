@@ -17,8 +17,11 @@ from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels import classifier, mlp
 from msplit.engines.cuda.ops.fused import CLASSIFIER, MLP, SQUEEZE
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.convolution import concat_into, fuse_prologue
+from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
+from msplit.engines.cuda.passes.convolution.fuse_prologue import PROLOGUES
+from msplit.engines.cuda.passes.convolution.fuse_squeeze import SQUEEZES
+from msplit.engines.cuda.passes.measured import deciding
 from msplit.verify.compare import compare
 from tests.engines.cuda.cases import bits, flat_of, job, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, INT32, _Graph, random_graphs
@@ -83,14 +86,13 @@ def distance(found, expected):
 @pytest.mark.parametrize("options", [{}, {"fuse": True}, {"fuse": True, "group": True}])
 def test_in_ieee_precision_with_both_everywhere(batch, options, monkeypatch):
     """As if everything had measured faster. Libraries' results are copied to their places."""
-    monkeypatch.setattr(pipeline, "writes_on", lambda device, measure: lambda graph, op: op.op in concat_into._MAKES)
-    monkeypatch.setattr(pipeline, "prologues_on", lambda device, measure: lambda graph, found: (True, None))
+    writes = {concat_into.concat_in_place: lambda graph, op: (op.op in concat_into._MAKES, None)}
     flat, given = net(), feeds(batch)
     expected = run(flat, given)
     torture = Torture(poison=True, delay_cycles=20_000, seed=1)
-    executable = ENGINE.build(
-        job(flat, given, scattered(flat, 4), streams=4, device="cuda", layout="nhwc", torture=torture, **options)
-    )
+    asked = job(flat, given, scattered(flat, 4), streams=4, device="cuda", layout="nhwc", torture=torture, **options)
+    with deciding({**writes, PROLOGUES: lambda graph, found: (True, None)}):
+        executable = ENGINE.build(asked)
     for _ in range(3):
         found = compare(executable.step(given), expected, tolerance=1e-4)
         assert found.passed, found.describe()
@@ -113,9 +115,9 @@ def test_other_precisions_are_as_far_from_ieee_as_without(precision, batch, monk
         return first
 
     found = distance(outputs(net()), expected)
-    monkeypatch.setattr(pipeline, "writes_on", lambda device, measure: lambda graph, op: False)
-    monkeypatch.setattr(pipeline, "prologues_on", lambda device, measure: lambda graph, found: (False, None))
-    assert found <= 2 * distance(outputs(net()), expected) + 1e-4
+    never = dict.fromkeys((concat_into.concat_in_place, PROLOGUES), lambda graph, found: (False, None))
+    with deciding(never):
+        assert found <= 2 * distance(outputs(net()), expected) + 1e-4
 
 
 def test_at_batch_1_our_kernels_take_both():
@@ -185,16 +187,15 @@ def test_depthwise_convolutions_in_ieee_precision(batch, options):
 def test_squeeze_and_excitation_in_one_kernel_everywhere(op, batch, options, monkeypatch):
     """As if it had measured faster. Two executables replay side by side, each on counters of its own."""
     takes = op == SQUEEZE, conv.SQUEEZES[2]
-    monkeypatch.setattr(
-        pipeline, "mlps_on", lambda device, measure: lambda graph, found: (True, next(mlp.candidates(196)))
-    )
-    monkeypatch.setattr(pipeline, "squeezes_on", lambda device, measure: lambda graph, convolution, layers: takes)
+    layers = {MLPS: lambda graph, found: (True, next(mlp.candidates(196))), SQUEEZES: lambda graph, found: takes}
     given = feeds(batch)
     expected = run(depthwise_net(), given)
     flat = depthwise_net()
     torture = Torture(poison=True, delay_cycles=20_000, seed=1)
     asked = job(flat, given, scattered(flat, 4), streams=4, device="cuda", layout="nhwc", torture=torture, **options)
-    assert sum(TILES in step.op.attrs for step in CudaEngine().compile(asked).program.steps if step.op.op == op) == 3
+    with deciding(layers):
+        steps = CudaEngine().compile(asked).program.steps
+    assert sum(TILES in step.op.attrs for step in steps if step.op.op == op) == 3
     executables = [ENGINE.build(asked) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda one: [one.step(given) for _ in range(20)], executables))
@@ -230,12 +231,12 @@ def test_the_end_of_a_classifier_in_one_kernel(batch, softmax, options, monkeypa
     """As if it had measured faster, started early where that is possible; see `test_squeeze_and_excitation_in_one_kernel_everywhere`."""
     early = conv.starts_early(torch.empty(0, device="cuda"))
     takes = True, list(classifier.candidates(97, early=early))[-1]
-    monkeypatch.setattr(pipeline, "mlps_on", lambda device, measure: lambda graph, found: takes)
     flat, given = classifier_net(softmax), feeds(batch)
     expected = run(flat, given)
     torture = Torture(poison=True, delay_cycles=20_000, seed=1)
     asked = job(flat, given, scattered(flat, 4), streams=4, device="cuda", layout="nhwc", torture=torture, **options)
-    assert any(step.op.op == CLASSIFIER for step in CudaEngine().compile(asked).program.steps)
+    with deciding({MLPS: lambda graph, found: takes}):
+        assert any(step.op.op == CLASSIFIER for step in CudaEngine().compile(asked).program.steps)
     executables = [ENGINE.build(asked) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda one: [one.step(given) for _ in range(20)], executables))

@@ -19,8 +19,8 @@ from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ops.matmul import product
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.convolution import fuse_cast
+from msplit.engines.cuda.passes.measured import deciding
 from msplit.inputs.make import make_inputs
 from msplit.verify.compare import compare
 from tests.engines.cuda.cases import bits, flat_of, job, run, scattered
@@ -65,7 +65,7 @@ def test_a_captured_step_in_half_precision_is_near_float32_and_the_same_in_every
 @pytest.mark.parametrize("taken", ["measured", "always"])
 @pytest.mark.parametrize("precision", [Precision.TF32, Precision.FP16, Precision.BF16])
 @pytest.mark.parametrize("source", ["float32", "uint8"])
-def test_an_image_that_its_convolution_converts(source, precision, taken, monkeypatch):
+def test_an_image_that_its_convolution_converts(source, precision, taken):
     graph = block()
     exact = precision is Precision.TF32
     if exact:  # small whole numbers, whose sums TF32 holds, too: nothing is rounded anywhere, and nothing may differ
@@ -82,11 +82,13 @@ def test_an_image_that_its_convolution_converts(source, precision, taken, monkey
         x = graph.node("Mul", [x, graph.constant(np.float32(1 / 4 if exact else 1 / 255))], T=FLOAT)
     y = graph.conv(x, 3, 40, window=(3, 3), stride=2, padding="VALID")
     flat = graph.finish([graph.conv(y, 40, 24)])
+    decisions = {}
     if taken == "always":
         (tiles, *_) = conv.FEW_CHANNELS
-        monkeypatch.setattr(pipeline, "casts_on", lambda device, measure: lambda graph, found: (True, tiles))
+        decisions = {fuse_cast.CASTS: lambda graph, found: (True, tiles)}
     wanted = replace(job(flat, feeds, scattered(flat, 1), device="cuda", layout="nhwc"), precision=precision)
-    program = CudaEngine().compile(wanted).program
+    with deciding(decisions):
+        program = CudaEngine().compile(wanted).program
     converting = source == "uint8" or not exact
     if taken == "always":
         assert sum(step.op.op == fuse_cast.OP for step in program.steps) == converting

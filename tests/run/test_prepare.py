@@ -22,6 +22,7 @@ from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.passes.measured import MeasuredFusion
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.search import measurement
 from msplit.engines.tensorflow.engine import reference
@@ -163,7 +164,7 @@ def test_with_little_effort_nothing_is_compiled_and_no_reference_is_run(mmoe, mo
         (pipeline, "fuse"),
         (variants, "_by_tensorflow"),
         (Tuner, "choose"),
-        (pipeline, "merge_siblings"),
+        (MeasuredFusion, "choice"),
     ):
         monkeypatch.setattr(place, name, never)
     with msplit.prepare(mmoe, **dict(SIMULATED, effort="fast")) as runner:

@@ -32,15 +32,9 @@ from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
-from msplit.engines.cuda.passes.convolution.fuse_cast import decide_on as casts_on
-from msplit.engines.cuda.passes.convolution.fuse_cast import find_casts
-from msplit.engines.cuda.passes.convolution.fuse_prologue import decide_on as prologues_on
-from msplit.engines.cuda.passes.convolution.fuse_prologue import find_prologues
-from msplit.engines.cuda.passes.convolution.fuse_squeeze import list_layers
-from msplit.engines.cuda.passes.convolution.merge_convolutions import decide_on, find_siblings
 from msplit.engines.cuda.passes.distributed.split import Split
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
-from msplit.engines.cuda.passes.pipeline import Context, run_passes, shapes_of
+from msplit.engines.cuda.passes.pipeline import Context, list_fusions, run_passes, shapes_of
 from msplit.engines.cuda.passes.pointwise_fusion import inductor
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
@@ -228,18 +222,7 @@ def _choices_ahead(
         if not nchw and takes_tf32(device.place):
             expect_rounded(graph)  # as what will be timed does
         with phase("compiling kernels to choose from"), tuner.listing(_load_compiler if will_fuse else None):
-            if groups and not nchw:
-                decide = decide_on(device.place)
-                for members in find_siblings(graph):
-                    decide(graph, members)
-            if not nchw:
-                converts = casts_on(device.place, measure=True)
-                for one in find_casts(graph):
-                    converts(graph, one)
-                takes = prologues_on(device.place, measure=True)
-                for found in find_prologues(graph):
-                    takes(graph, found)
-                list_layers(graph, device.place)
+            list_fusions(graph, device.place, nchw=nchw, group=groups)
             held.update(list_choices(graph, optimized.feeds, device.place, nchw=nchw))
         return True
 

@@ -93,7 +93,12 @@ def tiles_of(value: JsonValue) -> Tiles:
     return Tiles(pixels, results, summands, warps, stages, parts, turned.flag(), early.flag(), across.whole(1, 1 << 16))
 
 
-FAMILY: Family[Tiles | None] = Family("convolutions", lambda tiles: tiles, lambda value: value.or_none(tiles_of), None)
+def tiles_family(name: str) -> Family[Tiles | None]:
+    """A family of choices between kernels of ours by their `Tiles`, and None where what they would replace is better."""
+    return Family(name, lambda tiles: tiles, lambda value: value.or_none(tiles_of), None)
+
+
+FAMILY = tiles_family("convolutions")
 """The choices that are made here: `Tiles`, or None where the library runs it."""
 
 

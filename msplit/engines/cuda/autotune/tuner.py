@@ -9,14 +9,13 @@ they are not in the cache when it starts.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -26,7 +25,6 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels.precompile import Ahead, can_compile_ahead, compiling_ahead
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 Call = Callable[[], Any]
 
 CALLS = 10
@@ -63,34 +61,42 @@ MOST_SIDE_BY_SIDE = 2 << 30
 """Bytes of results that calls side by side make at once. Kernels of more fill the GPU: they run one after the other anyway."""
 
 
+@contextlib.contextmanager
+def _during(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Sets a variable for a block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 _busy: ContextVar[Callable[[], object]] = ContextVar("msplit_busy", default=lambda: None)
 
 
 _chain: ContextVar[bool] = ContextVar("msplit_chain", default=False)
 
 
-@contextlib.contextmanager
-def choosing_for(*, chain: bool) -> Iterator[None]:
+def choosing_for(*, chain: bool) -> contextlib.AbstractContextManager[None]:
     """For the choices of one graph.
 
     Args:
         chain: Whether each of its ops waits for the one in front: nothing runs beside a kernel then, and the fastest alone is best.
     """
-    token = _chain.set(chain)
-    try:
-        yield
-    finally:
-        _chain.reset(token)
+    return _during(_chain, chain)
 
 
-@contextlib.contextmanager
-def disturbed(busy: Callable[[], object]) -> Iterator[None]:
+_times: ContextVar[Callable[[Sequence[Call]], float] | None] = ContextVar("msplit_times", default=None)
+
+
+def timed_by(times: Callable[[Sequence[Call]], float]) -> contextlib.AbstractContextManager[None]:
+    """For tests: inside, a function gives the milliseconds of calls side by side, given the call of each stream, and nothing is timed."""
+    return _during(_times, times)
+
+
+def disturbed(busy: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
     """For what measures beside other work: choices made while the value of `busy` changes are not kept for other processes."""
-    token = _busy.set(busy)
-    try:
-        yield
-    finally:
-        _busy.reset(token)
+    return _during(_busy, busy)
 
 
 class Ranked(NamedTuple, Generic[T]):
@@ -101,25 +107,16 @@ class Ranked(NamedTuple, Generic[T]):
     call: Call
 
 
-class Trial(Protocol[T_co]):
-    """What runs now and what could run in its place, set up on the device with data at random."""
-
-    def calls(self) -> Iterable[Call]:
-        """Calls of all kernels of ours that `winner` times."""
-
-    def winner(self, tuner: Tuner) -> T_co:
-        """The choice that is fastest."""
-
-
 class Tuner:
     """What was measured and chosen on one device, which owns it.
 
     Attributes:
+        device: The device.
         spent: Seconds of `SECONDS`.
     """
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self.device = device
         self._timer = device.owned(CudaTimer)
         self._kept = device.owned(Choices)
         self._chosen: dict[str, dict[tuple[Any, ...], Any]] = {}
@@ -182,12 +179,6 @@ class Tuner:
             self._reserved = before
         return choice
 
-    def decide(self, family: Family[T], key: tuple[Any, ...], trial: Callable[[], Trial[T]]) -> T:
-        """`choose` by a trial, which is set up once, on the device, and only where the choice is to be made."""
-        made = functools.cache(trial)
-        with torch.no_grad(), torch.cuda.device(self._device.place):
-            return self.choose(family, key, lambda: made().winner(self), lambda: made().calls())
-
     def _reserve(self, family: Family[T], key: tuple[Any, ...]) -> float:
         """Seconds that choices of the family will take that weigh more and are still to be made."""
         own = self._weights.pop((family.name, key), None)
@@ -205,7 +196,7 @@ class Tuner:
             meanwhile: Is called while that is being done.
         """
         left = max(COMPILING * SECONDS - self.spent, 0.0)
-        with torch.no_grad(), self._device.semaphores.lent(), compiling_ahead(left, meanwhile=meanwhile) as noted:
+        with torch.no_grad(), self.device.semaphores.lent(), compiling_ahead(left, meanwhile=meanwhile) as noted:
             self._noted = noted
             try:
                 yield
@@ -215,7 +206,7 @@ class Tuner:
 
     def can_list(self) -> bool:
         """Whether `listing` is possible, and wanted."""
-        return self._device.is_gpu and can_compile_ahead() and os.environ.get(OFF) != "0"
+        return self.device.is_gpu and can_compile_ahead() and os.environ.get(OFF) != "0"
 
     def _note(self, noted: Ahead, note: Any, calls: Callable[[], Iterable[Call]], weight: float) -> None:
         first = note not in noted.weights
@@ -270,9 +261,9 @@ class Tuner:
 
     def compile_ahead(self, calls: Sequence[Call]) -> None:
         """Compiles the kernels of calls that are to be timed, all at once. The calls run no kernel of ours, and give nothing."""
-        if len(calls) < 2 or not self._device.is_gpu or not can_compile_ahead():
+        if len(calls) < 2 or not self.device.is_gpu or not can_compile_ahead():
             return
-        with torch.no_grad(), self._device.semaphores.lent(), compiling_ahead() as ahead, ahead.noting():
+        with torch.no_grad(), self.device.semaphores.lent(), compiling_ahead() as ahead, ahead.noting():
             for call in calls:
                 with contextlib.suppress(Exception):  # what is wrong with it is told when it is timed
                     call()
@@ -298,7 +289,8 @@ class Tuner:
 
     def milliseconds_of(self, lanes: Sequence[Call], *, cold: bool = False) -> float:
         """Time of a graph of `CALLS` calls on each stream, given the call of each; `cold`: the cache is emptied before each run."""
-        return self._timer.replay_ms([[call] * CALLS for call in lanes], cold=cold)
+        times = _times.get()
+        return self._timer.replay_ms([[call] * CALLS for call in lanes], cold=cold) if times is None else times(lanes)
 
     @property
     def is_spent(self) -> bool:

@@ -23,7 +23,7 @@ _BEFORE_SWITCHES = ops_with("hands on a condition")
 IN_A_BRANCH = " in a branch"
 """Behind the name of an op that runs in those steps only that take the branch."""
 
-_SWITCHES = ("Switch", "RefSwitch")
+_SWITCHES = ops_with("switch")
 _NO, _YES = "Merge/no", "Merge/yes"
 _CHOICE = {
     _NO: Body([(0, 0), (1, 0)], (), {}, [(0, 0)], ()),

@@ -20,8 +20,9 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
 from msplit.engines.variables import variable_names
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.opset.traits import DRAWS, FREE_OF_EFFECTS, on_values, own_outputs, written
+from msplit.opset.traits import DRAWS, FREE_OF_EFFECTS, on_values, ops_with, own_outputs, written
 
+_SAME_MEMORY = ops_with("same memory")
 _MOST_OUTPUTS = 4
 """Outputs of its own that an op may have that writes variables."""
 
@@ -117,7 +118,7 @@ class Variables:
             return True
         inputs = graph.inputs(node)
         # An Identity of a reference shares the variable's memory: who reads it sees what the variable is by then.
-        if op in ("Identity", "RefIdentity") and inputs[0] in self._refers:
+        if op in _SAME_MEMORY and inputs[0] in self._refers:
             self._refers[node, 0] = self._refers[inputs[0]]
             return True
         if not (slots := written(op)):

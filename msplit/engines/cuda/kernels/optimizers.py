@@ -14,23 +14,11 @@ from torch import Tensor
 from msplit.engines.cuda.device.capture import is_capturing, keep
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
+from msplit.engines.cuda.kernels.optimizer_formulas import ROWS
 
 _UPDATE, _CONVERT = Code("optimizers", "update"), Code("optimizers", "convert")
 
-OPTIONS = {
-    "ApplyAdadelta": ("", False),
-    "ApplyAdagrad": ("update_slots", True),
-    "ApplyAdagradV2": ("update_slots", True),
-    "ApplyAdam": ("use_nesterov", False),
-    "ApplyAdamWithAmsgrad": ("", False),
-    "ApplyCenteredRMSProp": ("", False),
-    "ApplyFtrl": ("multiply_linear_by_lr", False),
-    "ApplyFtrlV2": ("multiply_linear_by_lr", False),
-    "ApplyGradientDescent": ("", False),
-    "ApplyKerasMomentum": ("use_nesterov", False),
-    "ApplyMomentum": ("use_nesterov", False),
-    "ApplyRMSProp": ("", False),
-}
+OPTIONS = {f"Apply{row.name}": row.flag for row in ROWS if row.kernel}
 """The optimizers that the kernel knows: the attribute that it looks at, and what that is where the file left it out."""
 
 DTYPES = (torch.float32, torch.float64)
@@ -86,7 +74,7 @@ def update(
         *numbers,
         *[numbers[0]] * (_NUMBERS - len(numbers)),
         numbers[0] if finite is None else finite.view(torch.uint8),
-        OP=op,
+        OP=op.removeprefix("Apply"),
         OPTION=bool(attrs.get(name, default)),
         SLOTS=len(state),
         GUARDED=finite is not None,

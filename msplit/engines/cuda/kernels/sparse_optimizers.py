@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.kernels import optimizers
 from msplit.engines.cuda.kernels.launch import Code, can_launch, launch
+from msplit.engines.cuda.kernels.optimizer_formulas import ROWS
 from msplit.engines.cuda.kernels.optimizers import DTYPES, on_device
 from msplit.opset.traits import on_values, ops_with
 
@@ -22,7 +22,7 @@ _UPDATE, _DISTINCT = Code("sparse_optimizers", "update_rows"), Code("sparse_opti
 _GRADIENT = Code("sparse_optimizers", "segment_gradient")
 
 OPTIONS = {on_values(op): ("", False) for op in sorted(ops_with("adds rows"))} | {
-    f"Sparse{op}": option for op, option in optimizers.OPTIONS.items() if "Adam" not in op and "Gradient" not in op
+    f"SparseApply{row.name}": row.flag for row in ROWS if row.kernel and row.sparse
 }
 """The optimizers that the kernel knows: the attribute that it looks at, and what that is where the file left it out."""
 
@@ -174,7 +174,7 @@ def update_rows(
     launch(_UPDATE, (longest, len(tables)))(
         on_device(described, tables[0][1].device),
         *[*numbers, *[tables[0][1]] * _NUMBERS][:_NUMBERS],  # those that are not there are not looked at
-        OP=op,
+        OP=op.removeprefix("SparseApply"),
         OPTION=bool(attrs.get(name, default)),
         SLOTS=len(state),
         SUM=summed,

@@ -1,4 +1,4 @@
-"""What several lowerings share: axes and sizes that arrive as NumPy arrays, and values of a maximum. No lowerings here."""
+"""Helpers of several lowerings: axes and sizes that arrive as NumPy arrays, and values of a maximum. No lowerings here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reduced_axes(node: Node, axes: np.ndarray, rank: int) -> tuple[int, ...]:
 
 
 def lies_nchw(tensor: Tensor) -> bool:
-    """Whether a tensor of logical shape NHWC lies in memory as NCHW, and not as NHWC too."""
+    """Returns whether a tensor of logical shape NHWC lies in memory as NCHW, and not as NHWC too."""
     return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.permute(0, 3, 1, 2).is_contiguous()
 
 

@@ -38,7 +38,7 @@ def non_max_suppression(node: Node, boxes: Tensor, scores: Tensor, size: np.ndar
 def non_max_suppression_v4(
     node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, *thresholds: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same, and how many are selected; with ``pad_to_max_output_size`` index 0 stands in the rest."""
+    """Indices of the selected boxes, and how many there are; with ``pad_to_max_output_size`` index 0 stands in the rest."""
     places, _, count = _of_one_image(node, boxes, scores, size, *thresholds)
     return places, count
 
@@ -47,7 +47,7 @@ def non_max_suppression_v4(
 def non_max_suppression_v5(
     node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, *thresholds: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with scores; where sigma is above 0, what overlaps a selected box gets a lower score instead of being left out (soft)."""
+    """Indices, scores, count; where sigma is above 0, what overlaps a selected box gets a lower score instead of being left out (soft)."""
     return _of_one_image(node, boxes, scores, size, *thresholds)
 
 
@@ -74,7 +74,7 @@ def combined_non_max_suppression(
     iou_threshold: Tensor,
     score_threshold: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of every image the best boxes of all classes, their scores and classes, zeros behind them, and how many there are.
+    """The best boxes of all classes for every image, their scores and classes, zeros behind them, and how many there are.
 
     TensorFlow leaves the order of equal scores open. Here the lower class comes first, and in it the lower index.
     """

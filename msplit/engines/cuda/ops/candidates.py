@@ -74,7 +74,7 @@ def _first(drawn: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def enough(count: int, size: int, log_uniform: bool) -> int:
-    """How often to draw so that so many distinct classes are found, but for one of 10**15 steps.
+    """Number of draws in which so many distinct classes are found, but for one of 10**15 steps.
 
     Too few are found where all draws are among fewer classes: it is known how many sets of these there are, and how likely the likeliest
     is. And how many are found is rarely far from its mean, since no draw changes it by more than one (McDiarmid). Either is enough.

@@ -70,7 +70,7 @@ def _without_low_bits(x: Tensor, target: torch.dtype) -> Tensor:
 
 @lowering("Bitcast")
 def bitcast(node: Node, x: Tensor) -> Tensor:
-    """The same bytes read as `type`. A wider type takes the last axis away, a narrower one adds an axis."""
+    """Reads the same bytes as `type`. A wider type takes the last axis away, a narrower one adds an axis."""
     target = torch_dtype(node.attrs["type"])
     old, new = x.element_size(), target.itemsize
     if old == new:

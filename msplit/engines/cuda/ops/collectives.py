@@ -1,4 +1,4 @@
-"""What processes that train together exchange in a step: see `distributed.allreduce`, which puts these ops in front of updates.
+"""Exchange between processes that train together: see `distributed.allreduce`, which puts these ops in front of updates.
 
 Each op is one collective on one flat buffer, and hands a token to the next one: all processes have to say the same in the same order,
 whatever the order is in which each has what it says.
@@ -68,7 +68,7 @@ def own_steps(node: Node, steps: Tensor) -> Tensor:
 
 
 def _group(tensor: Tensor) -> Group | None:
-    """Who is talked to; nobody about shapes alone."""
+    """The processes that take part; none where only shapes are wanted."""
     return None if tensor.is_meta else Device.of(tensor.device).owned(Ranks).group
 
 

@@ -218,7 +218,7 @@ def _is_depthwise(node: Node) -> bool:
 
 
 def _has_fused_kernel(data: Tensor, bias: Tensor | None, groups: int) -> bool:
-    """Whether cuDNN's convolution with bias and ReLU takes these tensors."""
+    """Returns whether cuDNN's convolution with bias and ReLU takes these tensors."""
     return (
         data.device.type == "cuda"
         and data.dtype in (torch.float32, torch.float16, torch.bfloat16)
@@ -234,7 +234,7 @@ def _has_fused_kernel(data: Tensor, bias: Tensor | None, groups: int) -> bool:
 
 @functools.cache
 def _fuses_bfloat16() -> bool:
-    """Whether this version has that convolution for bfloat16, too: it is tried once, since nothing tells."""
+    """Returns whether this version has that convolution for bfloat16, too: it is tried once, since nothing tells."""
     data = torch.zeros((1, 8, 4, 4), dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
     try:
         torch.cudnn_convolution_relu(data, data, data[0, :1, 0, 0], (1, 1), (0, 0), (1, 1), 1)

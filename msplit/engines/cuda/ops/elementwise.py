@@ -335,7 +335,7 @@ def approximate_equal(node: Node, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _forgiven(node: Node, x: Tensor, y: Tensor) -> bool:
-    """Whether the shapes do not broadcast and the node asks for an answer all the same."""
+    """Returns whether the shapes do not broadcast and the node asks for an answer all the same."""
     if node.get("incompatible_shape_error", True):
         return False
     pairs = zip(reversed(x.shape), reversed(y.shape), strict=False)

@@ -1,4 +1,4 @@
-"""What one op does for several: TensorFlow's Grappler makes some of them, the engine's passes the others.
+"""Ops that do the work of several: TensorFlow's Grappler makes some of them, the engine's passes the others.
 
 Of a matrix product or a convolution with what follows it, `fused_ops` lists that, in order; each takes its inputs from the node's
 `args`. On a GPU the library's epilogue is used where there is one: bias in cuBLAS, with ReLU or approximate GELU in cuBLASLt, bias and
@@ -85,7 +85,7 @@ def fused_convolution(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -
 
 @lowering("_PrologueConv2D", own=True)
 def convolution_with_prologue(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
-    """The same of NHWC data that are scaled, shifted or cut off below zero first, as the attribute `_prologue` says."""
+    """A convolution of NHWC data that are scaled, shifted or cut off below zero first, as the attribute `_prologue` says."""
     steps = _of_our_own(node, PROLOGUE)
     count = len(args) - len({*steps} - {"relu"})
     return _convolved(node, data, filter, args[:count], _prologue(steps, args[count:]))
@@ -100,7 +100,7 @@ def _prologue(steps: tuple[str, ...], operands: tuple[Tensor, ...]) -> Prologue:
 
 @lowering("_CastConv2D", own=True)
 def convolution_with_cast(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
-    """The same of NHWC data of another type, as the attribute `_cast_from` says, which are converted to the filter's."""
+    """A convolution of NHWC data of another type, as the attribute `_cast_from` says, which are converted to the filter's."""
     _of_our_own(node, CAST_FROM)
     return _convolved(node, data, filter, args)
 
@@ -273,7 +273,7 @@ def classifier(node: Node, data: Tensor, weights: Tensor, *args: Tensor) -> Tens
 
 
 def _result(node: Node, data: Tensor) -> torch.dtype:
-    """What type an op gives that computes in float32 in any case."""
+    """Type of the result of an op that computes in float32 in any case."""
     return torch_dtype(str(node.attrs[RESULT])) if RESULT in node.attrs else data.dtype
 
 
@@ -308,5 +308,5 @@ def _layers(node: Node, args: tuple[Tensor, ...]) -> Layers:
 
 @lowering("_FusedPointwise", own=True)
 def fused_pointwise(node: Node, *inputs: Tensor) -> tuple[Any, ...]:
-    """What fusion makes of a group of pointwise ops: its compiled kernel, or its ops one by one where there is none."""
+    """Runs a group of pointwise ops: its compiled kernel, or its ops one by one where there is none."""
     return tuple(_of_our_own(node, "kernel", "body")(*inputs))

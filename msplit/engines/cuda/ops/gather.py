@@ -129,7 +129,7 @@ def _masked(params: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 
 def or_zeros(inside: Tensor, rows: Tensor) -> Tensor:
-    """What is inside, and zeros elsewhere, in the type of the rows: 0 would make integers of what is true or false."""
+    """Rows that are inside, and zeros elsewhere, in the type of the rows: 0 would make integers of what is true or false."""
     return torch.where(inside, in_signed(rows), False).view(rows.dtype)
 
 

@@ -101,7 +101,7 @@ def average_pool_grad(node: Node, shape: np.ndarray, gradients: Tensor) -> Tenso
 
 
 def _elements(frame: Window, like: Tensor) -> Tensor:
-    """How many elements each window along an axis has, padding left out."""
+    """Number of elements in each window along an axis, padding left out."""
     begins = torch.arange(frame.outputs, device=like.device) * frame.stride - frame.before
     return ((begins + frame.kernel).clamp(max=frame.size) - begins.clamp(min=0)).to(like.dtype)
 
@@ -228,7 +228,7 @@ def local_response_normalization_grad(node: Node, gradients: Tensor, data: Tenso
 
 
 def _padding(frames: Sequence[Window]) -> tuple[list[int], list[int]]:
-    """What pads data for its windows: so many elements at both ends of each axis, by the kernel, or else none and pads for `F.pad`."""
+    """Padding of data for its windows: so many elements at both ends of each axis, by the kernel, or else none and pads for `F.pad`."""
     both = [frame.before for frame in frames]
     alike = all((frame.size + 2 * frame.before - frame.reach) // frame.stride + 1 == frame.outputs for frame in frames)
     if alike and all(2 * frame.before <= frame.reach for frame in frames):

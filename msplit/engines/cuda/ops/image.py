@@ -97,7 +97,7 @@ def _scale(size: int, count: int, align: bool) -> float:
 
 
 def _places(size: int, count: int, align: bool, half: bool, device: torch.device) -> Tensor:
-    """Where each of `count` output pixels lies on an axis of `size` input pixels: float32 of shape (count,)."""
+    """Place of each of `count` output pixels on an axis of `size` input pixels: float32 of shape (count,)."""
     index = torch.arange(count, dtype=torch.float32, device=device)
     scale = _scale(size, count, align)
     return (index + 0.5) * scale - 0.5 if half else index * scale
@@ -152,7 +152,7 @@ def cubic_weights(node: Node, size: int, count: int, device: torch.device) -> Te
 
 
 def _crop_places(start: Tensor, end: Tensor, count: int, size: int) -> tuple[Tensor, Tensor]:
-    """Where the pixels of each crop lie along an axis, of shape (boxes, count), and which of them are in the image."""
+    """Places of the pixels of each crop along an axis, of shape (boxes, count), and which of them are in the image."""
     last = size - 1
     if count > 1:
         scale = divided((end - start) * last, count - 1)  # otherwise the last pixel may lie outside of the image
@@ -217,7 +217,7 @@ def _hue(colors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _saturation(low: Tensor, high: Tensor) -> Tensor:
-    """Of the smallest and the largest color; 0 for black."""
+    """Saturation of the smallest and the largest color; 0 for black."""
     return torch.where(high > 0, (high - low) / high, 0)
 
 
@@ -227,7 +227,7 @@ def _colors(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 
 
 def _wheel(hue: Tensor) -> Tensor:
-    """How much of its three colors a hue has, each in [0, 1]."""
+    """Share of its three colors that a hue has, each in [0, 1]."""
     turn = 6 * hue
     parts = ((turn - 3).abs() - 1, 2 - (turn - 2).abs(), 2 - (turn - 4).abs())
     return torch.stack(parts, -1).clamp(0, 1)
@@ -295,7 +295,7 @@ def image_projective_transform(
 
 
 def _folded(node: Node, place: Tensor, size: int) -> Tensor:
-    """Where a place outside of an image lies in it, by `fill_mode`."""
+    """Place in an image of one outside of it, by `fill_mode`."""
     mode = node.get("fill_mode", "CONSTANT")
     if mode == "CONSTANT":
         return place

@@ -38,7 +38,7 @@ def unscale(node: Node, scale: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]
 
 @lowering("_AllTrue", own=True)
 def all_true(node: Node, *flags: Tensor) -> Tensor:
-    """Whether all of several are true."""
+    """Returns whether all of several are true."""
     del node
     return torch.stack(flags).all()
 

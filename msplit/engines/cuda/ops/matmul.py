@@ -128,7 +128,7 @@ def product(a: Tensor, b: Tensor, result: torch.dtype | None = None) -> Tensor:
 
 
 def _product_in_float32(a: Tensor, b: Tensor) -> Tensor:
-    """Of matrices in half precision, on a GPU: cuBLAS sums in float32, and need not round what it gives."""
+    """A product of matrices in half precision, on a GPU: cuBLAS sums in float32, and need not round what it gives."""
     if a.dim() == b.dim() == 2:
         return torch.mm(a, b, out_dtype=torch.float32)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])

@@ -113,7 +113,7 @@ def pool_windows(node: Node, shape: Sequence[int], ksize: Sequence[int], strides
 def _pooled(
     node: Node, data: Tensor, frames: tuple[Window, ...], fit: _Fit, pool: Callable[..., Any], **options: bool
 ) -> list[Tensor]:
-    """What one of PyTorch's pools gives, without the windows that TensorFlow does not have."""
+    """Result of one of PyTorch's pools, without the windows that TensorFlow does not have."""
     paddings, skips, ceil = fit
     kernel, strides = tuple(frame.kernel for frame in frames), tuple(frame.stride for frame in frames)
     found = pool(to_channels_first(node, data), kernel, strides, padding=paddings, ceil_mode=ceil, **options)
@@ -127,7 +127,7 @@ def _pooled(
 
 
 def _fit(frames: tuple[Window, ...]) -> _Fit | None:
-    """How PyTorch's pools make TensorFlow's windows: padding of both ends, results to skip at the start, and `ceil_mode`.
+    """Arguments with which PyTorch's pools make TensorFlow's windows: padding of both ends, results to skip at the start, and `ceil_mode`.
 
     With a stride of two or more, SAME padding is longer at the end by one at most, which `ceil_mode` covers. With a stride
     of one, padding both ends by the longer one makes one window too many at the start, and it is cut off.

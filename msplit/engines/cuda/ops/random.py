@@ -65,7 +65,7 @@ def stateless_random_words(node: Node, shape: np.ndarray, *state: Any) -> Tensor
 
 
 def _generator(node: Node, state: Sequence[Any]) -> Generator:
-    """Of a seed, or of a key, a counter and the number of an algorithm."""
+    """Generator of a seed, or of a key, a counter and the number of an algorithm."""
     if len(state) == 1:
         return from_seed(state[0])
     key, counter, algorithm = state

@@ -43,7 +43,7 @@ def nowhere_unless(*given: Tensor) -> Tensor:
 
 
 def all_nowhere_unless(finite: Tensor, indices: Sequence[Tensor]) -> list[Tensor]:
-    """The same of many, in two kernels for each type. Optimizers of dozens of tables have the same indices several times."""
+    """`nowhere_unless` for many, in two kernels for each type. Optimizers of dozens of tables have the same indices several times."""
     found: dict[Tensor, Tensor] = {}
     for dtype in dict.fromkeys(one.dtype for one in indices):
         distinct = [one for one in dict.fromkeys(indices) if one.dtype == dtype]
@@ -188,7 +188,7 @@ def _turns(indices: Tensor, size: int) -> Iterator[_Turn]:
 
 
 def _turn(indices: Tensor, chosen: Tensor) -> _Turn:
-    """What is not chosen does once more what one of the chosen does."""
+    """Does for what is not chosen once more what one of the chosen does."""
     one = chosen.to(torch.uint8).argmax()
     own = torch.arange(indices.shape[0], device=indices.device)
     source = torch.where(chosen, own, one)

@@ -17,6 +17,7 @@ from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.sparse_optimizers import segment_gradient, spreads
 from msplit.engines.cuda.ops.axes import integer
 from msplit.engines.cuda.ops.gather import take
+from msplit.opset.traits import SPARSE_SEGMENTS
 
 IN_ORDER = "_in_order"
 """Attribute of sums of rows whose last bit must be the same wherever they are computed: float sums in another order are others."""
@@ -70,11 +71,8 @@ def segment_extreme(node: Node, data: Tensor, ids: Tensor, *num_segments: np.nda
     return torch.where(occupied, result, 0)
 
 
-_SPARSE = ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
-
-
-@lowering(*_SPARSE, dynamic=True)
-@lowering(*(f"{op}WithNumSegments" for op in _SPARSE), static=(3,))
+@lowering(*SPARSE_SEGMENTS, dynamic=True)
+@lowering(*(f"{op}WithNumSegments" for op in SPARSE_SEGMENTS), static=(3,))
 def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
     """Sum (mean, sum over root of count) of the rows of `data` at the indices, by segment, as many as given or as the rising ids name."""
     count = _count(ids, num_segments)
@@ -89,17 +87,17 @@ def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor, *num_
     return _divided(total, sizes)
 
 
-@lowering(*(f"{op}Grad" for op in _SPARSE), static=(3,))
+@lowering(*(f"{op}Grad" for op in SPARSE_SEGMENTS), static=(3,))
 def sparse_segment_grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: np.ndarray) -> Tensor:
     """The gradient of a sum (mean, sum over root of count) of rows by segment, for as many rows as given."""
     return _grad(node, grad, indices, ids, integer(rows))
 
 
-@lowering(*(f"{op}GradV2" for op in _SPARSE), dynamic=True)
+@lowering(*(f"{op}GradV2" for op in SPARSE_SEGMENTS), dynamic=True)
 def sparse_segment_distinct_grad(
     node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same for the distinct indices alone, and these, rising."""
+    """Gradients of rows for the distinct indices alone, and these, rising."""
     distinct, places = torch.unique(indices, return_inverse=True)
     return _grad(node, grad, places, ids, distinct.shape[0]), distinct
 

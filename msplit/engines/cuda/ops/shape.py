@@ -227,7 +227,7 @@ def no_op(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 @lowering("_Copy", own=True)
 def copy(node: Node, tensor: Tensor) -> Tensor:
-    """The same values in other memory: a variable that is wanted after it is overwritten, or a part of a buffer."""
+    """Copies values to other memory: a variable that is wanted after it is overwritten, or a part of a buffer."""
     room = node.room.get(0)
     return tensor.clone() if room is None else room.copy_(tensor)
 

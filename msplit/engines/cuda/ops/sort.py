@@ -51,7 +51,7 @@ def nth_element(node: Node, x: Tensor, n: np.ndarray) -> Tensor:
 @lowering("InTopK")
 @lowering("InTopKV2", static=(2,))
 def in_top_k(node: Node, predictions: Tensor, targets: Tensor, *given: np.ndarray) -> Tensor:
-    """Whether the target's prediction is among the k largest of its row.
+    """Returns whether the target's prediction is among the k largest of its row.
 
     It is if fewer than k are larger: all that are equal at the border are in. It is not if the target names no class, or if
     its prediction, or a prediction met on the way, is not finite.
@@ -222,7 +222,7 @@ def list_diff(node: Node, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @lowering("Bincount", "DenseBincount", static=(1,))
 def bincount(node: Node, values: Tensor, size: np.ndarray, weights: Tensor) -> Tensor:
-    """How often each number below `size` comes (DenseBincount: in each row), or with weights the sum of their weights.
+    """Counts of each number below `size` (DenseBincount: in each row), or with weights the sum of their weights.
 
     Other numbers are passed over. With `binary_output` it says only whether a number comes at all.
     """
@@ -243,7 +243,7 @@ def bincount(node: Node, values: Tensor, size: np.ndarray, weights: Tensor) -> T
 
 @lowering("HistogramFixedWidth", static=(2,))
 def histogram(node: Node, values: Tensor, limits: Tensor, bins: np.ndarray) -> Tensor:
-    """How many values are in each of the bins, equally wide, between two limits. The outer ones take what lies outside."""
+    """Counts of the values in each of the bins, equally wide, between two limits. The outer ones take what lies outside."""
     count, out_type = integer(bins), torch_dtype(node.get("dtype", "int32"))
     low, high = limits[0], limits[1]
     width = (high - low).to(torch.float64) / count

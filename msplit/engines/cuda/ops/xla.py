@@ -54,7 +54,7 @@ def _check(node: Node, x: Tensor, start: Tensor, sizes: tuple[int, ...]) -> None
 
 
 def _places(start: Tensor, dim: int, size: int, whole: int) -> Tensor:
-    """What `size` elements have for places on an axis, as int64."""
+    """Places of `size` elements on an axis, as int64."""
     # A slice of the index, not an element of it: an element would be read by the host.
     first = start.narrow(0, dim, 1).to(torch.int64).clamp(0, whole - size)
     return first + torch.arange(size, device=start.device)

@@ -1,4 +1,4 @@
-"""What passes share: who reads what, which ops and constants are alike, and shapes along channels."""
+"""Helpers of passes: readers of values, ops and constants that are alike, and shapes along channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 class Readers:
-    """Who reads each value of a graph, as it was when this was made.
+    """Readers of each value of a graph, as it was when this was made.
 
     A pass that works on one pattern after the other may keep it, as long as what it removes is removed with all its readers.
     """
@@ -40,7 +40,7 @@ class Readers:
         return ports
 
     def unread(self, key: Key) -> bool:
-        """Whether nobody wants a value."""
+        """Returns whether nobody wants a value."""
         return key not in self.of and key not in self.fetched
 
 
@@ -70,7 +70,7 @@ class Dominators:
         return None if found == _ROOT else found
 
     def dominates(self, one: int, other: int) -> bool:
-        """Whether every way to the other op goes through the one."""
+        """Returns whether every way to the other op goes through the one."""
         return one in self._up and other in self._up and self._meet(one, other) == one
 
     def _meet(self, one: int, other: int) -> int:
@@ -103,7 +103,7 @@ def value_key(value: NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def takes_rows(op: Op, constant: Callable[[Key], NDArray[Any] | None]) -> bool:
-    """Whether a gather takes whole rows along the first axis of its table. `constant` gives the value of an input that is known."""
+    """Returns whether a gather takes whole rows along the first axis of its table. `constant` gives the value of an input that is known."""
     axis = constant(op.inputs[2]) if op.op == "GatherV2" else 0
     return axis is not None and int(axis) == 0 and not op.attrs.get("batch_dims", 0)
 
@@ -115,7 +115,7 @@ def become_reshape(graph: OpGraph, op: Op, key: Key) -> None:
 
 
 def channels_last(op: Op) -> bool:
-    """Whether the op's channels are in its last axis."""
+    """Returns whether the op's channels are in its last axis."""
     return str(op.attrs.get("data_format", "NHWC"))[1] != "C"
 
 

@@ -20,27 +20,21 @@ from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.graph import Key, OpGraph, StandIn
 from msplit.engines.cuda.ir.verify import Stage, fingerprint, same, snapshot, verify
 from msplit.engines.cuda.options import Shards
-from msplit.engines.cuda.passes.attention import choose as attention
-from msplit.engines.cuda.passes.attention.rewrite import fuse_attention
+from msplit.engines.cuda.passes.attention.fuse_attention import ATTENTION
 from msplit.engines.cuda.passes.canonical.cse import eliminate_common_subexpressions
 from msplit.engines.cuda.passes.canonical.eliminate_identity import eliminate_identity
 from msplit.engines.cuda.passes.canonical.flatten_matmul import flatten_convolution, flatten_matmul
 from msplit.engines.cuda.passes.canonical.fuse_epilogue import fuse_epilogue
 from msplit.engines.cuda.passes.canonical.match_rows import fuse_layer_norm, fuse_softmax
 from msplit.engines.cuda.passes.canonical.reassociate_bias import reassociate_bias
-from msplit.engines.cuda.passes.convolution.concat_into import concat_in_place
-from msplit.engines.cuda.passes.convolution.concat_into import decide_on as writes_on
+from msplit.engines.cuda.passes.convolution.concat_into import concat_in_place, writes_on
 from msplit.engines.cuda.passes.convolution.fold_affine import fold_affine
 from msplit.engines.cuda.passes.convolution.fold_padding import fold_dilation, fold_padding
-from msplit.engines.cuda.passes.convolution.fuse_cast import decide_on as casts_on
-from msplit.engines.cuda.passes.convolution.fuse_cast import fuse_cast
-from msplit.engines.cuda.passes.convolution.fuse_mlp import decide_on as mlps_on
-from msplit.engines.cuda.passes.convolution.fuse_mlp import fuse_mlp
-from msplit.engines.cuda.passes.convolution.fuse_prologue import decide_on as prologues_on
-from msplit.engines.cuda.passes.convolution.fuse_prologue import fuse_prologue
-from msplit.engines.cuda.passes.convolution.fuse_squeeze import decide_on as squeezes_on
-from msplit.engines.cuda.passes.convolution.fuse_squeeze import fuse_squeeze
-from msplit.engines.cuda.passes.convolution.merge_convolutions import decide_on, merge_siblings
+from msplit.engines.cuda.passes.convolution.fuse_cast import CASTS
+from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
+from msplit.engines.cuda.passes.convolution.fuse_prologue import PROLOGUES
+from msplit.engines.cuda.passes.convolution.fuse_squeeze import SQUEEZES
+from msplit.engines.cuda.passes.convolution.merge_convolutions import SIBLING_CONVOLUTIONS
 from msplit.engines.cuda.passes.distributed.allreduce import exchange
 from msplit.engines.cuda.passes.distributed.split import Split, own_constants, split_graph
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
@@ -49,12 +43,17 @@ from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
 from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique, fold_partition
 from msplit.engines.cuda.passes.embedding.row_unions import split_row_unions
 from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
+from msplit.engines.cuda.passes.measured import MeasuredFusion
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
 from msplit.engines.cuda.passes.precision.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.specialize import Tracer, specialize
-from msplit.engines.cuda.passes.updates.merge_updates import merge_assigns, merge_updates
-from msplit.engines.cuda.passes.updates.row_updates import merge_row_updates, sum_in_updates
+from msplit.engines.cuda.passes.updates.merge_updates import (
+    merge_assigns,
+    merge_row_updates,
+    merge_updates,
+    sum_in_updates,
+)
 from msplit.progress import phase
 
 VERIFY = "MSPLIT_VERIFY"
@@ -63,7 +62,7 @@ VERIFY = "MSPLIT_VERIFY"
 
 @dataclass(frozen=True)
 class Context:
-    """What passes need beside the graph.
+    """Settings and data that passes need beside the graph.
 
     Attributes:
         feeds: An array per input: they fix the shapes.
@@ -114,17 +113,28 @@ class Pass:
 
     Attributes:
         name: For errors.
-        run: Changes a graph in place. Whether it did.
+        run: Changes a graph in place, and returns whether it did; or a fusion that does where it is faster.
         stage: What the graph is afterwards.
         option: The option of the context that it belongs to; it always runs where there is none.
         phase: What it is part of, for who wants to know where time goes.
     """
 
     name: str
-    run: Callable[[OpGraph, Context], bool]
+    run: Callable[[OpGraph, Context], bool] | MeasuredFusion[Any, Any]
     stage: Stage = Stage.SPECIALIZED
     option: Literal["", "simplify", "group", "half", "fuse"] = "simplify"
     phase: str = "rewriting the graph"
+
+    def __call__(self, graph: OpGraph, context: Context) -> bool:
+        """Changes a graph in place; returns whether it did."""
+        if not isinstance(self.run, MeasuredFusion):
+            return self.run(graph, context)
+        fits = _fits(self.run, nchw=context.nchw, split=context.split is not None)
+        return fits and self.run.run(graph, context.device, measure=context.measure)
+
+
+def _fits(fusion: MeasuredFusion[Any, Any], *, nchw: bool, split: bool) -> bool:
+    return (fusion.either_layout or not nchw) and (fusion.across_gpus or not split)
 
 
 def _pure(function: Callable[[OpGraph], bool]) -> Callable[[OpGraph, Context], bool]:
@@ -185,40 +195,8 @@ def _split_graph(graph: OpGraph, context: Context) -> bool:
     return context.split is not None and split_graph(graph, context.split)
 
 
-def _fuse_attention(graph: OpGraph, context: Context) -> bool:
-    return fuse_attention(graph, attention.decide_on(context.device, measure=context.measure))
-
-
 def _expect_rounded(graph: OpGraph, context: Context) -> bool:
     return context.measure and not context.nchw and takes_tf32(context.device) and expect_rounded(graph)
-
-
-def _merge_convolutions(graph: OpGraph, context: Context) -> bool:
-    return context.measure and not context.nchw and merge_siblings(graph, decide_on(context.device))
-
-
-def _fuse_cast(graph: OpGraph, context: Context) -> bool:
-    if context.nchw or context.split is not None:
-        return False
-    return fuse_cast(graph, casts_on(context.device, measure=context.measure))
-
-
-def _fuse_prologue(graph: OpGraph, context: Context) -> bool:
-    if context.nchw or context.split is not None:
-        return False
-    return fuse_prologue(graph, prologues_on(context.device, measure=context.measure))
-
-
-def _fuse_mlp(graph: OpGraph, context: Context) -> bool:
-    if context.nchw or context.split is not None:
-        return False
-    return fuse_mlp(graph, mlps_on(context.device, measure=context.measure))
-
-
-def _fuse_squeeze(graph: OpGraph, context: Context) -> bool:
-    if context.nchw or context.split is not None:
-        return False
-    return fuse_squeeze(graph, squeezes_on(context.device, measure=context.measure))
 
 
 def _concat_in_place(graph: OpGraph, context: Context) -> bool:
@@ -278,18 +256,26 @@ PIPELINE = (
     Pass("merge_assigns", _pure(merge_assigns), option="group", phase=_GROUPING),
     Pass("own_constants", _pure(own_constants), option=""),
     Pass("compute_in_half", _compute_in_half, Stage.TYPED, option="half"),  # behind what joins ops: fewer casts
-    Pass("fuse_attention", _fuse_attention, Stage.LAID_OUT, phase="choosing attention kernels"),
+    Pass("fuse_attention", ATTENTION, Stage.LAID_OUT, phase="choosing attention kernels"),
     Pass("expect_rounded", _expect_rounded, Stage.LAID_OUT, phase="merging convolutions"),
-    Pass("merge_convolutions", _merge_convolutions, Stage.LAID_OUT, "group", "merging convolutions"),
-    Pass("fuse_cast", _fuse_cast, Stage.LAID_OUT, phase="choosing prologues"),
-    Pass("fuse_prologue", _fuse_prologue, Stage.LAID_OUT, phase="choosing prologues"),
-    Pass("fuse_mlp", _fuse_mlp, Stage.LAID_OUT, phase="choosing kernels of small layers"),
-    Pass("fuse_squeeze", _fuse_squeeze, Stage.LAID_OUT, phase="choosing kernels of small layers"),
+    Pass("merge_convolutions", SIBLING_CONVOLUTIONS, Stage.LAID_OUT, "group", "merging convolutions"),
+    Pass("fuse_cast", CASTS, Stage.LAID_OUT, phase="choosing prologues"),
+    Pass("fuse_prologue", PROLOGUES, Stage.LAID_OUT, phase="choosing prologues"),
+    Pass("fuse_mlp", MLPS, Stage.LAID_OUT, phase="choosing kernels of small layers"),
+    Pass("fuse_squeeze", SQUEEZES, Stage.LAID_OUT, phase="choosing kernels of small layers"),
     Pass("concat_in_place", _concat_in_place, Stage.LAID_OUT, phase="placing what is joined"),
     Pass("pointwise_fusion", _pointwise_fusion, Stage.FUSED, "fuse", "fusing pointwise ops"),
 )
 """Up to `SPECIALIZED`, once per graph and shapes; `TYPED`, once per type of half precision; `LAID_OUT`, once per memory layout that is
 tried; `FUSED`, in the one that was taken."""
+
+
+def list_fusions(graph: OpGraph, device: torch.device, *, nchw: bool, group: bool) -> None:
+    """Has the tuner, in `Tuner.listing`, hear of every choice that the fusions will make."""
+    for one in PIPELINE:
+        fusion, wanted = one.run, group or one.option != "group"
+        if isinstance(fusion, MeasuredFusion) and fusion.listed and wanted and _fits(fusion, nchw=nchw, split=False):
+            fusion.list_choices(graph, device)
 
 
 _FIXES_SHAPES = PIPELINE[: next(number for number, one in enumerate(PIPELINE) if one.name == "exchange")]
@@ -311,7 +297,7 @@ def run_passes(graph: OpGraph, context: Context, *stages: Stage, pipeline: tuple
             for one in passes:
                 if checks and legal is None:
                     before = fingerprint(graph)
-                changed = one.run(graph, context)
+                changed = one(graph, context)
                 if changed:
                     tidy(graph)
                 if not checks:
@@ -333,7 +319,7 @@ def run_dry(graph: OpGraph, context: Context) -> None:
     """Runs the passes that decide which shapes depend on values, by the context's tracer. What it lets go has no shape, so that the graph
     is not one that `verify` could look at."""
     for one in _FIXES_SHAPES:
-        if one.run(graph, context):
+        if one(graph, context):
             tidy(graph)
 
 

@@ -95,7 +95,7 @@ class Tracer:
         self.places = tuple(torch.device(self.device.type, gpu) for gpu in gpus)
 
     def place(self, gpu: int) -> torch.device:
-        """Where a GPU of a split graph is."""
+        """Device of a GPU of a split graph."""
         return self.places[gpu] if self.places else self.device
 
     def feed(self, feeds: Mapping[str, NDArray[Any]]) -> None:
@@ -116,7 +116,7 @@ class Tracer:
             self._stamps[key] = {name: self._written[name] for name in names}
 
     def overwritten(self, key: Key) -> bool:
-        """Whether a value lies in a variable that has been given another one since."""
+        """Returns whether a value lies in a variable that has been given another one since."""
         return any(self._written[name] != count for name, count in self._stamps.get(key, {}).items())
 
     def _touched(
@@ -135,12 +135,12 @@ class Tracer:
         return tuple(dict.fromkeys(name for names in lies for name in names)), tuple(writes)
 
     def skips(self, op: Op) -> bool:
-        """Whether an op, with all that it becomes, is to be left out. None is."""
+        """Returns whether an op, with all that it becomes, is to be left out. None is."""
         del op
         return False
 
     def forgives(self, op: Op, problem: EngineError) -> bool:
-        """Whether to go on behind an op that the engine refuses. It is not."""
+        """Returns whether to go on behind an op that the engine refuses. It is not."""
         del op, problem
         return False
 
@@ -382,13 +382,13 @@ class Tracer:
 
 
 def _takes_tf32(op: Op, filter: torch.Tensor) -> bool:
-    """Whether an op is done by our kernel of convolutions, in TF32. It rounds its data itself, and finds its filter rounded."""
+    """Returns whether an op is done by our kernel of convolutions, in TF32. It rounds its data itself, and finds its filter rounded."""
     own = TILES in op.attrs and FILTERS.get(op.op) is prepare_filter
     return own and filter.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
 
 
 def variables_of(graph: OpGraph) -> State:
-    """What a graph says of its variables."""
+    """Facts that a graph gives about its variables."""
     return State(graph.state, graph.final, graph.stacks, tuple(graph.arenas), graph.initial)
 
 
@@ -481,14 +481,14 @@ def specialize(
 
 
 def _instead(op: Op, proof: Proof | None) -> list[Op]:
-    """What runs in the place of an op."""
+    """The function that runs in the place of an op."""
     if proof is None:
         return [op]
     return proof.ops if proof.outputs and not proof.stays else [*proof.ops, op]
 
 
 def _has_one_value(tracer: Tracer, facts: KnownValues, op: Op) -> bool:
-    """Whether an op's only output turned out to be the same in every run; it is a constant then."""
+    """Returns whether an op's only output turned out to be the same in every run; it is a constant then."""
     name = dtype_name(tracer.values[op.node, 0].dtype)
     always = facts.learn(op, np.dtype(name if name in COUNTED else "float32"))
     if always is None or (op.node, 1) in tracer.values:

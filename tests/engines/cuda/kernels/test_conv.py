@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -233,26 +235,26 @@ def test_early_kernels_wait_for_what_is_in_front_on_their_stream_and_on_others(p
 def test_siblings_are_decided_by_measurement_in_tf32_only(monkeypatch):
     from msplit.engines.cuda.autotune.tuner import Tuner
     from msplit.engines.cuda.device.device import precision
-    from msplit.engines.cuda.passes.convolution.merge_convolutions import FAMILY, decide_on, find_siblings
+    from msplit.engines.cuda.passes.convolution.merge_convolutions import FAMILY, SIBLING_CONVOLUTIONS
     from tests.engines.cuda.passes.convolution.test_merge_convolutions import block, source_of
 
     graph = block()
     x = graph.placeholder("x", [1, 17, 17, 256])
     flat = graph.finish([graph.conv(x, 256, size) for size in (48, 64, 96)])
     source = source_of(flat, {"x": torch.randn(1, 17, 17, 256).numpy()})
-    decide = decide_on(torch.device("cuda"))
-    (members,) = find_siblings(source)
+    decide = functools.partial(SIBLING_CONVOLUTIONS.decide, device=torch.device("cuda"))
+    (members,) = SIBLING_CONVOLUTIONS.find(source)
     with precision(True):
-        assert decide(source, members) is None
+        assert decide(source, members) == (False, None)
     measured = Tuner.of(torch.device("cuda")).chosen(FAMILY)
     count = len(measured)
     with precision(False):
-        tiles = decide(source, members)
-        assert decide(source, members) == tiles
+        takes, tiles = decide(source, members)
+        assert decide(source, members) == (takes, tiles)
     assert len(measured) == count + 1
     times = next(reversed(measured.values()))
     assert times is not None
-    assert (tiles is not None) == times.wins()
+    assert takes == (tiles is not None) == times.wins()
     assert 0 < times.merged < times.one_by_one_loaded
 
 

@@ -244,7 +244,8 @@ for op, on, dtype in [*CASES, ("ApplyFtrl", None, torch.float32), ("ApplyAdam", 
         wanted = [[one.clone() for one in slot] for slot in state]
         attrs = {kernel.OPTIONS[op][0]: bool(on)}
         for variables, gradient in zip(zip(*wanted), gradients):
-            optimizer.formula(Node("node", op, attrs), variables, numbers, gradient)
+            for old, new in zip(variables, optimizer.step(attrs, variables, numbers, gradient), strict=True):
+                old.copy_(new)
         kernel.update(op, attrs, state, numbers, gradients)
         for found, right in zip(sum(state, []), sum(wanted, [])):
             torch.testing.assert_close(found, right, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-14, equal_nan=True)

@@ -1,9 +1,15 @@
-"""Kernels that update variables by an optimizer and convert them (`kernels.optimizers`). Formulas, in their order, are TensorFlow's."""
+"""Kernels that update variables by an optimizer and convert them (`kernels.optimizers`), by the formulas of `optimizer_formulas`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
 import triton
 import triton.language as tl
+
+from msplit.engines.cuda.kernels import optimizer_formulas as formulas
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -35,38 +41,7 @@ def update(  # type: ignore[no-untyped-def]
         if SLOTS > 3:
             at_r = _at(row + 3, T, VECTOR) + place
             r = tl.load(at_r, mask=exists, other=0)
-        if OP == "ApplyGradientDescent":
-            v -= g * a
-        elif OP == "ApplyMomentum":
-            v, p = _momentum(v, p, g, a, b, OPTION)
-        elif OP == "ApplyKerasMomentum":
-            v, p = _keras_momentum(v, p, g, a, b, OPTION)
-        elif OP == "ApplyAdam":
-            v, p, q = _adam(v, p, q, g, a, b, c, d, e, f, OPTION)
-        elif OP == "ApplyAdamWithAmsgrad":
-            v, p, q, r = _amsgrad(v, p, q, r, g, a, b, c, d, e, f)
-        elif OP == "ApplyAdagrad":
-            p = p + g * g if OPTION else p
-            v -= g * a * _quotient(1, _root(p))
-        elif OP == "ApplyAdagradV2":
-            p = p + g * g if OPTION else p
-            v -= _quotient(g * a, _root(p) + b)
-        elif OP == "ApplyAdadelta":
-            v, p, q = _adadelta(v, p, q, g, a, b, c)
-        elif OP == "ApplyRMSProp":
-            p += (g * g - p) * (1 - b)
-            q = q * c + _quotient(g * a, _root(p + d))
-            v -= q
-        elif OP == "ApplyCenteredRMSProp":
-            q += (g * g - q) * (1 - b)
-            p += (g - p) * (1 - b)
-            r = r * c + _quotient(g * a, _root(q - p * p + d))
-            v -= r
-        elif OP == "ApplyFtrl":
-            v, p, q = _ftrl(v, p, q, g, g, a, b, c, d, OPTION)
-        else:
-            tl.static_assert(OP == "ApplyFtrlV2")
-            v, p, q = _ftrl(v, p, q, g, g + 2 * d * v, a, b, c, e, OPTION)
+        v, p, q, r = optimize(v, p, q, r, g, a, b, c, d, e, f, OP, OPTION, False)
         tl.store(at_v, v, mask=exists)
         if SLOTS > 1:
             tl.store(at_p, p, mask=exists)
@@ -99,85 +74,95 @@ def _at(place, T: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untype
     return found
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _momentum(v, p, g, rate, momentum, NESTEROV: tl.constexpr):  # type: ignore[no-untyped-def]
-    p = p * momentum + g
-    step = g * rate + p * momentum * rate if NESTEROV else p * rate
-    return v - step, p
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _keras_momentum(v, p, g, rate, momentum, NESTEROV: tl.constexpr):  # type: ignore[no-untyped-def]
-    p = p * momentum - g * rate
-    step = p * momentum - g * rate if NESTEROV else p
-    return v + step, p
-
-
 @triton.jit
-def _moments(m, s, g, beta1_power, beta2_power, rate, beta1, beta2):  # type: ignore[no-untyped-def]
-    m += (g - m) * (1 - beta1)
-    s += (g * g - s) * (1 - beta2)
-    return m, s, _quotient(rate * _root(1 - beta2_power), 1 - beta1_power)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _adam(  # type: ignore[no-untyped-def]
-    v, m, s, g, beta1_power, beta2_power, rate, beta1, beta2, epsilon, NESTEROV: tl.constexpr
-):
-    m, s, alpha = _moments(m, s, g, beta1_power, beta2_power, rate, beta1, beta2)
-    step = g * (1 - beta1) + beta1 * m if NESTEROV else m
-    return v - _quotient(step * alpha, _root(s) + epsilon), m, s
-
-
-@triton.jit
-def _amsgrad(  # type: ignore[no-untyped-def]
-    v, m, s, largest, g, beta1_power, beta2_power, rate, beta1, beta2, epsilon
-):
-    m, s, alpha = _moments(m, s, g, beta1_power, beta2_power, rate, beta1, beta2)
-    largest = tl.where(s > largest, s, largest)
-    return v - _quotient(m * alpha, _root(largest) + epsilon), m, s, largest
-
-
-@triton.jit
-def _adadelta(v, squares, updates, g, rate, rho, epsilon):  # type: ignore[no-untyped-def]
-    squares = squares * rho + g * g * (1 - rho)
-    step = _root(updates + epsilon) * _quotient(1, _root(squares + epsilon)) * g
-    return v - step * rate, squares, updates * rho + step * step * (1 - rho)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _ftrl(v, squares, linear, g, penalized, rate, l1, l2, power, BY_RATE: tl.constexpr):  # type: ignore[no-untyped-def]
-    after = squares + g * g
-    if power == -0.5:
-        before_root, root = _root(squares), _root(after)
-    else:
-        before_root, root = _power(squares, -power), _power(after, -power)
-    if BY_RATE:
-        linear += penalized * rate - (root - before_root) * v
-        l1, l2 = l1 * rate, l2 * rate
-        divisor = root
-    else:
-        linear += penalized - _quotient(root - before_root, rate) * v
-        divisor = _quotient(root, rate)
-    sign = tl.where(linear > 0, l1, tl.where(linear < 0, -l1, linear))
-    found = _quotient(sign - linear, divisor + 2 * l2)
-    return tl.where(tl.abs(linear) > l1, found, 0.0), after, linear
-
-
-@triton.jit
-def _root(x):  # type: ignore[no-untyped-def]
+def root(x):  # type: ignore[no-untyped-def]
     """A square root, rounded as in IEEE's arithmetic. Triton's own is of float32 an approximation."""
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
 @triton.jit
-def _quotient(x, y):  # type: ignore[no-untyped-def]
+def quotient(x, y):  # type: ignore[no-untyped-def]
     """A quotient, rounded likewise."""
     return tl.div_rn(x, y) if y.dtype == tl.float32 else x / y
 
 
 @triton.jit
-def _power(x, y):  # type: ignore[no-untyped-def]
-    """A power of a number that is not negative."""
-    found = tl.exp(y.to(tl.float64) * tl.log(x.to(tl.float64)))
-    return tl.where(y == 0, 1.0, found).to(x.dtype)
+def inverse_root(x):  # type: ignore[no-untyped-def]
+    """One by the square root."""
+    return quotient(1, root(x))
+
+
+@triton.jit
+def minus_power(x, power):  # type: ignore[no-untyped-def]
+    """A number that is not negative to minus the power."""
+    if power == -0.5:
+        found = root(x)
+    else:
+        wide = tl.exp(-power.to(tl.float64) * tl.log(x.to(tl.float64)))
+        found = tl.where(power == 0, 1.0, wide).to(x.dtype)
+    return found
+
+
+@triton.jit
+def where(condition, x, y):  # type: ignore[no-untyped-def]
+    """x where the condition holds, y elsewhere."""
+    return tl.where(condition, x, y)
+
+
+@triton.jit
+def sign(x):  # type: ignore[no-untyped-def]
+    """1, 0 or -1; what is no number for none."""
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x)).to(x.dtype)
+
+
+@triton.jit
+def magnitude(x):  # type: ignore[no-untyped-def]
+    """The absolute value."""
+    return tl.abs(x)
+
+
+def _compiled(formula: Callable[..., Any]) -> Any:
+    """A formula as Triton compiles it: of what it calls, that of this module."""
+    annotations = dict.fromkeys(("State", "Tensor", "constexpr"), tl.constexpr(0))  # which Triton evaluates
+    return triton.jit(FunctionType(formula.__code__, {**globals(), **annotations}, formula.__name__))
+
+
+moments, follow = _compiled(formulas.moments), _compiled(formulas.follow)
+gradient_descent, momentum = _compiled(formulas.gradient_descent), _compiled(formulas.momentum)
+keras_momentum, adam, amsgrad = (_compiled(one) for one in (formulas.keras_momentum, formulas.adam, formulas.amsgrad))
+adagrad, adagrad_v2, adadelta = (_compiled(one) for one in (formulas.adagrad, formulas.adagrad_v2, formulas.adadelta))
+rmsprop, centered_rmsprop = _compiled(formulas.rmsprop), _compiled(formulas.centered_rmsprop)
+ftrl, ftrl_v2 = _compiled(formulas.ftrl), _compiled(formulas.ftrl_v2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def optimize(  # type: ignore[no-untyped-def]
+    v, p, q, r, g, a, b, c, d, e, f, OP: tl.constexpr, OPTION: tl.constexpr, SPARSE: tl.constexpr
+):  # fmt: skip
+    """What an optimizer makes of a variable and its slots, of which it may have fewer, as it may of numbers."""
+    if OP == "GradientDescent":
+        (v,) = gradient_descent((v,), (a,), g, OPTION, SPARSE)
+    elif OP == "Momentum":
+        v, p = momentum((v, p), (a, b), g, OPTION, SPARSE)
+    elif OP == "KerasMomentum":
+        v, p = keras_momentum((v, p), (a, b), g, OPTION, SPARSE)
+    elif OP == "Adam":
+        v, p, q = adam((v, p, q), (a, b, c, d, e, f), g, OPTION, SPARSE)
+    elif OP == "AdamWithAmsgrad":
+        v, p, q, r = amsgrad((v, p, q, r), (a, b, c, d, e, f), g, OPTION, SPARSE)
+    elif OP == "Adagrad":
+        v, p = adagrad((v, p), (a,), g, OPTION, SPARSE)
+    elif OP == "AdagradV2":
+        v, p = adagrad_v2((v, p), (a, b), g, OPTION, SPARSE)
+    elif OP == "Adadelta":
+        v, p, q = adadelta((v, p, q), (a, b, c), g, OPTION, SPARSE)
+    elif OP == "RMSProp":
+        v, p, q = rmsprop((v, p, q), (a, b, c, d), g, OPTION, SPARSE)
+    elif OP == "CenteredRMSProp":
+        v, p, q, r = centered_rmsprop((v, p, q, r), (a, b, c, d), g, OPTION, SPARSE)
+    elif OP == "Ftrl":
+        v, p, q = ftrl((v, p, q), (a, b, c, d), g, OPTION, SPARSE)
+    else:
+        tl.static_assert(OP == "FtrlV2")
+        v, p, q = ftrl_v2((v, p, q), (a, b, c, d, e), g, OPTION, SPARSE)
+    return v, p, q, r

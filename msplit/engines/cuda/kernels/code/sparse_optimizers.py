@@ -1,11 +1,11 @@
-"""The kernels that update rows of variables and find distinct ids (`kernels.sparse_optimizers`). Formulas are TensorFlow's."""
+"""The kernels that update rows of variables and find distinct ids (`kernels.sparse_optimizers`)."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from msplit.engines.cuda.kernels.code.optimizers import _adadelta, _keras_momentum, _momentum, _power, _quotient, _root
+from msplit.engines.cuda.kernels.code.optimizers import optimize, quotient, root
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -127,7 +127,7 @@ def _of_segment(  # type: ignore[no-untyped-def]
             size += tl.sum((others == own).to(tl.int32), 0)
             start += CHUNK
         divisor = tl.maximum(size, 1).to(g.dtype)
-        g = _quotient(g, divisor if COMBINER == 2 else _root(divisor))
+        g = quotient(g, divisor if COMBINER == 2 else root(divisor))
     return g
 
 
@@ -137,51 +137,9 @@ def _step(v, p, q, r, g, a, b, c, d, e, OP: tl.constexpr, OPTION: tl.constexpr):
         v += g
     elif OP == "ScatterSub":
         v -= g
-    elif OP == "SparseApplyMomentum":
-        v, p = _momentum(v, p, g, a, b, OPTION)
-    elif OP == "SparseApplyKerasMomentum":
-        v, p = _keras_momentum(v, p, g, a, b, OPTION)
-    elif OP == "SparseApplyAdagrad":
-        p = p + g * g if OPTION else p
-        v -= a * g * _quotient(1, _root(p))
-    elif OP == "SparseApplyAdagradV2":
-        p = p + g * g if OPTION else p
-        v -= _quotient(a * g, _root(p) + b)
-    elif OP == "SparseApplyAdadelta":
-        v, p, q = _adadelta(v, p, q, g, a, b, c)
-    elif OP == "SparseApplyRMSProp":
-        p = p * b + g * g * (1 - b)
-        q = q * c + _quotient(1, _root(p + d)) * a * g
-        v -= q
-    elif OP == "SparseApplyCenteredRMSProp":
-        p, q = p * b + g * (1 - b), q * b + g * g * (1 - b)
-        r = r * c + _quotient(1, _root(q + d - p * p)) * a * g
-        v -= r
-    elif OP == "SparseApplyFtrl":
-        v, p, q = _follow(v, p, q, g, g, a, b, c, d, OPTION)
     else:
-        tl.static_assert(OP == "SparseApplyFtrlV2")
-        v, p, q = _follow(v, p, q, g, g + 2 * d * v, a, b, c, e, OPTION)
+        v, p, q, r = optimize(v, p, q, r, g, a, b, c, d, e, e, OP, OPTION, True)
     return v, p, q, r
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _follow(v, squares, linear, g, penalized, rate, l1, l2, power, BY_RATE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Follows the regularized leader. What is no number stays none, which dense updates make a zero of."""
-    after = squares + g * g
-    if power == -0.5:
-        before_root, root = _root(squares), _root(after)
-    else:
-        before_root, root = _power(squares, -power), _power(after, -power)
-    if BY_RATE:
-        linear += penalized * rate - (root - before_root) * v
-        l1, l2 = l1 * rate, l2 * rate
-        divisor = root
-    else:
-        linear += penalized - _quotient(root - before_root, rate) * v
-        divisor = _quotient(root, rate)
-    kept = tl.where(linear > l1, l1, tl.where(linear < -l1, -l1, linear))
-    return _quotient(kept - linear, divisor + 2 * l2), after, linear
 
 
 @triton.jit  # type: ignore[untyped-decorator]

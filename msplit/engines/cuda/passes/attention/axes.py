@@ -58,11 +58,11 @@ class Atoms:
         return tuple(atom for axis in axes for atom in self.whole(axis))
 
     def size(self, axis: Axis) -> int:
-        """How long an axis is."""
+        """Length of an axis."""
         return math.prod(self.sizes[atom] for atom in self.whole(axis))
 
     def shape(self, axes: Sequence[Axis]) -> tuple[int, ...]:
-        """How long each of them is."""
+        """Length of each axis."""
         return tuple(self.size(axis) for axis in axes)
 
     def reshaped(self, axes: Sequence[Axis], shape: Sequence[int]) -> Axes | None:
@@ -103,7 +103,7 @@ class Atoms:
 
 
 def is_product(op: Op) -> bool:
-    """Whether an op multiplies two tensors, summed along one axis or more."""
+    """Returns whether an op multiplies two tensors, summed along one axis or more."""
     return len(op.inputs) == 2 and RESULT not in op.attrs and (op.op in BATCH_MATMULS or op.op in (_EINSUM, _MATMUL))
 
 

@@ -1,4 +1,4 @@
-"""What is added to the scores of an attention: all that a model does with them in front of the softmax, done with zeros in their place.
+"""Masks of attention: all that a model does with scores in front of the softmax, as an addend that does the same.
 
 A model replaces scores that do not count by a very small number, where a kernel adds one. The weight is zero both ways, as long as
 another score of the row counts. Where none does, the model's weights are all the same; so they are with `NOTHING` added, which is so
@@ -47,7 +47,7 @@ Term = Key | NDArray[Any]
 
 @dataclass(frozen=True)
 class Mask:
-    """What becomes of scores.
+    """Changes of scores in front of the softmax.
 
     Attributes:
         bias: Is added to them, laid as `Match.order` says, of size one where it is the same for all; None: nothing is.
@@ -160,7 +160,7 @@ class _Masks:
         return np.where(np.isneginf(term), term, np.maximum(term, _least(dtype))).astype(numpy_dtype(dtype))
 
     def finished(self, bias: Term) -> Key:
-        """What is added as the kernel takes it: in the type of queries, and finite as far as it was."""
+        """The addend as the kernel takes it: in the type of queries, and finite as far as it was."""
         wanted = self.match.dtype
         if isinstance(bias, tuple) and self.dtype != wanted:
             shape = self.maker.shape(bias)
@@ -201,7 +201,7 @@ class _Masks:
         )
 
     def added(self, one: Added) -> Term:
-        """What is added, laid."""
+        """The addend, laid."""
         if one.where is None:
             term = self.laid(one.key, one.axes, self.dtype)
             return term if one.factor == 1 else self.binary("Mul", term, self._scalar(one.factor), self.dtype)
@@ -213,7 +213,7 @@ class _Masks:
         return np.full((1,) * len(self.match.order), number)
 
     def conditions(self, one: Replaced) -> Iterator[Term]:
-        """What must hold for scores to count: the parts of a conjunction, laid, without those that always hold."""
+        """Conditions under which scores count: the parts of a conjunction, laid, without those that always hold."""
         graph = self.maker.graph
         waiting = [(one.key, one.axes, one.kept)]
         while waiting:
@@ -280,11 +280,11 @@ class _Masks:
             raise Illegal
 
     def both(self, conditions: Sequence[Term]) -> Term:
-        """Whether all of them hold."""
+        """Returns whether all of them hold."""
         return functools.reduce(lambda first, second: self.binary("LogicalAnd", first, second, "bool"), conditions)
 
     def mask(self) -> Mask:
-        """See `mask_of`."""
+        """Implements `mask_of`."""
         match = self.match
         bias: Term = self._scalar(0.0)
         kept: list[Term] = []
@@ -356,7 +356,7 @@ class _Masks:
         return False
 
     def _was_cut(self, key: Key) -> bool:
-        """Whether a value had numbers beyond float16. What is left of them does not swallow scores, which the kernel adds in float32: of
+        """Checks if a value had numbers beyond float16. What is left of them does not swallow scores, which the kernel adds in float32: of
         rows in which nothing counts, weights would be others than the model's."""
         op = self.maker.graph.ops.get(key[0])
         while op is not None and op.op in VIEWS | RESHAPES:
@@ -390,7 +390,7 @@ def _part(axes: Axes, shape: Sequence[int]) -> Axes:
 
 
 def mask_of(maker: Maker, match: Match) -> Mask | None:
-    """What is added to the scores of a match, made of ops where it is not known; None where adding can not do the same."""
+    """The addend to the scores of a match, made of ops where it is not known; None where adding can not do the same."""
     try:
         return _Masks(maker, match).mask()
     except Illegal:

@@ -26,7 +26,7 @@ _DIVISIONS = ops_with("divide")
 
 @dataclass(frozen=True)
 class Added:
-    """What is added to scores: a value times a factor; or the factor where a condition has the truth value `where`, else nothing."""
+    """An addend to scores: a value times a factor; or the factor where a condition has the truth value `where`, else nothing."""
 
     key: Key
     axes: Axes
@@ -111,7 +111,7 @@ def find(graph: OpGraph) -> Iterator[Match]:
 
 @dataclass
 class _Way:
-    """How far one search has come.
+    """Progress of one search.
 
     Attributes:
         axes: Of the scores, or weights.

@@ -41,7 +41,7 @@ def _hands_on(graph: OpGraph, op: Op) -> Key | None:
 
 
 def _changes_nothing(graph: OpGraph, op: Op, other: Key | None) -> bool:
-    """Whether an op, whose result has the shape of one input, gives that one back, whatever it is. `other` is its second operand."""
+    """Checks if an op, whose result has the shape of one input, gives that one back, whatever it is. `other` is its second operand."""
     if op.op in _BY_SHAPE or (op.op == "ConcatV2" and len(op.inputs) == 2):
         return True
     value = None if other is None else graph.constants.get(other)

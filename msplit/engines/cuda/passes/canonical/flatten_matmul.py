@@ -68,7 +68,7 @@ def flatten_convolution(graph: OpGraph) -> bool:
 
 
 def is_of_one_pixel(graph: OpGraph, op: Op) -> bool:
-    """Whether a convolution is a product of matrices: images of one pixel, seen through a window of one. Through explicit padding it may
+    """Checks if a convolution is a product of matrices: images of one pixel, seen through a window of one. Through explicit padding it may
     see nothing of them."""
     left, right = op.inputs[:2]
     if right not in graph.constants or left not in graph.shapes or op.attrs.get("T") not in FLOATS:

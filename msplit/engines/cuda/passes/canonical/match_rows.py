@@ -58,7 +58,7 @@ def region(graph: OpGraph, readers: Readers, key: Key, belongs: Callable[[Op, se
 
 
 def _is_by_row(graph: OpGraph, key: Key, op: Op, inside: set[Key]) -> bool:
-    """Whether an op depends row by row on the rows of `key` and on constants alone."""
+    """Returns whether an op depends row by row on the rows of `key` and on constants alone."""
     if (op.node, 0) not in graph.shapes:
         return False
     shape = graph.shapes[key]
@@ -96,7 +96,7 @@ def functions(graph: OpGraph, readers: Readers, key: Key, ops: list[Op]) -> Iter
 
 
 def evaluate(graph: OpGraph, key: Key, ops: list[Op], rows: torch.Tensor) -> torch.Tensor:
-    """What the last of some ops, in topological order, makes of rows (rows by columns, float64) in the place of a value."""
+    """The result of the last of some ops, in topological order, for rows (rows by columns, float64) in the place of a value."""
     rank = len(graph.shapes[key])
     values = {key: rows.reshape((1,) * (rank - 2) + tuple(rows.shape)) if rank > 1 else rows}
     for op in ops:
@@ -255,14 +255,14 @@ def match_gelu(graph: OpGraph, readers: Readers, key: Key) -> tuple[str, list[Op
 
 
 def _is_by_element(graph: OpGraph, key: Key, op: Op, inside: set[Key]) -> bool:
-    """Whether an op depends element by element on the elements of `key` and on constant numbers alone."""
+    """Returns whether an op depends element by element on the elements of `key` and on constant numbers alone."""
     if op.op not in _GELU_ELEMENTWISE or graph.shapes.get((op.node, 0)) != graph.shapes[key]:
         return False
     return all(name in inside or (name in graph.constants and graph.constants[name].size == 1) for name in op.inputs)
 
 
 def _is_closed(readers: Readers, key: Key, ops: list[Op]) -> bool:
-    """Whether only the last op's result is wanted outside."""
+    """Returns whether only the last op's result is wanted outside."""
     inside = {op.node for op in ops}
     for value in [key, *((op.node, 0) for op in ops[:-1])]:
         users = readers.of.get(value, [])

@@ -1,4 +1,4 @@
-"""What a Concat joins is written where it belongs.
+"""Parts of a Concat are written where they belong.
 
 A convolution or a pool whose result a Concat reads writes it into that one's memory (a buffer: see `ir.buffers`), and the Concat becomes a
 view. A Concat whose result is a part of another's lies in the same buffer: DenseNet, where each layer joins all before it with one new
@@ -23,7 +23,8 @@ from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.convolution.fuse_prologue import OP as PROLOGUED
-from msplit.engines.cuda.passes.convolution.merge_convolutions import EPILOGUES, lowered
+from msplit.engines.cuda.passes.convolution.merge_convolutions import EPILOGUES
+from msplit.engines.cuda.passes.measured import given_decision, lowered
 from msplit.engines.cuda.passes.pattern import Dominators, Readers
 from msplit.opset.traits import CONV2D, ops_with, traits
 
@@ -41,7 +42,7 @@ _MOST_JOINED = 256
 
 @dataclass(eq=False)
 class _Layout:
-    """What lies where in one buffer: first place and length along its axis.
+    """Layout of one buffer: first place and length along its axis of everything in it.
 
     Attributes:
         axis: Along which it is joined.
@@ -113,7 +114,7 @@ class _Finder:
         self.taken: set[int] = set()
 
     def lay_out(self, last: Op) -> _Layout:
-        """Where everything that a Concat joins would lie."""
+        """Lays out everything that a Concat joins."""
         axis = self.axes[last.node]
         layout = _Layout(axis)
         waiting = [(last, 0, self.graph.shapes[last.node, 0][axis])]
@@ -140,7 +141,7 @@ class _Finder:
         return op is not None and op.op in _MAKES and self.writes(self.graph, op)
 
     def _takes_strides(self, key: Key) -> bool:
-        """Whether everything that wants a value, but for the one that joins it, takes it as it lies in the middle of a buffer."""
+        """Returns whether everything that wants a value, but for the one that joins it, takes it as it lies in the middle of a buffer."""
         read_by = [self.graph.ops[reader].op for reader in self.readers.of[key]]
         others = [op for op in read_by if op not in _JOINS]
         return len(others) == len(read_by) - 1 and _TAKES_STRIDES.issuperset(others) and key not in self.readers.fetched
@@ -177,11 +178,15 @@ def _write(graph: OpGraph, layout: _Layout, anchor: Key) -> None:
         join.op, join.attrs, join.inputs = JOINED, {PART: Part(0, axis, start, size)}, [buffer, *inside]
 
 
-def decide_on(device: torch.device, *, measure: bool) -> Writes:
-    """What `concat_in_place` asks on a device, for data that lie as NHWC: where a convolution runs in our own kernel, which `autotune.conv`
+def writes_on(device: torch.device, *, measure: bool) -> Writes:
+    """Decides for `concat_in_place`, for data that lie as NHWC: where a convolution runs in our own kernel, which `autotune.conv`
     measures, it writes anywhere, as our pools do. A library's result would be copied."""
 
+    given = given_decision(concat_in_place)
+
     def writes(graph: OpGraph, op: Op) -> bool:
+        if given is not None:
+            return given(graph, op)[0]
         channels = op.attrs.get("data_format", "NHWC")
         if channels != "NHWC" or len(graph.shapes.get((op.node, 0), ())) != _RANK:
             return False
@@ -197,7 +202,7 @@ def decide_on(device: torch.device, *, measure: bool) -> Writes:
 
 
 def _runs_in_tiles(graph: OpGraph, op: Op, device: torch.device) -> bool:
-    """Whether our own kernel runs a convolution with a constant filter, by measurement."""
+    """Returns whether our own kernel runs a convolution with a constant filter, by measurement."""
     filter = graph.constants.get(op.inputs[1])
     if filter is None or not conv.worth_a_kernel(to_torch(filter[:0]).dtype):
         return False

@@ -103,7 +103,7 @@ def _take_scale(graph: OpGraph, readers: Readers, head: Op, weights: NDArray[Any
 def _step_in_front(
     graph: OpGraph, readers: Readers, head: Op, op: Op, shape: tuple[int, ...], along: int
 ) -> tuple[Key, tuple[Doubles | float, Doubles | float]] | None:
-    """What an op in front of a head reads, and the scale and offset that it applies to it; None if it does anything else."""
+    """The value that an op in front of a head reads, and the scale and offset that it applies to it; None if it does anything else."""
     for data in op.inputs[:2]:
         if data not in graph.constants and graph.shapes.get(data) == shape and op.inputs.count(data) == 1:
             step = affine(graph, readers, head, op, data, shape, (along,))

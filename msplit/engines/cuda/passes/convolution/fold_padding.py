@@ -100,7 +100,7 @@ def _zeros_around(graph: OpGraph, pad: Op, convolution: Op, key: Key, axis: int 
 
 
 def _keeps_maximum(graph: OpGraph, pad: Op, pool: Op, paddings: NDArray[Any]) -> bool:
-    """Whether zeros around the data change no maximum: a pool leaves its own padding out, so that what they are around must not be
+    """Returns whether zeros around the data change no maximum: a pool leaves its own padding out, so that what they are around must not be
     negative, and each window must hold some of it."""
     maker = graph.ops.get(pad.inputs[0][0])
     sizes = np.asarray(pool.attrs.get("ksize"), np.int64)

@@ -7,16 +7,13 @@ has a perceptron with one hidden layer, where a request brings a row or a few. W
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from msplit.engines.cuda.autotune import conv, matmul
-from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_torch
 from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.windows import PROLOGUE, TILES
@@ -27,7 +24,7 @@ from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.engines.cuda.ops.fused import CLASSIFIER, CLASSIFIER_SOFTMAX, MLP, MLP_ACTIVATIONS, MLP_BIASED
 from msplit.engines.cuda.passes.canonical.fuse_epilogue import activation_behind, reshapes_behind
 from msplit.engines.cuda.passes.convolution.fuse_prologue import InFront, in_front
-from msplit.engines.cuda.passes.convolution.merge_convolutions import lowered
+from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
 from msplit.engines.cuda.passes.pattern import Readers, become_reshape
 from msplit.opset.traits import RESHAPES
 
@@ -51,7 +48,7 @@ class Layer:
 
     @property
     def result(self) -> Key:
-        """What it gives."""
+        """The layer's result."""
         return self.absorbed[-1].node, 0
 
     @property
@@ -61,7 +58,7 @@ class Layer:
 
     @property
     def bias(self) -> list[Key]:
-        """Of the layer, if it has one."""
+        """The layer's bias, if it has one."""
         return self.product.inputs[2:]
 
 
@@ -85,16 +82,16 @@ class Candidate:
 
     @property
     def pooled(self) -> bool:
-        """Whether the mean is in it."""
+        """Returns whether the mean is in it."""
         return any(op.op == "Mean" for op in self.absorbed)
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """Of the prologue: a constant per channel for each step that has one."""
+        """Operands of the prologue: a constant per channel for each step that has one."""
         return () if self.prologue is None else self.prologue.operands
 
     def op(self, tiles: Tiles | None = None) -> Op:
-        """What it becomes, with the tiles of its kernel if one was chosen, but for the operands of its prologue."""
+        """The op that the layers become, with the tiles of its kernel if one was chosen, but for the operands of its prologue."""
         attrs: dict[str, Any] = {} if tiles is None else {TILES: tiles}
         attrs[MLP_ACTIVATIONS] = tuple(layer.activation for layer in self.layers)
         attrs[MLP_BIASED] = tuple(bool(layer.bias) for layer in self.layers)
@@ -111,22 +108,6 @@ class Candidate:
         source_nodes = [node for op in self.absorbed for node in op.source_nodes]
         kind = CLASSIFIER if len(self.layers) == 1 else MLP
         return Op(self.absorbed[-1].node, self.absorbed[0].name, kind, attrs, inputs, source_nodes)
-
-
-Decide = Callable[[OpGraph, Candidate], "tuple[bool, Tiles | None]"]
-"""Whether layers become one op, and the tiles of its kernel; none where libraries run it step by step."""
-
-
-def fuse_mlp(graph: OpGraph, decide: Decide) -> bool:
-    """Makes one op of two dense layers, and of the end of a classifier, where that is decided."""
-    gone: set[int] = set()
-    for found in find_mlps(graph):
-        if gone.isdisjoint(one.node for one in found.absorbed):
-            takes, tiles = decide(graph, found)
-            if takes:
-                _fuse(graph, found, tiles)
-                gone.update(one.node for one in found.absorbed)
-    return bool(gone)
 
 
 def find_mlps(graph: OpGraph) -> list[Candidate]:
@@ -197,7 +178,7 @@ def _layer(graph: OpGraph, readers: Readers, op: Op) -> Layer | None:
 
 
 def _pooled(graph: OpGraph, readers: Readers, rows: Key, dtype: str) -> tuple[Key, list[Op]]:
-    """What rows are the mean of over height and width, with the ops in between; themselves and none where they are no such thing, or of
+    """Images whose mean rows are over height and width, with the ops in between; themselves and none where they are no such thing, or of
     another type."""
     key, absorbed = rows, list[Op]()
     while (op := graph.ops.get(key[0])) is not None and readers.only(key) is not None:
@@ -231,101 +212,74 @@ def _fuse(graph: OpGraph, found: Candidate, tiles: Tiles | None) -> None:
     become_reshape(graph, last, (made.node, 0))
 
 
-FAMILY: Family[Tiles | None] = Family("mlps", lambda tiles: tiles, lambda value: value.or_none(conv.tiles_of), None)
-"""The choices that are made here: `Tiles`, or None where a kernel for each is better."""
+def _find(graph: OpGraph) -> Iterator[Candidate]:
+    """Candidates that share no op with one that was fused."""
+    gone: set[int] = set()
+    for found in find_mlps(graph):
+        nodes = {op.node for op in found.absorbed}
+        if gone.isdisjoint(nodes):
+            yield found
+            if found.absorbed[0].node not in graph.ops:
+                gone |= nodes
 
 
-def decide_on(device: torch.device, *, measure: bool) -> Decide:
-    """What `fuse_mlp` asks, for data that lie as NHWC on this device: on a GPU by measurement; elsewhere, where nothing can be measured,
-    what has a mean in it becomes one, since that saves most."""
-
-    def decide(graph: OpGraph, found: Candidate) -> tuple[bool, Tiles | None]:
-        if device.type != "cuda":
-            return found.pooled, None
-        if not (measure and can_compile()):
-            return False, None
-        op = found.op()
-        shapes = [graph.shape(key) for key in op.inputs]
-        layers = tuple((layer.product.op, attrs_key(layer.product.attrs)) for layer in found.layers)
-        tf32 = torch.backends.cuda.matmul.allow_tf32
-        key = (tuple(sorted(op.attrs.items())), layers, tf32, *shapes)
-        tiles = Tuner.of(device).decide(FAMILY, key, lambda: _Trial.of(graph, found, device))
-        return tiles is not None, tiles
-
-    return decide
+def _key(graph: OpGraph, found: Candidate, device: torch.device) -> tuple[Any, ...]:
+    op = found.op()
+    shapes = [graph.shape(key) for key in op.inputs]
+    layers = tuple((layer.product.op, attrs_key(layer.product.attrs)) for layer in found.layers)
+    return tuple(sorted(op.attrs.items())), layers, torch.backends.cuda.matmul.allow_tf32, *shapes
 
 
-@dataclass(frozen=True, eq=False)
-class _Trial:
-    """Layers on the device, with data at random.
+def _trial(graph: OpGraph, found: Candidate, device: torch.device) -> Trial[Tiles]:
+    """The mean, each product by its own fastest kernel, and the softmax, against one kernel for all."""
+    rest = [to_torch(graph.constants[key], device) for key in found.op().inputs[1:]]
+    rest += [to_torch(one, device) for one in found.operands]
+    count = len(found.layers)
+    data, weights, biases = sample(graph, found.data, rest[0].dtype, device), tuple(rest[:count]), rest[count:]
+    steps = _apart(found, data, weights, biases)
+    softmax = None if found.softmax is None else lowered(found.softmax)
 
-    Attributes:
-        found: What could become one op.
-        data: What it reads.
-        weights: The matrix of each.
-        biases: Of the layers that have one, and the operands of a prologue.
-    """
+    def apart(data: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> Any:
+        rows = torch.relu(data) if found.prologue else data  # a launch that it can not do without
+        rows = rows.mean((1, 2)) if found.pooled else rows
+        for (run, bias, last, _), matrix in zip(steps, weights, strict=True):
+            (rows,) = run(rows, matrix, *bias)
+            rows = rows if last is None else last(rows)
+        return (rows,) if softmax is None else softmax(rows)
 
-    found: Candidate
-    data: torch.Tensor
-    weights: tuple[torch.Tensor, ...]
-    biases: tuple[torch.Tensor, ...]
-
-    @staticmethod
-    def of(graph: OpGraph, found: Candidate, device: torch.device) -> _Trial:
-        chance = torch.Generator(device).manual_seed(0)
-        rest = [to_torch(graph.constants[key], device) for key in found.op().inputs[1:]]
-        rest += [to_torch(one, device) for one in found.operands]
-        data = torch.randn(graph.shapes[found.data], device=device, dtype=rest[0].dtype, generator=chance)
-        count = len(found.layers)
-        return _Trial(found, data, tuple(rest[:count]), tuple(rest[count:]))
-
-    def kernels(self) -> Iterator[tuple[Tiles, Callable[..., Any]]]:
-        """Our kernels that could run it, each called with data, the matrices in a tuple, and biases."""
-        channels, early = self.data.shape[-1], conv.starts_early(self.data)
-        single, pixels = len(self.weights) == 1, self.data[0].numel() // channels
-        cuts = classifier.candidates(channels, early=early) if single else mlp.candidates(pixels, early=early)
+    def candidates() -> Iterator[tuple[Tiles, Way]]:
+        channels, early = data.shape[-1], conv.starts_early(data)
+        pixels = data[0].numel() // channels
+        cuts = classifier.candidates(channels, early=early) if count == 1 else mlp.candidates(pixels, early=early)
         for tiles in cuts:
-            run = lowered(self.found.op(tiles))
-            yield tiles, lambda data, matrices, *biases, run=run: run(data, *matrices, *biases)
+            run = lowered(found.op(tiles))
+            yield tiles, Way(lambda data, own, *rest, run=run: run(data, *own, *rest), data, weights, biases)
 
-    def calls(self) -> Iterator[Callable[[], Any]]:
-        """Calls of all kernels of ours that `winner` times."""
-        self._apart()
-        for _, run in self.kernels():
-            yield functools.partial(run, self.data, self.weights, *self.biases)
+    expected = lowered(found.op())(data, *weights, *biases)
+    return Trial([Way(apart, data, tuple(laid for *_, laid in steps))], candidates(), expected)
 
-    def _apart(self) -> list[tuple[Callable[..., Any], list[torch.Tensor], Callable[..., Any] | None, torch.Tensor]]:
-        """Per layer what runs it by its own fastest kernel, its bias, an activation with a launch of its own, and its matrix as it then
-        lies.
-        """
-        biases = iter(self.biases)
-        rows = self.data.mean((1, 2)) if self.found.pooled else self.data
-        found = []
-        for layer, matrix in zip(self.found.layers, self.weights, strict=True):
-            bias = [next(biases)] if layer.bias else []
-            op, weights = matmul.choose(layer.product, [rows, matrix, *bias], lowered, movable=True)
-            last = activate(layer.activation) if len(layer.absorbed) > 1 else None
-            found.append((lowered(op), bias, last, weights))
-            (rows,) = lowered(op)(rows, weights, *bias)
-        return found
 
-    def winner(self, tuner: Tuner) -> Tiles | None:
-        """The fastest kernel, if it beats the mean, each product by its own fastest kernel, and the softmax."""
-        steps = self._apart()
-        softmax = None if self.found.softmax is None else lowered(self.found.softmax)
+def _apart(
+    found: Candidate, data: torch.Tensor, weights: Sequence[torch.Tensor], biases: Iterable[torch.Tensor]
+) -> list[tuple[Callable[..., Any], list[torch.Tensor], Callable[..., Any] | None, torch.Tensor]]:
+    """Per layer its fastest kernel, its bias, an activation with a launch of its own, and its matrix as that kernel wants it."""
+    biases, steps = iter(biases), []
+    rows = data.mean((1, 2)) if found.pooled else data
+    for layer, matrix in zip(found.layers, weights, strict=True):
+        bias = [next(biases)] if layer.bias else []
+        op, laid = matmul.choose(layer.product, [rows, matrix, *bias], lowered, movable=True)
+        last = activate(layer.activation) if len(layer.absorbed) > 1 else None
+        steps.append((lowered(op), bias, last, laid))
+        (rows,) = lowered(op)(rows, laid, *bias)
+    return steps
 
-        def apart(data: torch.Tensor, weights: tuple[torch.Tensor, ...], *biases: torch.Tensor) -> Any:
-            rows = torch.relu(data) if self.found.prologue else data  # a launch that it can not do without
-            rows = rows.mean((1, 2)) if self.found.pooled else rows
-            for (run, bias, last, _), matrix in zip(steps, weights, strict=True):
-                (rows,) = run(rows, matrix, *bias)
-                rows = rows if last is None else last(rows)
-            return (rows,) if softmax is None else softmax(rows)
 
-        laid = list(zip(*(copies(weights) for *_, weights in steps), strict=False))
-        baseline = RotatingWeights(apart, self.data, laid, ())
-        own = list(zip(*map(copies, self.weights), strict=False))
-        calls = ((tiles, RotatingWeights(run, self.data, own, self.biases)) for tiles, run in self.kernels())
-        expected = lowered(self.found.op())(self.data, *self.weights, *self.biases)
-        return tuner.first_to_beat(tuner.ranked(calls, expected, cold=True), baseline)
+MLPS = MeasuredFusion(
+    conv.tiles_family("mlps"),
+    _find,
+    _fuse,
+    _key,
+    _trial,
+    worth=lambda *_: can_compile(),
+    on_cpu=lambda _, found: found.pooled,  # where nothing can be measured: a mean that is in it saves most
+)

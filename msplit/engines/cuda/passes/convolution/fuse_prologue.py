@@ -11,8 +11,7 @@ beats the best one behind a kernel of its own is measured.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,16 +19,14 @@ import numpy as np
 import torch
 
 from msplit.engines.cuda.autotune import conv
-from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import RotatingWeights, Tuner, copies
-from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
+from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.tf32 import ROUNDED
 from msplit.engines.cuda.ir.windows import PROLOGUE, PROLOGUE_STEPS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes.convolution.fold_affine import affine
-from msplit.engines.cuda.passes.convolution.merge_convolutions import lowered
+from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
 from msplit.engines.cuda.passes.pattern import Readers, channels_last
 from msplit.opset.traits import CONV2D
 
@@ -58,21 +55,6 @@ class Candidate:
     operands: tuple[Any, ...]
 
 
-Decide = Callable[[OpGraph, Candidate], "tuple[bool, Tiles | None]"]
-"""Whether a convolution takes its prologue, and the tiles of its kernel; none where a library runs it step by step."""
-
-
-def fuse_prologue(graph: OpGraph, decide: Decide) -> bool:
-    """Lets each convolution take what stands in front of it along, where that is decided."""
-    changed = False
-    for found in find_prologues(graph):
-        takes, tiles = decide(graph, found)
-        if takes:
-            _fuse(graph, found, tiles)
-            changed = True
-    return changed
-
-
 def find_prologues(graph: OpGraph) -> list[Candidate]:
     """Convolutions of NHWC data with a constant filter that alone read what is scaled, shifted or cut off."""
     readers = Readers(graph)
@@ -81,7 +63,7 @@ def find_prologues(graph: OpGraph) -> list[Candidate]:
 
 
 class InFront(NamedTuple):
-    """What an op's data go through that it could do to them itself: as `Candidate` has it."""
+    """Steps in front of an op that it could do to its data itself; attributes as in `Candidate`."""
 
     steps: tuple[str, ...]
     absorbed: tuple[Op, ...]
@@ -106,7 +88,7 @@ def _candidate(graph: OpGraph, readers: Readers, convolution: Op) -> Candidate |
 def in_front(
     graph: OpGraph, readers: Readers, reader: Op, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> InFront | None:
-    """What scales, shifts and cuts off the data of an op, NHWC, which alone reads them; None where there is nothing of it.
+    """The ops that scale, shift and cut off the data of an op, NHWC, which alone reads them; None where there is nothing of it.
 
     Args:
         reader: The op.
@@ -147,12 +129,12 @@ class _Walk:
 
     @property
     def scales(self) -> bool:
-        """Whether there are factors."""
+        """Returns whether there are factors."""
         return self.factors is not None or bool((self.scale != 1).any())
 
     @property
     def shifts(self) -> bool:
-        """Whether something is added."""
+        """Returns whether something is added."""
         return bool((self.shift != 0).any())
 
     def take(self, op: Op) -> Key | None:
@@ -189,7 +171,7 @@ class _Walk:
         return None
 
     def operands(self, dtype: np.dtype[Any]) -> tuple[Any, ...] | None:
-        """Of the steps that have one, those of data in half precision in float32; None where the type can not hold them."""
+        """Operands of the steps that have one, those of data in half precision in float32; None where the type can not hold them."""
         dtype = dtype if dtype.itemsize > 2 else np.dtype(np.float32)
         with np.errstate(all="ignore"):
             scale, shift = (one.astype(dtype) for one in (self.scale, self.shift))
@@ -209,94 +191,82 @@ def _fuse(graph: OpGraph, found: Candidate, tiles: Tiles | None) -> None:
         del graph.ops[one.node]
 
 
-FAMILY: Family[Tiles | None] = Family(
-    "prologues", lambda tiles: tiles, lambda value: value.or_none(conv.tiles_of), None
-)
-"""The choices that are made here: `Tiles`, or None where a kernel of its own in front of the convolution is better."""
+def _key(graph: OpGraph, found: Candidate, device: torch.device) -> tuple[Any, ...]:
+    op = found.convolution
+    shapes = [graph.shape(key) for key in (found.data, *op.inputs[1:])]
+    own = tuple(isinstance(one, tuple) for one in found.operands)
+    rounded, dtype = bool(op.attrs.get(ROUNDED)), graph.constants[op.inputs[1]].dtype.name
+    return found.steps, own, op.op, attrs_key(op.attrs), rounded, dtype, *shapes
 
 
-def decide_on(device: torch.device, *, measure: bool) -> Decide:
-    """What `fuse_prologue` asks, for data that lie as NHWC on this device: on a GPU by measurement; elsewhere, where nothing can be
-    measured, windows of one element take it, since they read each of their data once."""
-
-    def decide(graph: OpGraph, found: Candidate) -> tuple[bool, Tiles | None]:
-        op = found.convolution
-        filter = graph.constants[op.inputs[1]]
-        if device.type != "cuda":
-            return filter.shape[:2] == (1, 1), None
-        if not measure or not conv.worth_a_kernel(to_torch(filter[:0]).dtype):
-            return False, None
-        shapes = [graph.shape(key) for key in (found.data, *op.inputs[1:])]
-        own = tuple(isinstance(one, tuple) for one in found.operands)
-        rounded = bool(op.attrs.get(ROUNDED))
-        key = (found.steps, own, op.op, attrs_key(op.attrs), rounded, filter.dtype.name, *shapes)
-        tiles = Tuner.of(device).decide(FAMILY, key, lambda: _Trial.of(graph, found, device))
-        return tiles is not None, tiles
-
-    return decide
+def _trial(graph: OpGraph, found: Candidate, device: torch.device) -> Trial[Tiles]:
+    op = found.convolution
+    filter = FILTERS[op.op](to_torch(graph.constants[op.inputs[1]], device), True)
+    data, *rest = (
+        sample(graph, one, filter.dtype, device) if isinstance(one, tuple) else to_torch(one, device)
+        for one in (found.data, *op.inputs[2:], *found.operands)
+    )
+    fused = replace(op, op=OP, attrs={**op.attrs, PROLOGUE: found.steps})
+    # A kernel that only reads and writes the data stands for what is replaced, which can not be faster.
+    return convolution_trial(op, fused, data, filter, rest, lambda data, _: torch.relu(data))
 
 
-@dataclass(frozen=True, eq=False)
-class _Trial:
-    """A convolution and what stands in front of it on the device, with data at random.
+def convolution_trial(
+    plain: Op,
+    fused: Op,
+    data: torch.Tensor,
+    filter: torch.Tensor,
+    rest: list[torch.Tensor],
+    prepare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Trial[Tiles]:
+    """A trial of a convolution that prepares its data itself against the best convolution behind a kernel that does.
 
-    Attributes:
-        plain: The convolution, which reads what is prepared.
-        fused: The one with the prologue.
-        arguments: Data, filter as the library wants it to lie, and what else `fused` reads, of which `own` are the convolution's.
+    Kernels of all tiles are candidates: those that are best without a prologue, which leaves the data in shared memory for the tensor
+    cores, often are not with one.
+
+    Args:
+        plain: The convolution, which reads prepared data.
+        fused: The one that prepares them.
+        data: Unprepared data.
+        filter: As the library wants it to lie.
+        rest: What else `fused` reads, first the inputs of `plain`.
+        prepare: Prepares data, given them and the filter.
     """
+    own = rest[: len(plain.inputs) - 2]
+    chosen, weights = conv.choose(plain, [prepare(data, filter), filter, *own], lowered)
+    convolution, expected = lowered(chosen), lowered(fused)(data, filter, *rest)
+    results, turned = int(filter.shape[3]), filter.contiguous()
 
-    plain: Op
-    fused: Op
-    arguments: list[torch.Tensor]
-    own: int
+    def apart(data: torch.Tensor, weights: torch.Tensor, *rest: torch.Tensor) -> Any:
+        return convolution(prepare(data, weights), weights, *rest)
 
-    @staticmethod
-    def of(graph: OpGraph, found: Candidate, device: torch.device) -> _Trial:
-        op = found.convolution
-        filter = FILTERS[op.op](to_torch(graph.constants[op.inputs[1]], device), True)
-        chance = torch.Generator(device).manual_seed(0)
-
-        def like(one: Any) -> torch.Tensor:
-            if not isinstance(one, tuple):
-                return to_torch(one, device)
-            dtype = torch_dtype(graph.dtypes.get(one, "")) if one in graph.dtypes else filter.dtype
-            return torch.randn(graph.shape(one) or (), device=device, dtype=dtype, generator=chance)
-
-        rest = [like(key) for key in (*op.inputs[2:], *found.operands)]
-        fused = replace(op, op=OP, attrs={**op.attrs, PROLOGUE: found.steps})
-        return _Trial(op, fused, [like(found.data), filter, *rest], len(op.inputs) - 2)
-
-    def kernels(self, expected: torch.Tensor) -> Iterator[tuple[Tiles, Op]]:
-        """Our kernels that could run it, of all tiles: those that are best without a prologue, which leaves the data in shared memory for
-        the tensor cores, often are not with one."""
-        data, filter = self.arguments[:2]
-        results = int(filter.shape[3])
-        for tiles in conv.candidates(data, filter, expected.numel() // max(results, 1), [results]):
-            yield tiles, replace(self.fused, attrs={**self.fused.attrs, TILES: tiles})
-
-    def calls(self) -> Iterator[Callable[[], Any]]:
-        """Calls of all kernels of ours that `winner` times."""
-        data, filter, *rest = self.arguments
-        conv.choose(self.plain, [data, filter, *rest[: self.own]], lowered)
-        for tiles, op in self.kernels(lowered(self.plain)(data, filter, *rest[: self.own])[0]):
-            yield functools.partial(lowered(op), data, filter.contiguous() if tiles.turned else filter, *rest)
-
-    def winner(self, tuner: Tuner) -> Tiles | None:
-        """The fastest kernel with a prologue, if it beats one that only reads and writes the data, which what it replaces can not beat,
-        with the best convolution behind it."""
-        data, filter, *rest = self.arguments
-        chosen, weights = conv.choose(self.plain, [data, filter, *rest[: self.own]], lowered)
-        convolution = lowered(chosen)
-
-        def apart(data: torch.Tensor, weights: torch.Tensor, *rest: torch.Tensor) -> Any:
-            return convolution(torch.relu(data), weights, *rest)
-
-        (expected,) = lowered(self.fused)(*self.arguments)
-        baseline = RotatingWeights(apart, data, copies(weights), rest[: self.own])
-        lying = {False: copies(filter), True: copies(filter.contiguous())}
-        calls = (
-            (tiles, RotatingWeights(lowered(op), data, lying[tiles.turned], rest))
-            for tiles, op in self.kernels(expected)
+    candidates = (
+        (
+            tiles,
+            Way(
+                lowered(replace(fused, attrs={**fused.attrs, TILES: tiles})),
+                data,
+                turned if tiles.turned else filter,
+                rest,
+            ),
         )
-        return tuner.first_to_beat(tuner.ranked(calls, [expected], cold=True), baseline)
+        for tiles in conv.candidates(data, filter, expected[0].numel() // max(results, 1), [results])
+    )
+    return Trial([Way(apart, data, weights, own)], candidates, expected)
+
+
+def constant_filter_gains(graph: OpGraph, found: Any) -> bool:
+    """Returns whether a kernel of ours may win for a candidate's `convolution`."""
+    return conv.worth_a_kernel(to_torch(graph.constants[found.convolution.inputs[1]][:0]).dtype)
+
+
+PROLOGUES = MeasuredFusion(
+    conv.tiles_family("prologues"),
+    find_prologues,
+    _fuse,
+    _key,
+    _trial,
+    worth=constant_filter_gains,
+    # Where nothing can be measured, windows of one element take it, since they read each of their data once.
+    on_cpu=lambda graph, found: graph.constants[found.convolution.inputs[1]].shape[:2] == (1, 1),
+)

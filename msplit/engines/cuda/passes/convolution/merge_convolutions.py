@@ -13,8 +13,7 @@ join), and many such kernels side by side must not take longer than as many time
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -23,46 +22,26 @@ import torch
 
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, RotatingWeights, Tuner, copies
+from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, Tuner
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
-from msplit.engines.cuda.ir.interpret import as_tuple, call
-from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.tf32 import ROUNDED
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
 from msplit.engines.cuda.passes.pattern import Readers, heights
 from msplit.formats.files import JsonValue
 from msplit.opset.traits import CONV2D
 
+OP = "_SiblingConv2D"
 MOST = 4
 """Convolutions that one step does."""
 
 EPILOGUES = ((), ("BiasAdd",), ("BiasAdd", "Relu"))
 """What may follow each of them in the same step."""
 
-Decide = Callable[[OpGraph, Sequence[Op]], "tuple[int, ...] | None"]
-"""How to cut the work of siblings into tiles (`tiles.Tiles`), or None to leave them as they are."""
-
 _WINDOW = ("strides", "padding", "explicit_paddings", "dilations", "T")
-
-
-def merge_siblings(graph: OpGraph, decide: Decide) -> bool:
-    """Makes siblings one op each where that is decided, and notes it in `merges`.
-
-    It comes after all other passes but pointwise fusion, so that biases and activations are in.
-    """
-    before = len(graph.ops)
-    for members in find_siblings(graph):
-        tiles = decide(graph, members)
-        if tiles is not None:
-            _merge(graph, members, tiles)
-            graph.merges.append(Merge(members[0].op, len(members), 0, launches=True))
-    if len(graph.ops) == before:
-        return False
-    graph.forget_constants()
-    return True
 
 
 def find_siblings(graph: OpGraph) -> list[list[Op]]:
@@ -86,7 +65,7 @@ def find_siblings(graph: OpGraph) -> list[list[Op]]:
 
 
 def _kind(graph: OpGraph, op: Op, readers: Readers) -> tuple[Any, ...] | None:
-    """What siblings have in common; None for what can have none."""
+    """A key that is equal for siblings; None for an op that can have none."""
     if op.op not in CONV2D or str(op.attrs.get("data_format", "NHWC")) != "NHWC":
         return None
     steps = tuple(str(step) for step in op.attrs.get("fused_ops", ())) if op.op == "_FusedConv2D" else ()
@@ -104,6 +83,7 @@ def _kind(graph: OpGraph, op: Op, readers: Readers) -> tuple[Any, ...] | None:
 
 
 def _merge(graph: OpGraph, members: Sequence[Op], tiles: tuple[int, ...]) -> None:
+    """Makes siblings one op, and notes it in `merges`."""
     first = members[0]
     filters = [graph.constants[op.inputs[1]] for op in members]
     sizes = tuple(int(filter.shape[3]) for filter in filters)
@@ -120,19 +100,19 @@ def _merge(graph: OpGraph, members: Sequence[Op], tiles: tuple[int, ...]) -> Non
         if (op.node, 0) in graph.dtypes:
             graph.dtypes[number, port] = graph.dtypes[op.node, 0]
         del graph.ops[op.node]
-    graph.ops[number] = Op(number, first.name, "_SiblingConv2D", attrs, inputs, source_nodes, len(members))
+    graph.ops[number] = Op(number, first.name, OP, attrs, inputs, source_nodes, len(members))
     graph.rename(names)
+    graph.merges.append(Merge(first.op, len(members), 0, launches=True))
+    graph.forget_constants()
 
 
 JOIN = 0.2
 """µs that a fork of streams and the join after it take at the least: merged siblings save them, and `Times.beside` leaves them out."""
 
-_Call = Callable[[], tuple[torch.Tensor, ...]]
-
 
 @dataclass(frozen=True)
 class Times:
-    """What was measured of one set of siblings, µs per run of all of them.
+    """Measured times of one set of siblings, µs per run of all of them.
 
     Attributes:
         tiles: Of the fastest kernel for all.
@@ -151,7 +131,7 @@ class Times:
     beside: float
 
     def wins(self) -> bool:
-        """Whether one kernel is better, with streams and without."""
+        """Returns whether one kernel is better, with streams and without."""
         return (
             self.merged < MARGIN * self.one_by_one
             and self.merged <= self.beside + JOIN
@@ -174,96 +154,46 @@ FAMILY: Family[Times | None] = Family(
 height and width, and the members' output channels."""
 
 
-def decide_on(device: torch.device) -> Callable[[OpGraph, Sequence[Op]], Tiles | None]:
-    """What `merge_convolutions.merge_siblings` asks, for data that lies as NHWC on this device."""
-
-    def decide(graph: OpGraph, members: Sequence[Op]) -> Tiles | None:
-        first = members[0]
-        shape = graph.shapes[first.inputs[0]]
-        filters = [graph.constants[op.inputs[1]] for op in members]
-        if device.type != "cuda" or not conv.worth_a_kernel(to_torch(filters[0][:0]).dtype):
-            return None
-        sizes = tuple(filter.shape[3] for filter in filters)
-        how = first.op, attrs_key(first.attrs), bool(first.attrs.get(ROUNDED))
-        key = (shape, filters[0].shape[:2], sizes, filters[0].dtype.name, *how)
-        tuner = Tuner.of(device)
-        with torch.no_grad(), torch.cuda.device(device):
-            times = tuner.choose(
-                FAMILY,
-                key,
-                lambda: _measure(tuner, graph, members, device),
-                lambda: _calls(graph, members, device),
-            )
-        return times.tiles if times is not None and times.wins() else None
-
-    return decide
+def _key(graph: OpGraph, members: Sequence[Op], device: torch.device) -> tuple[Any, ...]:
+    first = members[0]
+    filters = [graph.constants[op.inputs[1]] for op in members]
+    sizes = tuple(filter.shape[3] for filter in filters)
+    how = first.op, attrs_key(first.attrs), bool(first.attrs.get(ROUNDED))
+    return graph.shapes[first.inputs[0]], filters[0].shape[:2], sizes, filters[0].dtype.name, *how
 
 
-@dataclass(frozen=True, eq=False)
-class _Siblings:
-    """Convolutions of the same data on the device, with data at random.
+def _trial(graph: OpGraph, members: Sequence[Op], device: torch.device) -> Trial[Tiles]:
+    """Each member by its fastest kernel, against kernels for all: of the data, the filters side by side, and the biases."""
+    first = members[0]
+    filters = [to_torch(graph.constants[op.inputs[1]], device) for op in members]
+    biases = [[to_torch(graph.constants[key], device) for key in op.inputs[2:]] for op in members]
+    data = sample(graph, first.inputs[0], filters[0].dtype, device)
+    alone = []
+    for op, filter, bias in zip(members, filters, biases, strict=True):
+        chosen, weights = conv.choose(op, [data, FILTERS[op.op](filter, True), *bias], lowered)
+        alone.append(Way(lowered(chosen), data, weights, bias))
+    expected = [member()[0] for member in alone]
+    together = FILTERS[OP](torch.cat(filters, 3), True)
+    sizes = tuple(int(one.shape[-1]) for one in expected)
+    rest = [torch.cat([bias[0].reshape(-1) for bias in biases])] if biases[0] else []
 
-    Attributes:
-        alone: Per member the data, its filter as the library wants it to lie, and its bias.
-        together: The data, the filters side by side, and the biases.
-    """
-
-    members: Sequence[Op]
-    alone: Sequence[list[torch.Tensor]]
-    together: list[torch.Tensor]
-
-    @staticmethod
-    def of(graph: OpGraph, members: Sequence[Op], device: torch.device) -> _Siblings:
-        filters = [to_torch(graph.constants[op.inputs[1]], device) for op in members]
-        biases = [[to_torch(graph.constants[key], device) for key in op.inputs[2:]] for op in members]
-        chance = torch.Generator(device).manual_seed(0)
-        shape = graph.shapes[members[0].inputs[0]]
-        data = torch.randn(shape, device=device, dtype=filters[0].dtype, generator=chance)
-        alone = [
-            [data, FILTERS[op.op](filter, True), *bias]
-            for op, filter, bias in zip(members, filters, biases, strict=True)
-        ]
-        together = FILTERS["_SiblingConv2D"](torch.cat(filters, 3), True)
-        return _Siblings(members, alone, [data, together, *_side_by_side(biases)])
-
-    def merged(
-        self, expected: Sequence[torch.Tensor]
-    ) -> Iterator[tuple[Tiles, Callable[..., tuple[torch.Tensor, ...]]]]:
-        """Kernels for all, given the members' results."""
-        data, filters, *_ = self.together
-        sizes = tuple(int(one.shape[-1]) for one in expected)
-        first = self.members[0]
-        for tiles in conv.candidates(data, filters, expected[0].numel() // sizes[0], sizes):
+    def candidates() -> Iterator[tuple[Tiles, Way]]:
+        for tiles in conv.candidates(data, together, expected[0].numel() // sizes[0], sizes):
             attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
-            yield tiles, lowered(Op(first.node, first.name, "_SiblingConv2D", attrs, [], first.source_nodes))
+            run = lowered(Op(first.node, first.name, OP, attrs, [], first.source_nodes))
+            yield tiles, Way(run, data, together, rest)
+
+    return Trial(alone, candidates(), expected)
 
 
-def _calls(graph: OpGraph, members: Sequence[Op], device: torch.device) -> Iterator[Callable[[], Any]]:
-    """Calls of all kernels of ours that `_measure` times."""
-    siblings = _Siblings.of(graph, members, device)
-    expected = []
-    for op, arguments in zip(members, siblings.alone, strict=True):
-        expected.append(lowered(op)(*arguments)[0])
-        conv.choose(op, list(arguments), lowered)
-    for _, run in siblings.merged(expected):
-        yield functools.partial(run, *siblings.together)
-
-
-def _measure(tuner: Tuner, graph: OpGraph, members: Sequence[Op], device: torch.device) -> Times | None:
-    siblings = _Siblings.of(graph, members, device)
-    alone: list[_Call] = []
-    for op, (data, filter, *bias) in zip(members, siblings.alone, strict=True):
-        chosen, weights = conv.choose(op, [data, filter, *bias], lowered)
-        alone.append(RotatingWeights(lowered(chosen), data, copies(weights), bias))
+def _times(tuner: Tuner, trial: Trial[Tiles]) -> Times | None:
+    trial = trial.rotating()
+    alone = trial.baseline
 
     def one_by_one() -> list[Any]:
         return [member() for member in alone]
 
-    expected = [member()[0] for member in alone]
-    data, filters, *biases = siblings.together
-    weights = copies(filters)
-    calls = ((tiles, RotatingWeights(run, data, weights, biases)) for tiles, run in siblings.merged(expected))
-    merged = tuner.ranked(calls, expected, cold=True)
+    merged = tuner.ranked(trial.candidates, trial.expected, cold=True)
     if not merged:
         return None
     us = 1e3 / CALLS
@@ -277,10 +207,15 @@ def _measure(tuner: Tuner, graph: OpGraph, members: Sequence[Op], device: torch.
     )
 
 
-def _side_by_side(biases: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
-    return [torch.cat([bias[0].reshape(-1) for bias in biases])] if biases[0] else []
-
-
-def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """What runs an op on its tensors."""
-    return lambda *tensors: as_tuple(call(table()[op.op], op, list(tensors)))
+# It comes after all other passes but pointwise fusion, so that biases and activations are in.
+SIBLING_CONVOLUTIONS = MeasuredFusion(
+    FAMILY,
+    find_siblings,
+    _merge,
+    _key,
+    _trial,
+    _times,
+    kernel=lambda times: times.tiles if times is not None and times.wins() else None,
+    worth=lambda graph, members: conv.worth_a_kernel(to_torch(graph.constants[members[0].inputs[1]][:0]).dtype),
+    across_gpus=True,
+)

@@ -1,4 +1,4 @@
-"""What processes that train together have to say to each other in a step: the graph of a whole batch, of which each has some rows.
+"""Exchange between processes that train together: the graph of a whole batch, of which each has some rows.
 
 All of them run the same ops on the same variables, and each on rows of its own. So a value is the *same* everywhere (variables, and what
 is made of them alone), *local* (rows, and what is made of them), or a *part*: the whole batch's is the mean of those of all, as with
@@ -22,8 +22,9 @@ import numpy as np
 
 from msplit.engines.base import STEPS
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
+from msplit.engines.cuda.kernels.optimizer_formulas import Optimizer
+from msplit.engines.cuda.ops.optimizers import ROW_OPTIMIZERS
 from msplit.engines.cuda.ops.segment import IN_ORDER
-from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS, RowOptimizer
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.distributed.collectives import Said, insert
 from msplit.errors import EngineError
@@ -36,7 +37,7 @@ _SUMS = {_SUM, *(f"{op}Grad" for op in SPARSE_SEGMENTS)}
 
 
 class Kind(Enum):
-    """What a value of this process is to that of the whole batch."""
+    """Relation of a value of this process to that of the whole batch."""
 
     SAME = "the same"
     PART = "the mean of all is the whole batch's"
@@ -45,7 +46,7 @@ class Kind(Enum):
 
 @dataclass
 class _Walk:
-    """What is known of the values of a graph, op by op."""
+    """Facts about the values of a graph, found op by op."""
 
     graph: OpGraph
     shards: Shards
@@ -60,18 +61,18 @@ class _Walk:
     place: int = 0
 
     def kind(self, key: Key) -> Kind:
-        """Of a value."""
+        """Kind of a value."""
         if key in self.kinds:
             return self.kinds[key]
         return Kind.LOCAL if key in self.graph.constants and self.resizes(key) else Kind.SAME
 
     def resizes(self, key: Key) -> bool:
-        """Whether the size of the batch is one of its sizes, as far as that is known."""
+        """Returns whether the size of the batch is one of its sizes, as far as that is known."""
         other = None if self.resized is None else self.resized.get(key)
         return other is not None and self.graph.shapes.get(key) != other
 
     def is_number(self, key: Key) -> bool:
-        """Whether it is made of numbers that have a mean."""
+        """Returns whether it is made of numbers that have a mean."""
         return self.graph.dtypes.get(key, "").startswith(("float", "bfloat"))
 
     def say(self, op: Op, slot: int, *, gathered: bool = False, scaled: bool = False) -> None:
@@ -188,8 +189,8 @@ class _Walk:
                     fix="train on one GPU, or leave that update out: --target",
                 )
 
-    def _gathers(self, op: Op, rows: RowOptimizer) -> bool:
-        """Whether each process has rows of its own to update, and a gradient for each of them."""
+    def _gathers(self, op: Op, rows: Optimizer) -> bool:
+        """Returns whether each process has rows of its own to update, and a gradient for each of them."""
         indices, gradient = op.inputs[rows.indices], op.inputs[rows.gradient]
         return self.kind(indices) is Kind.LOCAL and self.graph.shape(gradient) != ()
 
@@ -228,7 +229,7 @@ def exchange(graph: OpGraph, shards: Shards, resized: Mapping[Key, tuple[int, ..
 
 
 def _is_loss(walk: _Walk, key: Key) -> bool:
-    """Whether a local value is a scalar that has a mean."""
+    """Returns whether a local value is a scalar that has a mean."""
     return walk.kind(key) is Kind.LOCAL and walk.graph.shapes.get(key) == () and walk.is_number(key)
 
 

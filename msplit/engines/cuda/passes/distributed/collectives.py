@@ -71,7 +71,7 @@ def insert(
 
 
 def _buckets(graph: OpGraph, every: Iterable[Said]) -> list[list[Said]]:
-    """What goes into one collective each, in the order in which they can run."""
+    """Buckets that go into one collective each, in the order in which they can run."""
     found: list[list[Said]] = []
     for _, wave in groupby(sorted(every, key=lambda one: (one.wave, one.place, one.key)), lambda one: one.wave):
         open_: dict[tuple[bool, str], list[Said]] = {}

@@ -17,7 +17,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Where the nodes of a flat graph run.
+    """GPUs that the nodes of a flat graph run on.
 
     Attributes:
         gpu: Per node its GPU, as a number in `devices`.

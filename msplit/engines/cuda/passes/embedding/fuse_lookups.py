@@ -146,7 +146,7 @@ def _emit(graph: OpGraph, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[K
 
 
 class _Parts:
-    """What of a graph can be segments.
+    """Values of a graph that can be segments.
 
     Attributes:
         of: Values that are parts.
@@ -243,7 +243,7 @@ class _Parts:
         return None if found is None else replace(found, plain=(rows, width))
 
     def _joined_before(self, op: Op, stage: int) -> _Part | None:
-        """What a proof, or an earlier visit, made a column of."""
+        """Values that a proof, or an earlier visit, made a column of."""
         spec: Columns = op.attrs["columns"]
         if len(spec.outputs) != 1:
             return None

@@ -1,4 +1,4 @@
-"""What stands in front of a lookup: how its ids come from values that are there already."""
+"""Chains of ops in front of a lookup: how its ids come from values that are there already."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST = 16
 _SMALL = 1 << 30
 """Constants up to here can be added to 32-bit ids in 64 bits: where 32 bits wrap around, both ids are out of every table."""
 
-SLICES = ("Slice", "StridedSlice")
+SLICES = ops_with("slice")
 
 
 class Chain:
@@ -56,7 +56,7 @@ class Chain:
 
     @property
     def terms(self) -> list[Term]:
-        """See the class."""
+        """The terms of the class's description."""
         term = replace(self._term, first=self._first, step=self._step)
         if self._offsets.size == 1:
             return [replace(term, count=self._per_row, offset=int(self._offsets[0]))]
@@ -111,7 +111,7 @@ def _clipped(graph: OpGraph, op: Op, term: Term) -> Term | None:
 
 
 def where_rows_lie(graph: OpGraph, op: Op, per_row: int) -> tuple[int, int] | None:
-    """Where the rows of a slice lie in what it is a slice of: the first element of the first row, and how far it is from row to row.
+    """Place of the rows of a slice in what it is a slice of: the first element of the first row, and how far it is from row to row.
 
     A kernel that is told this needs no copy of the slice (an op of `SLICES`). None where elements of a row do not lie side by side, or
     rows not equally far apart.
@@ -150,7 +150,7 @@ def _backwards(graph: OpGraph, key: Key) -> Iterator[tuple[Op, Key]]:
 
 
 def _addend(graph: OpGraph, op: Op, per_row: int) -> NDArray[np.int64] | None:
-    """What is added to every id of a row: one number for all, or one for each."""
+    """The number that is added to every id of a row: one for all, or one for each."""
     slot = constant_slot(graph, op)
     if slot is None or (op.op == "Sub" and slot == 0):
         return None

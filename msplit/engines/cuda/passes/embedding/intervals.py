@@ -1,4 +1,4 @@
-"""What values an integer or a truth value can have, whatever is fed: an abstract interpretation with intervals.
+"""Bounds of integers and truth values, whatever is fed: an abstract interpretation with intervals.
 
 An interval is a pair ``(low, high)``, both ends included; truth values are 0 and 1. None says nothing. Every rule is sound for every
 input of its op: where an op could wrap around its type's limits, the caller drops the interval (`within`).
@@ -19,7 +19,7 @@ Range = tuple[int, int]
 
 
 class Facts(Protocol):
-    """What is known about values."""
+    """Facts about values."""
 
     def array(self, key: Key) -> NDArray[Any] | None:
         """The value itself, where it is the same in every run."""
@@ -68,7 +68,7 @@ def of_array(value: NDArray[Any]) -> Range | None:
 
 
 def _rows(facts: Facts, op: Op) -> Range | None:
-    """What a gather takes, or the zeros that the GPU writes for an index out of range."""
+    """Rows that a gather takes, or the zeros that the GPU writes for an index out of range."""
     found = facts.range(op.inputs[0])
     return None if found is None else (min(found[0], 0), max(found[1], 0))
 

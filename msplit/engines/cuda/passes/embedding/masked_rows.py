@@ -41,7 +41,7 @@ _LONGEST = 16
 
 
 def prove(facts: KnownValues, op: Op) -> Proof | None:
-    """What an op is that reads, or makes, rows that a condition keeps."""
+    """Proves the form of an op that reads, or makes, rows that a condition keeps."""
     if op.op == "Where":
         return _where(facts, op)
     if not any(facts.is_followed(key) for key in op.inputs):
@@ -311,7 +311,7 @@ def _select(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
-    """What is there, and the default elsewhere."""
+    """The rows that are there, and the default elsewhere."""
     places, values = (facts.kept.get(op.inputs[slot]) for slot in (0, 2))
     shape = facts.array(op.inputs[1])
     indices = None if places is None else facts.array(places.dense)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, mutated
-from msplit.engines.cuda.ops.sparse_optimizers import ROW_OPTIMIZERS
+from msplit.engines.cuda.ops.optimizers import ROW_OPTIMIZERS
 from msplit.engines.cuda.passes.embedding.padding import rows_and_ids
 from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Mask, Positions, Proof, is_grid, run_length
 from msplit.opset.traits import SPARSE_SEGMENTS, ops_with
@@ -32,7 +32,7 @@ def _segment_sum(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _sum_by_place(facts: KnownValues, op: Op) -> Proof | None:
-    """What is not there adds zeros, wherever that is."""
+    """A row that is not there adds zeros, wherever that is."""
     rows, places = (facts.kept.get(key) for key in op.inputs[:2])
     if rows is not None and op.inputs[1] in facts.positions:
         return _sum_at(facts, op, rows, facts.positions[op.inputs[1]])
@@ -75,7 +75,7 @@ def _total(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _scatter_nd(facts: KnownValues, op: Op) -> Proof | None:
-    """What is there, and zeros elsewhere."""
+    """The rows that are there, and zeros elsewhere."""
     places, rows = (facts.kept.get(key) for key in op.inputs[:2])
     shape = facts.array(op.inputs[2])
     indices = None if places is None else facts.array(places.dense)

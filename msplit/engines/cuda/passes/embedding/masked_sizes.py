@@ -1,4 +1,4 @@
-"""How many rows a mask keeps, and shapes put together of that: what is made of them is as long as such rows.
+"""Numbers of rows that a mask keeps, and shapes put together of them: what is made of those is as long as such rows.
 
 Gradients are full of such shapes: those of two operands tell along which axes to sum up (`BroadcastGradientArgs`), and give the sum the
 shape of its operand again.

@@ -31,7 +31,7 @@ def pad_hits(graph: OpGraph) -> bool:
 
 
 def _is_matrix(graph: OpGraph, op: Op, hits: int) -> bool:
-    """Whether an op puts the weights at their rows and places into a matrix."""
+    """Returns whether an op puts the weights at their rows and places into a matrix."""
     join = graph.ops.get(op.inputs[0][0])
     if op.op != _DENSE or op.inputs[2] != (hits, 2) or join is None or join.op != _JOIN or len(join.inputs) != 3:
         return False
@@ -54,7 +54,7 @@ def _column_of(graph: OpGraph, key: Key) -> Key | None:
 
 
 def _only_read_by(graph: OpGraph, hits: int, matrices: set[int], readers: dict[Key, list[int]], kept: set[Key]) -> bool:
-    """Whether nothing else reads hits, or what is made of them on the way."""
+    """Returns whether nothing else reads hits, or what is made of them on the way."""
     waiting = [(hits, port) for port in range(3)]
     while waiting:
         key = waiting.pop()

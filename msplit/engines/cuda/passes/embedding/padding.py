@@ -110,7 +110,7 @@ class Walk:
                 self.stuck |= self._found[key].sources
 
     def _result(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
-        """What an op makes of padded values; None for what is as long as TensorFlow's."""
+        """The result of an op for padded values; None for what is as long as TensorFlow's."""
         if op.node in self._candidates:
             made = self._partition if op.op == PARTITION else self._unique
             return made(op, given)
@@ -183,7 +183,7 @@ class Walk:
         return None if group is None else _Padded(_Kind.ROWS, group, _sources(given))
 
     def _counts(self, key: Key) -> bool:
-        """Whether a value is 0, 1, 2, and so on."""
+        """Returns whether a value is 0, 1, 2, and so on."""
         constants, op = self.graph.constants, self.graph.ops.get(key[0])
         if key in constants:
             return bool(np.array_equal(constants[key], np.arange(constants[key].size)))
@@ -216,7 +216,7 @@ class Walk:
         return _Padded(_Kind.ROWS, group, _sources(given), zero=zero, linear=linear)
 
     def _keeps_zeros(self, op: Op, given: Mapping[int, _Padded]) -> bool:
-        """Whether zeros become zeros: tried, where all other inputs are known."""
+        """Returns whether zeros become zeros: tried, where all other inputs are known."""
         dtype = op.attrs.get("T") or op.attrs.get("SrcT")
         known = [self.graph.constants.get(key) for key in op.inputs]
         if dtype is None or any(one is None and slot not in given for slot, one in enumerate(known)):
@@ -388,7 +388,7 @@ def _number(places: _Padded | None, count: _Padded | None) -> int:
 
 
 def _is_unpadded(one: _Padded) -> bool:
-    """Whether these are places of ids that are not padded: as many as TensorFlow's."""
+    """Returns whether these are places of ids that are not padded: as many as TensorFlow's."""
     return one.kind is _Kind.PLACES and one.group[1] is None
 
 
@@ -397,7 +397,7 @@ def _sources(given: Mapping[int, _Padded]) -> frozenset[int]:
 
 
 def _is_one(graph: OpGraph, op: Op) -> bool:
-    """Whether a StridedSlice of a vector from the front takes its first element, as a number or as a vector of one."""
+    """Returns whether a StridedSlice of a vector from the front takes its first element, as a number or as a vector of one."""
     end = graph.constants.get(op.inputs[2])
     if int(op.attrs.get("shrink_axis_mask", 0)) & 1:
         return True

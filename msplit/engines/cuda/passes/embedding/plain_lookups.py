@@ -101,7 +101,7 @@ def _parts_of(graph: OpGraph, keys: list[Key]) -> Op | None:
 
 
 def _is_lookup(graph: OpGraph, op: Op, stand_ins: Mapping[Key, StandIn]) -> bool:
-    """Whether an op takes rows of a constant table."""
+    """Returns whether an op takes rows of a constant table."""
     return op.op in GATHERS and bool(_shape(graph, op.inputs[0], stand_ins)) and takes_rows(op, graph.constants.get)
 
 

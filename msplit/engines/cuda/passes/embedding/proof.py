@@ -1,4 +1,4 @@
-"""What the rules of the densifier share: what is known of values, and what an op turned out to be."""
+"""Parts that the rules of the densifier share: values that are known, and what an op turned out to be."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from msplit.engines.cuda.passes.embedding import intervals
 
 @dataclass
 class Proof:
-    """What an op turned out to be.
+    """A simpler form that an op turned out to have.
 
     Attributes:
         outputs: Per output port the value that takes its place, or the array that it is in every run.
@@ -38,7 +38,7 @@ class Mixed(Exception):
 
 
 def is_grid(indices: NDArray[Any], sizes: tuple[int, ...]) -> bool:
-    """Whether a matrix of coordinates names every position of a tensor of these sizes once, in row-major order."""
+    """Returns whether a matrix of coordinates names every position of a tensor of these sizes once, in row-major order."""
     if indices.ndim != 2 or indices.shape != (math.prod(sizes), len(sizes)):
         return False
     return bool(np.array_equal(indices, np.indices(sizes).reshape(len(sizes), -1).T))
@@ -156,7 +156,7 @@ class Lookup:
 
 
 class KnownValues:
-    """What one inference of shapes knows of values so far, and new ops and constants beside them.
+    """Values that one inference of shapes knows so far, and new ops and constants beside them.
 
     Args:
         graph: For numbers and types.
@@ -224,7 +224,7 @@ class KnownValues:
         return self._static[key].dtype.name if key in self._static else self.graph.dtypes.get(key)
 
     def is_zero(self, key: Key) -> bool:
-        """Whether it is known to hold zeros and nothing else."""
+        """Returns whether it is known to hold zeros and nothing else."""
         op, value = self.made.get(key[0]), self.array(key)
         return (op is not None and op.op == "ZerosLike") or (value is not None and not np.any(value))
 
@@ -242,7 +242,7 @@ class KnownValues:
         return np.full(shape, found[0], dtype)
 
     def is_followed(self, key: Key) -> bool:
-        """Whether something is known of a value whose shape depends on values, or of what it was made of."""
+        """Returns whether something is known of a value whose shape depends on values, or of what it was made of."""
         return any(
             key in found for found in (self.kept, self.positions, self.sizes, self.axes, self.elements, self.flags)
         )

@@ -81,7 +81,7 @@ def _apply(graph: OpGraph, op: Op, parts: dict[Key, Parts]) -> bool:
 
 
 def _fits(graph: OpGraph, key: Key, shape: tuple[int, ...]) -> bool:
-    """Whether a value is a number, or a constant of this shape."""
+    """Returns whether a value is a number, or a constant of this shape."""
     return graph.shape(key) == () or (key in graph.constants and graph.shape(key) == shape)
 
 

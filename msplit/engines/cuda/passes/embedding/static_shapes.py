@@ -22,7 +22,7 @@ from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with
 
 
 def prove(facts: KnownValues, op: Op) -> Proof | None:
-    """Whether an op that is about to run is something simpler."""
+    """Returns whether an op that is about to run is something simpler."""
     rule = _RULES.get(op.op)
     try:
         found = rule(facts, op) if rule is not None else None
@@ -147,7 +147,7 @@ def _select(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _is_largest(facts: KnownValues, chosen: Key, keys: list[Key]) -> bool:
-    """Whether values broadcast to the shape of one of them."""
+    """Returns whether values broadcast to the shape of one of them."""
     shapes = [shape for key in keys if (shape := facts.shape(key)) is not None]
     try:
         return len(shapes) == len(keys) and np.broadcast_shapes(*shapes) == facts.shape(chosen)
@@ -182,7 +182,7 @@ def _partition(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _stitch(facts: KnownValues, op: Op) -> Proof | None:
-    """Where each row comes from is known."""
+    """A stitch for which it is known where each row comes from."""
     half = len(op.inputs) // 2
     places = [array for key in op.inputs[:half] if (array := facts.array(key)) is not None]
     if len(places) != half or any(array.ndim != 1 for array in places):

@@ -23,7 +23,7 @@ _POINTWISE = 0.35
 
 @dataclass(frozen=True)
 class BatchRule:
-    """How an op is merged.
+    """A way to merge an op.
 
     Attributes:
         build: Does it.
@@ -123,14 +123,14 @@ def pack(m: Batch) -> list[Key] | None:
 
 
 def slice_(m: Batch) -> list[Key] | None:
-    """The same part of every member."""
+    """Cuts the same part out of every member."""
     begin = np.concatenate([[0], m.static(1).astype(np.int64)])
     size = np.concatenate([[m.count], m.static(2).astype(np.int64)])
     return [m.view("Slice", [m.stacked(0), m.constant(begin), m.constant(size)], m.stacked_shape(0))]
 
 
 def strided_slice(m: Batch) -> list[Key] | None:
-    """The same part of every member: all masks move by one axis."""
+    """Cuts the same part out of every member: all masks move by one axis."""
     attrs = dict(m.op.attrs)
     for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"):
         attrs[name] = int(attrs.get(name, 0)) << 1
@@ -216,7 +216,7 @@ def lookup(m: Batch) -> list[Key] | None:
 
 
 def large(graph: OpGraph, op: Op) -> bool:
-    """Whether one member alone keeps a GPU busy, so that merging gains nothing and takes the choice of streams away."""
+    """Returns whether one member alone keeps a GPU busy, so that merging gains nothing and takes the choice of streams away."""
     if BATCH_RULES[op.op].build is product:
         rows, columns = graph.shapes[op.node, 0]
         return 2 * rows * columns * graph.shapes[op.inputs[0]][-1] > _LARGE_PRODUCT

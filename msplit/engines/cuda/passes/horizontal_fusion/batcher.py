@@ -130,7 +130,7 @@ class Batcher:
         self.builder.ops[op.node] = Op(op.node, op.name, op.op, op.attrs, inputs, op.source_nodes)
 
     def _rank_of(self, op: Op) -> int:
-        """Where members belong in an order that branches keep: by their weights where they have some, else by what they read."""
+        """Place of members in an order that branches keep: by their weights where they have some, else by what they read."""
         slot = weight_slot(self.graph, op)
         if slot is not None:
             return op.inputs[slot][0]
@@ -170,7 +170,7 @@ class Batcher:
         return {key for key, times in Counter(read).items() if times > 1 and (key in held or self.graph.variable(key))}
 
     def _tokens(self, op: Op, repeated: set[Key]) -> tuple[Token, ...]:
-        """What must be equal for operands to be stacked without a copy."""
+        """Tokens that must be equal for operands to be stacked without a copy."""
         tokens: list[Token] = []
         for slot, key in enumerate(op.inputs):
             place = self.builder.places.get(key)

@@ -16,7 +16,7 @@ from msplit.engines.cuda.passes.pattern import value_key
 
 @dataclass(frozen=True)
 class StackSlot:
-    """Where a value lies in a stack: ``stack[index]`` is the value."""
+    """Place of a value in a stack: ``stack[index]`` is the value."""
 
     stack: Key
     index: int
@@ -130,7 +130,7 @@ class Builder:
         return self._cache[made]
 
     def side_by_side(self, keys: Sequence[Key]) -> StackSlot | None:
-        """Where variables of one shape are neighbours, from the first one on: memory is laid out for it. None where they can not be."""
+        """Place where variables of a shape are neighbours, from the first one on: memory is laid out for it. None where they can not be."""
         names = [name for key in keys if (name := self.graph.variable(key)) is not None]
         if len(names) != len(keys):
             return None
@@ -148,7 +148,7 @@ class Builder:
         return StackSlot(stack, 0)
 
     def reshape(self, key: Key, shape: tuple[int, ...], like: Op) -> Key:
-        """The same elements in another shape."""
+        """Gives the same elements another shape."""
         if self.graph.shapes[key] == shape:
             return key
         made = ("reshape", key, shape)
@@ -171,7 +171,7 @@ class Builder:
         return ranges
 
     def copies(self, keys: Sequence[Key]) -> bool:
-        """Whether stacking these values takes a kernel."""
+        """Returns whether stacking these values takes a kernel."""
         if len(set(keys)) == 1 or all(key in self.graph.constants for key in keys):
             return False
         if len(set(keys)) == len(keys) and all(self.is_free(key) for key in keys):
@@ -180,12 +180,12 @@ class Builder:
         return len(ranges) > 1 or ranges[0].start < 0
 
     def is_free(self, key: Key) -> bool:
-        """Whether a value is a variable that may still come to lie anywhere."""
+        """Returns whether a value is a variable that may still come to lie anywhere."""
         return key not in self.places and self.graph.variable(key) is not None
 
 
 class Batch:
-    """What a batch rule sees: the members' operands by slot, and how to add ops."""
+    """The view that a batch rule has: the members' operands by slot, and functions that add ops."""
 
     def __init__(self, builder: Builder, members: Sequence[Op]) -> None:
         self._builder, self._members = builder, members
@@ -203,15 +203,15 @@ class Batch:
         return self._builder.plain(self.op.inputs[slot], self.op)
 
     def shared(self, slot: int) -> bool:
-        """Whether all members read the same value."""
+        """Returns whether all members read the same value."""
         return len(set(self.column(slot))) == 1
 
     def constants(self, slot: int) -> bool:
-        """Whether every member's operand is a constant."""
+        """Returns whether every member's operand is a constant."""
         return all(key in self._builder.graph.constants for key in self.column(slot))
 
     def variables(self, slot: int) -> bool:
-        """Whether every member's operand is a variable."""
+        """Returns whether every member's operand is a variable."""
         return all(self._builder.graph.variable(key) is not None for key in self.column(slot))
 
     def static(self, slot: int) -> NDArray[Any]:
@@ -301,7 +301,7 @@ class Batch:
         return number, 0
 
     def reshape(self, key: Key, shape: tuple[int, ...]) -> Key:
-        """The same elements in another shape."""
+        """Gives the same elements another shape."""
         return self._builder.reshape(key, shape, self.op)
 
     def view(self, op: str, inputs: list[Key], shape: tuple[int, ...], attrs: dict[str, Any] | None = None) -> Key:

@@ -1,4 +1,4 @@
-"""What merged products take along: the sum of two of them, and the memory layout that their readers want."""
+"""Steps that merged products take along: the sum of two of them, and the memory layout that their readers want."""
 
 from __future__ import annotations
 

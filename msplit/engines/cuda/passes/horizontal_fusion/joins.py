@@ -1,4 +1,4 @@
-"""Where branches meet: the members of a stack side by side are the stack itself, seen along another axis."""
+"""Joins of branches: the members of a stack side by side are the stack itself, seen along another axis."""
 
 from __future__ import annotations
 

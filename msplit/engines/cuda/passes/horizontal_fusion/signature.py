@@ -1,4 +1,4 @@
-"""What makes two ops alike: the same op, attributes, shapes and types. Names and the values of weights do not count."""
+"""Signatures of ops that are alike: the same op, attributes, shapes and types. Names and the values of weights do not count."""
 
 from __future__ import annotations
 

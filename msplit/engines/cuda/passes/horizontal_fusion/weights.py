@@ -58,7 +58,7 @@ class Weights:
         return found
 
     def take_rows(self, keys: Sequence[Key]) -> tuple[Key, list[int], list[int]] | None:
-        """The same for tables of one width, below each other: the block, every first row and every number of rows."""
+        """Stacks tables of one width, below each other: the block, every first row and every number of rows."""
         found = self._neighbours(keys, below=True)
         if found is None:
             return None
@@ -90,7 +90,7 @@ class Weights:
         return stack, start
 
     def _find_movable(self, key: Key, below: bool) -> bool:
-        """Whether everything that reads a constant can read it from a stack instead."""
+        """Returns whether everything that reads a constant can read it from a stack instead."""
         wanted, slot = (GATHERS, 0) if below else (MATMULS, 1)
         constants = self._graph.constants
         if constants[key].nbytes <= SMALL_BYTES:
@@ -129,7 +129,7 @@ class Weights:
         return self._shaped[key, shape]
 
     def is_wide(self, stack: Key) -> bool:
-        """Whether a stack holds matrices side by side."""
+        """Returns whether a stack holds matrices side by side."""
         return stack in self._stacks and self._stacks[stack].wide
 
     def read_from_stacks(self) -> None:

@@ -1,4 +1,4 @@
-"""What a group computes: the lowerings of its ops, one after the other, as one function of the values it reads."""
+"""Bodies of groups: the lowerings of their ops, one after the other, as one function of the values they read."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Body:
 
     @staticmethod
     def unpacked(data: Any) -> Body:
-        """What `packed` made plain data of: it has the same key."""
+        """Restores a body from `packed` data: it has the same key."""
         calls, inputs, outputs = data
         made = (Call(op, decode(attrs), decode(arguments)) for op, attrs, arguments in calls)
         return Body(tuple(made), inputs, decode(outputs))

@@ -27,7 +27,7 @@ from msplit.progress import phase
 
 @dataclass
 class Fused:
-    """What fusion did.
+    """Result of fusion.
 
     Attributes:
         groups: Groups that are one kernel each now.
@@ -116,7 +116,7 @@ def observe(
     *,
     measure: bool = True,
 ) -> dict[Key, Layout]:
-    """How every value that an op reads on the device lies in memory: the graph runs once.
+    """Layout in memory of every value that an op reads on the device: the graph runs once.
 
     A view of a constant, as grouping leaves them, does not run: it is known before. But a group may have a copy of the view, and
     then it is the constant that it reads.

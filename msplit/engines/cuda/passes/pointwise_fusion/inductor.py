@@ -79,7 +79,7 @@ class Kernel:
 
 @dataclass
 class Report:
-    """What compiling did.
+    """Result of compiling.
 
     Attributes:
         seconds: Time it took.
@@ -99,12 +99,12 @@ class Report:
 
 
 def layout(tensor: torch.Tensor) -> Layout:
-    """How a tensor lies in memory."""
+    """Layout of a tensor in memory."""
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 class _Made(dict[tuple[Any, ...], Kernel | str]):
-    """What was compiled for one device, or why it could not be."""
+    """Kernels that were compiled for one device, or the reason why they could not be."""
 
     def __init__(self, device: Device) -> None:
         del device
@@ -164,14 +164,14 @@ class Compiler:
         return self._made[key]
 
     def _has(self, body: Body, layouts: tuple[Layout, ...]) -> bool:
-        """Whether a group was compiled before, in another process perhaps."""
+        """Returns whether a group was compiled before, in another process perhaps."""
         found = self._made.get((body.key, layouts)) or self._known(body, layouts)
         if found is not None:
             self._made[body.key, layouts] = found
         return found is not None
 
     def _known(self, body: Body, layouts: tuple[Layout, ...]) -> Kernel | str | None:
-        """What was recorded of a group, in another process perhaps."""
+        """The record of a group, perhaps from another process."""
         if self.device.type != "cuda":
             return None
         try:
@@ -210,7 +210,7 @@ class Compiler:
 
 
 def _name(body: Body, layouts: tuple[Layout, ...]) -> str:
-    """What a group's kernel is kept by."""
+    """Name that a group's kernel is kept by."""
     return f"fused {hashlib.sha256(repr(body.key).encode()).hexdigest()} {layouts}"
 
 
@@ -225,7 +225,7 @@ def packed_layouts(layouts: Sequence[Layout]) -> Any:
 
 
 def unpacked_layouts(data: Any) -> tuple[Layout, ...]:
-    """What `packed_layouts` made plain data of."""
+    """Restores layouts from the data of `packed_layouts`."""
     return tuple((tuple(shape), tuple(stride), torch_dtype(dtype)) for shape, stride, dtype in data)
 
 

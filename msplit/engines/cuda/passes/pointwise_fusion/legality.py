@@ -17,7 +17,7 @@ from msplit.opset.traits import BATCH_NORMS, VIEWS, ops_with
 
 
 class Role(enum.Enum):
-    """What an op is to a group."""
+    """Part that an op takes in a group."""
 
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
@@ -77,12 +77,12 @@ def role(graph: OpGraph, op: Op, dtypes: dict[Key, str]) -> Role | None:
 
 
 def is_exact(op: Op, dtypes: dict[Key, str]) -> bool:
-    """Whether an op's result is the same in every correct implementation, given the same inputs."""
+    """Returns whether an op's result is the same in every correct implementation, given the same inputs."""
     return op.op in _ONE_RESULT or op.op == "Cast" or not any(dtypes.get(key) in FLOATS for key in op.inputs)
 
 
 def is_step(op: Op, dtypes: dict[Key, str]) -> bool:
-    """Whether an op must not be behind rounding that another kernel does in another way."""
+    """Returns whether an op must not be behind rounding that another kernel does in another way."""
     if op.op == "Cast":
         return dtypes.get(op.inputs[0]) in FLOATS and op.attrs.get("DstT") not in FLOATS
     return op.op in _STEPS and any(dtypes.get(key) in FLOATS for key in op.inputs)

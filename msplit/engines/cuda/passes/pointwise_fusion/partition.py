@@ -139,7 +139,7 @@ class _Finder:
         return None if index is None else self._root(index)
 
     def _reads(self, index: int) -> Counter[int]:
-        """What a unit reads, by what those units are part of today."""
+        """Values that a unit reads, by what those units are part of today."""
         unit = self.units[index]
         if any(self.parent[other] != other for other in unit.reads):
             now: Counter[int] = Counter()
@@ -149,7 +149,7 @@ class _Finder:
         return unit.reads
 
     def _readers(self, op: Op) -> int:
-        """How many reads there are of an op's values."""
+        """Number of reads of an op's values."""
         return sum(len(self.readers.of.get(key, ())) for key in self._values(op))
 
     def _values(self, op: Op) -> list[Key]:
@@ -205,7 +205,7 @@ class _Finder:
         return refused
 
     def _depends(self, index: int, on: int) -> bool:
-        """Whether a unit depends on another, as far as a bounded search tells."""
+        """Returns whether a unit depends on another, as far as a bounded search tells."""
         earliest = self.units[on].first
         seen = {index}
         waiting = deque([index])

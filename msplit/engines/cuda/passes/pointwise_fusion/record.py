@@ -1,4 +1,4 @@
-"""What Inductor's code for a group launches, as plain data: kernels, grids, arguments, memory.
+"""Records of what Inductor's code for a group launches, as plain data: kernels, grids, arguments, memory.
 
 Inductor's code is Python that needs all of PyTorch's compiler to be loaded, which takes two seconds in every process. All shapes are
 fixed, so it does the same at every call. One call is recorded, and held against a second one on memory that was overwritten; from then on,
@@ -83,7 +83,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Record:
-    """What a group does at every call.
+    """Launches and memory of a group at every call.
 
     Attributes:
         buffers: Bytes of each block of memory that it takes.
@@ -179,7 +179,7 @@ class Recorded:
 
 
 def known(key: str, store: Store, device: torch.device) -> Recorded | str | None:
-    """What was recorded of a group, ready to run; why it has no kernel; None where nothing is kept of it.
+    """The record of a group, ready to run; why it has no kernel; None where nothing is kept of it.
 
     Raises:
         MsplitError: What is kept is damaged.

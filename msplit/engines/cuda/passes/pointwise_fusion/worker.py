@@ -46,7 +46,7 @@ def _read(lines: BinaryIO, tasks: queue.SimpleQueue[bytes], setup: Mapping[str, 
 
 
 def _ready(setup: Mapping[str, Any]) -> Callable[[bytes], str]:
-    """What compiles a group, with all that takes long to import."""
+    """The function that compiles a group, with all that takes long to import."""
     import torch
 
     from msplit.engines.cuda.device.device import product_switches, set_product_switches

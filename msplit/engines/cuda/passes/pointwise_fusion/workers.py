@@ -103,7 +103,7 @@ class Workers:
             self.stop()
 
     def __len__(self) -> int:
-        """How many are running."""
+        """Number of workers that are running."""
         return sum(worker.poll() is None for worker in self._running)
 
     def each(self, tasks: Sequence[Any], seconds: float) -> Iterator[tuple[int, str]]:
@@ -180,7 +180,7 @@ class Workers:
 
 
 def how_many(groups: int, *, gpu: bool) -> int:
-    """How many processes are worth starting for so many groups."""
+    """Number of processes that are worth starting for so many groups."""
     limit = os.environ.get(LIMIT, "")
     if limit.isdigit():
         return min(int(limit), groups)
@@ -202,13 +202,13 @@ def _give(worker: subprocess.Popen[bytes], line: bytes) -> bool:
 
 
 def matmul_precision() -> str:
-    """How float32 is multiplied, as PyTorch calls it: "tf32", "ieee", or "none" where nobody has said so."""
+    """Precision of float32 products as PyTorch calls it: "tf32", "ieee", or "none" where nobody has said so."""
     matmul = torch.backends.cuda.matmul
     return str(getattr(matmul, "fp32_precision", "tf32" if matmul.allow_tf32 else "ieee"))
 
 
 def _settings(device: Device) -> dict[str, Any]:
-    """What kernels depend on beside the groups."""
+    """Settings that kernels depend on beside the groups."""
     found: dict[str, Any] = {
         "device": str(device.place),
         "matmul": matmul_precision(),

@@ -111,7 +111,7 @@ def _chosen(graph: OpGraph, half: str, wide: AbstractSet[int]) -> tuple[dict[Key
 
 
 class _Rules:
-    """What Grappler's rules choose.
+    """Choices that Grappler's rules make.
 
     Args:
         types: Of the graph's values, in float32 all of them that may be converted.
@@ -210,7 +210,7 @@ class _Rules:
 
 
 def _overflows(graph: OpGraph, op: Op) -> bool:
-    """Whether an op reads a constant that float16 can not hold, and that it does more with than to add or to choose it."""
+    """Returns whether an op reads a constant that float16 can not hold, and that it does more with than to add or to choose it."""
     return op.op not in MASKING and any(_is_large(graph.constants.get(key)) for key in device_inputs(op))
 
 
@@ -362,7 +362,7 @@ def _is_small(graph: OpGraph, key: Key) -> bool:
 
 
 def _is_handed_out(graph: OpGraph, readers: Readers, key: Key, *, fetched: bool) -> bool:
-    """Whether a value goes to updates of variables, or is an output where that counts, and to nothing that could compute anything else in
+    """Checks if a value goes to updates of variables, or is an output where that counts, and to nothing that could compute anything else in
     the same kernel: an attention takes products along whose result is an output.
     """
     waiting, wanted = [key], False
@@ -392,5 +392,5 @@ def _typed(op: Op, half: str, before: str = WIDE) -> dict[str, Any]:
 
 
 def _in(types: Sequence[str | None], number: int, half: str) -> bool:
-    """Whether one of an op's inputs or outputs is of the type that it computes in, where the table of ops does not say otherwise."""
+    """Checks if one of an op's inputs or outputs is of the type that it computes in, where the table of ops does not say otherwise."""
     return number >= len(types) or types[number] in (None, half)

@@ -129,7 +129,7 @@ def _data(op: Op) -> list[Key]:
 
 
 def can_round(op: Op) -> bool:
-    """Whether a kernel of ours for an op can round its results."""
+    """Returns whether a kernel of ours for an op can round its results."""
     if op.attrs.get("data_format", "NHWC") != "NHWC":
         return False
     if op.op in matmul.PRODUCTS:
@@ -142,22 +142,22 @@ def can_round(op: Op) -> bool:
 
 
 def takes_tf32(device: torch.device) -> bool:
-    """Whether convolutions and products there are in TF32, by kernels of ours where those win."""
+    """Returns whether convolutions and products there are in TF32, by kernels of ours where those win."""
     return device.type == "cuda" and bool(torch.backends.cudnn.allow_tf32)
 
 
 def rounds(op: Op) -> bool:
-    """Whether such a kernel was chosen."""
+    """Returns whether such a kernel was chosen."""
     return can_round(op) and (op.op in _MEANS or op.op == ATTENTION or TILES in op.attrs or TILE in op.attrs)
 
 
 def hands_on(op: Op, inputs: Collection[Key], rounded: set[Key]) -> bool:
-    """Whether the results of an op with these inputs are rounded because they are. In a buffer are only the parts that were written."""
+    """Checks if the results of an op with these inputs are rounded because they are. In a buffer are only the parts that were written."""
     return op.op == BUFFER or (op.op in _HAND_ON and bool(inputs) and rounded.issuperset(inputs))
 
 
 class Rounding:
-    """What is rounded to TF32 while a graph is traced, op by op.
+    """Values that are rounded to TF32 while a graph is traced, op by op.
 
     Args:
         graph: In topological order.
@@ -176,7 +176,7 @@ class Rounding:
 
     @functools.cached_property
     def _weights(self) -> set[Key]:
-        """What only products read, as weights."""
+        """Weights that only products read."""
         read: dict[bool, set[Key]] = {True: set(), False: set()}
         for op in self._graph.ops.values():
             slots = matmul.weights_of(op) if op.op in matmul.PRODUCTS else ()

@@ -1,17 +1,20 @@
 """Attention runs as one kernel where that measures faster; elsewhere the graph is as if nobody had asked."""
 
+import functools
 import json
 
 import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.autotune.tuner import Tuner, timed_by
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.verify import Stage, fingerprint
 from msplit.engines.cuda.ops.attention import KERNEL
-from msplit.engines.cuda.passes.attention import choose
-from msplit.engines.cuda.passes.attention.rewrite import fuse_attention
+from msplit.engines.cuda.passes.attention import fuse_attention as choose
+from msplit.engines.cuda.passes.attention.fuse_attention import ATTENTION
+from msplit.engines.cuda.passes.measured import deciding
 from msplit.engines.cuda.passes.pipeline import Context, run_passes, tidy
 from msplit.formats.files import JsonValue
 from tests.engines.cuda.cases import CPU
@@ -44,35 +47,44 @@ def graph_of(masked, swapped=False):
     return graph
 
 
-def asked(monkeypatch, *, beats):
-    """`choose._fastest` on the CPU, whose library has another kernel; what it was asked is noted."""
+@pytest.fixture
+def tried(monkeypatch):
+    """Runs the fusion on the CPU, whose library has another kernel, by a time of each; what was timed is noted."""
     monkeypatch.setattr(choose, "LIBRARY", ("FLASH_ATTENTION",))
-    monkeypatch.setattr(Tuner, "milliseconds", lambda *arguments, **options: 1.0)
     seen = []
 
-    def compared(self, candidate, baseline):
-        seen.append((candidate()[0], baseline()[0]))
-        return beats
+    def run(graph, *, kernel):
+        tuner = Tuner(Device(CPU))
 
-    monkeypatch.setattr(Tuner, "beats", compared)
+        def times(lanes):
+            (result, *_), one = lanes[0](), isinstance(lanes[0], functools.partial)
+            seen.append((one, result))
+            return kernel if one else 1.0
 
-    def decide(graph, match, op):
-        arguments = [choose._sample(graph, key, match.dtype, CPU) for key in op.inputs]
-        return choose._fastest(Tuner.of(CPU), match, op, arguments, choose._apart(graph, match, CPU)).kernel
+        def decide(graph, found):
+            with torch.no_grad(), timed_by(lambda lanes: 1.0):
+                trial = ATTENTION.trial(graph, found, CPU)
+            with torch.no_grad(), timed_by(times):
+                name = ATTENTION.choose(tuner, trial).kernel
+            return name is not None, name
 
-    return decide, seen
+        with deciding({ATTENTION: decide}):
+            return ATTENTION.run(graph, CPU)
+
+    return run, seen
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_what_is_timed_against_each_other_computes_the_same(monkeypatch, swapped):
+def test_what_is_timed_against_each_other_computes_the_same(tried, swapped):
     graph = graph_of(masked=False, swapped=swapped)
-    decide, seen = asked(monkeypatch, beats=True)
-    assert fuse_attention(graph, decide)
+    run, seen = tried
+    assert run(graph, kernel=0.5)
     tidy(graph)
     (op,) = [op for op in graph.ops.values() if op.op == "_Attention"]
     assert op.attrs[KERNEL] == "FLASH_ATTENTION"
-    ((one, other),) = seen
-    torch.testing.assert_close(one, other)
+    assert {one for one, _ in seen} == {True, False}
+    for _, result in seen:
+        torch.testing.assert_close(result, seen[0][1])
 
 
 def test_samples_lie_in_memory_as_what_the_model_reads():
@@ -82,26 +94,26 @@ def test_samples_lie_in_memory_as_what_the_model_reads():
     assert sample.stride() == torch.empty(B, L, H, D).transpose(1, 2).stride()
 
 
-def test_what_is_slower_leaves_the_graph_as_it_was(monkeypatch):
+def test_what_is_slower_leaves_the_graph_as_it_was(tried):
     graph = graph_of(masked=True)
     before = fingerprint(graph)
-    decide, seen = asked(monkeypatch, beats=False)
-    assert not fuse_attention(graph, decide)
+    run, seen = tried
+    assert not run(graph, kernel=2.0)
     assert fingerprint(graph) == before
-    assert len(seen) == 1
+    assert {one for one, _ in seen} == {True, False}
 
 
-def test_a_kernel_with_other_numbers_is_not_taken(monkeypatch):
+def test_a_kernel_with_other_numbers_is_not_taken(tried, monkeypatch):
     graph = graph_of(masked=False)
-    decide, seen = asked(monkeypatch, beats=True)
+    run, seen = tried
     monkeypatch.setattr("msplit.engines.cuda.autotune.tuner.SAME", -1.0)
-    assert not fuse_attention(graph, decide)
-    assert not seen
+    assert not run(graph, kernel=0.5)
+    assert not any(one for one, _ in seen)
 
 
 def test_without_a_gpu_nothing_is_measured():
     graph = graph_of(masked=True)
-    assert fuse_attention(graph, choose.decide_on(CPU, measure=True))
+    assert ATTENTION.run(graph, CPU)
     assert all(KERNEL not in op.attrs for op in graph.ops.values())
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
+from msplit.engines.cuda.passes.measured import deciding
 from tests.engines.cuda.cases import assert_equals_tensorflow, graph_of, kernels, program_of
 from tests.engines.cuda.passes.harness import assert_equals_itself, check, normal, placeholder
 
@@ -76,14 +77,14 @@ def squeeze_and_excite(tf, x, inner, *, padding="SAME", strides=1):
 
 
 @pytest.mark.parametrize("strides", [1, 2])
-def test_a_squeeze_and_excite_block_is_two_products(strides, monkeypatch):
-    monkeypatch.setattr(pipeline, "mlps_on", lambda device, measure: lambda graph, found: (False, None))
+def test_a_squeeze_and_excite_block_is_two_products(strides):
     feeds = {"x": normal(2, 5, 4, 6)}
 
     def build(tf, v1):
         tf.identity(squeeze_and_excite(tf, placeholder(tf, v1, feeds["x"]), 3, strides=strides), name="out")
 
-    program = check(build, feeds, ["Mean", "Mul", "_FusedMatMul", "_FusedMatMul"], outputs=["out"])
+    with deciding({MLPS: lambda graph, found: (False, None)}):
+        program = check(build, feeds, ["Mean", "Mul", "_FusedMatMul", "_FusedMatMul"], outputs=["out"])
     products = [step.op.attrs["fused_ops"] for step in program.steps if step.op.op == "_FusedMatMul"]
     assert products == [("BiasAdd", "Swish"), ("BiasAdd", "Sigmoid")]
 

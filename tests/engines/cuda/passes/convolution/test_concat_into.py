@@ -12,7 +12,8 @@ from msplit.core.dag import Dag
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.buffers import BUFFER, INTO, JOINED
 from msplit.engines.cuda.ir.graph import Op, OpGraph
-from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.passes.convolution.merge_convolutions import SIBLING_CONVOLUTIONS
+from msplit.engines.cuda.passes.measured import deciding
 from msplit.engines.cuda.passes.pattern import Dominators
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime.executables import executable_of, plan_for, prove
@@ -107,8 +108,13 @@ def before(dag, number):
     return sorted(found)
 
 
-def test_siblings_write_one_of_their_results_there(monkeypatch):
-    monkeypatch.setattr(pipeline, "decide_on", lambda device: lambda graph, members: (32, 32, 64, 4, 3, 1))
+@pytest.fixture
+def merged():
+    with deciding({SIBLING_CONVOLUTIONS: lambda graph, members: (True, (32, 32, 64, 4, 3, 1))}):
+        yield
+
+
+def test_siblings_write_one_of_their_results_there(merged):
     feeds = image(size=6)
 
     def build(tf, v1):

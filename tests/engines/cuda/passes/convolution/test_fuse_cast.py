@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msplit.core.arguments import Precision
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import CAST_FROM
-from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.passes.convolution.fuse_cast import CASTS
+from msplit.engines.cuda.passes.measured import deciding
 from msplit.verify.compare import compare
 from tests.campaign import examples
 from tests.engines.cuda.cases import assert_equals_tensorflow, bits, graph_of, job, kernels, program_of
@@ -103,7 +104,7 @@ def test_what_stays(what):
     options=st.sampled_from([{}, {"fuse": True}, {"group": True}]),
 )
 def test_with_and_without_it_is_the_same_to_the_bit(
-    monkeypatch, bytes_in, channels, window, strides, padding, epilogue, scaled, precision, options
+    bytes_in, channels, window, strides, padding, epilogue, scaled, precision, options
 ):
     feeds = {"x": image(2, 9, 8, channels) if bytes_in else normal(2, 9, 8, channels)}
 
@@ -120,10 +121,9 @@ def test_with_and_without_it_is_the_same_to_the_bit(
     assert converted(compiled(flat, feeds, precision)) == taken
     got = run(flat, feeds, precision, **options)
     same = replace(flat)  # of which nothing is compiled yet
-    monkeypatch.setattr(pipeline, "casts_on", lambda device, measure: lambda graph, found: (False, None))
-    apart = run(same, feeds, precision, **options)
-    assert converted(compiled(same, feeds, precision)) == []
-    monkeypatch.undo()
+    with deciding({CASTS: lambda graph, found: (False, None)}):
+        apart = run(same, feeds, precision, **options)
+        assert converted(compiled(same, feeds, precision)) == []
     assert bits(got) == bits(apart)
     found = compare(got, run(flat, feeds), precision=Precision.BF16, tolerance=5e-2)
     assert found.passed, found.describe()

@@ -10,13 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msplit.core.arguments import Precision
-from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.autotune.tuner import Tuner, timed_by
 from msplit.engines.cuda.compile import optimize
-from msplit.engines.cuda.device import device as devices
+from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.graph import attrs_key
-from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.convolution import fuse_mlp
+from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
+from msplit.engines.cuda.passes.measured import deciding
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, job, kernels, program_of
 from tests.engines.cuda.passes.harness import normal, placeholder
@@ -27,9 +28,10 @@ CHANNELS, HIDDEN = 16, 4
 
 
 @pytest.fixture
-def takes_all(monkeypatch):
+def takes_all():
     """Every pair of layers becomes one op, as if that had measured faster."""
-    monkeypatch.setattr(pipeline, "mlps_on", lambda device, measure: lambda graph, found: (True, None))
+    with deciding({MLPS: lambda graph, found: (True, None)}):
+        yield
 
 
 def squeezed(tf, x, hidden=HIDDEN):
@@ -295,7 +297,7 @@ def test_whatever_classifier(takes_all, batch, front, end, dtype, fetched, optio
 
 @pytest.mark.parametrize("precision", [Precision.IEEE, Precision.BF16, Precision.FP16])
 @pytest.mark.parametrize("end", ["softmax", "logits", "two layers"])
-def test_in_any_precision_outputs_are_of_the_type_that_they_have_apart(end, precision, monkeypatch):
+def test_in_any_precision_outputs_are_of_the_type_that_they_have_apart(end, precision):
     feeds = {"x": normal(2, 5, 5, CHANNELS)}
 
     def build(tf, v1):
@@ -309,9 +311,8 @@ def test_in_any_precision_outputs_are_of_the_type_that_they_have_apart(end, prec
 
     flat, outputs = graph_of(build, outputs=["out"]), []
     for takes in (False, True):
-        decide = lambda device, measure, takes=takes: lambda graph, found: (takes, None)  # noqa: E731
-        monkeypatch.setattr(pipeline, "mlps_on", decide)
-        executable = ENGINE.build(replace(job(flat, feeds), precision=precision))
+        with deciding({MLPS: lambda graph, found, takes=takes: (takes, None)}):
+            executable = ENGINE.build(replace(job(flat, feeds), precision=precision))
         (one,) = executable.step(feeds).values()
         outputs.append(one)
         executable.close()
@@ -322,16 +323,13 @@ def test_in_any_precision_outputs_are_of_the_type_that_they_have_apart(end, prec
 
 @pytest.mark.parametrize("faster", ["apart", "<lambda>"])
 @pytest.mark.parametrize(("softmax", "front"), [("op", ""), ("", ""), ("op", "normalized")])
-def test_the_kernel_is_taken_where_it_is_faster_than_what_it_replaces(softmax, front, faster, monkeypatch):
+def test_the_kernel_is_taken_where_it_is_faster_than_what_it_replaces(softmax, front, faster):
     """On a CPU both compute the same."""
     feeds = {"x": normal(2, 5, 5, CHANNELS)}
 
-    def milliseconds(self, call, lanes=1, *, cold=False):
-        call()
-        return 1.0 if getattr(call.run, "__name__", "") == faster else 2.0
-
-    monkeypatch.setattr(Tuner, "milliseconds", milliseconds)
-    monkeypatch.setattr(devices, "_DEVICES", {})
+    def times(lanes):
+        lanes[0]()
+        return 1.0 if getattr(lanes[0].run, "__name__", "") == faster else 2.0
 
     def build(tf, v1):
         x = FRONTS[front](tf, placeholder(tf, v1, feeds["x"]), "float32")
@@ -340,12 +338,11 @@ def test_the_kernel_is_taken_where_it_is_faster_than_what_it_replaces(softmax, f
     flat = graph_of(build, outputs=["out"])
     graph = optimize(flat, feeds, CPU).graph
     (found,) = fuse_mlp.find_mlps(graph)
-    trial = fuse_mlp._Trial.of(graph, found, CPU)
-    with torch.no_grad():
-        chosen = trial.winner(Tuner.of(CPU))
-        tiles = [tiles for tiles, _ in trial.kernels()]
-        assert chosen == (tiles[0] if faster == "<lambda>" else None)
-        assert len([call() for call in trial.calls()]) == len(tiles)
+    tuner = Tuner(Device(CPU))
+    with torch.no_grad(), timed_by(times):
+        assert tuner.known(MLPS.family, MLPS.key(graph, found, CPU)) is None
+        chosen = MLPS.choose(tuner, MLPS.trial(graph, found, CPU))
+        assert chosen == (next(iter(MLPS.trial(graph, found, CPU).candidates))[0] if faster == "<lambda>" else None)
 
 
 @pytest.mark.parametrize("pooled", [True, False])
@@ -360,8 +357,6 @@ def test_what_it_is_timed_against_is_listed_with_it(pooled, monkeypatch):
         return choose(op, arguments, run, **more)
 
     monkeypatch.setattr(fuse_mlp.matmul, "choose", noted)
-    monkeypatch.setattr(Tuner, "milliseconds", lambda self, call, lanes=1, *, cold=False: call() and 1.0)
-    monkeypatch.setattr(devices, "_DEVICES", {})
 
     def build(tf, v1):
         x = placeholder(tf, v1, feeds["x"])
@@ -376,13 +371,10 @@ def test_what_it_is_timed_against_is_listed_with_it(pooled, monkeypatch):
     candidates = fuse_mlp.find_mlps(graph)
     assert candidates
     for found in candidates:
-        trial = fuse_mlp._Trial.of(graph, found, CPU)
-        with torch.no_grad():
-            for call in trial.calls():
-                call()
+        with torch.no_grad(), timed_by(lambda lanes: 1.0):
+            trial = MLPS.trial(graph, found, CPU)
+            assert asked, "what is listed are the calls of a trial, which asks for products when it is set up"
             listed = asked.copy()
-            assert listed
-            asked.clear()
-            trial.winner(Tuner.of(CPU))
+            MLPS.choose(Tuner(Device(CPU)), trial)
         assert asked == listed
         asked.clear()

@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.ir.windows import PROLOGUE
-from msplit.engines.cuda.passes import pipeline
+from msplit.engines.cuda.passes.convolution.fuse_prologue import PROLOGUES
+from msplit.engines.cuda.passes.measured import deciding
 from tests.campaign import examples
 from tests.engines.cuda.cases import assert_equals_tensorflow, graph_of, kernels, program_of
 from tests.engines.cuda.passes.harness import normal, placeholder
@@ -17,9 +18,10 @@ CHANNELS = 16
 
 
 @pytest.fixture
-def takes_all(monkeypatch):
+def takes_all():
     """Every convolution takes its prologue, as if that had measured faster."""
-    monkeypatch.setattr(pipeline, "prologues_on", lambda device, measure: lambda graph, found: (True, None))
+    with deciding({PROLOGUES: lambda graph, found: (True, None)}):
+        yield
 
 
 def prologues(program):

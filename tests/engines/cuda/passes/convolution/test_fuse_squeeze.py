@@ -5,11 +5,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.autotune.tuner import Tuner, timed_by
 from msplit.engines.cuda.compile import optimize
-from msplit.engines.cuda.device import device as devices
-from msplit.engines.cuda.passes import pipeline
-from msplit.engines.cuda.passes.convolution import fuse_mlp, fuse_squeeze
+from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
+from msplit.engines.cuda.passes.convolution.fuse_squeeze import SQUEEZES
+from msplit.engines.cuda.passes.measured import deciding
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, kernels, program_of
 from tests.engines.cuda.passes.harness import normal, placeholder
@@ -21,11 +22,10 @@ SQUEEZE = "_SqueezeDepthwiseConv2dNative"
 
 
 @pytest.fixture(autouse=True)
-def takes_all(monkeypatch):
+def takes_all():
     """Every convolution takes its layers along, as if that had measured faster."""
-    monkeypatch.setattr(
-        pipeline, "squeezes_on", lambda device, measure: lambda graph, convolution, layers: (True, None)
-    )
+    with deciding({SQUEEZES: lambda graph, found: (True, None)}):
+        yield
 
 
 def inverted_residual(tf, x, *, stride=1, padding="SAME", bias=True, activation="swish", size=3, kept=True):
@@ -79,30 +79,24 @@ def test_what_stays(what):
 
 
 @pytest.mark.parametrize("faster", ["apart", "<lambda>"])
-@pytest.mark.parametrize("what", [fuse_mlp, fuse_squeeze])
-def test_a_kernel_is_taken_where_it_is_faster_than_what_it_replaces(what, faster, monkeypatch):
+@pytest.mark.parametrize("fusion", [MLPS, SQUEEZES])
+def test_a_kernel_is_taken_where_it_is_faster_than_what_it_replaces(fusion, faster):
     """On a CPU both compute the same."""
     feeds = {"x": normal(2, 6, 5, CHANNELS)}
 
     def build(tf, v1):
         tf.identity(inverted_residual(tf, placeholder(tf, v1, feeds["x"])), name="out")
 
-    def milliseconds(self, call, lanes=1, *, cold=False):
-        call()
-        return 1.0 if getattr(call.run, "__name__", "") == faster else 2.0
+    def times(lanes):
+        lanes[0]()
+        return 1.0 if getattr(lanes[0].run, "__name__", "") == faster else 2.0
 
-    monkeypatch.setattr(Tuner, "milliseconds", milliseconds)
-    monkeypatch.setattr(devices, "_DEVICES", {})
     graph = optimize(graph_of(build), feeds, CPU).graph
-    (mlp,) = fuse_mlp.find_mlps(graph)
-    (pair,) = fuse_squeeze.find_squeezes(graph, [mlp.op()])
-    found = (mlp,) if what is fuse_mlp else pair
-    trial = what._Trial.of(graph, *found, CPU)
-    with torch.no_grad():
-        chosen = trial.winner(Tuner.of(CPU))
-        tiles = [tiles for tiles, _ in trial.kernels()]
-        assert chosen == (tiles[0] if faster == "<lambda>" else None)
-        assert len([call() for call in trial.calls()]) == len(tiles)
+    (found,) = (fusion.ahead or fusion.find)(graph)
+    with torch.no_grad(), timed_by(times):
+        tiles = [tiles for tiles, _ in fusion.trial(graph, found, CPU).candidates]
+        chosen = fusion.choose(Tuner(Device(CPU)), fusion.trial(graph, found, CPU))
+    assert chosen == (tiles[0] if faster == "<lambda>" else None)
 
 
 @settings(max_examples=examples(20, 200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

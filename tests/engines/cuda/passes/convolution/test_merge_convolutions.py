@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import SIBLINGS
-from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.convolution import merge_convolutions
-from msplit.engines.cuda.passes.convolution.merge_convolutions import Times, decide_on, find_siblings, merge_siblings
+from msplit.engines.cuda.passes.convolution.merge_convolutions import SIBLING_CONVOLUTIONS, Times, find_siblings
+from msplit.engines.cuda.passes.measured import deciding
 from msplit.engines.cuda.runtime.plan_binding import groups_of
 from tests.engines.cuda.cases import CPU, flat_of, job, kernels, run, scattered
 from tests.engines.cuda.random_graphs import FLOAT, _Graph
@@ -56,10 +56,10 @@ def source_of(flat, feeds):
 
 
 @pytest.fixture
-def merges_everywhere(monkeypatch):
+def merges_everywhere():
     """Siblings are merged on the CPU too, where nothing can be measured."""
-
-    monkeypatch.setattr(pipeline, "decide_on", lambda device: lambda graph, members: TILES)
+    with deciding({SIBLING_CONVOLUTIONS: lambda graph, members: (True, TILES)}):
+        yield
 
 
 CONVOLUTION = st.fixed_dictionaries(
@@ -169,8 +169,8 @@ def test_many_siblings_are_several_sets():
 def test_what_is_not_decided_stays():
     source = source_of(inception(), data(1, 6, 6, 8))
     before = list(source.ops)
-    assert merge_siblings(source, lambda source, members: None) is False
-    assert merge_siblings(source, decide_on(CPU)) is False
+    assert SIBLING_CONVOLUTIONS.run(source, CPU) is False
+    assert SIBLING_CONVOLUTIONS.run(source, CPU, measure=False) is False
     assert list(source.ops) == before
 
 

@@ -11,7 +11,7 @@ from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
 from msplit.engines.cuda.passes.pipeline import tidy
 from msplit.engines.cuda.passes.specialize import specialize, trace
-from msplit.engines.cuda.passes.updates.row_updates import sum_in_updates
+from msplit.engines.cuda.passes.updates.merge_updates import sum_in_updates
 from msplit.errors import EngineError
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU

@@ -15,6 +15,8 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDS
 from msplit.engines.cuda.kernels.attention import TILES
 from msplit.engines.cuda.passes import pipeline, specialize
+from msplit.engines.cuda.passes.attention.fuse_attention import ATTENTION
+from msplit.engines.cuda.passes.measured import deciding
 from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.engines.cuda.passes.precision import round_results
 from msplit.engines.cuda.passes.precision.round_results import can_round, expect_rounded, read_by_products
@@ -286,12 +288,13 @@ def test_attention_reads_rounded_data_and_rounds_for_the_product_behind_it(on_a_
     """Where it is our own kernel; the library's would have to have its result rounded by another."""
     made = samples.build("bert", layers=2, hidden=16, heads=2, sequence=4, vocabulary=30)
     flat, feeds = flat_of(made.graph_def, outputs=list(made.outputs)), samples.make_inputs(made, 3)
-    monkeypatch.setattr(pipeline.attention, "decide_on", lambda *_, **__: lambda *_: kernel)
-    found = [op for op in ops_of(flat, feeds, **mode) if op.op == "_Attention"]
-    assert len(found) == 2
-    assert {(bool(op.attrs.get(ROUNDED)), bool(op.attrs.get(ROUNDS))) for op in found} == {(rounds, rounds)}
+    with deciding({ATTENTION: lambda graph, found: (True, kernel)}):
+        found = [op for op in ops_of(flat, feeds, **mode) if op.op == "_Attention"]
+        assert len(found) == 2
+        assert {(bool(op.attrs.get(ROUNDED)), bool(op.attrs.get(ROUNDS))) for op in found} == {(rounds, rounds)}
+        with RoundedProducts():
+            rounded = run(flat, feeds, 2, **mode)
     with RoundedProducts():
-        rounded = run(flat, feeds, 2, **mode)
         monkeypatch.undo()
         monkeypatch.setattr(devices, "_DEVICES", {})
         plain = run(flat, feeds, 2, **mode)
