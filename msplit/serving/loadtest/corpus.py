@@ -169,11 +169,11 @@ class Checker:
     """Holds every answer of a run against what it should be, many at once.
 
     The tolerance is that of `msplit.verify.compare`, or less: what TF32 may be off by there is more than the answers of two requests
-    differ by, so an answer under load may be off by ten times what plain steps of the same arm are.
+    differ by, so an answer under load may be off by ten times what plain steps of the same target are.
 
     Args:
         prepared: Requests, and what their answers should be.
-        plain: What plain steps of the arm answered.
+        plain: What plain steps of the target answered.
 
     Attributes:
         wrong: What is wrong with those, in words; "" where nothing is.

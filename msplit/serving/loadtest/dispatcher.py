@@ -1,6 +1,6 @@
 """Hands requests from the table to what answers them, and answers back: by one thread that drives, or by threads that each make calls.
 
-Both are what an application would do; what they cost by themselves is measured with an arm that has its answers ready (`echo`).
+Both are what an application would do; what they cost by themselves is measured with a target that has its answers ready (`echo`).
 """
 
 from __future__ import annotations

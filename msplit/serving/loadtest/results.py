@@ -1,4 +1,4 @@
-"""What a load run found: latency and throughput by arm and level, with what repeats differ by."""
+"""What a load run found: latency and throughput by target and level, with what repeats differ by."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Run:
-    """One arm at one level, once. Warm-up is left out of all but `failed`, `checked`, `wrong`, `says` and
+    """One target at one level, once. Warm-up is left out of all but `failed`, `checked`, `wrong`, `says` and
     `why`.
 
     Attributes:
@@ -136,17 +136,17 @@ class Spread:
 
 @dataclass(frozen=True)
 class Point:
-    """An arm at a level, over all repeats.
+    """A target at a level, over all repeats.
 
     Attributes:
-        arm: Its label.
+        target: Its label.
         level: What it was asked.
         name: What that is called.
         runs: Each repeat.
-        limited: Whether the generator, not the arm, sets the figure, in words; "" where it does not.
+        limited: Whether the generator, not the target, sets the figure, in words; "" where it does not.
     """
 
-    arm: str
+    target: str
     level: Level
     name: str
     runs: tuple[Run, ...]
@@ -175,13 +175,13 @@ class Point:
 
 
 @dataclass(frozen=True)
-class ArmResult:
+class TargetResult:
     """Something that answered.
 
     Attributes:
         label: What it is called.
         about: What it is, in words.
-        echo: Label of the arm that shows what handing over to it costs by itself; "" for such an arm.
+        echo: Label of the target that shows what handing over to it costs by itself; "" for such a target.
         facts: What is known of it, such as what a pool says at the end.
         skipped: Why it was not measured; "" where it was.
     """
@@ -199,19 +199,19 @@ class LoadResult:
 
     Attributes:
         model: What was loaded.
-        arms: What answered, in the order of the report, echoes last.
-        points: Arm by arm, level by level.
+        targets: What answered, in the order of the report, echoes last.
+        points: Target by target, level by level.
         seconds, warmup, repeat: How it was measured.
         rows: Of a request; 0 where the model has none.
         distinct: Prepared requests, and of those how many have an answer that would pass for no other's.
         checked_against: What gave the answers that they are held against.
-        tolerances: By output, of the first arm.
+        tolerances: By output, of the first target.
         notes: What is worth knowing.
         environment: Machine and versions.
     """
 
     model: str
-    arms: tuple[ArmResult, ...]
+    targets: tuple[TargetResult, ...]
     points: tuple[Point, ...]
     seconds: float
     warmup: float

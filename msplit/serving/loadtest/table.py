@@ -1,4 +1,4 @@
-"""The memory that generator and arm share: a table with a row per request, written without a lock.
+"""The memory that generator and target share: a table with a row per request, written without a lock.
 
 Each column has one writer, and each counter says how many rows of its columns are there, so that what a reader has counted is written. (The
 order of writes is that of x86; elsewhere a reader may see a counter a moment before its row.) The memory has no name: nothing of it is left
@@ -111,7 +111,7 @@ class Table:
     Attributes:
         counters: See `SENT`; 64-bit numbers.
         scheduled, sent, taken, answered: Per row, in ns of ``time.perf_counter_ns``, which processes share: when the request was due (0
-            where it is due when it is sent), when it was sent, when the arm's process took it, and when its answer was there.
+            where it is due when it is sent), when it was sent, when the target's process took it, and when its answer was there.
         request: Which of the prepared requests it is.
         priority: 0 is the most urgent.
         status: See `WAITING`.

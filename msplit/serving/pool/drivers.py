@@ -290,7 +290,8 @@ class LoopDriver:
     _since: float = 0.0
 
     def ask(self, future: Future[Any]) -> asyncio.Future[Any]:
-        """Gives a future of the running loop that gets the result, the error or the cancellation of a pool's future, and works for it."""
+        """Gives a future of the running loop that gets the result, the error or the cancellation of a pool's future. From now on the loop
+        works for the pool until nothing is left to do."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Any] = loop.create_future()
         arrive = partial(_arrive, loop, get_ident(), waiter)
@@ -298,15 +299,11 @@ class LoopDriver:
             Future.add_done_callback(future, arrive)
         else:
             future.add_done_callback(arrive)
-        self.start()
-        return waiter
-
-    def start(self) -> None:
-        """Has the loop work for the pool until nothing is left to do."""
         self._since = time.perf_counter()
-        if not self._working and self.polls:
+        if self.polls and not self._working:
             self._working = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            loop.call_soon(self._turn)
+        return waiter
 
     def _turn(self) -> None:
         self._working = False  # if it fails, the next request tries again

@@ -95,9 +95,7 @@ class Pool(Shown):
             [(level, gpu) for (level, _), gpu in zip(slots, gpus or [0] * len(slots), strict=True)],
             ports.batches,
             ports.bucket,
-            levels=settings.priorities,
-            delay=settings.max_delay_us / 1e6,
-            most=settings.max_queue,
+            settings,
             holds_thread=bool(threads),
         )
         self._steps = Steps(ports, [slot for _, slot in slots], scheduler, threads)
@@ -216,7 +214,7 @@ class Pool(Shown):
             self.drive()
             if not (steps.is_delivering and steps.run_ready()):
                 time.sleep(NAP)
-        while not (steps.all_delivered or steps.is_delivering):
+        while steps.delivering and not steps.is_delivering:
             time.sleep(NAP)
         self._driver.end()
         steps.end()

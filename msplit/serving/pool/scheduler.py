@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from msplit.errors import Busy, Closed, DeviceLost
+from msplit.serving.pool.settings import PoolSettings
 
 NEVER = float("inf")
 
@@ -128,9 +129,7 @@ class Scheduler:
             ones. Of several GPUs, a step goes to the one with most free slots.
         buckets: Rows of the steps that were prepared, ascending; empty where requests have no rows.
         bucket_of: Gives the bucket for a number of rows.
-        levels: Number of priority levels.
-        delay: Seconds that a step which is not full waits for further requests.
-        most: Most requests that may wait; 0: any number.
+        settings: Number of priority levels, time to wait for further requests, most requests that may wait.
         holds_thread: True where a step keeps a thread busy from beginning to end; a request is then started as soon as a slot is free.
 
     Attributes:
@@ -146,28 +145,21 @@ class Scheduler:
         slots: Sequence[tuple[int, int]],
         buckets: Sequence[int],
         bucket_of: Callable[[int], int],
+        settings: PoolSettings,
         *,
-        levels: int = 1,
-        delay: float = 0.0,
-        most: int = 0,
         holds_thread: bool = False,
     ) -> None:
         self._slots, self._bucket_of, self._holds_thread = tuple(slots), bucket_of, holds_thread
         gpus = range(max((gpu for _, gpu in slots), default=0) + 1)
-        self._free: list[list[list[int]]] = [[[] for _ in gpus] for _ in range(levels)]
+        self._free: list[list[list[int]]] = [[[] for _ in gpus] for _ in range(settings.priorities)]
         for index, (level, gpu) in enumerate(slots):
             self._free[level][gpu].append(index)
         self._running_on = [0 for _ in gpus]
-        self.queue = Queue(levels, buckets, delay, most)
+        self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue)
         self.running = self.alone = 0
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
         self.closed = ""
         self.lost: DeviceLost | None = None
-
-    @property
-    def busy(self) -> bool:
-        """True while anything runs or waits."""
-        return bool(self.running or self.queue.count)
 
     def put(self, request: Request) -> Decision:
         """Adds a request to the queue, at the time `request.since`.

@@ -17,13 +17,14 @@ Answer = dict[str, Any]
 
 class Slot(Protocol):
     """Place in which one step runs at a time. On a GPU it is an arena: streams, captured graphs of all buckets, and memory for inputs,
-    intermediate values and outputs."""
+    intermediate values and outputs. Subclasses inherit methods for steps that are over once they were started."""
 
     def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
         """Starts a step of `bucket` rows on the rows of all these requests, in their order."""
 
     def over(self) -> bool:
         """True if the step is over. Raises the error with which it failed."""
+        return True
 
     def wait(self) -> None:
         """Returns when the step is over, or sooner. Other threads of Python can run meanwhile."""
@@ -32,7 +33,12 @@ class Slot(Protocol):
         """Outputs of the step that is over, which belong to the caller."""
 
     def outputs_on_device(self) -> dict[str, Any]:
-        """Outputs of the step that is over, as PyTorch tensors on the device. Not called for a slot that has no device."""
+        """Outputs of the step that is over, as PyTorch tensors on the device.
+
+        Raises:
+            EngineError: The slot has no device.
+        """
+        raise EngineError("outputs are on the host here")
 
     def facts(self) -> Mapping[str, Any]:
         """Facts such as the number of streams or bytes."""
@@ -41,7 +47,7 @@ class Slot(Protocol):
         """Gives memory and streams back."""
 
 
-class StepSlot:
+class StepSlot(Slot):
     """Slot that runs a step from beginning to end in `start`.
 
     Args:
@@ -60,20 +66,12 @@ class StepSlot:
         step = self._steps[bucket if bucket in self._steps else 0]
         self._outputs = step(self._ports.join(feeds, bucket))
 
-    def over(self) -> bool:
-        """Always true."""
-        return True
-
     def wait(self) -> None:
         """Returns at once."""
 
     def outputs(self) -> Answer:
         """Outputs of the step."""
         return self._outputs
-
-    def outputs_on_device(self) -> dict[str, Any]:
-        """Raises EngineError."""
-        raise EngineError("outputs are on the host here")
 
     def facts(self) -> Mapping[str, Any]:
         """Facts of the executable."""

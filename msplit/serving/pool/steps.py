@@ -15,6 +15,7 @@ from msplit.engines.cuda.engine import device_lost
 from msplit.errors import Closed, EngineError, TimedOut
 from msplit.serving.pool.ports import Ports
 from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step
+from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.slots import Answer, Slot
 
 _LOG = logging.getLogger("concurrent.futures")
@@ -31,6 +32,7 @@ class Steps:
 
     Attributes:
         flying: Steps that run and are looked after by the thread that polls.
+        delivering: Threads that are delivering an answer right now.
         polled: Time of the last `poll`, in seconds of the performance counter.
         orphaned: True in a forked child, which has neither the threads nor the device of the pool.
     """
@@ -42,27 +44,22 @@ class Steps:
         self.flying: list[Step] = []
         self.polled = -NEVER
         self.orphaned = False
-        # Steps that are over, answers to deliver, and threads that deliver them. Each thread takes one answer at a time, so that a function
-        # that an answer calls may wait for any other answer.
+        # Steps that are over, and answers to deliver. Each thread takes one answer at a time, so that a function that an answer calls may
+        # wait for any other answer.
         self._over: deque[tuple[Step, Answer | Exception]] = deque()
         self._answers: deque[tuple[Request, Answer | Exception]] = deque()
-        self._delivering: list[int] = []
+        self.delivering: list[int] = []
         self._ready: deque[Step] = deque()
 
     @property
     def busy(self) -> bool:
         """True while anything runs, waits or is to be delivered."""
-        return self.scheduler.busy or bool(self._answers)
+        return bool(self.scheduler.running or self.scheduler.queue.count or self._answers)
 
     @property
     def is_delivering(self) -> bool:
         """True if this thread is delivering an answer right now, that is, was called by a function which the answer called."""
-        return get_ident() in self._delivering
-
-    @property
-    def all_delivered(self) -> bool:
-        """True if no thread is delivering an answer."""
-        return not self._delivering
+        return get_ident() in self.delivering
 
     def put(self, request: Request) -> None:
         """Takes a request, and starts its step if it is due. Raises what `Scheduler.put` does."""
@@ -170,7 +167,7 @@ class Steps:
             return
         interrupt: KeyboardInterrupt | None = None
         me = get_ident()
-        self._delivering.append(me)
+        self.delivering.append(me)
         try:
             while self._over or self._answers:
                 try:
@@ -186,7 +183,7 @@ class Steps:
                 except KeyboardInterrupt as problem:  # the others get their answers all the same
                     interrupt = problem
         finally:
-            self._delivering.remove(me)
+            self.delivering.remove(me)
         if interrupt is not None:
             raise interrupt
 
@@ -234,7 +231,7 @@ class Steps:
 
     def after_fork(self) -> None:
         """Forgets everything, in a forked child: locks, threads and the device are the parent's."""
-        scheduler = Scheduler((), (), int)
+        scheduler = Scheduler((), (), int, PoolSettings())
         scheduler.close("the pool belongs to another process")
         scheduler.lost = self.scheduler.lost
         vars(self).update(vars(Steps(self._ports, (), scheduler)), orphaned=True)

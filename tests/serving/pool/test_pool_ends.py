@@ -218,7 +218,7 @@ def test_a_pool_that_is_dropped_leaves_no_thread_and_answers_what_it_took() -> N
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
     head = "import sys, threading, time\nfrom tests.serving.pool.scripted import *\n"
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     return subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(program)],
         cwd=root,
