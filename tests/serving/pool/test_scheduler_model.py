@@ -139,6 +139,10 @@ class SchedulerModel(RuleBasedStateMachine):
         decision = self.scheduler.due(self.now, join=join)
         assert decision is NOTHING or expected <= self.now, "it was due before it was said to be"
         self.do(decision)
+        self.drop_cancelled()
+        assert all(request.deadline >= self.now for request in self.waiting.values()), (
+            "nobody was told that it is too late"
+        )
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 10), failed=st.booleans())
@@ -294,6 +298,16 @@ def test_a_device_that_failed_fails_all_requests_of_a_step_at_once() -> None:
     assert (decision.start, [number_of(one) for one in decision.answer]) == (None, [1, 2, 3])
     with pytest.raises(DeviceLost):
         made.take(0, 1)
+
+
+def test_a_device_that_failed_fails_those_that_were_to_be_run_again_too() -> None:
+    made, step = started(3)
+    again = made.ended(step, 3.0, failed=True).start
+    assert again is not None
+    made.lost = DeviceLost("CUDA error", fix="start again")
+    decision = made.ended(again, 4.0, failed=True)
+    assert (decision.start, [number_of(one) for one in decision.answer], made.running) == (None, [1, 2, 3], 0)
+    assert made.stats().failed == 3
 
 
 def test_a_gpu_with_nothing_to_do_waits_for_no_company() -> None:
