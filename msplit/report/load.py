@@ -285,8 +285,7 @@ def _plots(found: LoadResult) -> list[str]:
     parts = []
     for is_open, loop in ((False, "closed loop"), (True, "open loop")):
         for quantity in ("p50", "p99"):
-            every = (_series(found, target, quantity, is_open=is_open) for target in found.targets)
-            series = [one for one in every if one.points]
+            series = [it for one in found.targets if (it := _series(found, one, quantity, is_open=is_open)).points]
             if series:
                 title, key = f"{quantity} over throughput, {loop}", f"-{quantity}-{'open' if is_open else 'closed'}"
                 parts.append(plot.svg(title, "answers per second", f"{quantity}, µs", series, key=key, measured=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,9 +189,8 @@ class Ports:
 
     def bucket(self, rows: int) -> int:
         """Rows of the smallest step that has room for so many."""
-        if not self._pads:
-            return rows
-        return next((batch for batch in self.batches if batch >= rows), rows)
+        index = bisect_left(self.batches, rows)
+        return self.batches[index] if self._pads and index < len(self.batches) else rows
 
     def join(self, feeds: Sequence[Feeds], bucket: int) -> Feeds:
         """Joins the inputs of several requests to those of one step. Copies of the first row pad its end, since values that are legal in a
