@@ -36,11 +36,11 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Server:
-    """What answers.
+    """Server that is to be measured.
 
     Attributes:
         address: Its host and port.
-        model: What it calls the model.
+        model: Name of the model there.
         protocol: One of `PROTOCOLS`.
         processes: Clients that send side by side.
 
@@ -64,7 +64,7 @@ class Server:
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """What one of the processes is told."""
+    """Task of one of the client processes."""
 
     server: Server
     feeds: Sequence[Arrays]
@@ -170,7 +170,7 @@ class _Reply:
 
 
 def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[bytes], Arrays], str]:
-    """How a request becomes bytes, how bytes become an answer, and the method."""
+    """Function that encodes a request, function that decodes an answer, and path of the method."""
     from msplit.serving.server import decode, messages, tensors
 
     def predict(feeds: Arrays) -> bytes:

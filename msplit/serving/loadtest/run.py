@@ -32,7 +32,7 @@ from msplit.serving.pool.settings import PoolSettings
 from msplit.verify.compare import computed_in
 
 AUTO = "auto"
-"""Of `LoadSettings.beside`: TensorFlow in all ways where it sees a GPU."""
+"""Value of `LoadSettings.beside` for TensorFlow in all ways where it sees a GPU."""
 
 _FASTEST = 400_000
 """Requests per second for which there is room, as far as memory goes."""
@@ -49,21 +49,21 @@ _LATE = 0.2
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """How a model is loaded.
+    """Settings of a load test.
 
     Attributes:
         clients: Closed loop: how many clients send, each when it has its answer.
         rates: Open loop: arrivals per second.
         shares: Likewise, as shares of the most that the same target has answered in the closed loop.
-        seconds, warmup: Of measuring and before it, for each target and level.
-        repeat: How often all of it is done.
-        rows: Of a request.
+        seconds, warmup: Seconds of measuring and before it, for each target and level.
+        repeat: Number of repeats of all of it.
+        rows: Rows of a request.
         distinct: Prepared requests, each with inputs of its own.
         mix: Share of requests by priority; empty: all of them 0.
         timeout: Seconds that a request may wait to be started.
         most: Requests after warming up, after which a run ends; 0: when its time is over.
-        beside: What of `targets.SESSIONS` is measured beside the pool, or ``auto``.
-        threads: That call TensorFlow's sessions.
+        beside: Names out of `targets.SESSIONS` to measure beside the pool, or ``auto``.
+        threads: Number of threads that call TensorFlow's sessions.
         config: A file with a ConfigProto as text, for those sessions.
         memory: Bytes for the requests of a run and their answers; a run ends when they are full.
     """
@@ -113,7 +113,7 @@ class LoadSettings:
 
 @dataclass(eq=False)
 class _Bench:
-    """What is measured: the targets by label, each with what checks its answers, and the points so far."""
+    """State of a load test: targets and checkers of their answers by label, and the runs so far."""
 
     table: Table
     generator: Generator
@@ -152,7 +152,7 @@ class _Bench:
 
     @property
     def levels(self) -> int:
-        """How many there are."""
+        """Number of levels."""
         return len(self.settings.clients) + len(self.settings.rates) + len(self.settings.shares)
 
     def best(self, label: str) -> float:
@@ -181,9 +181,9 @@ def load(
     Args:
         model: From `msplit.load`, or where a model or a build is.
         request: As for `msplit.prepare`.
-        settings: How it is loaded.
-        pool: How the pool answers.
-        server: What answers in place of a pool; the model says inputs and right answers.
+        settings: Settings of the load test.
+        pool: Settings of the pool.
+        server: Server to measure in place of a pool; inputs and right answers come from the model.
         progress: Told what is being done and how much of it is done.
 
     Raises:
@@ -286,7 +286,7 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: BenchReque
 
 
 def _may_round(request: BenchRequest) -> bool:
-    """Whether there is a GPU that may make products in TF32."""
+    """True if there is a GPU that may multiply in TF32."""
     return request.device == "cuda" and bool(gpus())
 
 
@@ -304,7 +304,7 @@ def _rows(settings: LoadSettings, ready: Prepared) -> int:
 def _specs(
     flat: FlatGraph | None, ready: Prepared, request: BenchRequest, settings: LoadSettings, pool_settings: PoolSettings
 ) -> list[Spec]:
-    """What of TensorFlow is measured beside the pool."""
+    """Descriptions of the targets with TensorFlow to measure beside the pool."""
     names = list(settings.beside)
     if AUTO in names:
         names = list(SESSIONS) if flat is not None and request.device == "cuda" and _sees_gpu() else []
@@ -400,14 +400,14 @@ def _measure(bench: _Bench) -> None:
 
 
 def _key(*, clients: int = 0, rate: float = 0.0, share: float = 0.0) -> str:
-    """What a level is called."""
+    """Name of a level in the report."""
     if clients:
         return f"{clients} client{'' if clients == 1 else 's'}"
     return f"{rate:,.6g}/s" if rate else f"{100 * share:.6g} %"
 
 
 def _points(bench: _Bench) -> tuple[Point, ...]:
-    """What was measured, target by target, and where the generator was the limit."""
+    """Results target by target, with remarks where the generator was the limit."""
     found = []
     for label, target in bench.targets.items():
         for (one, key), (level, runs) in bench.runs.items():
@@ -420,7 +420,7 @@ def _points(bench: _Bench) -> tuple[Point, ...]:
 
 
 def limit(point: Point, echo: Point | None) -> str:
-    """Whether handing over, and not what answers, sets the figures of a point, in words."""
+    """Reason why the load generator, not the target, sets the figures of a point; "" where it does not."""
     if any(run.cut for run in point.runs):
         return "ended early: no more memory for answers"
     if echo is None:

@@ -29,7 +29,7 @@ from msplit.serving.pool.slots import Answer, Slot
 from msplit.serving.pool.steps import Steps, drain
 
 _POLLS = 8
-"""How often a thread polls before it lets other threads run."""
+"""Number of polls of a thread before it lets other threads run."""
 _SPIN = 1e-3
 """Seconds for which a thread polls without sleeping. For longer steps, it sleeps `NAP` between two polls."""
 NAP = 50e-6

@@ -1,4 +1,4 @@
-"""What a server has: models, their versions and signatures, each signature with the pool that answers it."""
+"""Models of a server: their versions and signatures, each signature with the pool that answers it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msplit.serving.pool.ports import Port
 from msplit.serving.server.refusal import Code, Refusal, invalid
 
 PREDICT = "tensorflow/serving/predict"
-"""What a signature that can be run by `Predict` is called in TensorFlow."""
+"""Method name of a signature that `Predict` can run, in TensorFlow."""
 
 
 @dataclass(frozen=True)
