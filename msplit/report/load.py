@@ -11,14 +11,14 @@ from msplit.report.document import Document, Table
 from msplit.report.html import document as html
 from msplit.report.html.document import Plot
 from msplit.report.text import count, micros, percent, plural, ratio
-from msplit.serving.loadtest.results import ArmResult, LoadResult, Point, Run, Spread
+from msplit.serving.loadtest.results import LoadResult, Point, Run, Spread, TargetResult
 
 _QUANTITIES = ("p50", "p90", "p99", "mean", "max")
 
 
 def document(found: LoadResult) -> Document:
-    """What each arm answered at most, and the latency of each level."""
-    measured = [arm for arm in found.arms if not arm.skipped]
+    """What each target answered at most, and the latency of each level."""
+    measured = [target for target in found.targets if not target.skipped]
     answers = sum(point.total("checked") for point in found.points)
     apart = f"{found.distinct[1]} of {count(found.distinct[0])}"
     facts = [
@@ -41,23 +41,23 @@ def document(found: LoadResult) -> Document:
         facts=facts,
         tables=[
             _most(found, measured),
-            *(table for arm in measured for table in _tables(arm, _points(found, arm))),
+            *(table for target in measured for table in _tables(target, _points(found, target))),
         ],
         warnings=[
             *_warnings(found.points),
-            *(f"{arm.label}: not measured: {arm.skipped}" for arm in found.arms if arm.skipped),
+            *(f"{target.label}: not measured: {target.skipped}" for target in found.targets if target.skipped),
         ],
-        notes=[*(f"{arm.label}: {arm.about}{_steps(arm)}" for arm in measured), *found.notes],
+        notes=[*(f"{target.label}: {target.about}{_steps(target)}" for target in measured), *found.notes],
     )
 
 
-def _points(found: LoadResult, arm: ArmResult) -> list[Point]:
-    return [point for point in found.points if point.arm == arm.label]
+def _points(found: LoadResult, target: TargetResult) -> list[Point]:
+    return [point for point in found.points if point.target == target.label]
 
 
-def _steps(arm: ArmResult) -> str:
+def _steps(target: TargetResult) -> str:
     """What a pool says that it did, in words."""
-    facts = arm.facts
+    facts = target.facts
     if not facts.get("steps") or "filled" not in facts:
         return ""
     filled = f", {percent(facts['filled'], facts['rows'])} of whose rows were nobody's" if facts["filled"] else ""
@@ -67,7 +67,7 @@ def _steps(arm: ArmResult) -> str:
 def _wrong(points: Sequence[Point]) -> list[str]:
     """What is wrong with answers, by point."""
     return [
-        f"{point.arm}, {point.name}: {count(wrong)} of {count(point.total('checked'))}; {_first(run.says for run in point.runs)}"
+        f"{point.target}, {point.name}: {count(wrong)} of {count(point.total('checked'))}; {_first(run.says for run in point.runs)}"
         for point in points
         if (wrong := point.total("wrong"))
     ]
@@ -79,18 +79,18 @@ def _first(texts: Iterable[str]) -> str:
 
 def _warnings(points: Sequence[Point]) -> list[str]:
     return [
-        f"{point.arm}, {point.name}: {plural(failed, 'request')} failed: {_first(run.why for run in point.runs)}"
+        f"{point.target}, {point.name}: {plural(failed, 'request')} failed: {_first(run.why for run in point.runs)}"
         for point in points
         if (failed := point.total("failed"))
     ]
 
 
-def _most(found: LoadResult, measured: Sequence[ArmResult]) -> Table:
-    """The level at which each arm answered most."""
+def _most(found: LoadResult, measured: Sequence[TargetResult]) -> Table:
+    """The level at which each target answered most."""
     rows = []
     first: float | None = None
-    for arm in measured:
-        points = _points(found, arm)
+    for target in measured:
+        points = _points(found, target)
         if not points:
             continue
         best = max(points, key=lambda point: point.throughput.value)
@@ -98,18 +98,18 @@ def _most(found: LoadResult, measured: Sequence[ArmResult]) -> Table:
         answered = best.throughput.value
         rows.append(
             (
-                arm.label,
+                target.label,
                 best.name,
                 count(round(answered)),
                 _time(best.latency("p50")),
-                ratio(first / answered) if first and answered and arm.echo else "-",
+                ratio(first / answered) if first and answered and target.echo else "-",
             )
         )
     note = f"median of the repeats; the last column: {measured[0].label} over this" if measured else ""
     return Table("Most answers per second", ("", "at", ">per s", ">p50", ">gain"), rows, note)
 
 
-def _tables(arm: ArmResult, points: Sequence[Point]) -> list[Table]:
+def _tables(target: TargetResult, points: Sequence[Point]) -> list[Table]:
     """Latency and throughput by level, and by priority where a pool has several; what is open in a table of its own."""
     found = []
     for is_open, title, head in ((False, "closed loop", "clients"), (True, "open loop", "arrivals")):
@@ -127,7 +127,7 @@ def _tables(arm: ArmResult, points: Sequence[Point]) -> list[Table]:
         notes = list(dict.fromkeys(f"* {point.name}: {point.limited}" for point in chosen if point.limited))
         notes += [f"{point.name}: {lost}" for point in chosen if (lost := _lost(point))]
         columns = (head, ">per s", ">p50", ">p90", ">p99", ">max")
-        found.append(Table(f"{arm.label}, {title}", columns, rows, "; ".join(notes)))
+        found.append(Table(f"{target.label}, {title}", columns, rows, "; ".join(notes)))
         by_priority = [
             (
                 _short(point),
@@ -135,11 +135,11 @@ def _tables(arm: ArmResult, points: Sequence[Point]) -> list[Table]:
                 *(_time(point.latency(quantity, level)) for quantity in ("p50", "p90", "p99", "max")),
             )
             for point in chosen
-            for level in (point.priorities if "steps" in arm.facts else ())
+            for level in (point.priorities if "steps" in target.facts else ())
         ]
         if by_priority:
             columns = (head, ">priority", ">p50", ">p90", ">p99", ">max")
-            found.append(Table(f"{arm.label}, {title}, by priority", columns, by_priority))
+            found.append(Table(f"{target.label}, {title}, by priority", columns, by_priority))
     return found
 
 
@@ -169,7 +169,7 @@ def _time(spread: Spread | None) -> str:
 
 
 def payload(found: LoadResult) -> dict[str, Any]:
-    """Everything for JSON: each repeat of each level of each arm."""
+    """Everything for JSON: each repeat of each level of each target."""
     return {
         "model": found.model,
         "rows": found.rows,
@@ -183,14 +183,14 @@ def payload(found: LoadResult) -> dict[str, Any]:
         "repeat": found.repeat,
         "arms": [
             {
-                "label": arm.label,
-                "about": arm.about,
-                "echo": arm.echo or None,
-                "skipped": arm.skipped or None,
-                "facts": dict(arm.facts),
-                "points": [_point(point) for point in _points(found, arm)],
+                "label": target.label,
+                "about": target.about,
+                "echo": target.echo or None,
+                "skipped": target.skipped or None,
+                "facts": dict(target.facts),
+                "points": [_point(point) for point in _points(found, target)],
             }
-            for arm in found.arms
+            for target in found.targets
         ],
         "notes": list(found.notes),
         "environment": dict(found.environment),
@@ -263,7 +263,7 @@ def _plots(found: LoadResult) -> list[Plot]:
     plots = []
     for is_open, loop in ((False, "closed loop"), (True, "open loop")):
         for quantity in ("p50", "p99"):
-            curves = {arm.label: _curve(found, arm, quantity, is_open=is_open) for arm in found.arms if arm.echo}
+            curves = {one.label: _curve(found, one, quantity, is_open=is_open) for one in found.targets if one.echo}
             shown = {label: points for label, points in curves.items() if points}
             if shown:
                 title = f"{quantity} over throughput, {loop}"
@@ -272,11 +272,11 @@ def _plots(found: LoadResult) -> list[Plot]:
 
 
 def _curve(
-    found: LoadResult, arm: ArmResult, quantity: str, *, is_open: bool
+    found: LoadResult, target: TargetResult, quantity: str, *, is_open: bool
 ) -> dict[float, tuple[float, float, float]]:
     return {
         point.throughput.value: (spread.value, spread.low, spread.high)
-        for point in _points(found, arm)
+        for point in _points(found, target)
         if point.level.is_open is is_open
         and (spread := point.latency(quantity)) is not None
         and point.throughput.value > 0

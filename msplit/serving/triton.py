@@ -58,7 +58,7 @@ __all__ = ["TritonPythonModel"]
 
 @dataclass(frozen=True)
 class Served:
-    """What the model's process is told.
+    """Settings that the model's process reads.
 
     Attributes:
         source: Build or model, in the folder of the version.
@@ -73,11 +73,11 @@ class Served:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """Result of an export.
 
     Attributes:
         path: The model's folder in the repository.
-        name: Of the model.
+        name: Name of the model.
         max_batch: Most rows of a request, 0 where inputs or outputs have no axis of rows.
     """
 
@@ -102,8 +102,8 @@ def export(
     Args:
         model: Where it is.
         repository: A folder, which is made where there is none. Other models in it stay.
-        settings: Of the pool.
-        name: Of the model there; None: that of its file or folder, without what follows a dot.
+        settings: Settings of the pool.
+        name: Name of the model there; None: that of its file or folder, without the part after a dot.
         device: ``cpu`` simulates streams, to try a model without a GPU. A build knows it.
         force: Replace a model of this name.
 

@@ -1,4 +1,4 @@
-"""What Triton's Python backend loads: a model whose requests a pool answers. See `triton`, which exports it."""
+"""Model for Triton's Python backend, whose requests a pool answers; `triton` exports it."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def service() -> Any:
     from msplit.serving.pool.pool import About, Pool
     from msplit.serving.pool.ports import Port, Ports
     from msplit.serving.pool.settings import PoolSettings
-    from msplit.serving.pool.slots import SimulatedArena, StepArena
+    from msplit.serving.pool.slots import SimulatedSlot, StepSlot
     from msplit.serving.server.metrics import Metrics
     from msplit.serving.server.models import Models, Version, signature_of
     from msplit.serving.server.service import Service
@@ -82,7 +82,7 @@ def service() -> Any:
     shapes = {rows: {name: (rows, *shape) for name, (_, shape) in SHAPES.items()} for rows in BATCHES}
     outputs = {f"{name}1": Port(dtype, (None, *shape)) for name, (dtype, shape) in SHAPES.items()}
     ports = Ports(dtypes, shapes, (dict.fromkeys(SHAPES, 1), dict.fromkeys(outputs, 1)))
-    arena = SimulatedArena(StepArena(dict.fromkeys(BATCHES, step), ports))
+    arena = SimulatedSlot(StepSlot(dict.fromkeys(BATCHES, step), ports))
     pool = Pool(ports, [(0, arena)], PoolSettings(groups=1), About("all", outputs, (), (), {}))
     only = signature_of(pool, None)
     models = Models({"all": {1: Version("all", 1, {only.name: only})}})

@@ -1,4 +1,4 @@
-"""A server that runs somewhere, as an arm: processes that send it requests over gRPC, each its share of the table's rows.
+"""A server that runs somewhere, as a target: processes that send it requests over gRPC, each its share of the table's rows.
 
 What a client takes itself is part of what is measured: one in Python sends some thousands of requests per second, so there are several.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from msplit.engines.process import Problem, Process, serve, told
 from msplit.errors import Busy, EngineError, MsplitError, TimedOut
 from msplit.serving.loadtest.dispatcher import Part, Watch, drive, settled
 from msplit.serving.loadtest.table import MOST_PARTS, Layout, Table
-from msplit.serving.loadtest.targets import ECHO
+from msplit.serving.loadtest.targets import ECHO, ProcessTarget
 
 TENSORFLOW, KSERVE = "tensorflow", "kserve"
 PROTOCOLS = (TENSORFLOW, KSERVE)
@@ -36,11 +36,11 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Server:
-    """What answers.
+    """Server that is to be measured.
 
     Attributes:
         address: Its host and port.
-        model: What it calls the model.
+        model: Name of the model there.
         protocol: One of `PROTOCOLS`.
         processes: Clients that send side by side.
 
@@ -64,7 +64,7 @@ class Server:
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """What one of the processes is told."""
+    """Task of one of the client processes."""
 
     server: Server
     feeds: Sequence[Arrays]
@@ -73,49 +73,24 @@ class Client:
     part: Part
 
 
-class ServerArm:
-    """A server, seen through its clients. See `targets.Arm`."""
+class ServerTarget(ProcessTarget):
+    """Target that is a server, which client processes send requests to. Call `ready` before its first run."""
 
     def __init__(self, server: Server, feeds: Sequence[Arrays], table: Table) -> None:
         self.label, self.echo = "server", ECHO
         clients = f"{server.processes} client process{'' if server.processes == 1 else 'es'}"
         self.about = f"{server.model} at {server.address}, {server.protocol}'s protocol, {clients}"
-        self.plain: Sequence[Arrays] = ()
-        self._processes = []
-        for number in range(server.processes):
-            process = Process(__name__, "a client", [table.handle])
-            self._processes.append(process)
+        super().__init__([Process(__name__, "a client", [table.handle]) for _ in range(server.processes)])
+        for number, process in enumerate(self._processes):
             process.send(Client(server, feeds, table.layout, table.handle, Part(number, server.processes)))
 
     def ready(self) -> None:
-        """Waits until all of them have had answers.
+        """Waits until all clients have had answers.
 
         Raises:
             EngineError: The server gives none.
         """
         self.plain, *_ = [told(process.receive()) for process in self._processes]
-
-    def run(self, table: Table, watch: Watch, timeout: float | None) -> Mapping[str, int]:
-        """See `Arm`."""
-        for process in self._processes:
-            process.send(timeout)
-        problems: dict[str, int] = {}
-        for process in self._processes:
-            while not process.said(0.01):
-                watch.look()
-                process.alive()
-            for text, count in told(process.receive()).items():
-                problems[text] = problems.get(text, 0) + count
-        return problems
-
-    def facts(self) -> Mapping[str, Any]:
-        """See `Arm`."""
-        return {}
-
-    def close(self) -> None:
-        """See `Arm`."""
-        for process in self._processes:
-            process.close()
 
 
 class Channel:
@@ -195,7 +170,7 @@ class _Reply:
 
 
 def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[bytes], Arrays], str]:
-    """How a request becomes bytes, how bytes become an answer, and the method."""
+    """Function that encodes a request, function that decodes an answer, and path of the method."""
     from msplit.serving.server import decode, messages, tensors
 
     def predict(feeds: Arrays) -> bytes:

@@ -31,7 +31,7 @@ _ROUNDING = 2e-3
 """Least tolerance of products in TF32 that plain steps are taken to need: kernels of larger batches round otherwise."""
 
 _ROOM = 10.0
-"""How many times what plain steps need an answer under load may."""
+"""Tolerance for answers under load, in multiples of the deviation of plain steps."""
 
 _SAMPLE = 4096
 """Most numbers of an answer by which answers are told apart."""
@@ -94,7 +94,7 @@ class Prepared:
     Attributes:
         feeds: Inputs by name, of each request.
         answers: Outputs by name, of each.
-        source: What gave the answers, in words.
+        source: Description of the source of the answers.
         precision: In which requests are answered; see `compare.tolerance_of`.
         computed: Output -> a coarser type that it was computed in.
     """
@@ -107,7 +107,7 @@ class Prepared:
 
     @property
     def kept(self) -> dict[str, Kept]:
-        """How the table keeps an answer.
+        """Type and shape of each output in the table.
 
         Raises:
             MsplitError: Answers have different shapes.
@@ -127,7 +127,7 @@ class Prepared:
 
 
 def by_tensorflow(flat: FlatGraph, feeds: Sequence[Arrays], request: RunRequest) -> list[Arrays]:
-    """What TensorFlow answers on the CPU, in IEEE float32, one request after the other."""
+    """Answers of TensorFlow on the CPU, in IEEE float32, one request after the other."""
     with phase("running the reference in TensorFlow"):
         job = Job(
             flat=flat,
@@ -146,17 +146,17 @@ def by_tensorflow(flat: FlatGraph, feeds: Sequence[Arrays], request: RunRequest)
 
 
 def by_steps(step: Callable[[Arrays], Arrays], feeds: Sequence[Arrays]) -> list[Arrays]:
-    """What a pool answers, one request after the other."""
+    """Answers of a pool, one request after the other."""
     return [{name: np.array(value) for name, value in step(one).items()} for one in feeds]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with the answers of a run.
+    """Verdict on the answers of a run.
 
     Attributes:
         checked: Answers that were looked at.
-        wrong: How many of them are.
+        wrong: Wrong answers among them.
         says: The first one in words; "" where none is wrong.
     """
 
@@ -169,14 +169,14 @@ class Checker:
     """Holds every answer of a run against what it should be, many at once.
 
     The tolerance is that of `msplit.verify.compare`, or less: what TF32 may be off by there is more than the answers of two requests
-    differ by, so an answer under load may be off by ten times what plain steps of the same arm are.
+    differ by, so an answer under load may be off by ten times what plain steps of the same target are.
 
     Args:
         prepared: Requests, and what their answers should be.
-        plain: What plain steps of the arm answered.
+        plain: Answers of plain steps of the target.
 
     Attributes:
-        wrong: What is wrong with those, in words; "" where nothing is.
+        wrong: Description of the first wrong one of those; "" where none is.
         tolerances: By output; 0 for what must be equal.
     """
 
@@ -216,7 +216,7 @@ class Checker:
                 self._close[name] = (expected, allowed.astype(expected.dtype))
 
     def told_apart(self) -> int:
-        """Of the prepared requests, how many have an answer that would pass for that of no other."""
+        """Number of prepared requests whose answer would pass for that of no other."""
         count = len(self._prepared.answers)
         alike = np.ones((count, count), bool)
         for expected in self._exact.values():
@@ -250,7 +250,7 @@ class Checker:
         return right
 
     def _says(self, table: Table, row: int) -> str:
-        """What is wrong with an answer."""
+        """Describes a wrong answer."""
         asked = int(table.request[row])
         for other in range(len(self._prepared.answers)):
             if other != asked and self._passes_for(table, row, other):
@@ -266,7 +266,7 @@ class Checker:
         return f"request {row}: other strings"
 
     def _passes_for(self, table: Table, row: int, asked: int) -> bool:
-        """Whether an answer would be right for another request."""
+        """True if an answer would be right for another request."""
         kept = int(table.request[row])
         try:
             table.request[row] = asked

@@ -1,6 +1,6 @@
 """Hands requests from the table to what answers them, and answers back: by one thread that drives, or by threads that each make calls.
 
-Both are what an application would do; what they cost by themselves is measured with an arm that has its answers ready (`echo`).
+Both are what an application would do; what they cost by themselves is measured with a target that has its answers ready (`echo`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def settled() -> Iterator[None]:
 
 
 class Driven(Protocol):
-    """What answers requests when it is driven: a pool."""
+    """Pool, as far as a load test uses it."""
 
     def submit(
         self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None
@@ -109,7 +109,7 @@ class Writer:
     `finish` copies the rest.
 
     Attributes:
-        problems: What went wrong, each text once, with how often.
+        problems: Each error message with its count.
     """
 
     def __init__(self, table: Table, number: int = 0) -> None:
@@ -250,7 +250,7 @@ def drive(
         feeds: The prepared requests.
         timeout: Seconds that a request may wait.
         nap: Seconds to sleep when nothing happens; for what is answered by other threads.
-        part: Which rows are answered here.
+        part: Rows that are answered here.
 
     Returns:
         What went wrong, with how often.
@@ -301,7 +301,7 @@ class _Arrivals:
 
     Attributes:
         next: The first row that nobody has taken.
-        failed: What ended a thread; then there is nothing more.
+        failed: Errors that ended a thread; then no rows are given out.
     """
 
     def __init__(self, table: Table, watch: Watch) -> None:

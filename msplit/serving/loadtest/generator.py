@@ -36,7 +36,7 @@ _EARLY = 200_000
 
 @dataclass(frozen=True)
 class Level:
-    """How much is asked: a number of clients, each of which sends when it has its answer, or arrivals per second, by a Poisson process.
+    """Load: a number of clients, each of which sends when it has its answer, or arrivals per second, by a Poisson process.
 
     Raises:
         MsplitError: It is neither, or both.
@@ -53,7 +53,7 @@ class Level:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests come when they are due, however many wait."""
+        """True for an open loop: requests are sent when they are due, however many wait."""
         return self.rate is not None
 
     def __str__(self) -> str:
@@ -62,10 +62,10 @@ class Level:
 
 @dataclass(frozen=True)
 class Sending:
-    """What the generator is asked for.
+    """Task of the generator for one run.
 
     Attributes:
-        seconds, warmup: Of measuring, and before it.
+        seconds, warmup: Seconds of measuring, and before it.
         distinct: Prepared requests to draw from.
         mix: Share of requests by priority; none where there is one priority.
         most: Requests after warming up, after which it ends; 0: no limit.
@@ -196,7 +196,7 @@ class Generator:
         self.process.send(asked)
 
     def finish(self) -> Sent:
-        """What it says when it has sent everything."""
+        """Waits until everything is sent. Returns the report of the generator."""
         sent: Sent = self.process.receive()
         return sent
 

@@ -13,13 +13,13 @@ _FORM = "MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG]"
 
 @dataclass(frozen=True)
 class Multistream:
-    """What such a command says, the model left out.
+    """Arguments of such a command, without the model.
 
     Attributes:
         inputs, outputs: Names of tensors.
         batch: Rows of a request.
         iterations: Requests of each thread.
-        threads: How many there are.
+        threads: Number of threads.
         config: A file with a ConfigProto as text.
     """
 

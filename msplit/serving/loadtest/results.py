@@ -1,4 +1,4 @@
-"""What a load run found: latency and throughput by arm and level, with what repeats differ by."""
+"""Results of a load test: latency and throughput by target and level, and their spread over repeats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Latency:
 
     @staticmethod
     def of(times: NDArray[Any]) -> Latency | None:
-        """Of times in ns; None of none."""
+        """Statistics of times in ns; None where there are none."""
         if not len(times):
             return None
         p50, p90, p99 = np.percentile(times, [50, 90, 99]) / 1e3
@@ -35,26 +35,26 @@ class Latency:
 
 @dataclass(frozen=True)
 class Run:
-    """One arm at one level, once. Warm-up is left out of all but `failed`, `checked`, `wrong`, `says` and
+    """One target at one level, once. Warm-up is left out of all but `failed`, `checked`, `wrong`, `says` and
     `why`.
 
     Attributes:
-        seconds: How long was measured.
+        seconds: Length of the measurement.
         requests: Requests that belong to that time: sent in it, or due in it where the load is open.
-        answered: How many of them have an answer.
-        refused, timed_out: How many have none, and why.
-        given_up: How many still waited when the run was over for a second: more came than could be answered.
-        failed: How many have none for another reason.
+        answered: Requests among them that have an answer.
+        refused, timed_out: Requests that have none, for that reason.
+        given_up: Requests that still waited a second after the run: more came than could be answered.
+        failed: Requests that have none for another reason.
         throughput: Answers per second of that time.
         latency: From sending to the answer, of an open load from when a request was due; None where none was answered.
-        by_priority: The same by priority, where there are several.
+        by_priority: Latency by priority, where there are several.
         checked: Answers that were held against what they should be.
-        wrong: How many of them are wrong.
-        says: What is wrong with the first one; "" where nothing is.
+        wrong: Answers among them that are wrong.
+        says: Description of the first wrong one; "" where none is.
         why: Why a request failed; "" where none did.
         most_in_flight: Most requests that were sent and not answered.
-        late_us: How long after a request was due the generator sent it, µs: 99 % are no later. 0 of a closed load.
-        cut: Whether the table was full before its time.
+        late_us: 99th percentile of the time from when a request was due to when it was sent, in µs; 0 for a closed loop.
+        cut: True if the table was full before the time was over.
     """
 
     seconds: float
@@ -77,7 +77,7 @@ class Run:
 
 
 def measured(table: Table, sent: Sent, verdict: Verdict, *, is_open: bool, why: str = "") -> Run:
-    """What a finished run took, out of its table, and what is wrong with its answers."""
+    """Makes the result of a finished run from its table and the verdict on its answers."""
     count = table.counters[SENT]
     status, answered = table.status[:count], table.answered[:count]
     began = table.scheduled[:count] if is_open else table.sent[:count]
@@ -130,23 +130,23 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread | None:
-        """None of none."""
+        """Spread of values; None where there are none."""
         return Spread(float(np.median(values)), min(values), max(values)) if values else None
 
 
 @dataclass(frozen=True)
 class Point:
-    """An arm at a level, over all repeats.
+    """A target at a level, over all repeats.
 
     Attributes:
-        arm: Its label.
-        level: What it was asked.
-        name: What that is called.
+        target: Its label.
+        level: Load.
+        name: Name of the load in the report.
         runs: Each repeat.
-        limited: Whether the generator, not the arm, sets the figure, in words; "" where it does not.
+        limited: Reason why the generator, not the target, sets the figure; "" where it does not.
     """
 
-    arm: str
+    target: str
     level: Level
     name: str
     runs: tuple[Run, ...]
@@ -175,14 +175,14 @@ class Point:
 
 
 @dataclass(frozen=True)
-class ArmResult:
+class TargetResult:
     """Something that answered.
 
     Attributes:
-        label: What it is called.
-        about: What it is, in words.
-        echo: Label of the arm that shows what handing over to it costs by itself; "" for such an arm.
-        facts: What is known of it, such as what a pool says at the end.
+        label: Name in the report.
+        about: Description.
+        echo: Label of the target that shows what handing over to it costs by itself; "" for such a target.
+        facts: Facts, such as the counts of a pool.
         skipped: Why it was not measured; "" where it was.
     """
 
@@ -195,23 +195,23 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What `load` found.
+    """Result of `load`.
 
     Attributes:
-        model: What was loaded.
-        arms: What answered, in the order of the report, echoes last.
-        points: Arm by arm, level by level.
-        seconds, warmup, repeat: How it was measured.
-        rows: Of a request; 0 where the model has none.
+        model: Path of the model or build.
+        targets: Targets in the order of the report, echoes last.
+        points: Target by target, level by level.
+        seconds, warmup, repeat: Settings of the measurement.
+        rows: Rows of a request; 0 where the model has none.
         distinct: Prepared requests, and of those how many have an answer that would pass for no other's.
-        checked_against: What gave the answers that they are held against.
-        tolerances: By output, of the first arm.
-        notes: What is worth knowing.
+        checked_against: Source of the answers that they are compared with.
+        tolerances: By output, of the first target.
+        notes: Remarks for the user.
         environment: Machine and versions.
     """
 
     model: str
-    arms: tuple[ArmResult, ...]
+    targets: tuple[TargetResult, ...]
     points: tuple[Point, ...]
     seconds: float
     warmup: float

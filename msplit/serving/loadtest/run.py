@@ -20,18 +20,18 @@ from msplit.run.ablation import plural
 from msplit.run.request import RunRequest
 from msplit.run.variants import own_data
 from msplit.serving.loadtest import corpus as requests
-from msplit.serving.loadtest.clients import Server, ServerArm
+from msplit.serving.loadtest.clients import Server, ServerTarget
 from msplit.serving.loadtest.corpus import Checker, Prepared
 from msplit.serving.loadtest.dispatcher import Watch, settled
 from msplit.serving.loadtest.generator import Generator, Level, Sending
-from msplit.serving.loadtest.results import ArmResult, LoadResult, Point, Run, measured
+from msplit.serving.loadtest.results import LoadResult, Point, Run, TargetResult, measured
 from msplit.serving.loadtest.table import Layout, Table
-from msplit.serving.loadtest.targets import SESSIONS, Arm, RemoteArm, Spec, echoes, of_pool
+from msplit.serving.loadtest.targets import SESSIONS, RemoteTarget, Spec, Target, echoes, of_pool
 from msplit.serving.pool.settings import PoolSettings
 from msplit.verify.compare import computed_in
 
 AUTO = "auto"
-"""Of `LoadSettings.beside`: TensorFlow in all ways where it sees a GPU."""
+"""Value of `LoadSettings.beside` for TensorFlow in all ways where it sees a GPU."""
 
 _FASTEST = 400_000
 """Requests per second for which there is room, as far as memory goes."""
@@ -40,7 +40,7 @@ _PER_ROW = 48
 """Bytes of a request in the table, beside its answer."""
 
 _NEAR = 0.7
-"""Share of what its echo answers above which the generator may set an arm's figure."""
+"""Share of what its echo answers above which the generator may set a target's figure."""
 
 _LATE = 0.2
 """Share of the median latency above which it matters how late requests were sent."""
@@ -48,21 +48,21 @@ _LATE = 0.2
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """How a model is loaded.
+    """Settings of a load test.
 
     Attributes:
         clients: Closed loop: how many clients send, each when it has its answer.
         rates: Open loop: arrivals per second.
-        shares: Likewise, as shares of the most that the same arm has answered in the closed loop.
-        seconds, warmup: Of measuring and before it, for each arm and level.
-        repeat: How often all of it is done.
-        rows: Of a request.
+        shares: Likewise, as shares of the most that the same target has answered in the closed loop.
+        seconds, warmup: Seconds of measuring and before it, for each target and level.
+        repeat: Number of repeats of all of it.
+        rows: Rows of a request.
         distinct: Prepared requests, each with inputs of its own.
         mix: Share of requests by priority; empty: all of them 0.
         timeout: Seconds that a request may wait to be started.
         most: Requests after warming up, after which a run ends; 0: when its time is over.
-        beside: What of `arms.SESSIONS` is measured beside the pool, or ``auto``.
-        threads: That call TensorFlow's sessions.
+        beside: Names out of `targets.SESSIONS` to measure beside the pool, or ``auto``.
+        threads: Number of threads that call TensorFlow's sessions.
         config: A file with a ConfigProto as text, for those sessions.
         memory: Bytes for the requests of a run and their answers; a run ends when they are full.
     """
@@ -112,22 +112,22 @@ class LoadSettings:
 
 @dataclass(eq=False)
 class _Bench:
-    """What is measured: the arms by label, each with what checks its answers, and the points so far."""
+    """State of a load test: targets and checkers of their answers by label, and the runs so far."""
 
     table: Table
     generator: Generator
     settings: LoadSettings
     tell: Progress
     parts: int = 1
-    arms: dict[str, Arm] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
     checkers: dict[str, Checker] = field(default_factory=dict)
     runs: dict[tuple[str, str], tuple[Level, list[Run]]] = field(default_factory=dict)
     done: int = 0
 
     def measure(self, label: str, key: str, level: Level, seed: int) -> None:
-        """One run of one arm."""
-        arm, settings = self.arms[label], self.settings
-        steps = settings.repeat * len(self.arms) * self.levels
+        """One run of one target."""
+        target, settings = self.targets[label], self.settings
+        steps = settings.repeat * len(self.targets) * self.levels
         self.tell(f"{label}, {key}", min(self.done / max(steps, 1), 1.0))
         asked = Sending(
             level=level,
@@ -142,7 +142,7 @@ class _Bench:
         self.table.clear()
         self.generator.start(asked)
         watch = Watch(self.table, self.generator.process.alive)
-        problems = arm.run(self.table, watch, settings.timeout)
+        problems = target.run(self.table, watch, settings.timeout)
         sent = self.generator.finish()
         verdict = self.checkers[label].check(self.table)
         run = measured(self.table, sent, verdict, is_open=level.is_open, why=next(iter(problems), ""))
@@ -151,11 +151,11 @@ class _Bench:
 
     @property
     def levels(self) -> int:
-        """How many there are."""
+        """Number of levels."""
         return len(self.settings.clients) + len(self.settings.rates) + len(self.settings.shares)
 
     def best(self, label: str) -> float:
-        """The most that an arm has answered in the closed loop, per second."""
+        """The most that a target has answered in the closed loop, per second."""
         found = [
             max(run.throughput for run in runs)
             for (one, _), (level, runs) in self.runs.items()
@@ -180,9 +180,9 @@ def load(
     Args:
         model: From `msplit.load`, or where a model or a build is.
         request: As for `msplit.prepare`.
-        settings: How it is loaded.
-        pool: How the pool answers.
-        server: What answers in place of a pool; the model says inputs and right answers.
+        settings: Settings of the load test.
+        pool: Settings of the pool.
+        server: Server to measure in place of a pool; inputs and right answers come from the model.
         progress: Told what is being done and how much of it is done.
 
     Raises:
@@ -213,34 +213,34 @@ def load(
         layout = Layout(_rows(settings, ready), ready.kept)
         table = Table(layout)
         stack.callback(table.close)
-        main: Arm
+        main: Target
         if server is None:
             about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}{_of_each(request)}"
             main = of_pool("pool", about, made, ready.feeds, on_gpu=request.device == "cuda" and made.polls)
             pool_settings = replace(pool_settings, groups=made.settings.groups)
         else:
-            main = client = ServerArm(server, ready.feeds, table)
+            main = client = ServerTarget(server, ready.feeds, table)
             stack.callback(client.close)
             client.ready()
         specs = _specs(flat, ready, request, settings, pool_settings)
         others, skipped = _beside(stack, [replace(spec, layout=layout, handle=table.handle) for spec in specs])
-        threads = settings.threads if any(arm.echo != main.echo for arm in others) else 0
+        threads = settings.threads if any(target.echo != main.echo for target in others) else 0
         generator = Generator(table)
         stack.callback(generator.close)
         bench = _Bench(table, generator, settings, progress or silent, parts=1 if server is None else server.processes)
-        for arm in (main, *others, *echoes(ready.feeds, ready.answers, threads)):
-            checker = Checker(ready, arm.plain)
+        for target in (main, *others, *echoes(ready.feeds, ready.answers, threads)):
+            checker = Checker(ready, target.plain)
             if checker.wrong:
-                _refuse_wrong(arm, main, checker, ready)
-                skipped.append(ArmResult(arm.label, arm.about, arm.echo, {}, f"gives other outputs: {checker.wrong}"))
+                _refuse_wrong(target, main, checker, ready)
+                skipped.append(_result(target, f"gives other outputs: {checker.wrong}"))
                 continue
-            bench.arms[arm.label], bench.checkers[arm.label] = arm, checker
+            bench.targets[target.label], bench.checkers[target.label] = target, checker
         _measure(bench)
-        results = tuple(ArmResult(one.label, one.about, one.echo, dict(one.facts())) for one in bench.arms.values())
+        results = tuple(map(_result, bench.targets.values()))
         checker = bench.checkers[main.label]
         return LoadResult(
             model=str(flat.model.path if flat is not None else model),
-            arms=(*results, *skipped),
+            targets=(*results, *skipped),
             points=_points(bench),
             seconds=settings.seconds,
             warmup=settings.warmup,
@@ -285,7 +285,7 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: RunRequest
 
 
 def _may_round(request: RunRequest) -> bool:
-    """Whether there is a GPU that may make products in TF32."""
+    """True if there is a GPU that may multiply in TF32."""
     return request.device == "cuda" and bool(gpus())
 
 
@@ -303,7 +303,7 @@ def _rows(settings: LoadSettings, ready: Prepared) -> int:
 def _specs(
     flat: FlatGraph | None, ready: Prepared, request: RunRequest, settings: LoadSettings, pool_settings: PoolSettings
 ) -> list[Spec]:
-    """What of TensorFlow is measured beside the pool."""
+    """Descriptions of the targets with TensorFlow to measure beside the pool."""
     names = list(settings.beside)
     if AUTO in names:
         names = list(SESSIONS) if flat is not None and request.device == "cuda" and _sees_gpu() else []
@@ -336,42 +336,48 @@ def _sees_gpu() -> bool:
     return ENGINE.unavailable() is None and runtime.has_gpu()
 
 
-def _beside(stack: ExitStack, specs: Sequence[Spec]) -> tuple[list[Arm], list[ArmResult]]:
+def _beside(stack: ExitStack, specs: Sequence[Spec]) -> tuple[list[Target], list[TargetResult]]:
     """Starts what is measured beside the pool, all at once, and waits for it."""
-    ready: list[Arm] = []
-    skipped: list[ArmResult] = []
+    ready: list[Target] = []
+    skipped: list[TargetResult] = []
     started = []
     for spec in specs:
-        arm = RemoteArm(spec)
-        stack.callback(arm.close)
-        started.append(arm)
-    for arm in started:
-        with phase(f"opening {arm.label}"):
+        target = RemoteTarget(spec)
+        stack.callback(target.close)
+        started.append(target)
+    for target in started:
+        with phase(f"opening {target.label}"):
             try:
-                arm.ready()
-                ready.append(arm)
+                target.ready()
+                ready.append(target)
             except EngineError as problem:
-                skipped.append(ArmResult(arm.label, arm.about, arm.echo, {}, problem.what))
+                skipped.append(_result(target, problem.what))
     return ready, skipped
 
 
-def _refuse_wrong(arm: Arm, main: Arm, checker: Checker, ready: Prepared) -> None:
+def _result(target: Target, skipped: str = "") -> TargetResult:
+    """Result of a target that was measured, or was skipped for a reason."""
+    facts = {} if skipped else dict(target.facts())
+    return TargetResult(target.label, target.about, target.echo, facts, skipped)
+
+
+def _refuse_wrong(target: Target, main: Target, checker: Checker, ready: Prepared) -> None:
     """Raises where it is the pool that gives other outputs.
 
     Raises:
         EngineError: It is.
     """
-    if arm is main:
+    if target is main:
         raise EngineError(
-            f"{'the server gives' if arm.label == 'server' else 'plain steps give'} other outputs than {ready.source}: {checker.wrong}",
+            f"{'the server gives' if target.label == 'server' else 'plain steps give'} other outputs than {ready.source}: {checker.wrong}",
             fix="see `msplit bench`, which compares every way to run the model; one whose steps change it has no right answers",
         )
 
 
 def _measure(bench: _Bench) -> None:
-    """All levels of all arms in turns, again and again; who goes first changes, and what is sent does not."""
+    """All levels of all targets in turns, again and again; who goes first changes, and what is sent does not."""
     settings = bench.settings
-    labels = list(bench.arms)
+    labels = list(bench.targets)
     best: dict[str, float] = {}
     with phase("measuring"), settled():
         for repeat in range(settings.repeat):
@@ -382,7 +388,7 @@ def _measure(bench: _Bench) -> None:
             for rate in settings.rates:
                 for label in turn:
                     bench.measure(label, _key(rate=rate), Level(rate=rate), repeat)
-            best = best or {label: bench.best(label) for label in labels if bench.arms[label].echo}
+            best = best or {label: bench.best(label) for label in labels if bench.targets[label].echo}
             for share in settings.shares:
                 for label in turn:
                     rate = share * best.get(label, max(best.values(), default=0.0))
@@ -391,28 +397,27 @@ def _measure(bench: _Bench) -> None:
 
 
 def _key(*, clients: int = 0, rate: float = 0.0, share: float = 0.0) -> str:
-    """What a level is called."""
+    """Name of a level in the report."""
     if clients:
         return f"{clients} client{'' if clients == 1 else 's'}"
     return f"{rate:,.6g}/s" if rate else f"{100 * share:.6g} %"
 
 
 def _points(bench: _Bench) -> tuple[Point, ...]:
-    """What was measured, arm by arm, and where the generator was the limit."""
+    """Results target by target, with remarks where the generator was the limit."""
     found = []
-    for label, arm in bench.arms.items():
+    for label, target in bench.targets.items():
         for (one, key), (level, runs) in bench.runs.items():
             if one == label:
                 point = Point(label, level, key, tuple(runs))
-                echo = bench.runs.get((arm.echo, key))
-                found.append(
-                    replace(point, limited=limit(point, Point(arm.echo, level, key, tuple(echo[1])) if echo else None))
-                )
+                echo = bench.runs.get((target.echo, key))
+                other = Point(target.echo, level, key, tuple(echo[1])) if echo else None
+                found.append(replace(point, limited=limit(point, other)))
     return tuple(found)
 
 
 def limit(point: Point, echo: Point | None) -> str:
-    """Whether handing over, and not what answers, sets the figures of a point, in words."""
+    """Reason why the load generator, not the target, sets the figures of a point; "" where it does not."""
     if any(run.cut for run in point.runs):
         return "ended early: no more memory for answers"
     if echo is None:

@@ -1,4 +1,4 @@
-"""The memory that generator and arm share: a table with a row per request, written without a lock.
+"""The memory that generator and target share: a table with a row per request, written without a lock.
 
 Each column has one writer, and each counter says how many rows of its columns are there, so that what a reader has counted is written. (The
 order of writes is that of x86; elsewhere a reader may see a counter a moment before its row.) The memory has no name: nothing of it is left
@@ -29,7 +29,7 @@ MOST_PARTS = 32
 """Processes that may answer."""
 
 WAITING, DONE, REFUSED, TIMED_OUT, FAILED, MISSHAPEN, GIVEN_UP = range(7)
-"""What became of a request: misshapen is one that gave outputs of other shapes than it must, given up one that still waited when the run
+"""States of a request: a misshapen one gave outputs of wrong shapes, a given up one still waited when the run
 was over for some time."""
 
 _COUNTERS = ANSWERED + LINE * MOST_PARTS
@@ -60,7 +60,7 @@ class Kept:
 
     @property
     def bytes(self) -> int:
-        """What is kept of one answer."""
+        """Bytes that are kept of one answer."""
         dtype, shape = self.stored
         return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
@@ -74,7 +74,7 @@ def digest(value: NDArray[Any]) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a table has.
+    """Size and outputs of a table.
 
     Attributes:
         rows: Most requests of a run.
@@ -105,16 +105,16 @@ class Table:
     """The table, in one of the processes that share it.
 
     Args:
-        layout: What it has.
+        layout: Size and outputs.
         handle: The descriptor of the memory; None makes it.
 
     Attributes:
-        counters: See `SENT`; 64-bit numbers.
+        counters: Counters of 64 bits; see `SENT`.
         scheduled, sent, taken, answered: Per row, in ns of ``time.perf_counter_ns``, which processes share: when the request was due (0
-            where it is due when it is sent), when it was sent, when the arm's process took it, and when its answer was there.
-        request: Which of the prepared requests it is.
+            where it is due when it is sent), when it was sent, when the target's process took it, and when its answer was there.
+        request: Number of the prepared request.
         priority: 0 is the most urgent.
-        status: See `WAITING`.
+        status: State; see `WAITING`.
         outputs: By name, an answer per row.
     """
 

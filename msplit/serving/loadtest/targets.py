@@ -1,7 +1,9 @@
-"""What answers requests: a pool here, TensorFlow in other processes, and echoes of both."""
+"""Targets of a load test: a pool in this process, TensorFlow in others, and echoes, which answer without running anything."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,17 +14,18 @@ import numpy as np
 from msplit.assignment.model import load
 from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Job, TensorFlowOptions
-from msplit.engines.process import Process, told
+from msplit.engines.process import Problem, Process, serve, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.errors import EngineError
 from msplit.formats.model import ReadOptions
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import by_steps
-from msplit.serving.loadtest.dispatcher import Driven, Echo, Step, Watch, call, drive
+from msplit.serving.loadtest.dispatcher import Echo, Watch, call, drive, settled
 from msplit.serving.loadtest.table import Layout, Table
 from msplit.serving.pool.settings import AUTO, PoolSettings
 
 _NAP = 2e-5
-"""Seconds that the driving thread sleeps where other threads do the work: it must not keep Python's lock from them."""
+"""Seconds that the driving thread sleeps where other threads do the work, so that it does not keep Python's lock from them."""
 
 SESSIONS = {
     "sessions": "one session, called from {threads} threads",
@@ -30,7 +33,7 @@ SESSIONS = {
     "xla": "compiled with XLA, called from {threads} threads",
     "batcher": "{groups} sessions, requests that wait joined in front of them",
 }
-"""Ways to have TensorFlow answer many requests: name -> what it is."""
+"""Ways to have TensorFlow answer many requests: name -> description."""
 
 LABELS = {
     "sessions": "TensorFlow",
@@ -40,26 +43,14 @@ LABELS = {
 }
 
 
-class Pool(Driven, Protocol):
-    """What a pool has, as far as it is asked for here."""
-
-    def step(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Mapping[str, Any]:
-        """The answer to a request."""
-        ...
-
-    def close(self, finish: bool = True) -> None:
-        """Ends it."""
-        ...
-
-
-class Arm(Protocol):
-    """Something that answers runs.
+class Target(Protocol):
+    """Something that answers the requests of a run.
 
     Attributes:
-        label: What it is called.
-        about: What it is.
-        echo: Label of the arm that shows what handing over to this one costs; "" for such an arm.
-        plain: What it answered to the prepared requests, one after the other.
+        label: Name in the report.
+        about: Description.
+        echo: Label of the target that measures the cost of handing requests over to this one; "" for such a target.
+        plain: Answers to the prepared requests, sent one after the other.
     """
 
     label: str
@@ -67,16 +58,16 @@ class Arm(Protocol):
     echo: str
     plain: Sequence[Arrays]
 
-    def run(self, table: Table, watch: Watch, timeout: float | None) -> Mapping[str, int]:
-        """Answers what comes until no more will be sent. What went wrong, with how often."""
+    def run(self, table: Table, watch: Watch, timeout: float | None, /) -> Mapping[str, int]:
+        """Answers requests until no more will be sent. Returns each error message with its count."""
         ...
 
     def facts(self) -> Mapping[str, Any]:
-        """What is known of it."""
+        """Facts, such as the counts of a pool."""
         ...
 
     def close(self) -> None:
-        """Ends it."""
+        """Gives back everything that it holds."""
         ...
 
 
@@ -84,97 +75,66 @@ ECHO, ECHO_THREADS = "echo", "echo, threads"
 
 
 @dataclass(eq=False)
-class DrivenArm:
-    """A pool, or its echo, driven by this thread. See `Arm`; `stats` is asked for facts."""
+class LocalTarget:
+    """Target in this process, with the functions of a `Target` as fields."""
 
     label: str
     about: str
-    target: Driven
-    feeds: Sequence[Arrays]
     plain: Sequence[Arrays]
-    echo: str = ECHO
-    nap: float = 0.0
-    stats: Callable[[], Mapping[str, Any]] = field(default=dict)
-    end: Callable[[], None] = field(default=lambda: None)
-
-    def run(self, table: Table, watch: Watch, timeout: float | None) -> Mapping[str, int]:
-        """See `Arm`."""
-        return drive(table, self.target, self.feeds, watch, timeout=timeout, nap=self.nap)
-
-    def facts(self) -> Mapping[str, Any]:
-        """See `Arm`."""
-        return self.stats()
-
-    def close(self) -> None:
-        """See `Arm`."""
-        self.end()
+    run: Callable[[Table, Watch, float | None], Mapping[str, int]]
+    echo: str = ""
+    facts: Callable[[], Mapping[str, Any]] = field(default=dict)
+    close: Callable[[], None] = field(default=lambda: None)
 
 
-@dataclass(eq=False)
-class CalledArm:
-    """Functions that are called from a thread each. See `Arm`. There is no queue, so a timeout does not apply."""
-
-    label: str
-    about: str
-    steps: Sequence[Step]
-    feeds: Sequence[Arrays]
-    plain: Sequence[Arrays]
-    echo: str = ECHO_THREADS
-    known: Mapping[str, Any] = field(default_factory=dict)
-    end: Callable[[], None] = field(default=lambda: None)
-
-    def run(self, table: Table, watch: Watch, timeout: float | None) -> Mapping[str, int]:
-        """See `Arm`."""
-        del timeout
-        return call(table, self.steps, self.feeds, watch)
-
-    def facts(self) -> Mapping[str, Any]:
-        """See `Arm`."""
-        return self.known
-
-    def close(self) -> None:
-        """See `Arm`."""
-        self.end()
-
-
-def of_pool(label: str, about: str, pool: Any, feeds: Sequence[Arrays], *, on_gpu: bool) -> DrivenArm:
-    """An arm of a pool, which is closed with it. Where it is not on a GPU, threads of this process do the work."""
-    return DrivenArm(
+def of_pool(label: str, about: str, pool: Any, feeds: Sequence[Arrays], *, on_gpu: bool) -> LocalTarget:
+    """Makes a target of a pool, which is closed with it. This thread drives the pool; where it has no GPU, other threads do the work."""
+    nap = 0.0 if on_gpu else _NAP
+    return LocalTarget(
         label,
         about,
-        pool,
-        feeds,
         by_steps(pool.step, feeds),
-        nap=0.0 if on_gpu else _NAP,
-        stats=lambda: asdict(pool.stats()),
-        end=lambda: pool.close(finish=False),
+        lambda table, watch, timeout: drive(table, pool, feeds, watch, timeout=timeout, nap=nap),
+        ECHO,
+        lambda: asdict(pool.stats()),
+        lambda: pool.close(finish=False),
     )
 
 
-def echoes(feeds: Sequence[Arrays], answers: Sequence[Arrays], threads: int) -> list[Arm]:
-    """What handing over costs by itself: to a thread that drives and, where `threads` is not 0, to so many that call."""
-    found: list[Arm] = [
-        DrivenArm(ECHO, "answers at once, without running anything", Echo(feeds, answers), feeds, answers, echo="")
+def echoes(feeds: Sequence[Arrays], answers: Sequence[Arrays], threads: int) -> list[Target]:
+    """Makes the targets that measure the cost of handing requests over: to one thread that drives and, if `threads` is not 0, to so many
+    threads that call."""
+    echo = Echo(feeds, answers)
+    found: list[Target] = [
+        LocalTarget(
+            ECHO,
+            "answers at once, without running anything",
+            answers,
+            lambda table, watch, timeout: drive(table, echo, feeds, watch, timeout=timeout),
+        )
     ]
     if threads:
+        steps = [echo.step] * threads
         about = f"the same, from {threads} threads"
-        steps = [Echo(feeds, answers).step] * threads
-        found.append(CalledArm(ECHO_THREADS, about, steps, feeds, answers, echo=""))
+        found.append(
+            LocalTarget(ECHO_THREADS, about, answers, lambda table, watch, _: call(table, steps, feeds, watch))
+        )
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """What a process of TensorFlow is to run.
+    """Description of a target that a process of its own runs with TensorFlow.
 
     Attributes:
         kind: One of `SESSIONS`.
-        model, choice: The model's file, and what was chosen of it: graphs do not travel.
+        model, choice: The model's file, and the graph and tensors chosen from it; a graph itself is not sent to another process.
         feeds: The prepared requests.
-        settings: Of the pool, of which `batcher` takes over what it can.
-        threads: That call.
-        config: A file with further options of sessions.
-        layout, handle: Of the table.
+        request: Settings of the engine.
+        settings: Settings of the pool, of which `batcher` uses those that apply.
+        threads: Number of threads that call sessions.
+        config: File with further options of sessions.
+        layout, handle: Layout and descriptor of the table.
     """
 
     kind: str
@@ -190,17 +150,17 @@ class Spec:
 
     @property
     def groups(self) -> int:
-        """Sessions of the kinds that have several."""
+        """Number of sessions, for the kinds that have several."""
         return 4 if self.settings.groups == AUTO else int(self.settings.groups)
 
     @property
     def about(self) -> str:
-        """What it is, in words."""
+        """Description for the report."""
         return SESSIONS[self.kind].format(threads=self.threads, groups=self.groups)
 
 
-def sessions(spec: Spec) -> Arm:
-    """A session in this process, which has no others: whether streams are merged is the process's.
+def sessions(spec: Spec) -> Target:
+    """Makes a target of a TensorFlow session in this process, which runs no others: merged streams are shared by all.
 
     Raises:
         EngineError: TensorFlow can not run the model so.
@@ -225,45 +185,104 @@ def sessions(spec: Spec) -> Arm:
     )
     TENSORFLOW.prepare([job])
     built = TENSORFLOW.build(job)
-    plain = by_steps(built.step, spec.feeds)
-    return CalledArm(label, spec.about, [built.step] * spec.threads, spec.feeds, plain, known=built.facts())
+    plain, steps, known = by_steps(built.step, spec.feeds), [built.step] * spec.threads, built.facts()
+    return LocalTarget(
+        label,
+        spec.about,
+        plain,
+        lambda table, watch, _: call(table, steps, spec.feeds, watch),
+        ECHO_THREADS,
+        lambda: known,
+    )
 
 
-class RemoteArm:
-    """An arm in a process of its own. See `Arm`. `ready` waits until it is."""
+class ProcessTarget:
+    """Target in processes of its own, each of which answers a share of the requests."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self.plain: Sequence[Arrays] = ()
+        self._processes = processes
+
+    def run(self, table: Table, watch: Watch, timeout: float | None) -> Mapping[str, int]:
+        """Has the processes answer a run, and watches them meanwhile. Returns each error message with its count."""
+        del table
+        problems: dict[str, int] = {}
+        for process in self._processes:
+            process.send(timeout)
+        for process in self._processes:
+            while not process.said(0.01):
+                watch.look()
+                process.alive()
+            for text, count in told(process.receive()).items():
+                problems[text] = problems.get(text, 0) + count
+        return problems
+
+    def facts(self) -> Mapping[str, Any]:
+        """Facts; none are known."""
+        return {}
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.close()
+
+
+class RemoteTarget(ProcessTarget):
+    """Target in one process: sessions of TensorFlow. Call `ready` before its first run."""
 
     def __init__(self, spec: Spec) -> None:
-        self.label, self.about, self.echo = LABELS[spec.kind], spec.about, ECHO_THREADS
-        if spec.kind == "batcher":
-            self.echo = ECHO
-        self.plain: Sequence[Arrays] = ()
+        self.label, self.about = LABELS[spec.kind], spec.about
+        self.echo = ECHO if spec.kind == "batcher" else ECHO_THREADS
         self._known: Mapping[str, Any] = {}
-        self._process = Process("msplit.serving.loadtest.remote", self.label, [spec.handle])
+        self._process = Process(__name__, self.label, [spec.handle])
+        super().__init__([self._process])
         self._process.send(spec)
 
     def ready(self) -> None:
-        """Waits until it can answer.
+        """Waits until the process can answer.
 
         Raises:
-            EngineError: It can not.
+            EngineError: It failed to start.
         """
         self.plain, self._known = told(self._process.receive())
 
-    def run(self, table: Table, watch: Watch, timeout: float | None) -> Mapping[str, int]:
-        """See `Arm`."""
-        del table
-        self._process.send(("run", timeout))
-        while not self._process.said(0.01):
-            watch.look()
-            self._process.alive()
-        found: Mapping[str, int] = told(self._process.receive())
-        return found
-
     def facts(self) -> Mapping[str, Any]:
-        """See `Arm`."""
-        self._process.send(("facts", None))
+        """Facts of the process's target."""
+        self._process.send("facts")
         return {**self._known, **told(self._process.receive())}
 
-    def close(self) -> None:
-        """See `Arm`."""
-        self._process.close()
+
+def main(arguments: Sequence[str]) -> None:
+    """Opens the sessions of a `RemoteTarget`, and answers its runs until it ends."""
+    parent = int(arguments[1])
+    opened: list[tuple[Target, Table]] = []
+
+    def alive() -> None:
+        if os.getppid() != parent:
+            raise EngineError("nobody waits for it any more")
+
+    def answer(message: Any) -> Any:
+        try:
+            if isinstance(message, Spec):
+                target = sessions(message)
+                opened.append((target, Table(message.layout, message.handle)))
+                return target.plain, dict(target.facts())
+            ((target, table),) = opened
+            if message == "facts":
+                return dict(target.facts())
+            with settled():
+                return dict(target.run(table, Watch(table, alive), message))
+        except Exception as problem:  # noqa: BLE001  the other process reports it
+            return Problem.of(problem)
+
+    serve(arguments, answer)
+    for target, _ in opened:
+        target.close()
+
+
+if __name__ == "__main__":
+    from msplit.serving.loadtest import (
+        targets,  # so that classes of objects that are received are the ones of the module
+    )
+
+    targets.main(sys.argv[1:])

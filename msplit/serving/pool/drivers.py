@@ -1,47 +1,62 @@
-"""Who looks after steps in flight: a thread that waits for an answer, one that waits for its own step, or the pool's own."""
+"""Drivers of a pool: threads that wait for answers, or an event loop, start its steps and end them.
+
+A thread that waits for an answer does the work of the pool meanwhile: to hand a request over to another thread and back takes 19 µs, and a
+small step takes 46. The thread that brings a request starts its step if a slot is free. Of the threads that wait, one leads: it ends all
+steps that are over and starts those that are due. A thread of the pool does so where no other waits.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
+from typing import Any
 
 from msplit.engines.base import Feeds
 from msplit.engines.cuda.engine import device_lost
 from msplit.errors import Closed
-from msplit.serving.pool.future import Pending, wake
-from msplit.serving.pool.queue import NEVER
-from msplit.serving.pool.scheduler import Answer, Arena, Flight, Flights, settle
+from msplit.serving.pool.future import Condition, PoolFuture, wake
+from msplit.serving.pool.scheduler import NEVER, Step
+from msplit.serving.pool.slots import Answer, Slot
+from msplit.serving.pool.steps import Steps, drain
 
-_LOOKS = 8
-"""How often a thread looks at all that is in flight before it lets go of the interpreter's lock."""
-_PATIENCE = 1e-3
-"""Seconds that a thread looks for. Longer steps are waited for with naps."""
+_POLLS = 8
+"""Number of polls of a thread before it lets other threads run."""
+_SPIN = 1e-3
+"""Seconds for which a thread polls without sleeping. For longer steps, it sleeps `NAP` between two polls."""
 NAP = 50e-6
-_GLANCE = 200e-6
-"""Seconds between two looks at what is in flight of a thread that brings request after request, and waits for none: the more come together,
-the fewer steps they need."""
+_POLL_INTERVAL = 200e-6
+"""Seconds between two polls of a thread that brings request after request and waits for none: fewer polls, fuller steps."""
 _UNATTENDED = 1e-3
-"""Seconds after which the pool's own thread looks after steps for which nobody waits."""
+"""Seconds after which the pool's own thread looks after steps that no other thread waits for."""
 _LINGER = 10e-3
-"""Seconds without work after which that thread goes to sleep, from which to wake it takes long."""
+"""Seconds without work after which that thread goes to sleep; to wake it takes long."""
+_LOOP_SPIN = 0.02
+"""Seconds after the last request for which an event loop polls in every turn. After that, it polls every `_LOOP_NAP` seconds."""
+_LOOP_NAP = 1e-3
 
 
-class Attendance:
-    """See `Worker`. One of the threads that wait leads: it looks after all steps in flight; the others follow, and are woken when their
-    answers are there, or to lead. A thread that brings a request for which an arena is free looks after that step alone.
+class ThreadDriver:
+    """Driver of a pool by the threads that use it; see `Worker` for its side towards futures.
+
+    One of the threads that wait leads. The others follow: they sleep until their answers are there, or until they are to lead. A thread
+    that brings a request for which a slot is free runs that step alone.
 
     Args:
-        polls: Whether steps are over when somebody looks. Otherwise those that run them end them, and everybody follows.
+        polls: True where steps are over when somebody polls. False where the pool's threads run and end them; then nobody leads.
     """
 
-    def __init__(self, flights: Flights, *, polls: bool) -> None:
-        self._flights, self._polls = flights, polls
-        self.condition = threading.Condition()
+    def __init__(self, steps: Steps, *, polls: bool) -> None:
+        self._steps, self._polls = steps, polls
+        self.condition = Condition()
         self._leading = threading.Lock()
         self._leader: int | None = None
         self._waiters: deque[threading.Lock] = deque()
@@ -51,156 +66,163 @@ class Attendance:
         self._keeper = threading.Thread(target=self._keep, name="msplit-pool", daemon=True)
         self._keeper.start()
 
-    def glance(self, now: float) -> None:
-        """Looks after what is in flight once in a while, for a thread that has brought a request and waits for none."""
-        if self._flights.flying and now - self._flights.looked > _GLANCE:
-            self._flights.poll()
+    def poll_sometimes(self, now: float) -> None:
+        """Polls if the last poll is a while ago; for a thread that has brought a request and waits for none."""
+        if self._steps.flying and now - self._steps.polled > _POLL_INTERVAL:
+            self._steps.poll()
         if not self._awake:
-            self._awake = True
-            self._wake.set()
+            self._wake_keeper()
 
-    def alone(self, flight: Flight, feeds: Feeds) -> Answer:
-        """Runs a step from beginning to end. Where other threads are at work, it waits without the interpreter's lock, which they need."""
-        arena, flights = flight.arena, self._flights
+    def _wake_keeper(self) -> None:
+        self._awake = True
+        self._wake.set()
+
+    def run_alone(self, step: Step, feeds: Feeds) -> Answer:
+        """Runs a step of `Steps.take` from beginning to end. If other threads are at work, this one sleeps meanwhile and lets them run."""
+        steps = self._steps
+        slot = steps.slots[step.slot]
         failed: BaseException | None = None
         try:
-            arena.start(flight.rung, (feeds,))
-            start, look_up = time.perf_counter(), _look_up()
-            while not _seen(arena):
-                if flights.alone > 1 or self._waiters:
-                    arena.wait()
-                elif time.perf_counter() - start < _PATIENCE:
-                    look_up(0)
+            slot.start(step.bucket, (feeds,))
+            start = time.perf_counter()
+            while not _is_over(slot):
+                if steps.scheduler.alone > 1 or self._waiters:
+                    slot.wait()
+                elif time.perf_counter() - start < _SPIN:
+                    _POLL.poll(0)
                 else:
                     time.sleep(NAP)
-            return arena.outputs()
+            return slot.outputs()
         except BaseException as problem:
             failed = problem
-            settle(flight)
+            drain(slot)
             if (lost := device_lost(problem)) is not None:
                 raise lost from problem
             raise
         finally:
-            flights.land(flight, failed)
+            steps.end_alone(step, failed)
             if self._waiters and not self._leading.locked():
                 self._promote()
 
     def drive(self, seconds: float) -> bool:
-        """See `Pool.drive`."""
-        flights = self._flights
+        """Does the work of the pool for so many seconds, or until nothing is left; see `Pool.drive`."""
+        steps = self._steps
         end = time.perf_counter() + seconds
-        look_up = _look_up() if seconds else None
         while True:
             now = self._driven = time.perf_counter()
-            flights.poll()
-            if flights.queue.count:
-                flights.start_due(now)
-            if not flights.busy or now >= end:
-                return flights.busy
-            if look_up is not None:
-                look_up(0)
+            steps.poll()
+            if steps.scheduler.queue.count:
+                steps.start_due(now)
+            if not steps.busy or now >= end:
+                return steps.busy
+            _POLL.poll(0)
 
-    def work_for(self, pending: Pending, timeout: float | None) -> None:
-        """See `Worker`: looks after all that is in flight until an answer is there, or waits while another thread does."""
+    def work_for(self, future: PoolFuture, timeout: float | None) -> None:
+        """Leads, or follows, until a future is done or the time is over."""
         end = NEVER if timeout is None else time.perf_counter() + timeout
-        me = get_ident()
-        while not pending.done() and time.perf_counter() < end:
-            if self._flights.orphaned:
+        me, steps = get_ident(), self._steps
+        while not future.done() and time.perf_counter() < end:
+            if steps.orphaned:
                 raise Closed("the request belongs to another process", fix="open a pool in this one")
-            if self._flights.tells:
-                self._flights.tell()  # it may be one that this thread has still to tell, or to run
+            if steps.is_delivering:
+                steps.deliver()  # this thread may have that answer to deliver, or that step to run
                 if not self._polls:
-                    if not pending.done() and not self._flights.run():
+                    if not future.done() and not steps.run_ready():
                         time.sleep(NAP)
                     continue
-                if pending.done():
+                if future.done():
                     return
-            nested = self._leader == me  # a function that an answer called asks for another one
+            # A leader that waits inside of a function which an answer called leads on.
+            nested = self._leader == me
             if self._polls and (
-                nested or ((self._flights.flying or not self._flights.alone) and self._leading.acquire(blocking=False))
+                nested or ((steps.flying or not steps.scheduler.alone) and self._leading.acquire(blocking=False))
             ):
                 try:
                     self._leader = me
-                    self._lead(lambda: pending.done() or time.perf_counter() > end)
+                    self._lead(lambda: future.done() or time.perf_counter() > end)
                 finally:
                     if not nested:
-                        self._leader = None
-                        self._leading.release()
-                        self._promote()
+                        self._stop_leading()
             else:
-                self._flights.start_due(time.perf_counter(), patient=False)
-                self._follow(pending, end)
+                steps.start_due(time.perf_counter(), join=False)
+                self._follow(future, end)
+
+    def _stop_leading(self) -> None:
+        self._leader = None
+        self._leading.release()
+        self._promote()
 
     def _lead(self, enough: Callable[[], bool]) -> None:
-        """Looks after all that is in flight."""
+        """Ends steps that are over and starts those that are due, until it is enough."""
+        steps = self._steps
         start = time.perf_counter()
-        look_up = _look_up()
         while not enough():
-            for _ in range(_LOOKS):
-                if self._flights.poll():
+            for _ in range(_POLLS):
+                if steps.poll():
                     start = time.perf_counter()
                     break
             else:
                 now = time.perf_counter()
-                others = bool(self._flights.alone or self._waiters)
-                if self._flights.queue.count:
-                    self._flights.start_due(now, patient=not others)
-                flying = self._flights.flying[:1]
-                if not flying and self._flights.alone:
-                    return  # those who look after their own steps will say when there are others
+                others = bool(steps.scheduler.alone or self._waiters)
+                if steps.scheduler.queue.count:
+                    steps.start_due(now, join=others)
+                flying = steps.flying[:1]
+                if not flying and steps.scheduler.alone:
+                    return  # threads that run their steps alone promote one that waits when there is work
                 if flying and others:
-                    with contextlib.suppress(Exception):  # whoever looks whether it is over is told of it
-                        flying[0].arena.wait()
-                elif now - start < _PATIENCE:
-                    look_up(0)
+                    with contextlib.suppress(Exception):  # `poll` reports it
+                        steps.slots[flying[0].slot].wait()
+                elif now - start < _SPIN:
+                    _POLL.poll(0)
                 else:
                     time.sleep(NAP)
 
-    def _follow(self, pending: Pending, end: float) -> None:
-        """Waits for an answer, or to be the one who looks after all."""
+    def _follow(self, future: PoolFuture, end: float) -> None:
+        """Sleeps until a future is done, the time is over, or this thread is to lead."""
+        steps = self._steps
         waiter = threading.Lock()
         waiter.acquire()
-        pending.waiters.append(waiter)
+        future.waiters.append(waiter)
         self._waiters.append(waiter)
         woken = True
         try:
-            if not pending.done() and (
-                self._leading.locked() or not self._polls or (self._flights.alone and not self._flights.flying)
+            if not future.done() and (
+                self._leading.locked() or not self._polls or (steps.scheduler.alone and not steps.flying)
             ):
                 woken = False
                 woken = waiter.acquire(timeout=-1 if end == NEVER else max(end - time.perf_counter(), 0.0))
         finally:
-            pending.waiters.remove(waiter)
+            future.waiters.remove(waiter)
             try:
                 self._waiters.remove(waiter)
-            except ValueError:  # it was chosen, and may have its answer by now, or no time
-                if pending.done() or not woken:
+            except ValueError:  # it was chosen to lead; if it has its answer by now, or no time left, another one is
+                if future.done() or not woken:
                     self._promote()
 
     def _promote(self) -> None:
-        """Has one of those who wait look after all."""
+        """Wakes one of the threads that follow, to lead."""
         while self._waiters:
             if wake(self._waiters.popleft()):
                 return
 
     def attend(self) -> None:
-        """See `Worker`."""
+        """Has the pool's own thread lead, since somebody wants to be called with an answer and does not wait for it."""
         self._eager = True
         if not self._awake:
-            self._awake = True
-            self._wake.set()
+            self._wake_keeper()
 
     def _keep(self) -> None:
-        """The pool's own thread: looks after what nobody looks after, and after what is due or too late."""
+        """Body of the pool's own thread: does the work that no other thread does."""
+        steps = self._steps
         idle_since = time.perf_counter()
-        while not self._flights.closed or self._flights.busy:
+        while not steps.scheduler.closed or steps.busy:
             now = time.perf_counter()
-            if not self._flights.busy:
+            if not steps.busy:
                 if now - idle_since < _LINGER:
                     time.sleep(_UNATTENDED)
                     continue
                 self._awake = self._eager = False
-                if not self._flights.busy and not self._flights.closed:
+                if not steps.busy and not steps.scheduler.closed:
                     self._wake.wait()
                 self._wake.clear()
                 self._awake = True
@@ -210,40 +232,105 @@ class Attendance:
                 driven = self._driven
                 try:
                     self._leader = get_ident()
-                    self._lead(lambda driven=driven: not self._flights.busy or self._driven != driven)  # type: ignore[misc]
+                    self._lead(lambda driven=driven: not steps.busy or self._driven != driven)  # type: ignore[misc]
                 finally:
-                    self._leader = None
-                    self._leading.release()
-                    self._promote()
+                    self._stop_leading()
                 time.sleep(NAP)
                 continue
-            due = self._flights.queue.next_time - now
+            due = steps.scheduler.queue.next_time - now
             time.sleep(due if 0 < due < _UNATTENDED else _UNATTENDED)
-            if self._polls and now > self._flights.looked:
-                self._flights.poll()
-            if self._flights.queue.count:
-                self._flights.start_due(time.perf_counter())
+            if self._polls and now > steps.polled:
+                steps.poll()
+            if steps.scheduler.queue.count:
+                steps.start_due(time.perf_counter())
 
     def dismiss(self) -> None:
-        """Has the pool's own thread end when nothing is in flight any more. Nobody can bring requests."""
-        self._flights.refuse()
+        """Has the pool's own thread end when nothing runs any more; for a pool that nobody can reach."""
+        self._steps.scheduler.close()  # without the lock, which a thread may hold that collects garbage
         self._wake.set()
 
     def end(self) -> None:
-        """Ends the pool's own thread, when nothing is in flight and no more is taken."""
+        """Ends the pool's own thread; when nothing runs any more, and no more requests are taken."""
         self._wake.set()
-        if threading.current_thread() is not self._keeper and not self._flights.orphaned:
+        if threading.current_thread() is not self._keeper and not self._steps.orphaned:
             self._keeper.join()
 
 
-def _seen(arena: Arena) -> bool:
-    """Whether a step is over by one of the next looks."""
-    for _ in range(_LOOKS):  # noqa: SIM110  to make a generator takes as long as to look four times
-        if arena.over():
+def _is_over(slot: Slot) -> bool:
+    """True if a step is over in one of the next polls."""
+    for _ in range(_POLLS):  # noqa: SIM110  to make a generator takes as long as four polls
+        if slot.over():
             return True
     return False
 
 
-def _look_up() -> Callable[[int], object]:
-    """A function that lets go of the interpreter's lock and is back at once. Each thread needs its own."""
-    return select.poll().poll
+class _Poll(threading.local):
+    """Empty poll object of each thread: `poll(0)` lets other threads of Python run, and returns at once."""
+
+    def __init__(self) -> None:
+        self.poll = select.poll().poll
+
+
+_POLL = _Poll()
+
+
+@dataclass(slots=True)
+class LoopDriver:
+    """Driver of a pool by the running event loop. No thread has to be woken for a request, and requests that are read between two polls
+    share the next step.
+
+    Args:
+        drive: `Pool.drive`.
+        polls: True where steps are over when somebody polls. Where threads of the pool run steps, the loop has nothing to do.
+    """
+
+    drive: Callable[[], bool]
+    polls: bool
+    _working: bool = False
+    _since: float = 0.0
+
+    def ask(self, future: Future[Any]) -> asyncio.Future[Any]:
+        """Gives a future of the running loop that gets the result, the error or the cancellation of a pool's future. From now on the loop
+        works for the pool until nothing is left to do."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Any] = loop.create_future()
+        arrive = partial(_arrive, loop, get_ident(), waiter)
+        if self.polls:  # `PoolFuture` would have a thread of the pool do what the loop does
+            Future.add_done_callback(future, arrive)
+        else:
+            future.add_done_callback(arrive)
+        self._since = time.perf_counter()
+        if self.polls and not self._working:
+            self._working = True
+            loop.call_soon(self._turn)
+        return waiter
+
+    def _turn(self) -> None:
+        self._working = False  # if it fails, the next request tries again
+        self._working = self.drive()
+        if not self._working:
+            return
+        loop = asyncio.get_running_loop()
+        if time.perf_counter() - self._since < _LOOP_SPIN:
+            loop.call_soon(self._turn)
+        else:
+            loop.call_later(_LOOP_NAP, self._turn)
+
+
+def _arrive(loop: asyncio.AbstractEventLoop, thread: int, waiter: asyncio.Future[Any], future: Future[Any]) -> None:
+    """Takes an answer into its event loop, from the thread that delivers it."""
+    if get_ident() == thread:
+        _hand_over(waiter, future)
+    elif not loop.is_closed():
+        loop.call_soon_threadsafe(_hand_over, waiter, future)
+
+
+def _hand_over(waiter: asyncio.Future[Any], future: Future[Any]) -> None:
+    if waiter.done():  # the caller has gone
+        return
+    if future.cancelled():
+        waiter.cancel()
+    elif (problem := future.exception()) is not None:
+        waiter.set_exception(problem)
+    else:
+        waiter.set_result(future.result())

@@ -1,4 +1,4 @@
-"""From a model, or a build, to a pool: as many arenas as are asked for, have room, and are worth it."""
+"""Makes a pool of a model or of a build: as many slots as are asked for and have room, or as many as are worth it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, silent
 from msplit.run.request import RunRequest
 from msplit.serving.pool.pool import About, Pool
-from msplit.serving.pool.scheduler import Arena
 from msplit.serving.pool.settings import AUTO, PoolSettings
+from msplit.serving.pool.slots import Slot
 from msplit.serving.pool.sources import Recipe, recipe_of
 from msplit.verify.results import OutputCheck
 
-_MOST_ARENAS = 16
-"""That ``auto`` tries; with 32 in flight an H200 answers fewer requests than with 8."""
+_MOST_SLOTS = 16
+"""Most slots that ``auto`` tries; with 32, an H200 answers fewer requests than with 8."""
 _WORTH = 1.05
-"""How many times more requests twice as many arenas have to answer."""
+"""Least factor in requests per second for which ``auto`` takes twice as many slots."""
 _TRIAL = 0.2
-"""Seconds for which ``auto`` has requests answered."""
+"""Seconds of one measurement of ``auto``."""
 _TAIL = 3.0
-"""How many times a step the slowest of 100 requests may take, where nothing is said."""
+"""Default of the 99th percentile of latency that ``auto`` accepts, in multiples of a step."""
 
 
 def pool(
@@ -39,7 +39,7 @@ def pool(
     *,
     progress: Progress | None = None,
 ) -> Pool:
-    """See `api.pool`."""
+    """Makes a pool; see `api.pool`."""
     settings, request, tell = settings or PoolSettings(), request or RunRequest(), progress or silent
     if settings.groups != AUTO and int(settings.groups) < settings.priorities:
         raise MsplitError(
@@ -58,28 +58,28 @@ def pool(
 
 
 def _whole(recipe: Recipe, settings: PoolSettings, groups: int, tell: Progress, one_stream: bool = False) -> Pool:
-    """A pool of so many arenas on each GPU. What the first ones take tells whether there is room for the others."""
+    """Makes a pool of so many slots on each GPU. The memory that the first ones take tells if there is room for the others."""
     _check_memory(recipe, settings, groups)
-    arenas: list[Arena] = []
+    slots: list[Slot] = []
     try:
         before = recipe.reserved_bytes()
-        checks = _more(recipe, settings, arenas, groups, tell, one_stream, upto=1)
+        checks = _more(recipe, settings, slots, groups, tell, one_stream, upto=1)
         if taken := (recipe.reserved_bytes() - before) // recipe.gpus:
             recipe = replace(recipe, arena_bytes=max(recipe.arena_bytes, taken))
         _check_memory(recipe, settings, groups, made=1)
-        checks += _more(recipe, settings, arenas, groups, tell, one_stream)
-        return _pool(recipe, settings, arenas, checks)
+        checks += _more(recipe, settings, slots, groups, tell, one_stream)
+        return _pool(recipe, settings, slots, checks)
     except BaseException:
-        for arena in arenas:
-            arena.close()
+        for slot in slots:
+            slot.close()
         raise
 
 
 def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int, made: int = 0) -> None:
-    """Refuses arenas for which there is no room, before they are made.
+    """Refuses slots for which there is no room, before they are made.
 
     Raises:
-        MsplitError: That; it says how many there is room for.
+        MsplitError: There is no room; the message says for how many there is.
     """
     if recipe.urgencies is not None and settings.priorities > recipe.urgencies:
         raise MsplitError(
@@ -105,35 +105,35 @@ def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int, made: int
 def _more(
     recipe: Recipe,
     settings: PoolSettings,
-    arenas: list[Arena],
+    slots: list[Slot],
     groups: int,
     tell: Progress,
     one_stream: bool = False,
     upto: int | None = None,
 ) -> list[OutputCheck]:
-    """Makes further arenas out of so many on each GPU, one GPU after the other, and verifies each. The later ones are for what is less
-    urgent."""
+    """Makes slots, in turns on each GPU, until there are as many as asked for, and verifies each. The later ones are for less urgent
+    levels."""
     checks = list[OutputCheck]()
-    for number in range(len(arenas), (groups if upto is None else upto) * recipe.gpus):
+    for number in range(len(slots), (groups if upto is None else upto) * recipe.gpus):
         tell("making arenas", number / (groups * recipe.gpus))
-        arena = recipe.arena(_level(number // recipe.gpus, groups, settings), one_stream, number % recipe.gpus)
-        arenas.append(arena)
-        checks += recipe.verify(arena)
+        slot = recipe.slot(_level(number // recipe.gpus, groups, settings), one_stream, number % recipe.gpus)
+        slots.append(slot)
+        checks += recipe.verify(slot)
     return checks
 
 
 def _level(number: int, groups: int, settings: PoolSettings) -> int:
-    """Of priority, of an arena."""
+    """Priority level of a slot."""
     return number * settings.priorities // groups
 
 
-def _pool(recipe: Recipe, settings: PoolSettings, arenas: Sequence[Arena], checks: Sequence[OutputCheck]) -> Pool:
-    """A pool of arenas."""
-    groups = len(arenas) // recipe.gpus
+def _pool(recipe: Recipe, settings: PoolSettings, slots: Sequence[Slot], checks: Sequence[OutputCheck]) -> Pool:
+    """Makes a pool of slots."""
+    groups = len(slots) // recipe.gpus
     bytes_of_each = recipe.weight_bytes + groups * recipe.arena_bytes
     return Pool(
         recipe.ports,
-        [(_level(number // recipe.gpus, groups, settings), arena) for number, arena in enumerate(arenas)],
+        [(_level(number // recipe.gpus, groups, settings), slot) for number, slot in enumerate(slots)],
         replace(settings, groups=groups),
         About(
             recipe.label,
@@ -148,42 +148,43 @@ def _pool(recipe: Recipe, settings: PoolSettings, arenas: Sequence[Arena], check
                 **({"gpus": recipe.gpus} if recipe.gpus > 1 else {}),
             },
         ),
-        threads=(settings.host_threads or len(arenas)) if recipe.threads else 0,
+        threads=(settings.host_threads or len(slots)) if recipe.threads else 0,
         owned=recipe.owned,
-        gpus=[number % recipe.gpus for number in range(len(arenas))],
+        gpus=[number % recipe.gpus for number in range(len(slots))],
     )
 
 
 def _chosen(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
-    """The pool with as many arenas, and streams in each, as answer most requests; 99 of 100 of them soon enough."""
+    """Makes a pool with the number of slots, and of streams in each, that answers most requests per second, 99 of 100 of them within the
+    bound on latency."""
     tried: list[tuple[float, int, bool]] = []
-    said = []
+    trials = []
     bound = settings.latency_us
     for one_stream in (False, True) if recipe.streams > 1 and not recipe.threads else (False,):
-        arenas: list[Arena] = []
+        slots: list[Slot] = []
         try:
             groups, before = settings.priorities, 0.0
-            while groups <= _MOST_ARENAS and _fits(recipe, settings, groups):
-                checks = _more(recipe, settings, arenas, groups, tell, one_stream)
-                trial = _pool(recipe, replace(settings, max_queue=0, max_delay_us=0.0), arenas, checks)
+            while groups <= _MOST_SLOTS and _fits(recipe, settings, groups):
+                checks = _more(recipe, settings, slots, groups, tell, one_stream)
+                trial = _pool(recipe, replace(settings, max_queue=0, max_delay_us=0.0), slots, checks)
                 try:
                     rate, high = _flood(trial, recipe.feeds, groups * recipe.gpus)
                 finally:
                     trial.stop(finish=False)
                 bound = bound or _TAIL * high
-                said.append(f"{groups}{' of one stream' if one_stream else ''}: {rate:,.0f}/s, p99 {high:,.0f} µs")
+                trials.append(f"{groups}{' of one stream' if one_stream else ''}: {rate:,.0f}/s, p99 {high:,.0f} µs")
                 if high <= bound or not tried:
                     tried.append((rate, groups, one_stream))
                 if rate < before * _WORTH:
                     break
                 groups, before = groups * 2, rate
         finally:
-            for arena in arenas:
-                arena.close()
+            for slot in slots:
+                slot.close()
     most = max((rate for rate, _, _ in tried), default=0.0)
     few = [one for one in tried if one[0] * _WORTH >= most] or [(0.0, settings.priorities, False)]
     _, groups, one_stream = min(few, key=lambda one: one[1])
-    note = f"arenas were chosen by measuring: {'; '.join(said)}"
+    note = f"arenas were chosen by measuring: {'; '.join(trials)}"
     streams = {"streams": 1} if one_stream else {}
     recipe = replace(recipe, notes=(*recipe.notes, note), facts={**recipe.facts, **streams})
     return _whole(recipe, settings, groups, tell, one_stream)
@@ -198,7 +199,7 @@ def _fits(recipe: Recipe, settings: PoolSettings, groups: int) -> bool:
 
 
 def _flood(pool: Pool, feeds: Feeds, window: int) -> tuple[float, float]:
-    """Requests per second with so many at a time, and the 99th percentile of µs from request to answer."""
+    """Measures requests per second with so many at a time, and the 99th percentile of latency in µs."""
     going: deque[tuple[Any, float]] = deque()
     times = []
     start = now = time.perf_counter()
@@ -206,8 +207,8 @@ def _flood(pool: Pool, feeds: Feeds, window: int) -> tuple[float, float]:
         if now < start + _TRIAL and len(going) < window:
             going.append((pool.submit(feeds), now))
         else:
-            pending, since = going.popleft()
-            pending.result()
+            future, since = going.popleft()
+            future.result()
             times.append(time.perf_counter() - since)
         now = time.perf_counter()
     return len(times) / (now - start), float(np.quantile(times, 0.99)) * 1e6

@@ -1,8 +1,7 @@
-"""A pool: several steps of one model in flight at once, over one set of weights, for requests from any number of threads.
+"""Pool: runs several steps of one model at once, over one set of weights, for requests from any number of threads.
 
-Who waits does the work. There is no thread that requests are handed to: to hand one over and back takes 19 µs, and a small step takes 46.
-The thread that brings a request starts its step if an arena is free; the one that waits for an answer looks after all that is in flight,
-ends what is over, and starts what waits. Where nobody waits, a thread of the pool does so.
+`scheduler` decides which requests share a step and where it runs, `steps` does what was decided, `drivers` have threads or an event loop do
+so, and `slots` are what steps run in.
 """
 
 from __future__ import annotations
@@ -21,25 +20,26 @@ from msplit.core.arguments import number, whole
 from msplit.engines.base import Executable, Feeds, called_with
 from msplit.engines.cuda.engine import device_lost
 from msplit.errors import DeviceLost, EngineError
-from msplit.serving.pool.drivers import NAP, Attendance
-from msplit.serving.pool.future import Pending
+from msplit.serving.pool.drivers import NAP, ThreadDriver
+from msplit.serving.pool.future import PoolFuture
 from msplit.serving.pool.ports import Port, Ports
-from msplit.serving.pool.queue import NEVER, Request
-from msplit.serving.pool.scheduler import Answer, Arena, Flights, Stats
+from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
 from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.slots import Answer, Slot
+from msplit.serving.pool.steps import Steps
 from msplit.verify.results import OutputCheck
 
 
 @dataclass(frozen=True, eq=False)
 class About:
-    """What a pool runs.
+    """Description of the model that a pool runs.
 
     Attributes:
-        label: What it is called in a bench.
-        outputs: Type and shape of every output by name. A first dimension of None has the rows of a request.
-        checks: What outputs were held against, for each arena and batch.
-        notes: What is worth knowing.
-        facts: Streams of an arena, bytes: whatever is known.
+        label: Name in the rows of a bench.
+        outputs: Type and shape of every output by name. A first dimension of None stands for the rows of a request.
+        checks: Results of the comparison of outputs with their reference, for each slot and bucket.
+        notes: Remarks for the user.
+        facts: Facts such as the number of streams of a slot, or bytes.
     """
 
     label: str
@@ -50,25 +50,25 @@ class About:
 
 
 class Pool(DisplayMixin):
-    """Several steps of one model in flight at once. See `msplit.pool`. Close it, or use it in a ``with`` statement.
+    """Pool of a model, made by `msplit.pool`: runs several steps at once. Close it, or use it in a ``with`` statement.
 
     Any thread may call it.
 
     Attributes:
-        about: What runs.
-        inputs: Type and shape of every input by name. A first dimension of None has the rows of a request.
-        outputs: Likewise.
-        batches: Rows of the steps that there are, ascending; empty where the shapes of a model are fixed.
-        joins: Whether requests that wait share a step, and a step is filled up: where rows are independent. Otherwise each request is one
-            of `batches`.
-        settings: How it answers requests; `groups` is a number, also where it was ``auto``.
-        polls: Whether steps are over when somebody looks, as those of a GPU are, and `drive` is of use.
+        about: Description of the model.
+        inputs: Type and shape of every input by name. A first dimension of None stands for the rows of a request.
+        outputs: Type and shape of every output by name, likewise.
+        batches: Rows of the steps that were prepared, ascending; empty where the shapes of a model are fixed.
+        joins: True where rows are independent: requests that wait share a step, and a step is padded. Otherwise each request has the rows
+            of one of `batches`.
+        settings: Settings; `groups` is a number, also where it was ``auto``.
+        polls: True where a step is over when somebody polls, as on a GPU, so that `drive` is of use.
     """
 
     def __init__(
         self,
         ports: Ports,
-        arenas: Sequence[tuple[int, Arena]],
+        slots: Sequence[tuple[int, Slot]],
         settings: PoolSettings,
         about: About,
         *,
@@ -76,16 +76,32 @@ class Pool(DisplayMixin):
         owned: Sequence[Executable] = (),
         gpus: Sequence[int] = (),
     ) -> None:
-        """Arenas come with their levels of priority. With `threads`, each step keeps one of so many threads busy until it is over. What is
-        `owned` is closed when they are. `gpus` says of each arena where it is, where there are several."""
+        """Makes a pool out of its parts.
+
+        Args:
+            ports: Inputs and outputs.
+            slots: Slots, each with its priority level.
+            settings: Settings.
+            about: Description of the model.
+            threads: Number of threads that run steps from beginning to end; 0: slots run them by themselves.
+            owned: Executables that are closed together with the slots.
+            gpus: Index of the GPU of each slot; none: there is one.
+        """
         self.about, self.inputs, self.outputs, self.settings = about, ports.inputs, about.outputs, settings
         self.batches, self.joins, self.polls = ports.batches, ports.joins, not threads
-        self._owned: list[Arena | Executable] = [*(arena for _, arena in arenas), *owned]
+        self._owned: list[Slot | Executable] = [*(slot for _, slot in slots), *owned]
         self._ports = ports
-        self._flights = Flights(ports, arenas, settings, threads, gpus)
-        self._attendance = Attendance(self._flights, polls=self.polls)
+        scheduler = Scheduler(
+            [(level, gpu) for (level, _), gpu in zip(slots, gpus or [0] * len(slots), strict=True)],
+            ports.batches,
+            ports.bucket,
+            settings,
+            holds_thread=bool(threads),
+        )
+        self._steps = Steps(ports, [slot for _, slot in slots], scheduler, threads)
+        self._driver = ThreadDriver(self._steps, polls=self.polls)
         _OPEN.add(self)
-        weakref.finalize(self, self._attendance.dismiss).atexit = False
+        weakref.finalize(self, self._driver.dismiss).atexit = False
 
     def _facts(self) -> Facts:
         ends = [(f"input {name}", f"{port.dtype} {list(port.shape)}") for name, port in self.inputs.items()]
@@ -97,34 +113,34 @@ class Pool(DisplayMixin):
         return self.step(called_with(self.inputs, values, named))
 
     def step(self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None, on_device: bool = False) -> Answer:
-        """The answer to a request. See `submit`, which does not wait for it."""
+        """Answers a request; takes and returns what `submit` does, which does not wait for the answer."""
         if not self.polls or timeout is not None or self.settings.max_delay_us or on_device:
             answer: Answer = self.submit(feeds, priority=priority, timeout=timeout, on_device=on_device).result()
             return answer
         if type(priority) is not int or priority:
             priority = whole("the priority", priority, 0, self.settings.priorities - 1)
         arrays, rows, key = self._ports.check(feeds)
-        flight = self._flights.take(priority, rows)
-        if flight is not None:
-            return self._ports.cut(self._attendance.alone(flight, arrays), (rows,))[0]
+        step = self._steps.take(priority, rows)
+        if step is not None:
+            return self._ports.cut(self._driver.run_alone(step, arrays), (rows,))[0]
         waited: Answer = self._put(arrays, rows, key, priority, NEVER).result()
         return waited
 
     def submit(
         self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None, on_device: bool = False
     ) -> Future[Answer]:
-        """Takes a request. Its arrays must stay as they are until it is answered.
+        """Takes a request and returns at once. Do not change its arrays until it is answered.
 
         Args:
-            feeds: Inputs by name: arrays, or tensors that speak DLPack. Those on the GPU are copied there, after what this thread's current
-                stream was given before, which is waited for; others are brought to the host, and so is what has no rows.
-            priority: 0 is the most urgent, `settings.priorities` - 1 the least.
-            timeout: Seconds after which it is too late to start it.
-            on_device: Leave outputs on the GPU.
+            feeds: Inputs by name: arrays, or tensors that support DLPack. Tensors on the GPU are copied on the GPU, once the work that this
+                thread's current stream has so far is done; other tensors, and inputs without rows, are copied to the host.
+            priority: Priority level, from 0, the most urgent, to `settings.priorities` - 1.
+            timeout: Seconds after which it is too late to start the request.
+            on_device: True to leave outputs on the GPU.
 
         Returns:
-            Gives outputs by name, the caller's own: arrays or, `on_device`, PyTorch tensors. `cancel` it to have it not run, as long as it
-            waits. Functions that it is to call when it is done are called by whatever thread ends the step, and must be short.
+            Future of the outputs by name, which belong to the caller: arrays or, `on_device`, PyTorch tensors. A request that waits can be
+            cancelled. Callbacks of the future run in the thread that ends the step, and must be short.
 
         Raises:
             EngineError: An input is missing, or has another type or shape than it must.
@@ -144,45 +160,46 @@ class Pool(DisplayMixin):
 
     def _put(
         self, feeds: Feeds, rows: int, key: Any, level: int, patience: float, *, on_device: bool = False
-    ) -> Pending:
-        """Takes a request that is looked at."""
+    ) -> PoolFuture:
+        """Takes a request whose inputs were checked."""
         now = time.perf_counter()
-        pending = Pending(self._attendance)
-        self._flights.put(Request({**feeds}, rows, key, level, now, now + patience, pending, on_device=on_device))
-        self._attendance.glance(now)
-        return pending
+        future = PoolFuture(self._driver)
+        claim = future.set_running_or_notify_cancel
+        self._steps.put(Request(rows, key, level, now, now + patience, claim, {**feeds}, future, on_device))
+        self._driver.poll_sometimes(now)
+        return future
 
     def drive(self, seconds: float = 0.0) -> bool:
-        """Does what there is to do: ends steps that are over, and starts what waits. An event loop calls it again and again, so that no
-        thread has to be woken.
+        """Does the work of the pool: ends steps that are over, and starts those that are due. An event loop calls it again and again, so
+        that no thread has to be woken.
 
         Args:
-            seconds: How long to go on, while there is anything to do.
+            seconds: Seconds to go on for, as long as anything runs or waits.
 
         Returns:
-            Whether there is.
+            True if anything runs or waits.
         """
-        return self._attendance.drive(seconds if type(seconds) is float else number("the seconds", seconds))
+        return self._driver.drive(seconds if type(seconds) is float else number("the seconds", seconds))
 
     def stats(self) -> Stats:
-        """What it has done so far."""
-        return self._flights.stats()
+        """Counts of requests and steps so far."""
+        return self._steps.stats()
 
     @property
     def lost(self) -> str | None:
-        """What the GPU said when it failed. The pool answers nothing any more then, and neither does another one of this process."""
+        """Message of the GPU's failure; None while it works. After a failure, no pool of this process answers any more."""
         return None if self.failure is None else self.failure.what
 
     @property
     def failure(self) -> DeviceLost | None:
-        """The same as an error."""
-        return self._flights.lost
+        """Error of the GPU's failure; None while it works."""
+        return self._steps.scheduler.lost
 
     def close(self, finish: bool = True) -> None:
-        """Takes no more requests, and gives streams and memory back. Steps in flight are waited for.
+        """Takes no more requests, waits for steps that run, and gives streams and memory back.
 
         Args:
-            finish: Answer requests that wait first; otherwise they fail with `Closed`.
+            finish: True to answer requests that wait; False to fail them with `Closed`.
         """
         self.stop(finish)
         while self._owned:
@@ -194,18 +211,17 @@ class Pool(DisplayMixin):
         _OPEN.discard(self)
 
     def stop(self, finish: bool = True) -> None:
-        """What `close` does first; arenas stay as they are."""
-        self._flights.refuse()
-        if not finish:
-            self._flights.clear()
-        while self._flights.busy:
+        """Takes no more requests, and waits for steps that run; slots stay open. The first half of `close`."""
+        steps = self._steps
+        steps.close(finish=finish)
+        while steps.busy:
             self.drive()
-            if not (self._flights.tells and self._flights.run()):
+            if not (steps.is_delivering and steps.run_ready()):
                 time.sleep(NAP)
-        while not (self._flights.told or self._flights.tells):
+        while steps.delivering and not steps.is_delivering:
             time.sleep(NAP)
-        self._attendance.end()
-        self._flights.end()
+        self._driver.end()
+        steps.end()
 
     def __enter__(self) -> Pool:
         return self
@@ -215,18 +231,18 @@ class Pool(DisplayMixin):
     ) -> None:
         self.close(finish=kind is None)
 
-    def lose(self) -> None:
-        """Forgets all, in the child of the process that it belongs to: threads, locks and the device are the parent's."""
+    def after_fork(self) -> None:
+        """Forgets everything, in a forked child: threads, locks and the device are the parent's."""
         self._owned.clear()
-        self._flights.lose()
+        self._steps.after_fork()
 
 
 _OPEN: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
-def _lose() -> None:
+def _after_fork() -> None:
     for pool in [*_OPEN]:
-        pool.lose()
+        pool.after_fork()
 
 
-os.register_at_fork(after_in_child=_lose)
+os.register_at_fork(after_in_child=_after_fork)

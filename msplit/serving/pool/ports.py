@@ -1,8 +1,9 @@
-"""Inputs and outputs of a pool: what a request must bring, how requests become one step, and how its outputs become answers."""
+"""Inputs and outputs of a pool: checks requests, joins them to one step, and splits its outputs into answers."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,12 +23,12 @@ _TEXT = np.dtype(object)
 
 @dataclass(frozen=True)
 class Port:
-    """An input or an output.
+    """Input or output of a model.
 
     Attributes:
         dtype: NumPy's name of its type; ``object`` for strings.
-        shape: A first dimension of None has the rows.
-        most: How many values an input may have.
+        shape: Shape. A first dimension of None stands for the rows.
+        most: Most values that an input may have.
     """
 
     dtype: str
@@ -44,17 +45,19 @@ class Ports:
     """Inputs and outputs of one model.
 
     Args:
-        dtypes: Of inputs.
-        shapes: Of inputs, by the rows of each step that there is, ascending; by 0 where a model has one step of fixed shapes.
-        rows: Of inputs and of outputs, how many entries of the first axis belong to a row (0: it has no rows), where rows are independent;
-            None where that was not shown.
-        mixes: Why it was not.
-        pads: Whether steps are of these batches only, so that one is filled up to the next.
-        device: Where tensors stay that lie there, "cuda" or "cpu"; others are brought to the host. None: all are.
+        dtypes: Types of inputs by name.
+        shapes: Shapes of inputs by name, for the rows of each step that was prepared, ascending; under 0 where a model has one step of
+            fixed shapes.
+        rows: For inputs, and for outputs, the number of entries of the first axis that belong to one row; 0 for one without rows. None
+            where rows were not shown to be independent.
+        mixes: Reason why they were not.
+        pads: True where steps have exactly these rows, so that a smaller one is padded. False where a step may have any number.
+        device: Device ("cuda" or "cpu") whose tensors are not copied to the host; None: all are copied.
 
     Attributes:
-        joins: Whether several requests may share a step, and one may be filled up to it.
-        batches: Rows of steps, ascending; empty where shapes are fixed.
+        inputs: Type and shape of every input by name.
+        joins: True where several requests may share a step, and a step may be padded.
+        batches: Rows of the steps that were prepared, ascending; empty where shapes are fixed.
     """
 
     def __init__(
@@ -90,22 +93,24 @@ class Ports:
         self._texts = [name for name in largest if dtypes[name] == _TEXT]
 
     def outputs(self, example: Arrays) -> dict[str, Port]:
-        """What answers have, by the outputs of a step."""
+        """Type and shape of every output of an answer by name, from the outputs of a step."""
         return {
             name: Port(_kept_as(value.dtype).name, (None, *value.shape[1:]) if self._made.get(name) else value.shape)
             for name, value in example.items()
         }
 
     def check(self, feeds: Feeds) -> tuple[Feeds, int, Hashable]:
-        """What a request brings, as arrays, or as tensors that stay where they are and may be read; its rows, 0 where a model has none; and
-        its key (see `Request`).
+        """Checks a request.
+
+        Returns:
+            Its inputs as arrays, or as tensors that stay on the device and may be read; its number of rows, 0 where a model has none; its
+            key (see `Request`).
 
         Raises:
-            EngineError: An input is missing or is none, or has another type or shape than it must.
+            EngineError: An input is missing or unknown, or has another type or shape than it must.
         """
-        if (
-            self.joins and not self._texts and type(feeds) is dict and len(feeds) == len(self._wanted)
-        ):  # as most requests are
+        # A short way for most requests: a dictionary of all inputs, each an array of the right type and shape.
+        if self.joins and not self._texts and type(feeds) is dict and len(feeds) == len(self._wanted):
             rows = -1
             for name, dtype, shape, count in self._wanted:
                 value = feeds.get(name)
@@ -138,14 +143,14 @@ class Ports:
         return as_array(name, value) if is_array(value) or is_tensor(value) else value
 
     def _shape(self, name: str, rows: int) -> Shape:
-        """Of an input of so many rows."""
+        """Shape of an input of so many rows."""
         if rows in self._shapes:
             return self._shapes[rows][name]
         shape, count = self._shapes[self.batches[-1]][name], self._entries[name]
         return (rows * count, *shape[1:]) if count else shape
 
     def _rows(self, feeds: Feeds) -> int:
-        """How many rows a request has.
+        """Number of rows of a request.
 
         Raises:
             EngineError: There is no step for it.
@@ -175,34 +180,33 @@ class Ports:
         return rows
 
     def _key(self, feeds: Feeds) -> Hashable:
-        """Requests share a step where what has no rows is equal."""
+        """Key of a request: requests share a step where their inputs without rows are equal."""
         if not self.joins:
             return None
         return tuple(
             [tuple(feeds[name].flat) if name in self._texts else feeds[name].tobytes() for name in self._shared]
         )
 
-    def rung(self, rows: int) -> int:
-        """Rows of the smallest step that has so many."""
-        if not self._pads:
-            return rows
-        return next((batch for batch in self.batches if batch >= rows), rows)
+    def bucket(self, rows: int) -> int:
+        """Rows of the smallest step that has room for so many."""
+        index = bisect_left(self.batches, rows)
+        return self.batches[index] if self._pads and index < len(self.batches) else rows
 
-    def join(self, feeds: Sequence[Feeds], rung: int) -> Feeds:
-        """The inputs of several requests as those of one step, its end filled up with the first row of all: what is legal in a row, an
-        index in range for example, is so there, too."""
+    def join(self, feeds: Sequence[Feeds], bucket: int) -> Feeds:
+        """Joins the inputs of several requests to those of one step. Copies of the first row pad its end, since values that are legal in a
+        row (an index in range, for example) are legal there, too."""
         if not self.joins:
             return feeds[0]
         return {
-            name: _filled([one[name] for one in feeds], rung * count, count) if count else feeds[0][name]
+            name: _filled([one[name] for one in feeds], bucket * count, count) if count else feeds[0][name]
             for name, count in self._entries.items()
         }
 
     def cut(self, outputs: dict[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The answers to requests of so many rows each, out of a step's outputs: parts of them, and of what has no rows one for each."""
+        """Splits the outputs of a step into answers to requests of so many rows each. Outputs without rows are copied for each."""
         if not self.joins or (len(rows) == 1 and rows[0] in self.batches):
             return [outputs]
-        if len(set(rows)) == 1:  # to go along an array takes a third of the time that it takes to cut it
+        if len(set(rows)) == 1:  # to iterate over an array takes a third of the time that slices take
             count = len(rows)
             columns = [
                 [*value[: made * sum(rows)].reshape(count, made * rows[0], *value.shape[1:])]
@@ -232,7 +236,7 @@ def _copied(value: Any) -> Any:
 
 
 def _filled(parts: Sequence[NDArray[Any]], size: int, entries: int) -> NDArray[Any]:
-    """Arrays one behind the other, and then the first entries again and again."""
+    """Concatenates arrays, and pads them with copies of the first entries."""
     missing = size - sum(map(len, parts))
     if not missing and len(parts) == 1:
         return parts[0]
@@ -240,15 +244,15 @@ def _filled(parts: Sequence[NDArray[Any]], size: int, entries: int) -> NDArray[A
 
 
 def _kept_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Strings are one type, however NumPy keeps them."""
+    """Type under which an input is known: all of NumPy's types of strings are one."""
     return _TEXT if dtype.kind in "OSU" else dtype
 
 
 def _as_bytes(name: str, value: NDArray[Any]) -> NDArray[Any]:
-    """An array of strings as one of bytes, so that requests that keep them in other ways can share a step.
+    """Converts an array of strings to one of bytes, so that requests with other kinds of strings can share a step.
 
     Raises:
-        EngineError: Something else is in it, at which the whole step would fail.
+        EngineError: There is something else in it, for which the whole step would fail.
     """
     if value.dtype.kind == "S" or all(type(one) is bytes for one in value.flat):
         return value.astype(_TEXT, copy=False)

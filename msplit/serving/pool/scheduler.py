@@ -1,70 +1,109 @@
-"""Steps in flight: arenas, requests that wait for one, and how one becomes the other."""
+"""Scheduler of a pool: decides which requests share a step, in which slot the step runs, and when.
+
+To change how requests are batched, change this file and no other. It is plain data: queue, slots and times go in, decisions come out. It
+starts nothing, waits for nothing and reads no clock, so equal calls give equal decisions. Times are seconds of one clock, which the caller
+chooses. The caller holds a lock around each call.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import threading
-import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import InvalidStateError, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from threading import get_ident
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
 
-from msplit.engines.base import Feeds
-from msplit.engines.cuda.engine import device_lost
-from msplit.errors import Closed, DeviceLost, EngineError, TimedOut
-from msplit.serving.pool.ports import Ports
-from msplit.serving.pool.queue import NEVER, Queue, Request
+from msplit.errors import Busy, Closed, DeviceLost
 from msplit.serving.pool.settings import PoolSettings
 
-_LOG = logging.getLogger("concurrent.futures")
+NEVER = float("inf")
 
-Answer = dict[str, Any]
-"""Outputs by name: arrays, or PyTorch tensors where they stay on the device."""
+JOIN_WINDOW = 20e-6
+"""Seconds that a step which is not full waits for further requests while the GPU is busy: the host needs about as long to start and to end
+a step."""
+
+SHARE = 4
+"""Steps of a priority level for each step of the next, less urgent level, while requests of both wait."""
 
 
-class Arena(Protocol):
-    """What runs one step at a time: streams, captured graphs of all batches, memory for what they compute, for inputs and for outputs."""
+@dataclass(slots=True, eq=False)
+class Request:
+    """Request that waits for a step, or is part of one.
 
-    def start(self, rung: int, feeds: Sequence[Feeds]) -> None:
-        """Begins a step of the batch `rung` on the rows of all these requests, one behind the other."""
+    Attributes:
+        rows: Number of rows; 0 where the model's inputs have none.
+        key: Requests of one key may share a step. Those of None share none.
+        level: Priority level; 0 is the most urgent.
+        since: Time at which it came.
+        deadline: Time after which it is too late to start it.
+        claim: Takes the request for a step; False where somebody has cancelled it.
+        feeds: Inputs. The scheduler does not look at them, nor at the next two.
+        future: Future that gets the answer.
+        on_device: True to leave the answer on the GPU. Requests of one key agree in it.
+        waits: True while it is in the queue.
+    """
 
-    def over(self) -> bool:
-        """Whether it is over. What failed is raised."""
+    rows: int
+    key: Hashable
+    level: int
+    since: float
+    deadline: float
+    claim: Callable[[], bool]
+    feeds: Any = None
+    future: Any = None
+    on_device: bool = False
+    waits: bool = False
 
-    def wait(self) -> None:
-        """Returns when it is over, or sooner; without the interpreter's lock."""
 
-    def outputs(self) -> Answer:
-        """Outputs of the step that is over, of the caller's own."""
+class Step(NamedTuple):
+    """One execution of the model on the rows of one or several requests.
 
-    def outputs_on_device(self) -> dict[str, Any]:
-        """The same as PyTorch tensors on the device; of one that has none it is not asked."""
+    Attributes:
+        slot: Index of the slot in which it runs.
+        bucket: Rows that the step computes; those that no request brought are padding.
+        rows: Rows of its requests.
+        requests: Requests that it answers; none for a step that the calling thread runs itself (`Scheduler.take`).
+        again: Further requests of a step that failed. Each is run alone after this one, so that a bad request fails no other.
+    """
 
-    def facts(self) -> Mapping[str, Any]:
-        """Streams, bytes: whatever is known."""
+    slot: int
+    bucket: int
+    rows: int
+    requests: tuple[Request, ...] = ()
+    again: tuple[Request, ...] = ()
 
-    def close(self) -> None:
-        """Gives memory and streams back."""
+
+class Decision(NamedTuple):
+    """Work for the caller of the scheduler.
+
+    Attributes:
+        start: Step to start now.
+        late: Requests that waited too long and are not run.
+        answer: Requests that get the result, or the error, of the step that ended.
+    """
+
+    start: Step | None = None
+    late: tuple[Request, ...] = ()
+    answer: tuple[Request, ...] = ()
+
+
+NOTHING = Decision()
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What a pool has done so far.
+    """Counts of a pool since it was opened.
 
     Attributes:
-        requests: That it took.
-        answered: That got an answer.
-        failed: That got an error of the engine, or none since the pool was closed.
-        timed_out: That waited too long, and were not run.
-        cancelled: That were cancelled while they waited.
-        refused: That it did not take, since too many waited.
-        rows: Of the steps.
-        filled: Rows of the steps that were nobody's.
-        steps: That ran.
+        requests: Requests that it took.
+        answered: Requests that got outputs.
+        failed: Requests that got an error of the engine, or none since the pool was closed.
+        timed_out: Requests that waited too long, and were not run.
+        cancelled: Requests that were cancelled while they waited.
+        refused: Requests that it did not take, since too many waited.
+        rows: Rows of all steps.
+        filled: Rows of padding among them.
+        steps: Steps that ran.
         waiting: Requests that wait now.
         in_flight: Steps that run now.
     """
@@ -82,389 +121,434 @@ class Stats:
     in_flight: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class Flight:
-    """A step in flight.
-
-    Attributes:
-        level: Of priority, of its arena.
-        gpu: Where that is.
-        rows: Of its requests.
-        rung: Of the step.
-        requests: None: one, of the thread that looks after it alone.
-        rest: Those of a step that failed which are to be run after these, each alone: what one of them brought is no other's trouble.
-    """
-
-    arena: Arena
-    level: int
-    gpu: int
-    rung: int
-    rows: int
-    requests: Sequence[Request] | None = None
-    rest: Sequence[Request] = ()
-
-
-class Flights:
-    """Arenas of a pool, and requests that wait for one. Any thread may call it; none of its methods waits.
+class Scheduler:
+    """Queue and slots of a pool, and the decisions which request goes where.
 
     Args:
-        arenas: With their levels of priority: an arena is for requests of its level, and for more urgent ones.
-        threads: Each step keeps one of so many threads busy until it is over; with 0, somebody has to `poll`.
-        gpus: Of each arena, where it is; none: all are in one place. A step goes where most of what it may have is free.
+        slots: Priority level and index of the GPU of each slot. A slot runs one step at a time, of requests of its level or more urgent
+            ones. Of several GPUs, a step goes to the one with most free slots.
+        buckets: Rows of the steps that were prepared, ascending; empty where requests have no rows.
+        bucket_of: Gives the bucket for a number of rows.
+        settings: Number of priority levels, time to wait for further requests, most requests that may wait.
+        holds_thread: True where a step keeps a thread busy from beginning to end; a request is then started as soon as a slot is free.
 
     Attributes:
-        flying: Steps that are looked after by whoever polls.
-        running: Steps in all.
-        alone: Steps that the thread that began them looks after itself.
-        looked: When somebody polled last.
-        closed: Whether no more requests are taken.
-        lost: What the device said when it failed; no more requests are taken then.
-        orphaned: Whether this process is another one's child, and has neither its threads nor its device.
+        queue: Requests that wait. `queue.count` and `queue.next_time` may be read without the lock, as may the next three.
+        running: Steps that run.
+        alone: Those among them that the thread which brought the request runs itself.
+        lost: Error of the device, set by the caller when it fails; no more requests are taken then.
+        closed: Reason why no more requests are taken; empty while they are.
     """
 
     def __init__(
         self,
-        ports: Ports,
-        arenas: Sequence[tuple[int, Arena]],
+        slots: Sequence[tuple[int, int]],
+        buckets: Sequence[int],
+        bucket_of: Callable[[int], int],
         settings: PoolSettings,
-        threads: int = 0,
-        gpus: Sequence[int] = (),
+        *,
+        holds_thread: bool = False,
     ) -> None:
-        self.ports = ports
-        places = range(max(gpus, default=0) + 1)
-        self._free: list[list[list[Arena]]] = [[[] for _ in places] for _ in range(settings.priorities)]
-        for (level, arena), gpu in zip(arenas, gpus or [0] * len(arenas), strict=True):
-            self._free[level][gpu].append(arena)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="msplit-step") if threads else None
-        self._lock, self._polling = threading.Lock(), threading.Lock()
-        self.queue = Queue(settings.priorities, ports.batches, settings.max_delay_us / 1e6, settings.max_queue)
-        self.flying: list[Flight] = []
+        self._slots, self._bucket_of, self._holds_thread = tuple(slots), bucket_of, holds_thread
+        gpus = range(max((gpu for _, gpu in slots), default=0) + 1)
+        self._free: list[list[list[int]]] = [[[] for _ in gpus] for _ in range(settings.priorities)]
+        for index, (level, gpu) in enumerate(slots):
+            self._free[level][gpu].append(index)
+        self._running_on = [0 for _ in gpus]
+        self.queue = Queue(settings.priorities, buckets, settings.max_delay_us / 1e6, settings.max_queue)
         self.running = self.alone = 0
-        self._running_on = [0 for _ in places]
         self._answered = self._failed = self._rows = self._filled = self._steps = self._direct = 0
-        self.looked = -NEVER
-        self.closed = self.orphaned = False
+        self.closed = ""
         self.lost: DeviceLost | None = None
-        # What is over, what is to be told, and who tells it: each thread takes the next one, so that a function which an answer calls may
-        # ask for any other answer.
-        self._over: deque[tuple[Flight, Answer | Exception]] = deque()
-        self._answers: deque[tuple[Request, Answer | Exception]] = deque()
-        self._telling: list[int] = []
-        self._ready: deque[Flight] = deque()
 
-    @property
-    def busy(self) -> bool:
-        """Whether anything runs, waits or is to be told."""
-        return bool(self.running or self.queue.count or self._answers)
+    def put(self, request: Request) -> Decision:
+        """Adds a request to the queue, at the time `request.since`.
 
-    @property
-    def tells(self) -> bool:
-        """Whether this thread is telling an answer, which has called a function."""
-        return get_ident() in self._telling
-
-    @property
-    def told(self) -> bool:
-        """Whether all answers were told."""
-        return not self._telling
-
-    def put(self, request: Request) -> None:
-        """Has a request wait. If there is an arena for it, its step is started, unless others are in flight and it has room for more: a
-        thread that goes on brings more sooner than it could start a step, and one that waits will start it. A GPU with nothing to do
-        waits for nobody.
+        Its step starts at once if a slot is free and either the step is full or a GPU is idle. Otherwise it waits for further requests: a
+        thread that goes on brings more sooner than it could start a step, and a thread that waits for an answer starts it (`due`).
 
         Raises:
-            Busy: As many wait as may.
+            Busy: As many requests wait as may.
             Closed: No more are taken.
+            DeviceLost: The device failed.
         """
-        with self._lock:
-            self._refuse_closed()
-            if not self.queue.put(request) and all(self._running_on) and self._threads is None:
-                return
-            flight, late = self._next(request.since)
-        if flight is not None or late:
-            self._go_on(flight, late)
-            self.tell()
+        if self.closed or self.lost is not None:
+            self._refuse()
+        if not self.queue.put(request) and all(self._running_on) and not self._holds_thread:
+            return NOTHING
+        return self.due(request.since)
 
-    def take(self, level: int, rows: int) -> Flight | None:
-        """An arena for a step that the calling thread starts itself, looks after and lands; None where none is free, or others wait.
+    def take(self, level: int, rows: int) -> Step | None:
+        """Reserves a slot for a step that the calling thread starts itself, waits for, and reports with `ended`.
+
+        Returns:
+            The step; None where no slot is free, or requests wait that came before.
 
         Raises:
             Closed: No more requests are taken.
+            DeviceLost: The device failed.
         """
-        with self._lock:
-            self._refuse_closed()
-            if self.queue.count:
-                return None
+        if self.closed or self.lost is not None:
+            self._refuse()
+        if not self.queue.count:
             for number in range(level, len(self._free)):
                 gpu = self._freest(number)
                 if self._free[number][gpu]:
                     self.alone += 1
                     self._direct += 1
-                    return self._flight(number, gpu, rows)
-            return None
+                    return self._start(number, gpu, rows)
+        return None
 
-    def _flight(self, level: int, gpu: int, rows: int, requests: Sequence[Request] | None = None) -> Flight:
-        """A step on an arena that is free. The lock is held."""
-        self.running += 1
-        self._running_on[gpu] += 1
-        return Flight(self._free[level][gpu].pop(), level, gpu, self.ports.rung(rows), rows, requests)
+    def due(self, now: float, *, join: bool = True) -> Decision:
+        """The step that is due now, if a slot is free, and the requests that are too late.
 
-    def _freest(self, level: int) -> int:
-        """The GPU with most free arenas of a level, so that all have as much to do. The lock is held."""
-        places = self._free[level]
-        return 0 if len(places) == 1 else max(range(len(places)), key=lambda gpu: len(places[gpu]))
-
-    def _refuse_closed(self) -> None:
-        if self.lost is not None:
-            raise DeviceLost(self.lost.what, fix=self.lost.fix)
-        if self.closed:
-            raise Closed(
-                "the pool belongs to another process" if self.orphaned else "the pool is closed", fix="open another one"
-            )
-
-    def start_due(self, now: float, *, patient: bool = True) -> None:
-        """Starts a step that is due, where there is an arena for it, and tells those for which it is too late. Without patience it waits
-        for no company."""
-        with self._lock:
-            flight, late = self._next(now, patient=patient)
-        if flight is not None or late:
-            self._go_on(flight, late)
-            self.tell()
-
-    def _next(self, now: float, *, patient: bool = True) -> tuple[Flight | None, Sequence[Request]]:
-        """The next step to start, and requests that are too late. The lock is held."""
+        Args:
+            now: The time.
+            join: False to start a step that is not full without waiting `JOIN_WINDOW`.
+        """
         queue = self.queue
         if not queue.count or queue.next_time > now:
-            return None, ()
-        late = queue.expired(now)
-        for level, places in enumerate(self._free):
+            return NOTHING
+        late = tuple(expired) if (expired := queue.expired(now)) else ()
+        for level, gpus in enumerate(self._free):
             gpu = self._freest(level)
-            if places[gpu] and (found := queue.take(now, level, patient and self._running_on[gpu] > 0)):
-                return self._flight(level, gpu, sum([request.rows for request in found]), found), late
-        return None, late
+            # A GPU with nothing to do waits for no further requests.
+            if gpus[gpu] and (requests := queue.take(now, level, join and self._running_on[gpu] > 0)):
+                rows = sum([request.rows for request in requests])
+                return Decision(self._start(level, gpu, rows, tuple(requests)), late)
+        return Decision(None, late) if late else NOTHING
 
-    def _go_on(self, flight: Flight | None, late: Sequence[Request]) -> None:
-        """Starts a step, and has those told that are too late."""
-        for request in late:
-            said = f"the request was not run: it waited for {time.perf_counter() - request.since:.3f} s"
-            self._answers.append((request, TimedOut(said, fix="send fewer, or wait longer")))
-        if flight is None:
-            return
-        try:
-            if self._threads is None:
-                flight.arena.start(flight.rung, [request.feeds for request in flight.requests or ()])
-                self.flying.append(flight)
-            else:
-                self._ready.append(flight)
-                self._threads.submit(self.run)
-        except Exception as problem:  # noqa: BLE001  whoever starts it, those that wait for it are told
-            if self._threads is not None:
-                with contextlib.suppress(ValueError):
-                    self._ready.remove(flight)
-            self._over.append((flight, problem))
-        except BaseException:  # what it did not begin fails, and what others brought is begun again
-            settle(flight)
-            self._over.append((flight, EngineError("a step was interrupted as it began", fix="send it again")))
-            raise
+    def ended(self, step: Step, now: float, *, failed: bool = False) -> Decision:
+        """Takes note that a step is over, and decides who gets its result and what runs next in its slot.
 
-    def run(self) -> bool:
-        """Runs a step from beginning to end: in a thread of its own, or in one that waits for an answer in a function that another one has
-        called, so that no other thread may be left. Whether there was one."""
-        outputs: Answer | Exception
-        try:
-            flight = self._ready.popleft()
-        except IndexError:
-            return False
-        try:
-            flight.arena.start(flight.rung, [request.feeds for request in flight.requests or ()])
-            outputs = flight.arena.outputs()
-        except Exception as problem:  # noqa: BLE001  as above
-            outputs = problem
-        self._over.append((flight, outputs))
-        self.tell()
-        return True
-
-    def poll(self) -> bool:
-        """Ends the steps that are over. Whether there were any. Only one thread does so at a time."""
-        if not self._polling.acquire(blocking=False):
-            return False
-        landed: list[tuple[Flight, Answer | Exception]] = []
-        try:
-            self.looked = time.perf_counter()
-            for flight in self.flying:
-                try:
-                    if flight.arena.over():
-                        landed.append((flight, _outputs(flight)))
-                except Exception as problem:  # noqa: BLE001  as above
-                    landed.append((flight, problem))
-            for one in landed:
-                self.flying.remove(one[0])
-                self._over.append(one)
-        finally:
-            self._polling.release()
-        self.tell()
-        return bool(landed)
-
-    def tell(self) -> None:
-        """Gives the arenas of steps that are over to the next ones, and then answers to those who wait for them."""
-        if not (self._over or self._answers):
-            return
-        interrupt: KeyboardInterrupt | None = None
-        me = get_ident()
-        self._telling.append(me)
-        try:
-            while self._over or self._answers:
-                try:
-                    told = self._answers.popleft() if self._answers else None
-                    landed = None if told else self._over.popleft()
-                except IndexError:  # another thread was faster
-                    continue
-                try:
-                    if landed is not None:
-                        self._land(*landed)
-                    elif told is not None:
-                        _tell(*told)
-                except KeyboardInterrupt as problem:  # the others are told all the same
-                    interrupt = problem
-        finally:
-            self._telling.remove(me)
-        if interrupt is not None:
-            raise interrupt
-
-    def _land(self, flight: Flight, outputs: Answer | Exception) -> None:
-        """Gives the arena of a step that is over to the next one, and has its requests told."""
-        requests, rest = flight.requests or (), flight.rest
-        failed = isinstance(outputs, Exception)
-        if isinstance(outputs, Exception) and (lost := device_lost(outputs)) is not None:
-            self.lost = outputs = lost
-            requests, rest = [*requests, *rest], ()
-        elif failed and len(requests) > 1:
-            requests, rest = (), requests
-        with self._lock:
-            following, late = self._landed(flight, len(requests), rest, failed=failed)
-        try:
-            if following is not None or late:
-                self._go_on(following, late)
-        finally:  # also where somebody interrupts that
-            if requests:
-                self._answer(requests, outputs)
-
-    def _answer(self, requests: Sequence[Request], outputs: Answer | Exception) -> None:
-        """Has requests told what a step gave."""
-        answers: Sequence[Answer | Exception]
-        if isinstance(outputs, Exception):
-            answers = [outputs] * len(requests)
-        else:
-            try:
-                answers = self.ports.cut(outputs, [request.rows for request in requests])
-            except Exception as problem:  # noqa: BLE001  as above
-                answers = [problem] * len(requests)
-                with self._lock:
-                    self._answered -= len(requests)
-                    self._failed += len(requests)
-        self._answers.extend(zip(requests, answers, strict=True))
-
-    def land(self, flight: Flight, problem: BaseException | None) -> None:
-        """Gives back what `take` gave, when its step is over, or failed."""
-        self.lost = device_lost(problem) or self.lost
-        with self._lock:
-            self.alone -= 1
-            following, late = self._landed(flight, 1, (), failed=problem is not None)
-        if following is not None or late:
-            self._go_on(following, late)
-            self.tell()
-
-    def _landed(
-        self, flight: Flight, count: int, rest: Sequence[Request], *, failed: bool
-    ) -> tuple[Flight | None, Sequence[Request]]:
-        """Counts a step that is over, with so many requests that are done, and gives what comes next. The lock is held."""
+        If a step of several requests failed, nobody is answered: each of them is run again alone. If the device failed (`lost`), all of
+        them get the error.
+        """
+        slot, bucket, rows, requests, again = step
+        if failed and requests:
+            if self.lost is not None:
+                requests, again = (*requests, *again), ()
+            elif len(requests) > 1:
+                requests, again = (), requests
         self._steps += 1
-        self._rows += flight.rung
-        self._filled += flight.rung - flight.rows
+        self._rows += bucket
+        self._filled += bucket - rows
+        alone = not step.requests
+        self.alone -= alone
         if failed:
-            self._failed += count
+            self._failed += len(requests) + alone
         else:
-            self._answered += count
-        if rest:
-            rows = rest[0].rows
-            return replace(flight, rung=self.ports.rung(rows), rows=rows, requests=rest[:1], rest=rest[1:]), ()
-        self._free[flight.level][flight.gpu].append(flight.arena)
+            self._answered += len(requests) + alone
+        if again:
+            rows = again[0].rows
+            return Decision(Step(slot, self._bucket_of(rows), rows, again[:1], again[1:]), (), requests)
+        level, gpu = self._slots[slot]
+        self._free[level][gpu].append(slot)
         self.running -= 1
-        self._running_on[flight.gpu] -= 1
-        return self._next(time.perf_counter()) if self.queue.count else (None, ())
+        self._running_on[gpu] -= 1
+        following = self.due(now) if self.queue.count else NOTHING
+        return Decision(following.start, following.late, requests) if requests else following
 
-    def refuse(self) -> None:
-        """Takes no more requests."""
-        with self._lock:
-            self.closed = True
+    def count_failed(self, count: int) -> None:
+        """Corrects the statistics: so many requests that were counted as answered got an error, since the outputs could not be split."""
+        self._answered -= count
+        self._failed += count
 
-    def clear(self) -> None:
-        """Fails what waits."""
-        with self._lock:
-            left = self.queue.clear()
-            self._failed += len(left)
-        said = "the pool was closed before this request was run"
-        self._answers.extend((request, Closed(said, fix="send it to another one")) for request in left)
-        self.tell()
+    def close(self, reason: str = "the pool is closed") -> None:
+        """Takes no more requests. Those that wait are still run."""
+        self.closed = self.closed or reason
 
-    def end(self) -> None:
-        """Ends threads, when nothing runs any more. One of them does not wait for itself."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=not self.tells)
-
-    def lose(self) -> None:
-        """Forgets all, in the child of the process that it belongs to."""
-        self._lock, self._polling = threading.Lock(), threading.Lock()
-        self.queue = Queue(len(self._free), self.ports.batches)
-        self.flying, self.running, self.alone, self._threads = [], 0, 0, None
-        self._over.clear()
-        self._ready.clear()
-        self._answers.clear()
-        self._telling.clear()
-        self.closed = self.orphaned = True
+    def clear(self) -> tuple[Request, ...]:
+        """Takes all requests out of the queue that nobody has cancelled, to be failed."""
+        left = tuple(self.queue.clear())
+        self._failed += len(left)
+        return left
 
     def stats(self) -> Stats:
-        """What was done so far."""
-        with self._lock:
-            queue = self.queue
-            return Stats(
-                requests=queue.taken + self._direct,
-                answered=self._answered,
-                failed=self._failed,
-                timed_out=queue.timed_out,
-                cancelled=queue.cancelled,
-                refused=queue.refused,
-                rows=self._rows,
-                filled=self._filled,
-                steps=self._steps,
-                waiting=queue.count,
-                in_flight=self.running,
+        """Counts so far."""
+        queue = self.queue
+        return Stats(
+            requests=queue.taken + self._direct,
+            answered=self._answered,
+            failed=self._failed,
+            timed_out=queue.timed_out,
+            cancelled=queue.cancelled,
+            refused=queue.refused,
+            rows=self._rows,
+            filled=self._filled,
+            steps=self._steps,
+            waiting=queue.count,
+            in_flight=self.running,
+        )
+
+    def _refuse(self) -> None:
+        if self.lost is not None:
+            raise DeviceLost(self.lost.what, fix=self.lost.fix)
+        raise Closed(self.closed, fix="open another one")
+
+    def _freest(self, level: int) -> int:
+        """Index of the GPU with most free slots of a level, so that all have as much to do."""
+        gpus = self._free[level]
+        return 0 if len(gpus) == 1 else max(range(len(gpus)), key=lambda gpu: len(gpus[gpu]))
+
+    def _start(self, level: int, gpu: int, rows: int, requests: tuple[Request, ...] = ()) -> Step:
+        """Puts a step into a free slot."""
+        self.running += 1
+        self._running_on[gpu] += 1
+        return Step(self._free[level][gpu].pop(), self._bucket_of(rows), rows, requests)
+
+
+class _Line:
+    """Requests of one level and key, in the order in which they came.
+
+    Attributes:
+        requests: Those that wait, and `gone` others that were taken out of the middle and are skipped later. The first one waits.
+        rows: Rows of those that wait.
+    """
+
+    __slots__ = ("gone", "key", "level", "requests", "rows")
+
+    def __init__(self, level: int, key: Hashable) -> None:
+        self.level, self.key = level, key
+        self.requests: deque[Request] = deque()
+        self.rows = self.gone = 0
+
+
+class Queue:
+    """Requests that wait. Within a priority level and a key, the first to come is the first to be served.
+
+    Levels share steps by stride scheduling: each level has a position; the one with the lowest position is served, and its position grows
+    by `SHARE` to the power of its number. A less urgent level is served less often, but always again.
+
+    Each call takes logarithmic time in the number of requests and keys that wait.
+
+    Args:
+        levels: Number of priority levels.
+        buckets: Rows of the steps that were prepared, ascending; empty where requests have no rows.
+        delay: Seconds that a step which is not full waits for further requests.
+        most: Most requests that may wait; 0: any number.
+
+    Attributes:
+        count: Requests that wait.
+        next_time: Earliest time at which a request may become due or too late if no other comes; `NEVER` where none waits.
+        taken: Requests that were put into the queue.
+        refused: Requests that found it full.
+        timed_out: Requests that were too late.
+        cancelled: Requests that had been cancelled when they were to be taken out.
+    """
+
+    def __init__(self, levels: int, buckets: Sequence[int], delay: float = 0.0, most: int = 0) -> None:
+        self._lines: list[dict[Hashable, _Line]] = [{} for _ in range(levels)]
+        self._positions = [0] * levels
+        self._buckets, self._largest = tuple(buckets), max(buckets, default=0)
+        self._delay, self._most = delay, most
+        self._join_window = max(delay, JOIN_WINDOW)
+        # Heaps. Entries that are out of date stay until they reach the top: lines by the time at which they are due while the GPU is busy,
+        # with the request that was their first one then; and requests by their deadlines.
+        self._due: list[list[tuple[float, int, _Line, Request]]] = [[] for _ in range(levels)]
+        self._late: list[tuple[float, int, Request]] = []
+        self._entries = self.count = 0
+        self.next_time = NEVER
+        self.taken = self.refused = self.timed_out = self.cancelled = 0
+
+    def put(self, request: Request) -> bool:
+        """Adds a request at the end. True if its step is full now, so that waiting for further requests is of no use.
+
+        Raises:
+            Busy: As many wait as may.
+        """
+        if self._most and self.count >= self._most:
+            self.refused += 1
+            raise Busy(
+                f"{self.count} requests wait already, the most that may", fix="send it again later, or raise max_queue"
             )
+        lines = self._lines[request.level]
+        if not lines:
+            self._catch_up(request.level)
+        line = lines.get(request.key)
+        if line is None:
+            lines[request.key] = line = _Line(request.level, request.key)
+        before = line.rows
+        line.requests.append(request)
+        line.rows += request.rows
+        request.waits = True
+        self.count += 1
+        self.taken += 1
+        full = self._is_full(line)
+        if len(line.requests) == 1 or (full and before < self._largest and request.key is not None):
+            self.next_time = min(self.next_time, self._enter(line, full))
+        if request.deadline != NEVER:
+            heappush(self._late, (request.deadline, self.taken, request))
+            self.next_time = min(self.next_time, request.deadline)
+        return full
 
-
-def _outputs(flight: Flight) -> Answer:
-    if flight.requests and flight.requests[0].on_device:
-        return flight.arena.outputs_on_device()
-    return flight.arena.outputs()
-
-
-def settle(flight: Flight) -> None:
-    """Waits for a step that somebody has stopped waiting for, or that was never begun: what comes next on its arena must not meet it."""
-    with contextlib.suppress(Exception):
-        while not flight.arena.over():
-            flight.arena.wait()
-
-
-def _tell(request: Request, answer: Answer | Exception) -> None:
-    """Gives somebody an answer. What functions that it calls raise is logged, as futures do with what is no worse."""
-    try:
-        if isinstance(answer, Exception):
-            request.answer.set_exception(answer)
+    def _catch_up(self, level: int) -> None:
+        """Sets the position of a level that had no requests: it gets no extra share for the time it was empty, and does not pay for steps
+        that it had while the others were empty."""
+        positions = [position for position, lines in zip(self._positions, self._lines, strict=True) if lines]
+        if not positions:
+            self._positions = [0] * len(self._positions)
         else:
-            request.answer.set_result(answer)
-    except InvalidStateError:  # somebody else has
-        pass
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001
-        _LOG.exception("exception calling callback for %r", request.answer)
+            first = min(positions)
+            self._positions[level] = min(max(self._positions[level], first), first + SHARE**level)
+
+    def take(self, now: float, level: int | None = None, busy: bool = False) -> list[Request]:
+        """Takes out the requests of the next step; none where none is due.
+
+        All have one key. They are of one level; where the bucket has room left, requests of other levels fill it.
+
+        Args:
+            now: The time.
+            level: Takes requests of this level and more urgent ones; None: of all.
+            busy: True while other steps run: a step that is not full then waits for at least `JOIN_WINDOW`.
+        """
+        last = len(self._lines) if level is None else level + 1
+        due = now if busy else now + (self._join_window - self._delay)
+        while self.count:
+            line = self._first_due(due, last)
+            if line is None:
+                break
+            if wanted := self._collect(line, last):
+                return wanted
+        return []
+
+    def _first_due(self, due: float, last: int) -> _Line | None:
+        """The line to serve next, out of the first `last` levels: the level with the lowest position that has one due by then."""
+        levels: Sequence[int] = range(last)
+        if last > 1:
+            levels = sorted(levels, key=lambda level: (self._positions[level], level))
+        for level in levels:
+            entry = self._top(level)
+            if entry is not None and entry[0] <= due:
+                self._positions[level] += SHARE**level
+                return entry[2]
+        return None
+
+    def _is_full(self, line: _Line) -> bool:
+        """True if further requests could not join the step of these."""
+        return line.key is None or line.rows >= self._largest
+
+    def _enter(self, line: _Line, full: bool) -> float:
+        """Notes when a line is due while the GPU is busy. Returns the time at which it is due on an idle GPU."""
+        first = line.requests[0]
+        self._entries += 1
+        due = first.since if full else first.since + self._join_window
+        heappush(self._due[line.level], (due, self._entries, line, first))
+        return first.since if full else first.since + self._delay
+
+    def _top(self, level: int) -> tuple[float, int, _Line, Request] | None:
+        """Entry of the line of a level that is due first. Entries that are out of date are dropped."""
+        heap = self._due[level]
+        while heap:
+            due, _, line, first = heap[0]
+            if first.waits and line.requests[0] is first and (due > first.since or self._is_full(line)):
+                return heap[0]
+            heappop(heap)
+        return None
+
+    def _collect(self, line: _Line, last: int) -> list[Request]:
+        """Takes out as many requests of a line's key as a step has room for. Cancelled ones are left out of the result, so it may be
+        empty."""
+        found: list[Request] = []
+        left = self._move(line, found, 0 if line.key is None else self._largest)
+        wanted = self._claim(found)
+        if wanted and line.key is not None:
+            rows = self._largest - left
+            room = next((bucket for bucket in self._buckets if bucket >= rows), rows) - rows
+            for lines in self._lines[:last] if room else ():
+                other = lines.get(line.key)
+                if other is not None and other is not line:
+                    before = len(found)
+                    room = self._move(other, found, room)
+                    wanted += self._claim(found[before:])
+        self._update_next_time()
+        return wanted
+
+    def _move(self, line: _Line, found: list[Request], room: int) -> int:
+        """Moves requests from a line to `found` while they fit into the room. The first one is moved in any case. Returns the room that is
+        left."""
+        waiting = line.requests
+        before = len(found)
+        while waiting:
+            request = waiting[0]
+            if request.waits:
+                if found and not (room and request.rows <= room):
+                    break
+                request.waits = False
+                room -= request.rows
+                line.rows -= request.rows
+                found.append(request)
+            else:
+                line.gone -= 1
+            waiting.popleft()
+        self.count -= len(found) - before
+        self._close_up(line, len(found) > before)
+        return room
+
+    def _close_up(self, line: _Line, changed: bool) -> None:
+        """Removes a line that is empty; notes when one that has changed is due."""
+        if not line.requests:
+            del self._lines[line.level][line.key]
+        elif changed:
+            self._enter(line, self._is_full(line))
+
+    def _update_next_time(self) -> None:
+        """Sets `next_time` anew."""
+        self.next_time = NEVER
+        for level in range(len(self._due)):
+            entry = self._top(level)
+            if entry is not None:
+                first = entry[3].since
+                self.next_time = min(self.next_time, first + self._delay if entry[0] > first else first)
+        if len(self._late) > 2 * self.count + 64:  # most of them no longer wait
+            self._late = [entry for entry in self._late if entry[2].waits]
+            heapify(self._late)
+        while self._late and not self._late[0][2].waits:
+            heappop(self._late)
+        if self._late:
+            self.next_time = min(self.next_time, self._late[0][0])
+
+    def expired(self, now: float) -> list[Request]:
+        """Takes out the requests whose deadline has passed. Cancelled ones are left out of the result."""
+        if not self._late or self._late[0][0] >= now:
+            return []
+        late = []
+        while self._late and self._late[0][0] < now:
+            request = heappop(self._late)[2]
+            if request.waits:
+                late.append(request)
+        found = self._take_out(late)
+        self.timed_out += len(found)
+        return found
+
+    def clear(self) -> list[Request]:
+        """Takes out all requests. Cancelled ones are left out of the result."""
+        return self._take_out(
+            [request for lines in self._lines for line in lines.values() for request in line.requests if request.waits]
+        )
+
+    def _take_out(self, unwanted: Sequence[Request]) -> list[Request]:
+        lines: dict[_Line, None] = {}
+        found = self._claim(unwanted)
+        for request in unwanted:
+            line = self._lines[request.level][request.key]
+            request.waits = False
+            line.rows -= request.rows
+            line.gone += 1
+            lines[line] = None
+        self.count -= len(unwanted)
+        for line in lines:
+            while line.requests and not line.requests[0].waits:
+                line.requests.popleft()
+                line.gone -= 1
+            if line.gone * 2 > len(line.requests):
+                line.requests, line.gone = deque(request for request in line.requests if request.waits), 0
+            self._close_up(line, True)
+        self._update_next_time()
+        return found
+
+    def _claim(self, requests: Sequence[Request]) -> list[Request]:
+        """Claims requests. Returns those that nobody had cancelled; from now on nobody can."""
+        wanted = [request for request in requests if request.claim()]
+        self.cancelled += len(requests) - len(wanted)
+        return wanted

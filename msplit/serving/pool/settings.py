@@ -1,4 +1,4 @@
-"""How a pool answers requests."""
+"""Settings of a pool."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from msplit.errors import MsplitError
 AUTO = "auto"
 
 MAX_GROUPS = 64
-"""Arenas: beyond 32 in flight, an H200 answers fewer requests than with 8."""
+"""Most slots on a GPU: with more than 32, an H200 answers fewer requests than with 8."""
 
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """How a pool answers requests.
+    """Settings of a pool: how many steps run at once, and how requests are joined to steps.
 
     Attributes:
-        groups: Arenas on each GPU: how many steps are in flight there at once; ``auto`` measures, with
-            requests of the smallest batch.
-        max_batch: Most rows of a step. Requests that wait are joined up to it, where rows are independent. 1 joins none. None: the
-            largest batch of a build, and 64 for a model, where its rows are shown to be independent.
-        batches: Numbers of rows to capture graphs for, filled up to the next larger one; None: 1, 4, 16, 64 … up to `max_batch`; of a
-            build, those that it has.
-        max_delay_us: How long a step that is not full waits for more rows, in µs, as in Triton.
-        priorities: Levels of priority: 0 is the most urgent. Each has arenas of its own.
+        groups: Slots on each GPU, that is, the most steps that run there at once; ``auto`` chooses by measuring, with requests of the
+            smallest batch.
+        max_batch: Most rows of a step. Requests that wait are joined up to it, where rows are independent. 1: none are joined. None: the
+            largest batch of a build; for a model, 64 where its rows are shown to be independent.
+        batches: Buckets: numbers of rows to capture graphs for. A step is padded to the next larger one. None: 1, 4, 16, 64 … up to
+            `max_batch`; for a build, those that it has.
+        max_delay_us: Time that a step which is not full waits for more rows, in µs, as in Triton.
+        priorities: Number of priority levels; 0 is the most urgent one. Each has slots of its own.
         max_queue: Most requests that may wait; further ones are refused (`errors.Busy`). 0: no limit.
-        max_memory: Most bytes on each GPU for weights and all arenas; None: what is free there.
-        host_threads: Threads that run the host part of a model (strings, tables, parsing), and TensorFlow's sessions; None: one per arena.
-        latency_us: Of ``groups="auto"``: the most that 99 of 100 requests may take, in µs; None: three times a step.
+        max_memory: Most bytes on each GPU for weights and all slots; None: as many as are free there.
+        host_threads: Threads that run the host part of a model (strings, tables, parsing), and TensorFlow's sessions; None: one per slot.
+        latency_us: Most time that 99 of 100 requests may take, in µs, for ``groups="auto"``; None: three times that of a step.
     """
 
     groups: int | str = 4

@@ -1,24 +1,58 @@
-"""Arenas that are not a GPU's own: executables that do a step from beginning to end."""
+"""Slots of a pool: each runs one step of the model at a time. Here are the interface, and the slots that are not a GPU's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from msplit.engines.base import Executable, Feeds
 from msplit.engines.cuda import engine as cuda
 from msplit.errors import EngineError
 from msplit.serving.pool.ports import Ports
-from msplit.serving.pool.scheduler import Answer, Arena
+
+Answer = dict[str, Any]
+"""Outputs by name: arrays, or PyTorch tensors where they stay on the device."""
 
 
-class StepArena:
-    """An arena whose steps executables do from beginning to end.
+class Slot(Protocol):
+    """Place in which one step runs at a time. On a GPU it is an arena: streams, captured graphs of all buckets, and memory for inputs,
+    intermediate values and outputs. Subclasses inherit methods for steps that are over once they were started."""
+
+    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+        """Starts a step of `bucket` rows on the rows of all these requests, in their order."""
+
+    def over(self) -> bool:
+        """True if the step is over. Raises the error with which it failed."""
+        return True
+
+    def wait(self) -> None:
+        """Returns when the step is over, or sooner. Other threads of Python can run meanwhile."""
+
+    def outputs(self) -> Answer:
+        """Outputs of the step that is over, which belong to the caller."""
+
+    def outputs_on_device(self) -> dict[str, Any]:
+        """Outputs of the step that is over, as PyTorch tensors on the device.
+
+        Raises:
+            EngineError: The slot has no device.
+        """
+        raise EngineError("outputs are on the host here")
+
+    def facts(self) -> Mapping[str, Any]:
+        """Facts such as the number of streams or bytes."""
+
+    def close(self) -> None:
+        """Gives memory and streams back."""
+
+
+class StepSlot(Slot):
+    """Slot that runs a step from beginning to end in `start`.
 
     Args:
-        steps: By batch; what is under 0 runs any.
-        owned: What is closed with it.
+        steps: Functions that run a step, by bucket; the one under 0 runs a step of any size.
+        owned: Executables that are closed together with the slot.
     """
 
     def __init__(
@@ -27,49 +61,41 @@ class StepArena:
         self._steps, self._ports, self._owned = steps, ports, owned
         self._outputs: Answer = {}
 
-    def start(self, rung: int, feeds: Sequence[Feeds]) -> None:
-        """See `Arena`."""
-        step = self._steps[rung if rung in self._steps else 0]
-        self._outputs = step(self._ports.join(feeds, rung))
-
-    def over(self) -> bool:
-        """See `Arena`."""
-        return True
+    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+        """Runs a step."""
+        step = self._steps[bucket if bucket in self._steps else 0]
+        self._outputs = step(self._ports.join(feeds, bucket))
 
     def wait(self) -> None:
-        """See `Arena`."""
+        """Returns at once."""
 
     def outputs(self) -> Answer:
-        """See `Arena`."""
+        """Outputs of the step."""
         return self._outputs
 
-    def outputs_on_device(self) -> dict[str, Any]:
-        """See `Arena`."""
-        raise EngineError("outputs are on the host here")
-
     def facts(self) -> Mapping[str, Any]:
-        """See `Arena`."""
+        """Facts of the executable."""
         return self._owned[-1].facts() if self._owned else {}
 
     def close(self) -> None:
-        """See `Arena`."""
+        """Closes the executables."""
         for executable in self._owned:
             executable.close()
 
 
-class SimulatedArena:
-    """An arena whose steps a thread runs, so that they are begun and looked after as those of a GPU are."""
+class SimulatedSlot:
+    """Slot that stands in for one of a GPU: a thread of its own runs the steps of another slot, so that they take time to be over."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena, self._thread = arena, ThreadPoolExecutor(1, thread_name_prefix="msplit-simulated")
+    def __init__(self, slot: Slot) -> None:
+        self._slot, self._thread = slot, ThreadPoolExecutor(1, thread_name_prefix="msplit-simulated")
         self._running: Future[None] | None = None
 
-    def start(self, rung: int, feeds: Sequence[Feeds]) -> None:
-        """See `Arena`."""
-        self._running = self._thread.submit(self._arena.start, rung, feeds)
+    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+        """Starts a step in the thread."""
+        self._running = self._thread.submit(self._slot.start, bucket, feeds)
 
     def over(self) -> bool:
-        """See `Arena`."""
+        """True if the thread is done. Raises the error with which the step failed."""
         assert self._running is not None
         if not self._running.done():
             return False
@@ -77,25 +103,25 @@ class SimulatedArena:
         return True
 
     def wait(self) -> None:
-        """See `Arena`."""
+        """Waits for the thread."""
         assert self._running is not None
         self._running.exception()
 
     def outputs(self) -> Answer:
-        """See `Arena`."""
-        return self._arena.outputs()
+        """Outputs of the step."""
+        return self._slot.outputs()
 
     def outputs_on_device(self) -> dict[str, Any]:
-        """See `Arena`. The CPU stands in for the device."""
+        """Outputs as PyTorch tensors on the CPU, which stands in for the device; strings as arrays."""
         return {
             name: value if value.dtype.kind in "OSU" else cuda.to_torch(value) for name, value in self.outputs().items()
         }
 
     def facts(self) -> Mapping[str, Any]:
-        """See `Arena`."""
-        return self._arena.facts()
+        """Facts of the other slot."""
+        return self._slot.facts()
 
     def close(self) -> None:
-        """See `Arena`."""
+        """Ends the thread, and closes the other slot."""
         self._thread.shutdown()
-        self._arena.close()
+        self._slot.close()

@@ -1,4 +1,4 @@
-"""What a pool's arenas are made of: a build, a model that is compiled here, or a TensorFlow session."""
+"""Recipes for the slots of a pool: from a build, from a model that is compiled here, or from a TensorFlow session."""
 
 from __future__ import annotations
 
@@ -24,42 +24,46 @@ from msplit.run.prepare import make_ready
 from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
 from msplit.serving.pool.ports import Port, Ports, Shape
-from msplit.serving.pool.scheduler import Answer, Arena
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.slots import SimulatedArena, StepArena
+from msplit.serving.pool.slots import Answer, SimulatedSlot, Slot, StepSlot
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.results import OutputCheck
 
 MAX_BATCH = 64
-"""Most rows of a step, where nothing else is said: on an H200, 64 rows of a recommender take 1.4 times as long as one."""
+"""Default of the most rows of a step: on an H200, 64 rows of a recommender take 1.4 times as long as one."""
 _STEP = 4
-"""From one batch to the next larger one: at most three quarters of a step are nobody's rows."""
+"""Factor from one bucket to the next: at most three quarters of a step are padding."""
 
 Rows = tuple[Mapping[str, int], Mapping[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """What arenas are made of.
+    """Recipe for the slots of a pool.
 
     Attributes:
-        arena: Makes one, for a level of priority; with all of it on one stream, if that is asked for; on one of the GPUs.
-        verify: Runs a step of each batch of an arena, and holds it against its reference.
-        feeds: Inputs of a small step.
-        threads: Whether each step keeps a thread busy.
-        gpus: How many there are.
-        weight_bytes: What they share, on each GPU.
-        arena_bytes: What each takes, at least, as far as that is known before one is made.
-        free_bytes: What the GPU has besides that has the least; None: it is not known.
-        reserved_bytes: What the process holds on all GPUs.
-        urgencies: Levels of priority that each GPU has; None: it is not known.
-        streams: Of an arena, at most.
-        owned: What all arenas run, to be closed when they are.
+        ports: Inputs and outputs.
+        slot: Makes a slot, from its priority level, True to run all of it on one stream, and the index of its GPU.
+        verify: Runs a step of each bucket of a slot, and compares the outputs with their reference.
+        feeds: Inputs of a step of the smallest bucket.
+        label: Name in the rows of a bench.
+        outputs: Type and shape of every output by name.
+        notes: Remarks for the user.
+        facts: Facts such as the number of streams.
+        threads: True where a step keeps a thread busy from beginning to end.
+        gpus: Number of GPUs.
+        weight_bytes: Bytes on each GPU that all slots share.
+        arena_bytes: Bytes of each slot, at least, as far as known before one is made.
+        free_bytes: Gives the free bytes of the GPU that has the fewest; None: not known.
+        reserved_bytes: Gives the bytes that this process holds on all GPUs.
+        urgencies: Number of priority levels of each GPU's streams; None: not known.
+        streams: Most streams of a slot.
+        owned: Executables that all slots share, closed together with the pool.
     """
 
     ports: Ports
-    arena: Callable[[int, bool, int], Arena]
-    verify: Callable[[Arena], Sequence[OutputCheck]]
+    slot: Callable[[int, bool, int], Slot]
+    verify: Callable[[Slot], Sequence[OutputCheck]]
     feeds: Arrays
     label: str
     outputs: Mapping[str, Port]
@@ -79,7 +83,7 @@ class Recipe:
 def recipe_of(
     model: FlatGraph | str | os.PathLike[str], request: RunRequest, settings: PoolSettings, progress: Progress | None
 ) -> Recipe:
-    """What the arenas for a model or a build are made of. A model is compiled.
+    """Makes the recipe for a model, which is compiled, or for a build.
 
     Raises:
         EngineError: The engine can not run the model, or its outputs are not those of the reference.
@@ -106,7 +110,7 @@ def recipe_of(
 def batches_of(
     flat: FlatGraph, request: RunRequest, settings: PoolSettings, rows: Rows | None, mixes: str
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Rows of the steps to make, none where shapes are fixed; and what is worth a note.
+    """Buckets to prepare, none where shapes are fixed; and notes.
 
     Raises:
         MsplitError: Requests are to share steps, and can not.
@@ -136,7 +140,7 @@ def batches_of(
 
 
 def _refuse_to_join(rows: Rows | None, settings: PoolSettings, mixes: str) -> None:
-    """Refuses what asks for requests that share steps, where rows are not independent."""
+    """Refuses settings that join requests, where rows are not independent."""
     if rows is None and (settings.max_batch or 1) > 1:
         raise MsplitError(
             f"requests can not share a step of {settings.max_batch} rows: {mixes}",
@@ -145,7 +149,7 @@ def _refuse_to_join(rows: Rows | None, settings: PoolSettings, mixes: str) -> No
 
 
 def _in_memory(made: Made, places: Sequence[str]) -> tuple[Loaded, ...]:
-    """What was made, on each device, as `load_on` has what was kept."""
+    """Loads a build that is in memory onto each device, as `load_on` does with one on disk."""
     manifest: Manifest = made.manifest
     with phase("loading weights"):
         memory = made.weights.memory()
@@ -164,7 +168,7 @@ def _in_memory(made: Made, places: Sequence[str]) -> tuple[Loaded, ...]:
 
 
 def _of_build(every: Sequence[Loaded], why: str, settings: PoolSettings) -> Recipe:
-    """Arenas of what is on each of the devices already."""
+    """Makes the recipe for a build that is loaded onto each device."""
     loaded = every[0]
     manifest, found = loaded.manifest, loaded.opened
     rungs = {rung.batch or 0: rung for rung in manifest.rungs}
@@ -183,24 +187,24 @@ def _of_build(every: Sequence[Loaded], why: str, settings: PoolSettings) -> Reci
     polls = flies or (manifest.made_for.get("device") == "cpu" and not hosted)
     entries = dict(rows[0]) if rows is not None else dict.fromkeys(dtypes, 0)
 
-    def arena(level: int, one_stream: bool, gpu: int) -> Arena:
+    def slot(level: int, one_stream: bool, gpu: int) -> Slot:
         opened, urgency = every[gpu].opened, settings.priorities - 1 - level
         if flies:
             return opened.arena(restored[gpu], entries, urgency=urgency, one_stream=one_stream)
         running = {batch: opened.run(one, alone=True, one_stream=one_stream) for batch, one in restored[gpu].items()}
-        whole = StepArena({batch: one.step for batch, one in running.items()}, ports, [*running.values()])
-        return SimulatedArena(whole) if polls else whole
+        whole = StepSlot({batch: one.step for batch, one in running.items()}, ports, [*running.values()])
+        return SimulatedSlot(whole) if polls else whole
 
-    def verify(arena: Arena) -> Sequence[OutputCheck]:
+    def verify(slot: Slot) -> Sequence[OutputCheck]:
         checks = []
         for batch, one in references.items():
             found.rewind()
-            checks.append(verify_step(_step(arena, batch), one, manifest))
+            checks.append(verify_step(_step(slot, batch), one, manifest))
         return checks
 
     return Recipe(
         ports,
-        arena,
+        slot,
         verify,
         references[min(rungs)].feeds,
         manifest.label,
@@ -218,14 +222,14 @@ def _of_build(every: Sequence[Loaded], why: str, settings: PoolSettings) -> Reci
     )
 
 
-def _step(arena: Arena, batch: int) -> Callable[[Arrays], Arrays]:
-    """One step of an arena, from beginning to end."""
+def _step(slot: Slot, batch: int) -> Callable[[Arrays], Arrays]:
+    """Function that runs a step in a slot from beginning to end."""
 
     def step(feeds: Arrays) -> Arrays:
-        arena.start(batch, [feeds])
-        while not arena.over():
-            arena.wait()
-        return arena.outputs()
+        slot.start(batch, [feeds])
+        while not slot.over():
+            slot.wait()
+        return slot.outputs()
 
     return step
 
@@ -237,7 +241,7 @@ def _of_session(
     proof: tuple[Rows | None, str],
     progress: Progress | None,
 ) -> Recipe:
-    """Arenas that are calls of one TensorFlow session, which takes steps of any batch."""
+    """Makes the recipe for a TensorFlow session: slots call it, with steps of any number of rows."""
     largest = max(batches, default=None)
     ready = make_ready(flat, replace(request, batch=largest) if largest else request, progress=progress)
     runner, feeds = ready.runner, ready.chosen.job.feeds
@@ -254,12 +258,12 @@ def _of_session(
 
     def step(given: Feeds) -> Answer:
         outputs = runner.executable.step(given)
-        return {name: np.array(value) for name, value in outputs.items()}  # it hands out its very constants
+        return {name: np.array(value) for name, value in outputs.items()}  # it gives out its own constants
 
     return Recipe(
         ports,
-        lambda level, one_stream, gpu: StepArena({0: step}, ports),
-        lambda arena: (),
+        lambda level, one_stream, gpu: StepSlot({0: step}, ports),
+        lambda slot: (),
         {name: value[: entries[name] * min(shapes)] if entries.get(name) else value for name, value in feeds.items()},
         runner.label,
         ports.outputs(step(feeds)),

@@ -1,4 +1,4 @@
-"""What is to be served: models by name and version, from the command line or in the files that TensorFlow Serving takes."""
+"""Configuration of a server: models by name and version, from the command line or in the files that TensorFlow Serving takes."""
 
 from __future__ import annotations
 

@@ -402,7 +402,7 @@ _WIRE_TYPES = {
     "float8_e5m2": wire.LENGTH, "float8_e4m3fn": wire.LENGTH, "float8_e4m3fnuz": wire.LENGTH, "float8_e4m3b11fnuz": wire.LENGTH,
     "float8_e5m2fnuz": wire.LENGTH, "float4_e2m1fn": wire.LENGTH,
 }  # fmt: skip
-"""How values are listed that are no numbers of changing length."""
+"""Wire type of listed values, for types that are not varints."""
 
 
 def _strings(data: bytes, spans: Sequence[Span]) -> NDArray[Any]:

@@ -25,11 +25,11 @@ Ports = Mapping[str, Port]
 
 @dataclass(frozen=True)
 class Body:
-    """What a request for predictions brings.
+    """Body of a request for predictions.
 
     Attributes:
         signature: Name of the signature, "" for the default.
-        rows: Whether it brings rows, and is to be answered in rows.
+        rows: True if it has rows, and is to be answered in rows.
         values: Rows, or values by input, or those of the only one.
     """
 

@@ -29,7 +29,7 @@ _KEY = re.compile(rb'\s*("(?:[^"\\]|\\.){0,4096}")\s*:')
 _BLANK = b" \t\r\n"
 _NET = np.zeros(256, np.int8)
 _NET[[*b"[{"]], _NET[[*b"]}"]] = 1, -1
-"""How a sign changes the depth."""
+"""Change of the nesting depth by each byte."""
 
 
 def malformed(said: object = "") -> Refusal:

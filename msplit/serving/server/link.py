@@ -33,11 +33,11 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """Keeps the transport; called by the event loop."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Passes on each message that is complete; called by the event loop."""
         left = self._left
         left += data
         start, size = 0, len(left)
@@ -52,7 +52,7 @@ class Link(asyncio.Protocol):
         del left[:start]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Tells that the connection has ended; called by the event loop."""
         del exc
         self._transport = None
         self._lost()

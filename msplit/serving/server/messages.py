@@ -35,7 +35,7 @@ NAMES = {
         for name in (f"{method}Request", f"{method}Response")
     },
 }
-"""What this module offers -> the message's full name."""
+"""Names in this module -> full names of messages."""
 
 
 @cache

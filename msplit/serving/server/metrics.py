@@ -1,4 +1,4 @@
-"""What a server tells Prometheus: requests as its clients saw them, and what its pools count."""
+"""Metrics of a server for Prometheus: requests as its clients saw them, and the counts of its pools."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Metrics:
 
 
 class _Pools:
-    """What pools count, as Prometheus collects it."""
+    """Counts of pools, as Prometheus collects them."""
 
     def __init__(self, models: Models) -> None:
         self._models = models

@@ -1,4 +1,4 @@
-"""What a server has: models, their versions and signatures, each signature with the pool that answers it."""
+"""Models of a server: their versions and signatures, each signature with the pool that answers it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cached_property
 
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.endpoints import DEFAULT_SIGNATURE
+from msplit.serving.pool.drivers import LoopDriver
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
-from msplit.serving.server.driver import Driver
 from msplit.serving.server.refusal import Code, Refusal, invalid
 
 PREDICT = "tensorflow/serving/predict"
-"""What a signature that can be run by `Predict` is called in TensorFlow."""
+"""Method name of a signature that `Predict` can run, in TensorFlow."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Signature:
     tensors: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def driver(self) -> Driver:
-        """What sets the event loop working for the pool."""
-        return Driver(self.pool)
+    def driver(self) -> LoopDriver:
+        """Driver that has the event loop work for the pool."""
+        return LoopDriver(self.pool.drive, self.pool.polls)
 
 
 @dataclass(frozen=True, eq=False)

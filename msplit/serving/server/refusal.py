@@ -41,7 +41,7 @@ class Refusal(Exception):
     """A request is refused, or has failed.
 
     Args:
-        code: What kind of failure.
+        code: Kind of failure.
         said: For whoever sent it; made one line in which nothing is hidden.
     """
 
@@ -57,11 +57,11 @@ def invalid(said: str) -> Refusal:
 
 
 def refusal(problem: BaseException, *, ran: bool = False) -> Refusal:
-    """What to say to whoever sent a request that came to this.
+    """Refusal to send to the client whose request raised an error.
 
     Args:
-        problem: What was raised.
-        ran: Whether the model had been asked: what is wrong then is nothing that the client has got wrong.
+        problem: The error.
+        ran: True if the model had been run, so that the error is not the client's.
     """
     if isinstance(problem, Refusal):
         return problem
@@ -88,5 +88,5 @@ _CODES: tuple[tuple[type[EngineError], Code], ...] = (
 
 
 def is_internal(problem: BaseException) -> bool:
-    """Whether it is a fault of the server's that its log should have."""
+    """True for a fault of the server, which goes to its log."""
     return not isinstance(problem, Refusal | MsplitError | asyncio.CancelledError)

@@ -26,7 +26,7 @@ from msplit.serving.server.service import Asked, Service, told
 SILENCE = 15.0
 """Seconds that a connection may bring no request, or no more of one that it has begun."""
 _JSON = 8
-"""How much longer it takes to write values in JSON than in protobuf: 8,000 float32 take 10 ms."""
+"""Time to write values in JSON, in multiples of that in protobuf: 8,000 float32 take 10 ms."""
 _BINARY = "inference-header-content-length"
 
 
@@ -50,7 +50,7 @@ class Call:
         return self.asked.version
 
     async def body(self) -> bytearray:
-        """What was sent.
+        """Reads the body of the request.
 
         Raises:
             Refusal: It is too large, compressed, or does not come.

@@ -32,7 +32,7 @@ PATHS = (
 )
 """Methods that have one answer."""
 SERVICES = ("", *dict.fromkeys(path.split("/")[1] for path in PATHS))
-"""What can be asked for its health."""
+"""Services whose health can be asked for."""
 
 _STATUS = {status.value[0]: status for status in grpc.StatusCode}
 _NOT_SERVING, _UNKNOWN = b"\x08\x02", b"\x08\x03"
@@ -46,7 +46,7 @@ _LIMITS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
-"""How long connections may be of no use."""
+"""Limits, in ms, on connections that are of no use."""
 _LOOK = 0.01
 _FLUSH = 0.05
 """Seconds that the last answers have to leave the process."""
@@ -103,7 +103,7 @@ class Server:
 
 
 def loop_factory() -> Callable[[], Any] | None:
-    """What makes event loops: uvloop where it is there, which takes a quarter less time per request."""
+    """Factory of event loops: uvloop if installed, which takes a quarter less time per request."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     import uvloop

@@ -1,4 +1,4 @@
-"""What the protocols' methods do, on messages: TensorFlow Serving's `Predict` and its kin, and the Open Inference Protocol."""
+"""Methods of the protocols, on messages: TensorFlow Serving's `Predict` and related ones, and the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _SIGNATURES = "signature_def"
 
 @dataclass(frozen=True)
 class Service:
-    """What all protocols of a server share.
+    """State that all protocols of a server share.
 
     Attributes:
-        as_content: Whether values of answers are in `tensor_content`.
+        as_content: True to put values of answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself; None: any time.
-        log: Told what went wrong inside.
+        log: Called with each internal error.
         stopping: Set when the server takes no more requests.
         lost: The GPU that failed, if one did: the server then stops, for only another process can go on.
     """
@@ -66,7 +66,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._aside, work)
 
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
-        """See `Models.find`.
+        """Finds the version of a model; see `Models.find`.
 
         Raises:
             Refusal: There is no such model, or the server takes no more requests.
@@ -90,7 +90,7 @@ class Asked:
 
 
 def _version(service: Service, spec: Any, asked: Asked) -> Version:
-    """What a ModelSpec means."""
+    """Version of a model that a ModelSpec names."""
     choice = spec.WhichOneof("version_choice")
     number = spec.version.value if choice == "version" else None
     asked.version = service.find(spec.name, number, spec.version_label if choice == "version_label" else "")
@@ -321,7 +321,7 @@ _METHODS: tuple[tuple[str, Callable[[Service, Any, Asked], Awaitable[Any]]], ...
     ("ModelInferRequest", open_infer),
     ("HealthCheckRequest", health),
 )
-"""Of each of `PATHS`, the request, and what is done with it."""
+"""Request and method for each of `PATHS`."""
 
 
 _BY_PATH = {path: (path.split("/")[1], *found) for path, found in zip(PATHS, _METHODS, strict=True)}
@@ -350,7 +350,7 @@ async def answer(service: Service, path: str, data: bytes, left: float | None) -
 
 
 def told(service: Service, problem: BaseException) -> Refusal:
-    """What to say to a client; the log gets what is no business of its."""
+    """Refusal to send to a client. Internal errors go to the log instead."""
     cause = problem.__cause__ if isinstance(problem, Refusal) and problem.__cause__ is not None else problem
     service.look()
     if is_internal(cause):

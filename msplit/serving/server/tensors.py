@@ -20,7 +20,7 @@ from msplit.serving.server.refusal import invalid
 MOST_DIMS = 32
 """NumPy knows no more than 64, and no model has as many as this."""
 _MOST_VALUES = sys.maxsize // 16
-"""Of the largest type."""
+"""Most values of a tensor: as many as an array of the largest type can have."""
 
 _BY_NUMBER: dict[int, np.dtype[Any]] = {}
 """TensorFlow's number of a type whose values can be read -> NumPy's type."""
@@ -48,7 +48,7 @@ _LISTED = {
     "bfloat16": "half_val",
 }
 _SMALL = frozenset({"int8", "int16", "int32", "uint8", "uint16"})
-"""What is listed in int_val."""
+"""Types whose values are in the field `int_val`."""
 
 
 def dtype_number(name: str) -> int:

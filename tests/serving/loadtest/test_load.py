@@ -20,7 +20,7 @@ from msplit.report import jsonio
 from msplit.report import load as report
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.run import LoadSettings, load
-from msplit.serving.loadtest.targets import RemoteArm
+from msplit.serving.loadtest.targets import RemoteTarget
 from msplit.serving.pool import making
 from msplit.serving.pool.settings import PoolSettings
 from tests import forked
@@ -43,10 +43,10 @@ def test_levels_of_a_pool_and_of_its_echo(tmp_path: Path) -> None:
         done = fine("load", MMOE, *QUICK, *levels, "--format", "json")
     validate("load", done.json)
     assert done.json["wrong"] == 0
-    arms = {arm["label"]: arm for arm in done.json["arms"]}
-    assert list(arms) == ["pool", "echo"]
-    assert (arms["pool"]["echo"], arms["echo"]["echo"]) == ("echo", None)
-    one, three, rate, share = arms["pool"]["points"]
+    targets = {target["label"]: target for target in done.json["arms"]}
+    assert list(targets) == ["pool", "echo"]
+    assert (targets["pool"]["echo"], targets["echo"]["echo"]) == ("echo", None)
+    one, three, rate, share = targets["pool"]["points"]
     assert [point["clients"] for point in (one, three, rate, share)] == [1, 3, None, None]
     assert rate["rate_per_s"] == 500
     assert share["name"] == "50 %"
@@ -66,7 +66,7 @@ def test_gpus_are_those_that_the_pool_is_asked_for() -> None:
         more = ("--clients", "1", "--device", "cpu", "--gpus", "0,2", "--groups", "3", "--format", "json")
         done = fine("load", MMOE, *QUICK, *more)
     assert made.call_args.args[1].devices == (0, 2)
-    assert "on each of 2 GPUs" in next(arm["about"] for arm in done.json["arms"] if arm["label"] == "pool")
+    assert "on each of 2 GPUs" in next(target["about"] for target in done.json["arms"] if target["label"] == "pool")
 
 
 def test_each_arm_is_sent_the_same() -> None:
@@ -247,10 +247,10 @@ def test_a_model(engine: str) -> None:
     found = load(MMOE, RunRequest(**request), settings=SETTINGS, pool=PoolSettings(groups=2, max_batch=4))
     assert (found.wrong, found.broken) == (0, 0)
     assert found.distinct[1] > 4
-    one, three = (point for point in found.points if point.arm == "pool")
+    one, three = (point for point in found.points if point.target == "pool")
     assert min(one.total("answered"), three.total("answered")) > 0
     assert three.runs[0].most_in_flight <= 3
-    assert found.arms[0].facts["requests"] >= one.total("checked") + three.total("checked")
+    assert found.targets[0].facts["requests"] >= one.total("checked") + three.total("checked")
     validate("load", json.loads(jsonio.dumps("load", report.payload(found))))
 
 
@@ -290,17 +290,17 @@ def test_tensorflow_beside_it_runs_in_a_process_of_its_own(tmp_path: Path) -> No
         config=tmp_path / "config",
     )
     found = load(MMOE, RunRequest(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=2))
-    labels = [arm.label for arm in found.arms]
+    labels = [arm.label for arm in found.targets]
     assert labels == ["pool", "TensorFlow, merged streams", "echo", "echo, threads"]
     assert (found.wrong, found.broken) == (0, 0)
     assert [len(point.runs) for point in found.points] == [2] * 4
-    merged = found.arms[1]
+    merged = found.targets[1]
     assert merged.echo == "echo, threads"
     assert "one session, 2 threads, with stream_merge_options" in merged.about
 
 
 def test_a_process_that_can_not_run_the_model_is_left_out_and_says_why() -> None:
-    class Fails(RemoteArm):
+    class Fails(RemoteTarget):
         def __init__(self, spec: Any) -> None:
             self.label, self.about, self.echo = "TensorFlow", spec.about, "echo, threads"
 
@@ -310,7 +310,7 @@ def test_a_process_that_can_not_run_the_model_is_left_out_and_says_why() -> None
         def close(self) -> None:
             pass
 
-    with instead(FakeModel()), mock.patch("msplit.serving.loadtest.run.RemoteArm", Fails):
+    with instead(FakeModel()), mock.patch("msplit.serving.loadtest.run.RemoteTarget", Fails):
         done = fine("load", MMOE, *QUICK, "--clients", "1", "--tensorflow", "beside=sessions")
     assert "TensorFlow: not measured: TensorFlow can not run this model: no kernel" in " ".join(done.out.split())
 

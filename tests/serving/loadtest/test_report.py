@@ -14,7 +14,7 @@ from rich.console import Console
 from msplit.report import load as report
 from msplit.report import render
 from msplit.serving.loadtest.generator import Level
-from msplit.serving.loadtest.results import ArmResult, Latency, LoadResult, Point, Run
+from msplit.serving.loadtest.results import Latency, LoadResult, Point, Run, TargetResult
 
 GOLDEN = Path(__file__).parent / "report.txt"
 
@@ -47,20 +47,20 @@ def run(throughput: float, p50: float, **more: int) -> Run:
     )
 
 
-def points(arm: str, factor: float, *, wrong: int = 0) -> tuple[Point, ...]:
+def points(target: str, factor: float, *, wrong: int = 0) -> tuple[Point, ...]:
     lost = {"refused": 40, "timed_out": 3, "failed": 1} if wrong else {}
     return (
         Point(
-            arm, Level(clients=1), "1 client", (run(12_000 / factor, 80 * factor), run(12_500 / factor, 79 * factor))
+            target, Level(clients=1), "1 client", (run(12_000 / factor, 80 * factor), run(12_500 / factor, 79 * factor))
         ),
         Point(
-            arm,
+            target,
             Level(clients=16),
             "16 clients",
             (run(131_000 / factor, 121 * factor),),
             "the generator alone reaches 150,000/s",
         ),
-        Point(arm, Level(rate=100_000.0), "100,000/s", (run(99_000 / factor, 190 * factor, wrong=wrong, **lost),)),
+        Point(target, Level(rate=100_000.0), "100,000/s", (run(99_000 / factor, 190 * factor, wrong=wrong, **lost),)),
     )
 
 
@@ -68,11 +68,11 @@ FACTS = {"requests": 1_234_567, "steps": 34_567, "rows": 2_000_000, "filled": 50
 TENSORFLOW = "TensorFlow, logical devices, merged"
 RESULT = LoadResult(
     model="<b>model.pb",
-    arms=(
-        ArmResult("pool", "msplit, 8 streams, CUDA graph, fused and grouped, 8 groups", "echo", FACTS),
-        ArmResult(TENSORFLOW, "8 sessions on as many logical devices, 16 threads", "echo, threads"),
-        ArmResult("echo", "answers at once, without running anything"),
-        ArmResult("TensorFlow with XLA", "compiled with XLA", "echo, threads", skipped="XLA has no strings\x1b[31m"),
+    targets=(
+        TargetResult("pool", "msplit, 8 streams, CUDA graph, fused and grouped, 8 groups", "echo", FACTS),
+        TargetResult(TENSORFLOW, "8 sessions on as many logical devices, 16 threads", "echo, threads"),
+        TargetResult("echo", "answers at once, without running anything"),
+        TargetResult("TensorFlow with XLA", "compiled with XLA", "echo, threads", skipped="XLA has no strings\x1b[31m"),
     ),
     points=(*points("pool", 1.0, wrong=2), *points(TENSORFLOW, 91.0), *points("echo", 0.5)),
     seconds=2.0,

@@ -36,7 +36,7 @@ class Script:
         errors: Number of a step -> where it fails: in `start`, `over`, `wait` or `outputs`; `interrupt`: at the start.
         poison: A request with this value in `x` has its whole step fail, as an index out of range has.
         held: Steps are not over before it is set.
-        steps: Rungs of the steps so far.
+        steps: Buckets of the steps so far.
         order: The first number of each request, as they were started.
         faults: What a pool must not do, and did.
         closed: How many arenas were.
@@ -87,15 +87,15 @@ class ScriptedArena:
             number, self._number, self._seen = self._number, None, True
             raise Scripted(f"step {number} failed in {where}")
 
-    def start(self, rung: int, feeds: Sequence[Mapping[str, Any]]) -> None:
+    def start(self, bucket: int, feeds: Sequence[Mapping[str, Any]]) -> None:
         with self._alone("start", flying=False):
             script = self._script
             self._number, self._seen = len(script.steps), False
-            script.steps.append(rung)
-            joined = self._ports.join(feeds, rung)
+            script.steps.append(bucket)
+            joined = self._ports.join(feeds, bucket)
             x, k = np.array(joined["x"]), np.array(joined["k"])
-            if self._ports.batches and len(x) != rung:
-                self._fault(f"{len(x)} rows in a step of {rung}")
+            if self._ports.batches and len(x) != bucket:
+                self._fault(f"{len(x)} rows in a step of {bucket}")
             script.order.extend(float(one["x"].flat[0]) for one in feeds)
             self._outputs = {"y": 3 * x + k, "twice": np.asarray(2 * k)}
             self._end = time.perf_counter() + script.seconds[self._number % len(script.seconds)]

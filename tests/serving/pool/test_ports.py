@@ -189,7 +189,7 @@ def test_steps_that_can_not_be_shared_have_their_own_batches() -> None:
     found = Ports(DTYPES, {batch: shapes(batch) for batch in (2, 4)}, None, "Softmax mixes rows")
     assert (found.joins, found.batches, found.inputs["x"]) == (False, (2, 4), Port("float32", (None, 3)))
     assert found.check(given_rows(4))[1:] == (4, None)
-    assert found.rung(4) == 4
+    assert found.bucket(4) == 4
     with pytest.raises(EngineError, match=r"(?s)\(2, 4\).*Softmax mixes rows"):
         found.check(given_rows(3))
 
@@ -263,7 +263,7 @@ def parts(draw: st.DrawFn) -> tuple[list[int], int]:
 def test_join_and_cut_are_what_they_seem(drawn: tuple[list[int], int]) -> None:
     rows, rung = drawn
     found = ports()
-    assert found.rung(sum(rows)) == rung
+    assert found.bucket(sum(rows)) == rung
     feeds = [given_rows(count, 100 * number) for number, count in enumerate(rows)]
     joined = found.join(feeds, rung)
     for name, count in ENTRIES.items():

@@ -18,7 +18,7 @@ pytest.importorskip("uvicorn")
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.slots import SimulatedArena, StepArena
+from msplit.serving.pool.slots import SimulatedSlot, StepSlot
 from msplit.serving.server import decode, messages, rest
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import Models, Version, signature_of
@@ -46,7 +46,7 @@ def service() -> Iterator[Service]:
     rows = {1, 2}
     shapes = {count: {"x": (count, WIDTH), "k": (count, 4), "s": (count,), "u": (count, 4)} for count in sorted(rows)}
     ports = Ports(dtypes, shapes, (dict.fromkeys(dtypes, 1), {"sum": 1, "count": 1}))
-    arena = SimulatedArena(StepArena(dict.fromkeys(rows, step), ports))
+    arena = SimulatedSlot(StepSlot(dict.fromkeys(rows, step), ports))
     outputs = {"sum": Port("float64", (None,)), "count": Port("int64", (None,))}
     with Pool(ports, [(0, arena)], PoolSettings(groups=1), About("wide", outputs, (), (), {})) as pool:
         only = signature_of(pool, None)
@@ -263,7 +263,7 @@ def made(feeds: Any) -> Any:
 @pytest.fixture(scope="module")
 def answering() -> Iterator[Service]:
     ports = Ports({"type": np.dtype(np.int64)}, {1: {"type": (1,)}}, ({"type": 1}, {"y": 1}))
-    arena = SimulatedArena(StepArena({1: made}, ports))
+    arena = SimulatedSlot(StepSlot({1: made}, ports))
     about = About("large", {"y": Port("float32", (None, None))}, (), (), {})
     with Pool(ports, [(0, arena)], PoolSettings(groups=1), about) as pool:
         only = signature_of(pool, None)

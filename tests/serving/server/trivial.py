@@ -17,7 +17,7 @@ from msplit.errors import DeviceLost, EngineError, InvalidInput
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.slots import SimulatedArena, StepArena
+from msplit.serving.pool.slots import SimulatedSlot, StepSlot
 from msplit.serving.server import run
 from msplit.serving.server.models import Models, Version, signature_of
 
@@ -55,7 +55,7 @@ def step(feeds: Any) -> Any:
 def pool() -> Pool:
     dtypes = {"x": np.dtype(np.float32)}
     ports = Ports(dtypes, {rows: {"x": (rows, WIDTH)} for rows in BATCHES}, ({"x": 1}, {"y": 1, "first": 1}))
-    arena = SimulatedArena(StepArena(dict.fromkeys(BATCHES, step), ports))
+    arena = SimulatedSlot(StepSlot(dict.fromkeys(BATCHES, step), ports))
     outputs = {"y": Port("float32", (None, WIDTH)), "first": Port("float32", (None,))}
     return Pool(ports, [(0, arena)], PoolSettings(groups=1, max_queue=MOST), About("double", outputs, (), (), {}))
 

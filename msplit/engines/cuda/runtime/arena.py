@@ -38,11 +38,11 @@ class CudaArena:
         self._counts = any(STEPS in one.program.feeds for one in executables.values())
         self._current = next(iter(executables.values()))
 
-    def start(self, rung: int, feeds: Sequence[Feeds]) -> None:
-        """Begins a step of the batch `rung` on the rows of all these requests, one behind the other."""
+    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+        """Begins a step of `bucket` rows on the rows of all these requests, one behind the other."""
         if self._counts:
             feeds = [{**feeds[0], STEPS: np.asarray(next(self._numbers), np.int64)}, *feeds[1:]]
-        self._current = self._executables[rung]
+        self._current = self._executables[bucket]
         self._current.start(feeds, self._entries)
 
     def over(self) -> bool:

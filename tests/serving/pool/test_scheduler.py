@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,14 +10,38 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msplit.errors import Busy
-from msplit.serving.pool.queue import COMPANY, NEVER, SHARE, Queue, Request
+from msplit.serving.pool.scheduler import JOIN_WINDOW, NEVER, SHARE, Queue, Request
 from tests.campaign import examples
 
 LEVELS, BATCHES = 3, (1, 4, 8)
 
 
+class Ticket:
+    """What a scheduler sees of a future: somebody cancels it, or it is claimed once."""
+
+    def __init__(self) -> None:
+        self.state = "PENDING"
+
+    def claim(self) -> bool:
+        assert self.state in ("PENDING", "CANCELLED"), "claimed twice"
+        self.state = "RUNNING" if self.state == "PENDING" else "CANCELLED_AND_NOTIFIED"
+        return self.state == "RUNNING"
+
+    def cancel(self) -> bool:
+        if self.state == "PENDING":
+            self.state = "CANCELLED"
+        return self.cancelled()
+
+    def cancelled(self) -> bool:
+        return self.state.startswith("CANCELLED")
+
+    def running(self) -> bool:
+        return self.state == "RUNNING"
+
+
 def request(rows: int = 1, key: Hashable = "", level: int = 0, since: float = 0.0, deadline: float = NEVER) -> Request:
-    return Request({}, rows, key, level, since, deadline, Future())
+    ticket = Ticket()
+    return Request(rows, key, level, since, deadline, ticket.claim, future=ticket)
 
 
 @dataclass
@@ -45,12 +68,12 @@ class Model:
 
     def cancel(self, number: int) -> None:
         if self.waiting:
-            self.waiting[number % len(self.waiting)].answer.cancel()
+            self.waiting[number % len(self.waiting)].future.cancel()
 
     def take(self, last: int) -> None:
         due = {(one.level, one.key) for one in self.waiting if one.level <= last and self._is_due(one)}
         found = self.queue.take(self.now, last)
-        self._forget([one for one in self.waiting if one.answer._state == "CANCELLED_AND_NOTIFIED"])
+        self._forget([one for one in self.waiting if one.future.state == "CANCELLED_AND_NOTIFIED"])
         allowed = [one for one in self.waiting if one.level <= last]
         if not found:
             assert not any(self._is_due(one) for one in allowed)
@@ -62,7 +85,7 @@ class Model:
         assert len(found) == 1 or (first.key is not None and sum(one.rows for one in found) <= BATCHES[-1])
         for one in found:  # nobody of the same level and key came before
             assert one is next(each for each in self.waiting if (each.level, each.key) == (one.level, one.key))
-            assert not one.answer.cancel()  # it runs
+            assert not one.future.cancel()  # it runs
             self._forget([one])
 
     def _forget(self, these: list[Request]) -> None:
@@ -79,8 +102,8 @@ class Model:
     def expire(self) -> None:
         late = [one for one in self.waiting if one.deadline < self.now]
         found = self.queue.expired(self.now)
-        assert {id(one) for one in found} == {id(one) for one in late if not one.answer.cancelled()}
-        assert all(one.answer.running() for one in found)
+        assert {id(one) for one in found} == {id(one) for one in late if not one.future.cancelled()}
+        assert all(one.future.running() for one in found)
         self._forget(late)
 
     def look(self) -> None:
@@ -141,10 +164,10 @@ def test_nothing_is_lost_and_who_comes_first_is_served_first(
         assert not model.waiting
     else:
         left = model.queue.clear()
-        assert [id(one) for one in left if one.answer.running()] == [id(one) for one in left]  # the cancelled are told
-        assert {id(one) for one in left} == {id(one) for one in model.waiting if not one.answer.cancelled()}
+        assert [id(one) for one in left if one.future.running()] == [id(one) for one in left]  # the cancelled are told
+        assert {id(one) for one in left} == {id(one) for one in model.waiting if not one.future.cancelled()}
     assert (model.queue.count, model.queue.next_time) == (0, NEVER)
-    states = [one.answer._state for one in [*model.gone, *model.waiting]]
+    states = [one.future.state for one in [*model.gone, *model.waiting]]
     assert set(states) <= {"RUNNING", "CANCELLED_AND_NOTIFIED"}
     assert model.queue.taken == len(states)
     assert model.queue.cancelled == states.count("CANCELLED_AND_NOTIFIED")
@@ -183,8 +206,8 @@ def test_requests_that_share_no_step_wait_for_no_company() -> None:
 def test_while_others_are_in_flight_a_step_waits_for_company_and_no_longer() -> None:
     queue = Queue(1, (1, 4))
     queue.put(request(since=1.0))
-    assert queue.take(1.0 + COMPANY / 2, busy=True) == []
-    assert len(queue.take(1.0 + COMPANY * 2, busy=True)) == 1
+    assert queue.take(1.0 + JOIN_WINDOW / 2, busy=True) == []
+    assert len(queue.take(1.0 + JOIN_WINDOW * 2, busy=True)) == 1
 
 
 def test_a_request_may_be_larger_than_what_is_left_of_a_step() -> None:
@@ -255,7 +278,7 @@ def test_no_level_starves(arrivals: list[int], level: int) -> None:
     turn = sum(SHARE**one for one in range(LEVELS))
     for _ in range((ahead + 2) * (turn + LEVELS)):
         queue.take(0.0)
-    assert mine.answer.running()
+    assert mine.future.running()
 
 
 @pytest.mark.parametrize("keys", [["a"] * 3000, [None] * 3000, [str(number) for number in range(3000)]])

@@ -1,0 +1,264 @@
+"""Steps of a pool: starts those that the scheduler decides on, ends those that are over, and delivers answers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import InvalidStateError, ThreadPoolExecutor
+from threading import get_ident
+
+from msplit.engines.cuda.engine import device_lost
+from msplit.errors import Closed, EngineError, TimedOut
+from msplit.serving.pool.ports import Ports
+from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step
+from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.slots import Answer, Slot
+
+_LOG = logging.getLogger("concurrent.futures")
+
+
+class Steps:
+    """Steps of a pool, from start to answer. Any thread may call its methods; none of them waits.
+
+    Args:
+        ports: Joins requests and splits outputs.
+        slots: Slots by the index that the scheduler has for them.
+        scheduler: Decides what is started; called with a lock held.
+        threads: Number of threads that run steps from beginning to end; 0: slots run them, and somebody has to `poll`.
+
+    Attributes:
+        flying: Steps that run and are looked after by the thread that polls.
+        delivering: Threads that are delivering an answer right now.
+        polled: Time of the last `poll`, in seconds of the performance counter.
+        orphaned: True in a forked child, which has neither the threads nor the device of the pool.
+    """
+
+    def __init__(self, ports: Ports, slots: Sequence[Slot], scheduler: Scheduler, threads: int = 0) -> None:
+        self._ports, self.slots, self.scheduler = ports, slots, scheduler
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="msplit-step") if threads else None
+        self._lock, self._polling = threading.Lock(), threading.Lock()
+        self.flying: list[Step] = []
+        self.polled = -NEVER
+        self.orphaned = False
+        # Steps that are over, and answers to deliver. Each thread takes one answer at a time, so that a function that an answer calls may
+        # wait for any other answer.
+        self._over: deque[tuple[Step, Answer | Exception]] = deque()
+        self._answers: deque[tuple[Request, Answer | Exception]] = deque()
+        self.delivering: list[int] = []
+        self._ready: deque[Step] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """True while anything runs, waits or is to be delivered."""
+        return bool(self.scheduler.running or self.scheduler.queue.count or self._answers)
+
+    @property
+    def is_delivering(self) -> bool:
+        """True if this thread is delivering an answer right now, that is, was called by a function which the answer called."""
+        return get_ident() in self.delivering
+
+    def put(self, request: Request) -> None:
+        """Takes a request, and starts its step if it is due. Raises what `Scheduler.put` does."""
+        with self._lock:
+            decision = self.scheduler.put(request)
+        if decision is not NOTHING:
+            self._do(decision)
+
+    def take(self, level: int, rows: int) -> Step | None:
+        """Reserves a slot for a step that the calling thread runs itself; see `Scheduler.take`."""
+        with self._lock:
+            return self.scheduler.take(level, rows)
+
+    def start_due(self, now: float, *, join: bool = True) -> None:
+        """Starts the step that is due, and fails requests that are too late; see `Scheduler.due`."""
+        with self._lock:
+            decision = self.scheduler.due(now, join=join)
+        if decision is not NOTHING:
+            self._do(decision)
+
+    def end_alone(self, step: Step, problem: BaseException | None) -> None:
+        """Gives back the slot of a step that this thread ran itself. `problem` is the error with which it failed."""
+        if problem is not None:
+            self.scheduler.lost = device_lost(problem) or self.scheduler.lost
+        with self._lock:
+            decision = self.scheduler.ended(step, time.perf_counter(), failed=problem is not None)
+        if decision is not NOTHING:
+            self._do(decision)
+
+    def _do(self, decision: Decision) -> None:
+        self._begin(decision)
+        self.deliver()
+
+    def _begin(self, decision: Decision) -> None:
+        """Starts the step of a decision, and notes errors for the requests that are too late."""
+        for request in decision.late:
+            message = f"the request was not run: it waited for {time.perf_counter() - request.since:.3f} s"
+            self._answers.append((request, TimedOut(message, fix="send fewer, or wait longer")))
+        step = decision.start
+        if step is None:
+            return
+        try:
+            if self._threads is None:
+                self._start(step)
+                self.flying.append(step)
+            else:
+                self._ready.append(step)
+                self._threads.submit(self.run_ready)
+        except Exception as problem:  # noqa: BLE001  the thread that starts a step is not always the one that waits for it
+            if self._threads is not None:
+                with contextlib.suppress(ValueError):
+                    self._ready.remove(step)
+            self._over.append((step, problem))
+        except BaseException:  # an interrupt: requests of this thread and of others fail, or are run again
+            drain(self.slots[step.slot])
+            self._over.append((step, EngineError("a step was interrupted as it began", fix="send it again")))
+            raise
+
+    def _start(self, step: Step) -> None:
+        self.slots[step.slot].start(step.bucket, [request.feeds for request in step.requests])
+
+    def run_ready(self) -> bool:
+        """Runs a step from beginning to end. Threads of the pool call it, and a thread that waits for an answer inside of a function which
+        another answer called, since no thread of the pool may be left. False if there was no step to run."""
+        outputs: Answer | Exception
+        try:
+            step = self._ready.popleft()
+        except IndexError:
+            return False
+        try:
+            self._start(step)
+            outputs = self.slots[step.slot].outputs()
+        except Exception as problem:  # noqa: BLE001  those that wait for the step get it
+            outputs = problem
+        self._over.append((step, outputs))
+        self.deliver()
+        return True
+
+    def poll(self) -> bool:
+        """Ends the steps that are over, one thread at a time. True if there were any."""
+        if not self._polling.acquire(blocking=False):
+            return False
+        over: list[tuple[Step, Answer | Exception]] = []
+        try:
+            self.polled = time.perf_counter()
+            for step in self.flying:
+                try:
+                    slot = self.slots[step.slot]
+                    if slot.over():
+                        on_device = step.requests[0].on_device
+                        over.append((step, slot.outputs_on_device() if on_device else slot.outputs()))
+                except Exception as problem:  # noqa: BLE001  those that wait for the step get it
+                    over.append((step, problem))
+            for entry in over:
+                self.flying.remove(entry[0])
+                self._over.append(entry)
+        finally:
+            self._polling.release()
+        self.deliver()
+        return bool(over)
+
+    def deliver(self) -> None:
+        """Gives the slots of steps that are over to the next ones, and then the answers to those who wait for them."""
+        if not (self._over or self._answers):
+            return
+        interrupt: KeyboardInterrupt | None = None
+        me = get_ident()
+        self.delivering.append(me)
+        try:
+            while self._over or self._answers:
+                try:
+                    answer = self._answers.popleft() if self._answers else None
+                    over = None if answer else self._over.popleft()
+                except IndexError:  # another thread was faster
+                    continue
+                try:
+                    if over is not None:
+                        self._end(*over)
+                    elif answer is not None:
+                        _deliver(*answer)
+                except KeyboardInterrupt as problem:  # the others get their answers all the same
+                    interrupt = problem
+        finally:
+            self.delivering.remove(me)
+        if interrupt is not None:
+            raise interrupt
+
+    def _end(self, step: Step, result: Answer | Exception) -> None:
+        """Gives the slot of a step that is over to the next one, and notes the answers to its requests."""
+        failed = isinstance(result, Exception)
+        if isinstance(result, Exception):
+            self.scheduler.lost = device_lost(result) or self.scheduler.lost
+            result = self.scheduler.lost or result
+        with self._lock:
+            decision = self.scheduler.ended(step, time.perf_counter(), failed=failed)
+        try:
+            self._begin(decision)
+        finally:  # also if that is interrupted
+            if decision.answer:
+                self._split(decision.answer, result)
+
+    def _split(self, requests: Sequence[Request], result: Answer | Exception) -> None:
+        """Notes the answer to each request of a step. The GPU has its next step by now, since splitting outputs takes a while."""
+        answers: Sequence[Answer | Exception]
+        if isinstance(result, Exception):
+            answers = [result] * len(requests)
+        else:
+            try:
+                answers = self._ports.cut(result, [request.rows for request in requests])
+            except Exception as problem:  # noqa: BLE001  those that wait for the step get it
+                answers = [problem] * len(requests)
+                with self._lock:
+                    self.scheduler.count_failed(len(requests))
+        self._answers.extend(zip(requests, answers, strict=True))
+
+    def close(self, *, finish: bool = True) -> None:
+        """Takes no more requests. Those that wait fail, unless they are to be finished."""
+        with self._lock:
+            self.scheduler.close()
+            left = () if finish else self.scheduler.clear()
+        message = "the pool was closed before this request was run"
+        self._answers.extend((request, Closed(message, fix="send it to another one")) for request in left)
+        self.deliver()
+
+    def end(self) -> None:
+        """Ends the pool's threads when nothing runs any more. If one of them calls this, it does not wait for itself."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=not self.is_delivering)
+
+    def after_fork(self) -> None:
+        """Forgets everything, in a forked child: locks, threads and the device are the parent's."""
+        scheduler = Scheduler((), (), int, PoolSettings())
+        scheduler.close("the pool belongs to another process")
+        scheduler.lost = self.scheduler.lost
+        vars(self).update(vars(Steps(self._ports, (), scheduler)), orphaned=True)
+
+    def stats(self) -> Stats:
+        """Counts so far."""
+        with self._lock:
+            return self.scheduler.stats()
+
+
+def drain(slot: Slot) -> None:
+    """Waits until a slot is free that was left in the middle of a step, so that the next step does not meet it."""
+    with contextlib.suppress(Exception):
+        while not slot.over():
+            slot.wait()
+
+
+def _deliver(request: Request, answer: Answer | Exception) -> None:
+    """Gives an answer to a future. Errors of functions that the future calls are logged, as futures do with `Exception`."""
+    try:
+        if isinstance(answer, Exception):
+            request.future.set_exception(answer)
+        else:
+            request.future.set_result(answer)
+    except InvalidStateError:  # somebody else has answered it
+        pass
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001
+        _LOG.exception("exception calling callback for %r", request.future)
