@@ -15,7 +15,6 @@ from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.cost.workload import Workload
 from msplit.engines.base import Job
-from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.errors import INSTALL_PYTORCH, EngineError
@@ -109,15 +108,9 @@ class Chooser:
         job = self._job()
         try:
             with progress.telling() as tell:
-                found = cuda.simulate_variants(
-                    job,
-                    tied,
-                    streams=streams,
-                    names=self._names,
-                    candidates=candidates,
-                    wait_us=wait_us,
-                    tell=self._tell or tell,
-                )
+                tell = self._tell or tell
+                compiled = ENGINE.variants(job, tied, self._names, tell=tell)
+                found = compiled.simulate(streams, candidates=candidates, wait_us=wait_us, tell=tell)
         except EngineError as error:
             return _not(error.what)
         if found is None:

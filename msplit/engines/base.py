@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -15,9 +20,10 @@ from msplit.core.graph import Ints
 from msplit.core.precision import Precision
 from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import EngineError, MsplitError, WrongShape
+from msplit.errors import INSTALL_PYTORCH, DeviceLost, EngineError, MsplitError, WrongShape
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.cluster import Cluster
+from msplit.progress import importing
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -381,3 +387,67 @@ class Engine:
             EngineError: The graph has something that the engine can not run; the message names the nodes and the way out.
         """
         raise NotImplementedError
+
+
+BURST_SECONDS = 0.003
+"""How long one executable runs on in a round of `side_by_side`."""
+
+LEAST_BURST, MOST_BURST = 4, 40
+
+
+def side_by_side(running: Sequence[Executable], rounds: int, chance: random.Random) -> list[list[float]]:
+    """Times executables in turn: seconds of a step of each by the device's clock; in every round a burst of each, in a new order."""
+    bursts = [_burst(executable) for executable in running]
+    found: list[list[float]] = [[] for _ in running]
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for number in chance.sample(range(len(running)), len(running)):
+                # The first replay finds the caches full of what ran before.
+                found[number].append(median(_device_times(running[number], bursts[number] + 1)[1:]))
+    finally:
+        if collecting:
+            gc.enable()
+    return found
+
+
+def _burst(executable: Executable) -> int:
+    typical = median(_device_times(executable, 3))
+    return max(LEAST_BURST, min(MOST_BURST, int(BURST_SECONDS / max(typical, 1e-7))))
+
+
+def _device_times(executable: Executable, count: int) -> list[float]:
+    times = executable.device_times(count)
+    assert times is not None
+    return times
+
+
+def device_lost(problem: BaseException | None) -> DeviceLost | None:
+    """Error for a fault of the GPU's, which every later call reports again; None where an error neither is one nor comes from one."""
+    torch = sys.modules.get("torch")
+    while problem is not None:
+        if isinstance(problem, DeviceLost):
+            return problem
+        if torch is not None and isinstance(problem, (torch.AcceleratorError, torch.cuda.CudaError)):
+            said = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+            fix = "restart the process; a device that fails again is not healthy"
+            return DeviceLost(f"the GPU failed: {said}", fix=fix)
+        problem = problem.__cause__
+    return None
+
+
+@contextmanager
+def starting_pytorch() -> Iterator[None]:
+    """A phase for the import of what needs PyTorch.
+
+    Raises:
+        EngineError: PyTorch is not installed.
+    """
+    try:
+        with importing("torch", "PyTorch"):
+            yield
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").partition(".")[0] != "torch":
+            raise
+        raise EngineError("PyTorch is not installed, and this needs it", fix=INSTALL_PYTORCH) from None

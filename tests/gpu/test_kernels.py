@@ -13,7 +13,7 @@ from msplit.assignment.kernels import job_of
 from msplit.assignment.plans import stored_job
 from msplit.core.precision import Precision
 from msplit.cost.workload import Workload
-from msplit.engines.cuda.engine import ENGINE, runs_as_stored
+from msplit.engines.cuda.engine import ENGINE
 from msplit.inputs.reference import Reference, save_reference
 from msplit.schedule.plan import planfile
 
@@ -41,7 +41,7 @@ def test_what_auto_likes_best_is_right_and_gains_about_what_is_predicted(name: s
     assert file.made_for["gpu"]
     planned, notes = stored_job(job, file)
     assert notes == []
-    assert runs_as_stored(planned)
+    assert ENGINE.compile(planned).runs_as_stored(planned)
     found = bench(
         flat,
         BenchRequest(

@@ -48,7 +48,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.specialize import list_choices, trace
-from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_stream_seconds
+from msplit.engines.cuda.runtime.executables import Compiled, Optimized
 from msplit.engines.cuda.runtime.host import HostOptions, HostPart
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
@@ -208,7 +208,7 @@ def _unfused(job: Job, device: Device, begin: Begin | None) -> Compiled:
     def faster() -> bool:
         candidates.update({nchw: laid_out(nchw) for nchw in wanted})
         with phase("timing memory layouts"):
-            return min(wanted, key=lambda nchw: one_stream_seconds(job, candidates[nchw]))
+            return min(wanted, key=lambda nchw: candidates[nchw].one_stream_seconds(job))
 
     # Where it was measured before, in another process too, only that layout is traced.
     nchw = device.owned(Tuner).choose(LAYOUTS, (optimized.graph.signature(), groups, job.precision.ieee), faster)

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 
-from msplit.engines.base import Feeds
-from msplit.engines.cuda.engine import device_lost
+from msplit.engines.base import Feeds, device_lost
 from msplit.errors import Closed
 from msplit.serving.pool.future import Pending, wake
 from msplit.serving.pool.queue import NEVER

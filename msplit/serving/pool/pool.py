@@ -18,8 +18,7 @@ from typing import Any
 
 from msplit.assignment.display import Facts, Shown
 from msplit.core.arguments import number, whole
-from msplit.engines.base import Executable, Feeds
-from msplit.engines.cuda.engine import device_lost
+from msplit.engines.base import Executable, Feeds, device_lost
 from msplit.errors import DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, Attendance
 from msplit.serving.pool.future import Pending

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any, Protocol
 
-from msplit.engines.base import Feeds
-from msplit.engines.cuda.engine import device_lost
+from msplit.engines.base import Feeds, device_lost
 from msplit.errors import Closed, DeviceLost, EngineError, TimedOut
 from msplit.serving.pool.ports import Ports
 from msplit.serving.pool.queue import NEVER, Queue, Request

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from msplit.engines.base import Executable, Feeds
-from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError
 from msplit.serving.pool.ports import Ports
 from msplit.serving.pool.scheduler import Answer, Arena
@@ -88,7 +88,8 @@ class SimulatedArena:
     def outputs_on_device(self) -> dict[str, Any]:
         """See `Arena`. The CPU stands in for the device."""
         return {
-            name: value if value.dtype.kind in "OSU" else cuda.to_torch(value) for name, value in self.outputs().items()
+            name: value if value.dtype.kind in "OSU" else ENGINE.tensor(name, value)
+            for name, value in self.outputs().items()
         }
 
     def facts(self) -> Mapping[str, Any]:

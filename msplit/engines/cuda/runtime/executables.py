@@ -14,7 +14,7 @@ from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.engines.base import STEPS, Arrays, Executable, Job
 from msplit.engines.cuda.device import Device
-from msplit.engines.cuda.device.device import telling_out_of_memory
+from msplit.engines.cuda.device.device import precision, telling_out_of_memory
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.ir.gpus import PEER_COPY
 from msplit.engines.cuda.ir.graph import OpGraph
@@ -22,6 +22,7 @@ from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.verify import Stage
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.passes.pipeline import Context, run_passes
+from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
@@ -30,11 +31,12 @@ from msplit.engines.cuda.runtime.plan_binding import restore
 from msplit.engines.cuda.runtime.several_gpus import gpu_of_streams
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
-from msplit.progress import phase
+from msplit.progress import Progress, phase
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan.check import check
 from msplit.schedule.plan.plan import Plan, make_plan, record_order
 from msplit.schedule.plan.reorder import keep_lanes
+from msplit.schedule.problem import Problem
 from msplit.schedule.search.evaluate import evaluate, node_order
 
 LAYOUT_RUNS = 30
@@ -103,6 +105,34 @@ class Compiled:
         plan = restore(self.program, stored) if stored is not None else None
         return plan_for(self.program, job.ids, job.costs) if plan is None else prove(plan, self.program)
 
+    def runs_as_stored(self, job: Job) -> bool:
+        """True if the job's stored plan fits these kernels, so that they run in its order."""
+        return job.options.plan is not None and restore(self.program, job.options.plan) is not None
+
+    def predicted_us(self, job: Job) -> float:
+        """Simulated time of a step in µs, with these kernels on the job's streams."""
+        with phase("simulating"):
+            problem = _problem(self.program, job.ids, job.costs)
+            return evaluate(problem, np.maximum(problem.pin, 0)).simulation.makespan_us if len(problem) else 0.0
+
+    def one_stream_seconds(self, job: Job) -> float:
+        """Seconds of a step on one stream, by the device's clock; captured, unless shapes depend on values."""
+        options = replace(job.options, capture=not self.program.dynamic)
+        plan = plan_for(self.program, np.zeros_like(job.ids), job.costs)
+        executable = executable_of(self, plan, options, ieee=job.precision.ieee)
+        try:
+            times = executable.device_times(LAYOUT_RUNS)
+            assert times is not None
+            return float(np.median(times))
+        finally:
+            executable.close()
+
+    def profile(self, job: Job, *, seconds: float, grids: bool, progress: Progress | None = None) -> Measured:
+        """Times every kind of step alone, in the job's precision; see `kernel_profile.measure`."""
+        device, feeds = torch.device(job.options.device), self.optimized.feeds
+        with Device.of(device).entered(), precision(job.precision.ieee):
+            return measure(self.program, feeds, device, seconds=seconds, grids=grids, progress=progress)
+
 
 def executable_of(
     compiled: Compiled,
@@ -169,19 +199,6 @@ def executable_for(
         )
 
 
-def one_stream_seconds(job: Job, compiled: Compiled) -> float:
-    """A step of a compiled graph on one stream, by the device's clock; captured, unless shapes depend on values."""
-    options = replace(job.options, capture=not compiled.program.dynamic)
-    plan = plan_for(compiled.program, np.zeros_like(job.ids), job.costs)
-    executable = executable_of(compiled, plan, options, ieee=job.precision.ieee)
-    try:
-        times = executable.device_times(LAYOUT_RUNS)
-        assert times is not None
-        return float(np.median(times))
-    finally:
-        executable.close()
-
-
 def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> Plan:
     """The plan of a program for an assignment of the flat graph's nodes. Ids are renumbered without gaps.
 
@@ -191,12 +208,16 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
         EngineError: The second checker found the plan wrong, which is a bug in msplit.
     """
     with phase("planning"):
-        lanes, _ = program.lanes(ids)
-        machine = None if costs is None else Machine.of_costs(costs)
-        problem = estimated(program, costs).problem(program, lanes, machine=machine)
+        problem = _problem(program, ids, costs)
         chosen = evaluate(problem, problem.pin)
-        plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
+        plan = make_plan(program.dag, program.lanes(ids)[0], node_order(problem, chosen.order, program.dag))
         return prove(keep_lanes(plan), program)
+
+
+def _problem(program: Program, ids: Ints, costs: Costs | None) -> Problem:
+    """The scheduling problem of a program whose steps are fixed to the streams of these ids."""
+    machine = None if costs is None else Machine.of_costs(costs)
+    return estimated(program, costs).problem(program, program.lanes(ids)[0], machine=machine)
 
 
 def plan_on_gpus(program: Program, ids: Ints, streams: int) -> Plan:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Executable, Job
 from msplit.engines.cuda.compile import compile_job
@@ -56,27 +58,63 @@ class Packed:
     host: HostPart | None
 
 
-def pack_rung(job: Job, executable: Executable, weights: Weights) -> Packed:
-    """Packs what a job runs. It was just built, so that it is compiled already.
+class Builds:
+    """Builds for one device: what they depend on, packing, and opening.
 
-    Raises:
-        EngineError: Something in it can not be stored.
+    Args:
+        device: As PyTorch names it, such as "cuda:1".
+
+    Attributes:
+        weights: Weights of all that was packed.
     """
-    compiled = compile_job(job)
-    program = pack(compiled, compiled.plan(job), weights)
-    while isinstance(executable, Wrapped):
-        executable = executable.device
-    kernels = {}
-    if isinstance(executable, CudaExecutable):
-        kept = Store.of(torch.device(job.options.device))
-        found = {key: kept.read(key) for key in sorted(executable.kernels)}
-        kernels = {file_of(key): data for key, data in found.items() if data is not None}
-    return Packed(program, kernels, compiled.optimized.feeds, compiled.optimized.host)
 
+    harmless = HARMLESS
 
-def made_for(device: str) -> dict[str, str]:
-    """What a build for a device depends on, in words: it fits where all of it is equal, but for what is `HARMLESS`."""
-    return store.made_for(Device.of(torch.device(device)))
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self.weights = Weights()
+
+    @cached_property
+    def made_for(self) -> Mapping[str, str]:
+        """Describes what a build for the device depends on: it fits where all of it is equal, but for what is `HARMLESS`."""
+        return store.made_for(Device.of(self._device))
+
+    def fits(self, made_for: Mapping[str, str]) -> bool:
+        """True if the device runs what was compiled and measured for another one."""
+        return all(
+            made_for.get(name, "") == self.made_for.get(name, "")
+            for name in {*made_for, *self.made_for}.difference(HARMLESS)
+        )
+
+    def pack(self, job: Job, executable: Executable) -> Packed:
+        """Packs what a job runs. It was just built, so that it is compiled already.
+
+        Raises:
+            EngineError: Something in it can not be stored.
+        """
+        compiled = compile_job(job)
+        program = pack(compiled, compiled.plan(job), self.weights)
+        while isinstance(executable, Wrapped):
+            executable = executable.device
+        kernels = {}
+        if isinstance(executable, CudaExecutable):
+            kept = Store.of(torch.device(job.options.device))
+            found = {key: kept.read(key) for key in sorted(executable.kernels)}
+            kernels = {file_of(key): data for key, data in found.items() if data is not None}
+        return Packed(program, kernels, compiled.optimized.feeds, compiled.optimized.host)
+
+    def open(
+        self,
+        weights: NDArray[np.uint8],
+        kernels: Path | None,
+        options: EngineOptions,
+        *,
+        ieee: bool,
+        fits: bool,
+        steps: Steps | None = None,
+    ) -> Opened:
+        """Brings a build's weights and kernels to the device; arguments are those of `Opened`."""
+        return Opened(weights, kernels, options, ieee=ieee, fits=fits, steps=steps)
 
 
 class Opened:
@@ -107,7 +145,7 @@ class Opened:
             place = Device.of(place).place
             if fits and kernels is not None:
                 Store.of(place).add(kernels)
-        self._place, self._steps = place, steps or Steps()
+        self._place, self.steps = place, steps or Steps()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
         self._memory = torch.from_numpy(weights).to(place) if len(weights) else empty
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
@@ -125,12 +163,12 @@ class Opened:
         """Makes a rung run. All of a build's graphs share one memory, since one of them runs at a time, but for one that is `alone`."""
         plan = _on_one(rung) if one_stream else rung.plan
         pool = None if alone else self._pool
-        steps = self._steps if alone else None
+        steps = self.steps if alone else None
         return executable_of(rung.compiled, plan, self._options, ieee=self._ieee, shared=Shared(pool), steps=steps)
 
     def rewind(self) -> None:
         """Has the next step of all that run alone, and of arenas, draw the numbers of the first one, as that of a reference does."""
-        self._steps.count = 0
+        self.steps.count = 0
 
     def can_fly(self, rungs: Iterable[Restored]) -> bool:
         """Whether a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing
@@ -203,7 +241,7 @@ class Opened:
                 one.close()
             device.streams.give_back(streams)
             raise
-        return CudaArena(executables, entries, device, streams, self._steps)
+        return CudaArena(executables, entries, device, streams, self.steps)
 
 
 def _on_one(rung: Restored) -> Plan:
