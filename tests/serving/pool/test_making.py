@@ -21,7 +21,7 @@ tf = pytest.importorskip("tensorflow")
 
 pytestmark = pytest.mark.tf
 
-SAMPLES = Path(__file__).parents[2] / "sample_graphs"
+SAMPLES = Path(__file__).parents[3] / "sample_graphs"
 SIMULATED = msplit.BenchRequest(streams=(2,), engine="cuda", device="cpu", effort="fast")
 SESSION = msplit.BenchRequest(engine="tensorflow")
 SEVERAL = replace(SIMULATED, devices=(0, 1))

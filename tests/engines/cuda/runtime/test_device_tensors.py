@@ -18,7 +18,7 @@ from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.ranks import Ranks
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_numpy, to_torch
-from msplit.engines.cuda.runtime import cpu_executable, input_staging, memcpy
+from msplit.engines.cuda.runtime import executables, input_staging, memcpy
 from msplit.engines.cuda.runtime.executable import CudaExecutable
 from msplit.engines.cuda.runtime.graph_exec import Graph
 from msplit.engines.cuda.runtime.input_staging import Inputs
@@ -359,7 +359,7 @@ def test_outputs_on_the_device_are_the_callers_own(flat):
 @pytest.mark.tf
 def test_steps_have_inputs_of_their_own_without_gaps(flat, monkeypatch):
     seen = []
-    simulate = cpu_executable.simulate
+    simulate = executables.simulate
 
     def watched(program, stream_program, values, *rest):
         seen.extend(values.values())
@@ -367,7 +367,7 @@ def test_steps_have_inputs_of_their_own_without_gaps(flat, monkeypatch):
 
     executable, feeds = ENGINE.build(job(flat, feeds_of())), feeds_of()
     wanted = executable.step(feeds)
-    monkeypatch.setattr(cpu_executable, "simulate", watched)
+    monkeypatch.setattr(executables, "simulate", watched)
     turned = to_torch(feeds["x"].T.copy()).T
     found = executable.step({**feeds, "x": turned})
     for name, value in wanted.items():

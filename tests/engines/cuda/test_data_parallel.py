@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from msplit.engines.base import Executable, Job  # noqa: E402
+from msplit.engines.cuda.data_parallel import Batch, DataParallel  # noqa: E402
 from msplit.engines.cuda.engine import ENGINE  # noqa: E402
 from msplit.engines.cuda.options import EngineOptions  # noqa: E402
-from msplit.engines.cuda.runtime.data_parallel import Batch, DataParallel  # noqa: E402
 from msplit.errors import EngineError  # noqa: E402
 from tests.engines.cuda.cases import graph_of, job  # noqa: E402
 
