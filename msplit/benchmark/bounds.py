@@ -1,4 +1,4 @@
-"""What limits a measured model, and how much of that its variants reach."""
+"""Bounds on the speed of a measured model, and the share of them that its variants reach."""
 
 from __future__ import annotations
 

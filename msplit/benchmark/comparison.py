@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """What `compare` found.
+    """Result of `compare`.
 
     Attributes:
         streams: Most streams.

@@ -1,4 +1,4 @@
-"""How busy a model keeps the GPU, and what to do first to keep it busier."""
+"""Utilization of the GPU by a model, and advice on the first thing to do to raise it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STREAMS = 8
 
 @dataclass(frozen=True)
 class Busy:
-    """How busy the GPU is in one variant. Shares from 0 to 1, None where nobody can tell.
+    """Utilization of the GPU by one variant. Shares from 0 to 1, None where nobody can tell.
 
     Attributes:
         works: Of a user's step, in which the device works, by its own clock.
@@ -32,7 +32,7 @@ class Busy:
 
 
 def busy(variants: Sequence[VariantResult], limits: Limits | None) -> tuple[Busy, ...]:
-    """How busy the GPU is in each variant of which that is known."""
+    """Utilization of the GPU by each variant for which it is known."""
     found = []
     for one in variants:
         if one.host is None:
@@ -52,7 +52,7 @@ def _filled(variant: VariantResult, limits: Limits) -> float | None:
 
 
 def advice(found: Sequence[Busy], variants: Sequence[VariantResult]) -> list[str]:
-    """What to do first to use the GPU more, in a sentence or two: fuse and group, more streams, more requests, then more GPUs."""
+    """Advice on how to use the GPU more, in a sentence or two: fuse and group, more streams, more requests, then more GPUs."""
     by_label = {one.label: one for one in found}
     measured = [one for one in variants if one.host is not None and one.label in by_label]
     if not measured:

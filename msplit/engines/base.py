@@ -37,7 +37,7 @@ Following = Callable[[], Feeds | None]
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """How the tensorflow engine runs a job over a cluster.
+    """Options of the tensorflow engine for a job over a cluster.
 
     Attributes:
         devices: The device of each stream, as in ``/job:worker/task:1/device:CPU:0``; empty: those that the tasks have are asked for.
@@ -56,7 +56,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class TensorFlowOptions:
-    """How the tensorflow engine runs a job.
+    """Options of the tensorflow engine for a job.
 
     Attributes:
         xla: Compile the model with XLA; one stream only.
@@ -102,12 +102,12 @@ class TensorFlowOptions:
 
     @property
     def without_switches(self) -> TensorFlowOptions:
-        """The same with all of NVIDIA's switches off."""
+        """Copy of the options with all of NVIDIA's switches off."""
         return replace(self, merge_streams=False, private_threads=0, priorities=(), limits=())
 
     @property
     def switches(self) -> Mapping[str, TensorFlowOptions]:
-        """What each switch that is on does, in words, and the same with it alone."""
+        """Switches that are on, in words, each with the options that have it alone."""
         off = self.without_switches
         listed = {
             "merged copy streams": replace(off, merge_streams=self.merge_streams),
@@ -120,7 +120,7 @@ class TensorFlowOptions:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What an engine is asked to run.
+    """Graph, inputs and options that an engine is asked to run.
 
     Attributes:
         ids: Stream id per node of `flat`, all in ``0..streams-1``.
@@ -149,7 +149,7 @@ class Job:
 
 
 def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """The same for a part of a model: what runs before it may hand on more than it takes."""
+    """Refuses inputs of a part of a model like `refuse`; the part before it may hand on more than it takes, which is left out."""
     refuse({name: value for name, value in feeds.items() if name in inputs}, inputs)
 
 
@@ -204,7 +204,7 @@ _MASKED = np.ma.MaskedArray
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value that is not NumPy's speaks DLPack, so that it can be taken where it lies."""
+    """True if a value that is not NumPy's speaks DLPack, so that it can be taken where it lies."""
     return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
 
 
@@ -256,10 +256,10 @@ STEPS = "(steps before this one)"
 
 
 LOSS_SCALE, GOOD_STEPS = "(loss scale)", "(steps since the loss scale changed)"
-"""What the cuda engine keeps beside variables where it scales losses, a float32 and an int64 scalar; see `Executable.save_state`."""
+"""State that the cuda engine keeps where it scales losses, a float32 and an int64 scalar; see `Executable.save_state`."""
 
 FIRST_SCALE: Arrays = {LOSS_SCALE: np.array(2.0**15, np.float32), GOOD_STEPS: np.array(0, np.int64)}
-"""What they are before the first step: as Keras and TensorFlow 1 have it."""
+"""Values of both before the first step, as in Keras and TensorFlow 1."""
 
 BESIDE_VARIABLES = (STEPS, LOSS_SCALE, GOOD_STEPS)
 """All that `Executable.save_state` may give that is no variable of the model."""
@@ -390,7 +390,7 @@ class Engine:
 
 
 BURST_SECONDS = 0.003
-"""How long one executable runs on in a round of `side_by_side`."""
+"""Seconds that one executable runs on in a round of `side_by_side`."""
 
 LEAST_BURST, MOST_BURST = 4, 40
 

@@ -1,4 +1,4 @@
-"""How busy the GPU was, as a part of the report of `bench`."""
+"""Utilization of the GPU, as a part of the report of `bench`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _share(value: float | None) -> str:
 
 
 def payload(found: Sequence[Busy]) -> list[dict[str, Any]]:
-    """The same for JSON."""
+    """Utilization for JSON."""
     return [
         {
             "label": one.label,

@@ -1,4 +1,4 @@
-"""What changed between two annotated models: streams of nodes, why, and what that does to the plan."""
+"""Changes between two annotated models: streams of nodes, why, and what that does to the plan."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ Entry = TypeVar("Entry", Move, Node)
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What changed.
+    """Changes between two models.
 
     Attributes:
         moved: Nodes of both on different streams, the costliest first.
@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether nothing changed."""
+        """True if nothing changed."""
         return not (self.moved or self.added or self.removed or self.replaced)
 
     @cached_property
@@ -166,7 +166,7 @@ def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
 
 
 def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | None = None) -> rules.Outcome:
-    """What rules give, whatever ids the file holds: those came from rules, and as claims of `manual` they would explain themselves.
+    """Assigns by rules alone, whatever ids the file holds: those came from rules, and as claims of `manual` they would explain themselves.
 
     The record knows others, which were set by hand.
     """
@@ -176,7 +176,7 @@ def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | Non
 
 
 def _reasons(side: Side, ruleset: RuleSet | None) -> Callable[[int], tuple[str, str]]:
-    """What gives (rule, reason) of the id that a node of the new model has."""
+    """Function that gives (rule, reason) of the id that a node of the new model has."""
     if ruleset is None:
         return lambda _: ("", "")
     outcome = by_rules(side.flat, side.costs, ruleset)

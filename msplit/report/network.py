@@ -1,4 +1,4 @@
-"""What a cluster costs: bytes between its tasks, and the time of a step beside that of one process."""
+"""Cost of a cluster: bytes between its tasks, and the time of a step beside that of one process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _difference(us: float) -> str:
 
 
 def sentence(facts: Mapping[str, Any]) -> str:
-    """The same of one executable, in a sentence; "" where it runs in one process."""
+    """Network traffic of one executable, in a sentence; "" where it runs in one process."""
     if "network" not in facts:
         return ""
     pairs = "; ".join(f"{one['source']} to {one['target']} {size(one['bytes'])}" for one in facts["network"][:_MOST])

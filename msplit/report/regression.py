@@ -45,7 +45,7 @@ def _verdict(one: Change, limit: float | None) -> str:
 
 
 def warnings(found: Compared) -> list[str]:
-    """What makes the comparison doubtful."""
+    """Warnings about circumstances that make the comparison doubtful."""
     said = [f"{found.baseline.path} was measured with {difference}" for difference in found.differs]
     if found.missing:
         said.append(f"in the baseline only, so not compared: {'; '.join(map(_name, found.missing))}")

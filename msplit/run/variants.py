@@ -20,10 +20,10 @@ from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda.coverage import cover, needed_nodes, shared_rows, toolchain
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, EngineOptions, KernelMode
+from msplit.engines.random_seeds import remark
 from msplit.engines.tensorflow.devices import foreign_text
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
-from msplit.engines.variables import remark
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for

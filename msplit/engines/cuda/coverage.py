@@ -1,4 +1,4 @@
-"""What of a graph the cuda engine can run, known before anything runs."""
+"""Tells which parts of a graph the cuda engine can run, before anything runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LEAST_ADDRESS_SPACE = 1 << 33
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the engine can run.
+    """Ops of a graph by whether and where the engine can run them.
 
     Attributes:
         covered: Op -> number of nodes.
@@ -130,7 +130,7 @@ def _some_of(names: list[str]) -> str:
 
 
 def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = None) -> Coverage:
-    """What of a graph the engine can run, by op, and what it refuses: nothing is executed, and no device is needed.
+    """Tells by op which nodes of a graph the engine can run, and which it refuses: nothing is executed, and no device is needed.
 
     Args:
         sizes: Its shapes; those of a batch of one if None.

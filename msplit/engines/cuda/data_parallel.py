@@ -117,7 +117,7 @@ class Batch:
 
 
 class DataParallel(Executable):
-    """See `engines.base.Executable`. One thread begins the steps of all devices, and then waits for all.
+    """Executable that shares each batch among devices. One thread begins the steps of all devices, and then waits for all.
 
     What can not be begun (launched kernel by kernel, or with a part that runs on the host) has a thread for each device instead.
 
@@ -183,11 +183,11 @@ class DataParallel(Executable):
         return [one.result() for one in going]
 
     def launch(self) -> None:
-        """See `Executable`."""
+        """Runs one step on all devices, on the inputs of the last one."""
         self._each(lambda replica, _: replica.launch(), [{}] * len(self._replicas))
 
     def device_times(self, count: int) -> list[float] | None:
-        """See `Executable`: of each step what the slowest device took, by its own clock."""
+        """Seconds of each step that the slowest device took, by its own clock."""
         every = self._each(lambda replica, _: replica.device_times(count), [{}] * len(self._replicas))
         known = [times for times in every if times is not None]
         return [max(times) for times in zip(*known, strict=True)] if len(known) == len(every) else None

@@ -110,7 +110,7 @@ class ClusterExecutable(Executable):
         self._fetched, self._targets = variables.fetched(graph, placed.fetches, placed.targets)
 
     def _call(self, call: Callable[[], clusters.Result]) -> clusters.Result:
-        """What a call of the session gives, its errors in plain words."""
+        """Result of a call of the session, its errors in plain words."""
         try:
             with clusters.errors_of(self._cluster, self._model, self._limit_s):
                 return clusters.watched(self._cluster, call)
@@ -153,7 +153,7 @@ class ClusterExecutable(Executable):
         return self._kept
 
     def facts(self) -> Mapping[str, Any]:
-        """What is known of the run; of the network, once there was a step."""
+        """Facts about the run; about the network, once there was a step."""
         if self._sent is None:
             return dict(self._facts)
         return {
@@ -240,7 +240,7 @@ def _fill_tables(session: Any, model: Model) -> None:
 
 BYTES, ROUND_ROBIN = "bytes", "round-robin"
 STRATEGIES = (BYTES, ROUND_ROBIN)
-"""How variables are shared out: so that servers keep alike many bytes, the largest first; or one after the other in the graph's order."""
+"""Ways to share out variables: so that servers keep alike many bytes, the largest first; or one after the other in the graph's order."""
 
 
 def kept_by(flat: FlatGraph, servers: int, strategy: str, state: Mapping[str, NDArray[Any]]) -> Ints:
@@ -278,7 +278,7 @@ def kept_by(flat: FlatGraph, servers: int, strategy: str, state: Mapping[str, ND
 
 
 def _in_flow(flat: FlatGraph, node: int) -> bool:
-    """Whether a node is inside of a loop or a cond of TensorFlow 1, which run in one place."""
+    """True if a node is inside of a loop or a cond of TensorFlow 1, which run in one place."""
     region = int(flat.region[node])
     return region >= 0 and flat.regions[region].kind != "variable"
 
@@ -298,7 +298,7 @@ def shared_out(sizes: Sequence[int], servers: int, strategy: str) -> list[int]:
 
 
 def _bytes(flat: FlatGraph, node: int, state: Mapping[str, NDArray[Any]]) -> int:
-    """What a variable takes, as far as anything says so."""
+    """Bytes of a variable, as far as they are known."""
     value = state.get(flat.graph.names[node])
     if value is not None:
         return value.nbytes
@@ -310,7 +310,7 @@ def _bytes(flat: FlatGraph, node: int, state: Mapping[str, NDArray[Any]]) -> int
 
 
 _RECEIVED = "RecvTensor"
-"""What step statistics call a tensor that came from another task."""
+"""Name that step statistics give a tensor from another task."""
 
 _LABEL = re.compile(r"(?P<tensor>\S+) from (?P<source>/job:\S+) to (?P<target>/job:\S+)$")
 _DEVICE = re.compile(r"/job:(?P<job>[^/]+)(?:/replica:\d+)?/task:(?P<task>\d+)")
@@ -318,7 +318,7 @@ _DEVICE = re.compile(r"/job:(?P<job>[^/]+)(?:/replica:\d+)?/task:(?P<task>\d+)")
 
 @dataclass(frozen=True)
 class Sent:
-    """What goes from one task to another in a step.
+    """Bytes that go from one task to another in a step.
 
     Attributes:
         source: Such as ``worker 0``.
@@ -337,7 +337,7 @@ class Sent:
 
 
 def sent_in(metadata: Any) -> tuple[Sent, ...]:
-    """What a traced step sent between tasks, the most bytes first.
+    """Lists the tensors that a traced step sent between tasks, the most bytes first.
 
     Args:
         metadata: RunMetadata of a run with ``trace_level=FULL_TRACE``.

@@ -56,7 +56,7 @@ class TensorFlowEngine(Engine):
         runtime.configure(max(streams, how_many(named, "GPU")), spread=bool(named), options=options)
 
     def device(self, job: Job) -> str:
-        """Where a job will run: "GPU" or "CPU"."""
+        """Device that a job will run on: "GPU" or "CPU"."""
         if job.tensorflow.cluster is not None:
             return "GPU" if any("GPU" in name for name in job.tensorflow.cluster.devices) else "CPU"
         return "GPU" if runtime.has_gpu() and not job.tensorflow.cpu else "CPU"
@@ -96,7 +96,7 @@ class TensorFlowEngine(Engine):
             return executable
 
     def placement(self, job: Job) -> Placement:
-        """Where TensorFlow puts each node of a job that was built before, by one more step in a session that rewrites nothing.
+        """Device on which TensorFlow puts each node of a job that was built before, by one more step in a session that rewrites nothing.
 
         Raises:
             EngineError: TensorFlow can not run it.
@@ -174,7 +174,7 @@ class ReferenceEngine(Engine):
         return ENGINE.unavailable()
 
     def device(self, job: Job) -> str:
-        """Where a job runs."""
+        """Device that a job runs on."""
         return "CPU"
 
     def build(self, job: Job) -> Executable:
@@ -223,7 +223,7 @@ def reference(
 def session_on_cpu(
     flat: FlatGraph, *, op_libraries: Sequence[Path] = (), inlined: bool = False, state: Arrays | None = None
 ) -> SessionExecutable:
-    """What `reference` runs a step of, and closes.
+    """Session on the CPU that `reference` runs a step of, and closes.
 
     Raises:
         EngineError: TensorFlow can not load the model.
@@ -302,7 +302,7 @@ class CompiledExecutable(Executable):
         """None: the stock runtime does not tell a step's time on the device."""
 
     def facts(self) -> Mapping[str, Any]:
-        """What is known of the run."""
+        """Facts about the run."""
         return dict(self._facts)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the page's script works on: the graph, its tree of boxes and the simulated run, as columns."""
+"""Data that the page's script works on: the graph, its tree of boxes and the simulated run, as columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from msplit.shapes import Shapes
 
 @dataclass(frozen=True, eq=False)
 class Leaves:
-    """What the graph is drawn of: kernels in the order of their blocks, and joints.
+    """Parts that the graph is drawn of: kernels in the order of their blocks, and joints.
 
     Attributes:
         node: Per leaf its node in the flat graph, -1 for a joint.

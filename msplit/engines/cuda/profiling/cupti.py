@@ -1,4 +1,4 @@
-"""What CUPTI records of kernels: their grids, and how many of their blocks an SM holds. Read from PyTorch's profiler."""
+"""Reads CUPTI's records of kernels: their grids, and how many of their blocks an SM holds. Read from PyTorch's profiler."""
 
 from __future__ import annotations
 

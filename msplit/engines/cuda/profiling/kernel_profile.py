@@ -37,7 +37,7 @@ TINY = 1.2
 """Kernels that take up to so many times the tiniest one are not run side by side: the device could not start enough of them to tell."""
 
 PROFILER_SHARE = 0.2
-"""Of the seconds that measuring may take, those that are kept for the grids."""
+"""Share of the seconds that measuring may take that is kept for the grids."""
 
 DYNAMIC = "its shapes depend on values, so it can not be captured"
 LATE = "there was no time left"
@@ -45,7 +45,7 @@ LATE = "there was no time left"
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What measuring a program gave.
+    """Times of a measured program.
 
     Attributes:
         kernels: Each kind of step once.
@@ -335,7 +335,7 @@ def _copy(timer: CudaTimer, device: torch.device, launch: float, size: int) -> f
 
 
 def _concurrency(timer: CudaTimer, device: torch.device, launch: float) -> Mapping[str, float]:
-    """How much longer two kernels of some 10 µs take side by side than the longer of them alone, by class."""
+    """Ratio of the time of two kernels of some 10 µs side by side to that of the longer one alone, by class."""
     made = {name: _sized(timer, maker, device, launch) for name, maker in _CLASSES.items()}
     result: dict[str, float] = {}
     for first, second in itertools.combinations_with_replacement(made, 2):

@@ -38,10 +38,10 @@ TIMELINE_RUNS = 5
 """Runs of a step that a timeline is made of: the last is told."""
 
 HEAD_START_CYCLES = 20_000_000
-"""What the device waits, about 10 ms, while the host launches a step whose kernels are to be timed."""
+"""Cycles that the device waits, about 10 ms, while the host launches a step whose kernels are to be timed."""
 
 _ASK = 256
-"""How often it is looked whether a step is over before CUDA is asked, which knows of faults, too, and takes a µs to say so."""
+"""Number of looks for the end of a step before CUDA is asked, which knows of faults, too, and takes a µs to say so."""
 
 _ROOTS = 2
 """With so many streams that start at once or more, a graph gets one kernel that they all follow. On an H200 every further
@@ -50,7 +50,7 @@ kernel that follows nothing costs the start of a graph about 2 µs, and one that
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What executables share of which one runs at a time.
+    """Memory and streams shared by executables of which one runs at a time.
 
     Attributes:
         memory: Of their graphs; None: each has its own.
@@ -157,7 +157,7 @@ class CudaExecutable(Executable):
             self._seen, self._looks = self._outputs.seen, 0
 
     def join(self) -> None:
-        """See `engines.base.Executable`. The graph is captured anew: what was prepared needed nobody else."""
+        """Joins the steps of other processes. The graph is captured anew: the first one needed nobody else."""
         self._group = self._ranks.group or ProcessGroup()
         self.state.spread(self._group.spread)
         with self._on_origin(), self.state.kept():
@@ -258,7 +258,7 @@ class CudaExecutable(Executable):
         self._results[kind] = results
 
     def _made_by_run(self) -> dict[str, torch.Tensor]:
-        """Where nothing runs, results are made of inputs and constants."""
+        """Makes results of inputs and constants, where nothing runs."""
         return self._results[Graph.RUN if Graph.RUN in self._graphs else Graph.STEP]
 
     def _synchronize(self) -> None:
@@ -276,8 +276,8 @@ class CudaExecutable(Executable):
         return self._step(feeds)
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `engines.base.Executable`: the graph without copies, behind one that takes over what was sent. Small inputs are not sent:
-        the graph that fetches them takes less than that."""
+        """Runs a step while the next inputs are copied: the graph without copies, behind one that takes over what was
+        sent. Small inputs are not sent: the graph that fetches them takes less than that."""
         if not self._inputs.pays_ahead:
             if on_device:
                 return self.step_on_device(feeds, then)
@@ -306,7 +306,7 @@ class CudaExecutable(Executable):
         return self.outputs()
 
     def begin(self, feeds: Feeds) -> bool:
-        """See `engines.base.Executable`: a captured graph, fed from the host, runs by itself. On the current stream of its GPU."""
+        """Begins a step if it is a captured graph, fed from the host, on the current stream of its GPU."""
         if not self._capture:
             return False
         if not self.device.is_current:  # a default stream has one handle on all GPUs, which means the current one's
@@ -324,7 +324,7 @@ class CudaExecutable(Executable):
             self._graphs[Graph.STEP].start_holding()
 
     def end(self) -> dict[str, NDArray[Any]]:
-        """See `engines.base.Executable`. In the thread that began it."""
+        """Waits for the step that was begun, in the thread that began it."""
         self._arrive()
         if self._inputs.missed():
             self._replay()
@@ -353,7 +353,7 @@ class CudaExecutable(Executable):
         self._graphs[Graph.STEP].finish_on(self._origin)
 
     def over(self) -> bool:
-        """Whether the step that was begun is over. What failed on the device is raised."""
+        """True if the step that was begun is over. What failed on the device is raised."""
         if self._seen():
             return True
         self._looks += 1
@@ -413,7 +413,7 @@ class CudaExecutable(Executable):
             self._inputs.bring(feeds)
 
     def buffers(self) -> Arrays:
-        """See `engines.base.Executable`: pinned memory. It may be written again as soon as a step is over."""
+        """Pinned memory of inputs. It may be written again as soon as a step is over."""
         return dict(self._inputs.block.arrays)
 
     def _enqueue(self) -> None:
@@ -519,7 +519,7 @@ class CudaExecutable(Executable):
 
 
 def uncapturable(program: Program, step: int, problem: RuntimeError) -> EngineError:
-    """What to say of a step that failed in a capture, and had run before it."""
+    """Error for a step that failed in a capture, and had run before it."""
     op = program.steps[step].op
     return EngineError(
         f"{op.name} ({op.op}) can not be captured: {str(problem).splitlines()[0]}",

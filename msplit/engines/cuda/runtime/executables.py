@@ -98,7 +98,7 @@ class Compiled:
         return tuple((step.op.op, tuple(step.op.source_nodes)) for step in self.program.steps)
 
     def streams(self, ids: Ints) -> int:
-        """How many streams do something when the nodes of the flat graph have these ids."""
+        """Number of streams that do something when the nodes of the flat graph have these ids."""
         return self.program.lanes(ids)[1]
 
     def plan(self, job: Job) -> Plan:
@@ -166,7 +166,7 @@ def executable_for(
     timing_only: bool = False,
     shared: Shared | None = None,
 ) -> Executable:
-    """What runs a plan of a compiled graph, without the host part in front of it.
+    """Makes the executable of a plan of a compiled graph, without the host part in front of it.
 
     Args:
         plan: Proved.
@@ -252,7 +252,7 @@ def prove(plan: Plan, program: Program) -> Plan:
 
 
 def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, Any]:
-    """What the report says about a plan."""
+    """Facts about a plan for the report."""
     one = make_plan(
         program.dag, np.minimum(plan.stream, 0), record_order(program.dag, (plan.stream >= 0).astype(np.float64))
     )
@@ -271,7 +271,7 @@ def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, An
 
 
 def split_facts(program: Program) -> Mapping[str, Any]:
-    """What the report says about a program for several GPUs."""
+    """Facts about a program for several GPUs for the report."""
     assert program.gpus is not None
     copies = [step for step in program.steps if step.op.op == PEER_COPY]
     weights = [0] * len(program.gpus.places)
@@ -286,7 +286,7 @@ def split_facts(program: Program) -> Mapping[str, Any]:
 
 
 class SimulatedExecutable(Executable):
-    """See `engines.base.Executable`. Streams are interleaved at random, as their events allow, another way at every step."""
+    """Executable on CPU tensors, in place of a GPU. Streams are interleaved at random, as their events allow, another way at every step."""
 
     keeps_state = True
     joins_others = True
@@ -308,12 +308,12 @@ class SimulatedExecutable(Executable):
         return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known_outputs()}
 
     def begin(self, feeds: Feeds) -> bool:
-        """See `engines.base.Executable`. There is nothing that runs beside the host."""
+        """Runs the whole step, for nothing runs beside the host."""
         self._begun = self.step(feeds)
         return True
 
     def end(self) -> dict[str, NDArray[Any]]:
-        """See `engines.base.Executable`."""
+        """Outputs of the step that was begun."""
         return self._begun
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
@@ -322,7 +322,7 @@ class SimulatedExecutable(Executable):
         return own | self.program.known_tensors(torch.device("cpu"))
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `engines.base.Executable`: the next step has the values that its arrays have now."""
+        """Runs a step; the next one has the values that its arrays have now."""
         outputs = self.step_on_device(feeds) if on_device else self.step(feeds)
         following = then()
         with contextlib.suppress(EngineError):
@@ -368,7 +368,7 @@ class SimulatedExecutable(Executable):
         return timeline(self.program, self.stream_program, tap.times_us(), clock)
 
     def join(self) -> None:
-        """See `engines.base.Executable`."""
+        """Makes steps those of all processes."""
         self._group = self._ranks.group or ProcessGroup()
         self.state.spread(self._group.spread)
 

@@ -70,7 +70,7 @@ class CompiledVariant:
         return plan, plan_binding.store(program, plan), plan_binding.ids_of(program, plan.stream, len(self.job.flat))
 
     def bounds(self) -> StepBounds:
-        """What limits every plan of these kernels, in µs.
+        """Bounds of every plan of these kernels, in µs.
 
         Raises:
             ValueError: The job has no costs.
@@ -82,7 +82,7 @@ class CompiledVariant:
         return step_bounds(program.dag, costs.time_us, costs.share, static, measured=costs.measured)
 
     def breakdown(self, ids: Ints) -> Breakdown:
-        """Where the simulated time goes when the nodes of the flat graph run on these streams."""
+        """Breakdown of the simulated time when the nodes of the flat graph run on these streams."""
         program = self.compiled.program
         lanes, _ = program.lanes(ids)
         problem = self.costs.problem(program, lanes, machine=self.problem.machine)
@@ -174,11 +174,11 @@ class SimulatedVariants:
 
     @property
     def dynamic(self) -> bool:
-        """Whether shapes depend on values, so that no step can be captured and what is simulated is not what runs."""
+        """True if shapes depend on values, so that no step can be captured and what is simulated is not what runs."""
         return self.plain.compiled.compiled.dynamic is not None
 
     def gain(self, variant: SimulatedVariant) -> float:
-        """Of a variant on its best streams, over plain kernels on one stream."""
+        """Speedup of a variant on its best streams over plain kernels on one stream."""
         return self.one_us / variant.best.makespan_us
 
     @property
@@ -312,7 +312,7 @@ class _Memory:
         return self.variants[candidate.mode].peak_bytes(candidate)
 
     def memory(self, candidate: Candidate) -> float:
-        """See `schedule.search.search.Device`."""
+        """Memory of a candidate over one stream's."""
         if candidate.mode not in self._one:
             self._one[candidate.mode] = self.peak_bytes(single(self.variants[candidate.mode].problem, candidate.mode))
         peak, one = self.peak_bytes(candidate), self._one[candidate.mode]
@@ -320,7 +320,7 @@ class _Memory:
 
 
 class GpuRunner(_Memory):
-    """See `schedule.search.search.Device`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
+    """Measures candidates on the GPU. Every plan is proved before it runs; its outputs are verified later, if it is taken.
 
     Args:
         variants: By the kernel mode that candidates name.
@@ -342,7 +342,7 @@ class GpuRunner(_Memory):
         self._chance = random.Random(0)  # of the order in which candidates run
 
     def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        """See `schedule.search.search.Device`."""
+        """Seconds of a step of each candidate, by round."""
         wanted = {candidate.key() for candidate in candidates}
         for key in [key for key in self._built if key not in wanted]:
             self._built.pop(key).close()
@@ -357,13 +357,13 @@ class GpuRunner(_Memory):
         return self._built[key]
 
     def renew(self) -> None:
-        """See `schedule.search.search.Device`."""
+        """Closes what was built for candidates."""
         for executable in self._built.values():
             executable.close()
         self._built.clear()
 
     def describe(self) -> str:
-        """See `schedule.search.search.Device`."""
+        """Name of the device that measures."""
         place = torch.device(next(iter(self.variants.values())).job.options.device)
         return str(torch.cuda.get_device_name(place)) if torch.cuda.is_available() else "CPU"
 
@@ -383,7 +383,7 @@ class SimulatedRunner(_Memory):
         self._distort = distort or (lambda candidate, simulated: simulated)
 
     def times(self, candidates: Sequence[Candidate], rounds: int) -> list[list[float]]:
-        """See `schedule.search.search.Device`."""
+        """Seconds of a step of each candidate, by round."""
         found = []
         for candidate in candidates:
             problem = self.variants[candidate.mode].problem
@@ -395,5 +395,5 @@ class SimulatedRunner(_Memory):
         """Nothing is built."""
 
     def describe(self) -> str:
-        """See `schedule.search.search.Device`."""
+        """Name of the device that measures."""
         return "the simulator"

@@ -1,4 +1,4 @@
-"""What a build holds of one batch: packed from what runs, and made to run again."""
+"""Packs the programs of a build, one for each batch, opens them again, and runs them in arenas."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from msplit.engines.cuda.stored.weights import Weights
 from msplit.schedule.plan.plan import Plan, make_plan, record_order
 
 _KERNEL_BYTES = 10 << 10
-"""What CUDA keeps on the device for each kernel of an instantiated graph; measured on an H200."""
+"""Bytes that CUDA keeps on the device for each kernel of an instantiated graph; measured on an H200."""
 _SEGMENT = 2 << 20
 """PyTorch takes memory from the device in multiples of that."""
 
 HARMLESS = ("driver", "triton", "memory")
-"""Of what a build was made for, what may differ: machine code and captured graphs do not depend on it."""
+"""Names of facts that a build was made for and that may differ: machine code and captured graphs do not depend on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,14 +171,14 @@ class Opened:
         self.steps.count = 0
 
     def can_fly(self, rungs: Iterable[Restored]) -> bool:
-        """Whether a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing
+        """True if a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing
         else."""
         whole = all(not rung.hosted and not rung.compiled.dynamic for rung in rungs)
         return self._options.on_gpu and self._options.capture and whole
 
     @property
     def weight_bytes(self) -> int:
-        """What all arenas share."""
+        """Bytes of weights, which all arenas share."""
         return int(self._memory.numel())
 
     def free_bytes(self) -> int | None:
@@ -196,8 +196,8 @@ class Opened:
         return int(torch.cuda.memory_reserved(self._place))
 
     def arena_bytes(self, rungs: Iterable[Restored]) -> int:
-        """What an arena for these rungs takes at least: what the largest computes, inputs and outputs of all, and what CUDA keeps for each
-        kernel of a graph. Workspaces of libraries, 32 MiB a stream, come to that, and what PyTorch can not use of its segments."""
+        """Bytes that an arena for these rungs takes at least: what the largest computes, inputs and outputs of all, and what CUDA
+        keeps for each kernel of a graph. Workspaces of libraries, 32 MiB a stream, come to that, and what PyTorch can not use of its segments."""
         largest = kernels = ends = 0
         for rung in rungs:
             program = rung.compiled.program
@@ -294,7 +294,7 @@ class CudaArena:
         return self._current.outputs()
 
     def outputs_on_device(self) -> dict[str, Any]:
-        """The same as tensors on the device."""
+        """Outputs as tensors on the device."""
         return self._current.outputs_on_device()
 
     def facts(self) -> Mapping[str, Any]:
