@@ -63,7 +63,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Compared:
+class BaselineComparison:
     """A measurement beside its baseline.
 
     Attributes:
@@ -156,7 +156,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def compare(baseline: Baseline, runs: Sequence[Mapping[str, Any]], limit: float | None) -> Compared:
+def compare(baseline: Baseline, runs: Sequence[Mapping[str, Any]], limit: float | None) -> BaselineComparison:
     """Holds runs against a baseline. Variants are matched by batch and label; else by what was asked for, where that is one of each.
 
     Runs are payloads of `msplit bench`, one per batch; `limit` is the share of its time by which a variant may be slower.
@@ -172,7 +172,7 @@ def compare(baseline: Baseline, runs: Sequence[Mapping[str, Any]], limit: float 
         left.remove(then)
         changes.append(Change(then, one))
     differs = differences(baseline.circumstances, circumstances(runs))
-    return Compared(baseline, tuple(changes), tuple(left), tuple(new), tuple(differs), limit)
+    return BaselineComparison(baseline, tuple(changes), tuple(left), tuple(new), tuple(differs), limit)
 
 
 def _partner(one: Timed, left: Sequence[Timed]) -> Timed | None:

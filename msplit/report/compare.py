@@ -75,7 +75,7 @@ Entry = TypeVar("Entry", Move, Node)
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class ModelChanges:
     """Changes between two models.
 
     Attributes:
@@ -134,7 +134,7 @@ def annotated_ids(flat: FlatGraph) -> Ints:
 
 
 @no_collection()
-def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
+def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> ModelChanges:
     """Matches the nodes of two models by name and compares their streams.
 
     Rules are applied to the new model without looking at the ids there. Where they give a node the id that it has, their reason is
@@ -160,7 +160,7 @@ def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
             time = float(new.prediction.kernel_us[node])
             moved.append(Move(name, new.flat.graph.ops[node], *ids, time, *reason(node)))
     removed = [_node(old, node) for node in np.flatnonzero(~seen).tolist()]
-    return Comparison(
+    return ModelChanges(
         old, new, _costly(moved), _costly(added), _costly(removed), _costly(replaced), explained=ruleset is not None
     )
 

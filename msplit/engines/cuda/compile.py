@@ -146,7 +146,8 @@ def _key(job: Job) -> tuple[Any, ...]:
 
 def _specialized(job: Job, device: Device) -> Optimized:
     """Graph specialized to the job's inputs; see `optimize`. It asks neither how products are made nor for what is measured, so that
-    whatever is compiled of a graph shares it, and constants on the device that no kernel wants in another way. What trains in float16 has a graph of its own."""
+    whatever is compiled of a graph shares it, and constants on the device that no kernel wants in another way. What trains in float16 has
+    a graph of its own."""
     cache, key = device.compiled.setdefault(job.flat, {}), _key(job)
     if key not in cache:
         state = {name: value for name, value in job.state.items() if name not in BESIDE_VARIABLES}

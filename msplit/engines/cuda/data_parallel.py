@@ -32,7 +32,7 @@ def build(job: Job) -> Executable:
     """
     first, *others = job.options.devices
     count, rows = shared_rows(job)
-    batch = Batch(count, len(job.options.devices), rows.inputs, rows.outputs)
+    batch = SharedBatch(count, len(job.options.devices), rows.inputs, rows.outputs)
     part = replace(job, feeds=batch.cut(job.feeds)[0], options=job.options.on(first))
     compiled = compile_job(part)
     plan = compiled.plan(part)
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class SharedBatch:
     """A batch whose rows are independent, and how many devices share it.
 
     Shares differ by one row at most. All devices run steps of as many rows as the largest has: others are filled up with their own first
@@ -127,7 +127,9 @@ class DataParallel(Executable):
         devices: Their names.
     """
 
-    def __init__(self, replicas: Sequence[Executable], batch: Batch, feeds: Arrays, devices: Sequence[str]) -> None:
+    def __init__(
+        self, replicas: Sequence[Executable], batch: SharedBatch, feeds: Arrays, devices: Sequence[str]
+    ) -> None:
         self._replicas, self._batch, self._devices = tuple(replicas), batch, tuple(devices)
         self._like = {name: (value.dtype, value.shape) for name, value in feeds.items()}
         self._threads = ThreadPoolExecutor(len(self._replicas), thread_name_prefix="msplit-device")

@@ -77,7 +77,7 @@ class ClusterExecutable(Executable):
         self._lost = False
         self._variables: dict[str, variables.VariableOps] = {}
         self._last: Arrays | None = None
-        self._sent: tuple[Sent, ...] | None = None
+        self._sent: tuple[Transfer, ...] | None = None
         self._client_bytes = 0
         self._graph = v1.Graph()
         self._session = v1.Session(
@@ -317,7 +317,7 @@ _DEVICE = re.compile(r"/job:(?P<job>[^/]+)(?:/replica:\d+)?/task:(?P<task>\d+)")
 
 
 @dataclass(frozen=True)
-class Sent:
+class Transfer:
     """Bytes that go from one task to another in a step.
 
     Attributes:
@@ -336,7 +336,7 @@ class Sent:
     largest_bytes: int
 
 
-def sent_in(metadata: Any) -> tuple[Sent, ...]:
+def sent_in(metadata: Any) -> tuple[Transfer, ...]:
     """Lists the tensors that a traced step sent between tasks, the most bytes first.
 
     Args:
@@ -351,7 +351,7 @@ def sent_in(metadata: Any) -> tuple[Sent, ...]:
                 name = re.sub(r"^edge_\d+_", "", found["tensor"])
                 between[task_of(found["source"]), task_of(found["target"])].append((size, name))
     sent = [
-        Sent(source, target, len(tensors), sum(size for size, _ in tensors), max(tensors)[1], max(tensors)[0])
+        Transfer(source, target, len(tensors), sum(size for size, _ in tensors), max(tensors)[1], max(tensors)[0])
         for (source, target), tensors in between.items()
     ]
     return tuple(sorted(sent, key=lambda one: (-one.bytes, one.source, one.target)))

@@ -220,7 +220,7 @@ def _with_grids(
     return [_with_grid(kernel, found.get(kind, []), limits) for kind, kernel in enumerate(kernels)], ""
 
 
-def _with_grid(kernel: Kernel, found: Sequence[cupti.Record], limits: Any) -> Kernel:
+def _with_grid(kernel: Kernel, found: Sequence[cupti.KernelRecord], limits: Any) -> Kernel:
     if not found:
         return kernel
     main = max(found, key=lambda one: one.time_us)
@@ -237,7 +237,7 @@ def _with_grid(kernel: Kernel, found: Sequence[cupti.Record], limits: Any) -> Ke
     )
 
 
-def resident(kernel: cupti.Record, limits: Any) -> int:
+def resident(kernel: cupti.KernelRecord, limits: Any) -> int:
     """Blocks that one multiprocessor holds, by threads, registers and shared memory (CUDA programming guide, multiprocessor level)."""
     warps = -(-kernel.threads // 32)
     by = [32, limits.max_threads_per_multi_processor // max(32 * warps, 1)]

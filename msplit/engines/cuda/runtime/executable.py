@@ -25,9 +25,9 @@ from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.state import StateMemory
 from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.runtime.graph_exec import Graph, GraphExec
-from msplit.engines.cuda.runtime.input_staging import Inputs
-from msplit.engines.cuda.runtime.output_staging import Outputs
+from msplit.engines.cuda.runtime.graph_exec import CapturedGraph, GraphExec
+from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.output_staging import OutputStaging
 from msplit.engines.cuda.runtime.prefetch import Prefetch
 from msplit.engines.cuda.runtime.several_gpus import CaptureMemory, give_back, lease, reach
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, poison_memory
@@ -109,13 +109,13 @@ class CudaExecutable(Executable):
         stream = self._origin.cuda_stream if self._lent else None
         # A step that the GPU gave up waiting for is run once more. One that writes variables would write them twice.
         launch_first = capture and not (timing_only or self._lent or program.state.final)
-        self._inputs = Inputs(feeds, device, own_kernel=own_copies, stream=stream, launch_first=launch_first)
+        self._inputs = InputStaging(feeds, device, own_kernel=own_copies, stream=stream, launch_first=launch_first)
         self._prefetch: Prefetch | None = None
         self._own_copies = own_copies
         self._memory = shared.memory or (device.scratch.handle if timing_only else torch.cuda.graph_pool_handle())
-        self._graphs: dict[Graph, GraphExec] = {}
+        self._graphs: dict[CapturedGraph, GraphExec] = {}
         self._counters: list[torch.Tensor] = []
-        self._results: dict[Graph, dict[str, torch.Tensor]] = {}
+        self._results: dict[CapturedGraph, dict[str, torch.Tensor]] = {}
         self._ranks = device.owned(Ranks)
         self._group: Group | None = None
         self._capture = capture
@@ -135,7 +135,7 @@ class CudaExecutable(Executable):
             with self.state.kept():
                 results = self._record()
             if not self._timing_only:
-                self._outputs = Outputs(results, self.device, captured=self._capture, own_kernel=self._own_copies)
+                self._outputs = OutputStaging(results, self.device, captured=self._capture, own_kernel=self._own_copies)
         self._synchronize()
         if self._capture:
             torch.cuda.empty_cache()  # a capture does so itself: what that frees was none of the pool's
@@ -146,11 +146,11 @@ class CudaExecutable(Executable):
 
     def _capture_graphs(self) -> None:
         if self.stream_program.instructions and not self._lent:  # CUDA refuses to run a graph of nothing
-            self._capture_graph(Graph.RUN)
+            self._capture_graph(CapturedGraph.RUN)
         if not self._timing_only:
-            self._capture_graph(Graph.STEP)
+            self._capture_graph(CapturedGraph.STEP)
             if not self._lent and self._outputs.has_any:
-                self._capture_graph(Graph.DELIVER)
+                self._capture_graph(CapturedGraph.DELIVER)
             self._outputs.aim()
             self._synchronize()
             self._outputs.settle()
@@ -237,7 +237,7 @@ class CudaExecutable(Executable):
                 self._origin.wait_stream(stream)
         return self.program.results(values)
 
-    def _capture_graph(self, kind: Graph) -> None:
+    def _capture_graph(self, kind: CapturedGraph) -> None:
         """Captures one of them. `DELIVER` comes last.
 
         Raises:
@@ -247,19 +247,19 @@ class CudaExecutable(Executable):
         with self._on_origin(), self._capturing() as graph, noted, contextlib.ExitStack() as stack:
             for memory in self._memories:
                 stack.enter_context(memory.used())
-            if kind is Graph.STEP and self._inputs.rest:
+            if kind is CapturedGraph.STEP and self._inputs.rest:
                 self._inputs.rest_to_device()
-            elif kind is not Graph.DELIVER and len(self.stream_program.fork) >= _ROOTS:
+            elif kind is not CapturedGraph.DELIVER and len(self.stream_program.fork) >= _ROOTS:
                 self._root.add_(1)
-            results = self._made_by_run() if kind is Graph.DELIVER else self._record()
-            if kind is not Graph.RUN:
-                self._outputs.to_host(results, graph=int(kind is Graph.DELIVER))
+            results = self._made_by_run() if kind is CapturedGraph.DELIVER else self._record()
+            if kind is not CapturedGraph.RUN:
+                self._outputs.to_host(results, graph=int(kind is CapturedGraph.DELIVER))
         self._graphs[kind] = GraphExec(graph, self.device.place)
         self._results[kind] = results
 
     def _made_by_run(self) -> dict[str, torch.Tensor]:
         """Makes results of inputs and constants, where nothing runs."""
-        return self._results[Graph.RUN if Graph.RUN in self._graphs else Graph.STEP]
+        return self._results[CapturedGraph.RUN if CapturedGraph.RUN in self._graphs else CapturedGraph.STEP]
 
     def _synchronize(self) -> None:
         for place in (self.device.place, *self._others):
@@ -298,8 +298,8 @@ class CudaExecutable(Executable):
         with self._ran(feeds, then) as results:
             if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
                 return {name: to_numpy(tensor) for name, tensor in results.items()} | self.program.known_outputs()
-            if Graph.DELIVER in self._graphs:
-                self._graphs[Graph.DELIVER].start()
+            if CapturedGraph.DELIVER in self._graphs:
+                self._graphs[CapturedGraph.DELIVER].start()
             else:
                 self._outputs.copy(results)
         self._outputs.settle()
@@ -319,9 +319,9 @@ class CudaExecutable(Executable):
     def _replay(self) -> None:
         self._outputs.expect()
         if self._inputs.input_copy is None:
-            self._graphs[Graph.STEP].start()
+            self._graphs[CapturedGraph.STEP].start()
         else:
-            self._graphs[Graph.STEP].start_holding()
+            self._graphs[CapturedGraph.STEP].start_holding()
 
     def end(self) -> dict[str, NDArray[Any]]:
         """Waits for the step that was begun, in the thread that began it."""
@@ -333,7 +333,7 @@ class CudaExecutable(Executable):
 
     def _arrive(self) -> None:
         if not self._outputs.arrived():
-            self._graphs[Graph.STEP].finish()
+            self._graphs[CapturedGraph.STEP].finish()
             self._outputs.settle()
 
     def start(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
@@ -345,12 +345,12 @@ class CudaExecutable(Executable):
             with torch.cuda.stream(self._origin):
                 self._inputs.join_tensors(parts, entries)
         self._outputs.expect()
-        self._graphs[Graph.STEP].start_on(self._origin)
+        self._graphs[CapturedGraph.STEP].start_on(self._origin)
         self._looks = 0
 
     def wait(self) -> None:
         """Waits for the step that was begun, without the interpreter's lock. It takes some µs longer than to look whether it is `over`."""
-        self._graphs[Graph.STEP].finish_on(self._origin)
+        self._graphs[CapturedGraph.STEP].finish_on(self._origin)
 
     def over(self) -> bool:
         """True if the step that was begun is over. What failed on the device is raised."""
@@ -369,7 +369,7 @@ class CudaExecutable(Executable):
     def outputs_on_device(self) -> dict[str, Any]:
         """Outputs of the step that was begun by `start` and is over, as tensors of the caller's own on the device."""
         with torch.no_grad(), torch.cuda.stream(self._origin):
-            own = {name: own_copy(tensor) for name, tensor in self._results[Graph.STEP].items()}
+            own = {name: own_copy(tensor) for name, tensor in self._results[CapturedGraph.STEP].items()}
             known = self.program.known_tensors(self.device.place)
         self._origin.synchronize()
         return own | known
@@ -424,16 +424,16 @@ class CudaExecutable(Executable):
         if not self._capture:
             with self._on_origin():
                 self._record()
-        elif Graph.RUN in self._graphs:
-            self._graphs[Graph.RUN].start()
+        elif CapturedGraph.RUN in self._graphs:
+            self._graphs[CapturedGraph.RUN].start()
 
     def launch(self) -> None:
         """One step on the inputs that are on the device already."""
         self._enqueue()
         if not self._capture:
             self._origin.synchronize()
-        elif Graph.RUN in self._graphs:
-            self._graphs[Graph.RUN].finish()
+        elif CapturedGraph.RUN in self._graphs:
+            self._graphs[CapturedGraph.RUN].finish()
 
     def device_times(self, count: int) -> list[float]:
         """Seconds of each of `count` back-to-back steps by the device's clock."""

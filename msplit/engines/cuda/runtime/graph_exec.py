@@ -11,7 +11,7 @@ import torch
 from msplit.engines.cuda.device.pools import check, holding, runtime
 
 
-class Graph(Enum):
+class CapturedGraph(Enum):
     """Captured graphs of a program. They share memory, and never run at once."""
 
     STEP = "fetches the inputs that are not sent ahead, runs, and delivers the outputs"

@@ -136,7 +136,7 @@ class _Together:
         return True
 
 
-class Inputs:
+class InputStaging:
     """A step's inputs in pinned host memory and on the device: one copy moves them all, or all but the large ones.
 
     Args:

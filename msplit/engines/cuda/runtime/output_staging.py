@@ -26,7 +26,7 @@ GRAPHS = 2
 """Those of a program that deliver its outputs: the whole step, and one that does nothing else."""
 
 
-class Outputs:
+class OutputStaging:
     """A step's outputs in pinned host memory.
 
     A kernel that writes there takes half as long as the copy engine, which is slow to start in a graph, and one kernel serves all

@@ -197,7 +197,8 @@ class Opened:
 
     def arena_bytes(self, rungs: Iterable[Restored]) -> int:
         """Bytes that an arena for these rungs takes at least: what the largest computes, inputs and outputs of all, and what CUDA
-        keeps for each kernel of a graph. Workspaces of libraries, 32 MiB a stream, come to that, and what PyTorch can not use of its segments."""
+        keeps for each kernel of a graph. Workspaces of libraries, 32 MiB a stream, come to that, and what PyTorch can
+        not use of its segments."""
         largest = kernels = ends = 0
         for rung in rungs:
             program = rung.compiled.program
