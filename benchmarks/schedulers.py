@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     tuned = tune(job, settings, streams=arguments.streams, given=rules, batch=batch)
     variants = tuned.variants
     variant = variants["plain"]
-    device = measurement.make_runner(variants)
+    device = measurement.CompiledVariants(variants).runner()
     plain: list[tuple[str, PlanCandidate]] = []
     skipped = {}
     candidates = choose(variant.problem, arguments.streams)

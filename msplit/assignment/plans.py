@@ -20,7 +20,6 @@ from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload
 from msplit.engines.base import Job
-from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, KernelMode, StoredPlan
 from msplit.engines.environment import environment
@@ -306,15 +305,9 @@ class Chooser:
         job = self._job()
         try:
             with progress.telling() as tell:
-                found = cuda.simulate_variants(
-                    job,
-                    tied,
-                    streams=streams,
-                    names=self._names,
-                    candidates=candidates,
-                    wait_us=wait_us,
-                    tell=self._tell or tell,
-                )
+                tell = self._tell or tell
+                compiled = ENGINE.variants(job, tied, self._names, tell=tell)
+                found = compiled.simulate(streams, candidates=candidates, wait_us=wait_us, tell=tell)
         except EngineError as error:
             return _not(error.what)
         if found is None:

@@ -42,7 +42,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Change:
-    """What has become of one variant: its times in the baseline, and now."""
+    """Change of one variant: its times in the baseline, and now."""
 
     then: Timed
     now: Timed
@@ -58,12 +58,12 @@ class Change:
         return (self.now.iqr_us + self.then.iqr_us) / 2 / self.then.median_us
 
     def fails(self, limit: float) -> bool:
-        """Whether it is slower by more than a share of its time, and by more than noise."""
+        """True if it is slower by more than a share of its time, and by more than noise."""
         return self.slower > limit + _SLACK and self.slower > self.noise
 
 
 @dataclass(frozen=True)
-class Compared:
+class BaselineComparison:
     """A measurement beside its baseline.
 
     Attributes:
@@ -83,7 +83,7 @@ class Compared:
 
     @property
     def failing(self) -> tuple[Change, ...]:
-        """What is slower than it may be."""
+        """Changes that are slower than allowed."""
         return () if self.limit is None else tuple(change for change in self.changes if change.fails(self.limit))
 
 
@@ -126,7 +126,7 @@ def timed(result: Mapping[str, Any], batch: int | None) -> Iterator[Timed]:
 
 
 def circumstances(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What decides on times beside the plan: of runs as plain data. Not the model's path, and no versions of msplit."""
+    """Circumstances of runs that decide on times beside the plan, as plain data. Not the model's path, and no versions of msplit."""
     first = runs[0]
     environment = first["result"]["environment"]
     gpus = [gpu.get("name") for gpu in environment.get("gpus") or ()]
@@ -140,7 +140,7 @@ def circumstances(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What was measured on or with something else, in words; what one side does not know is no difference."""
+    """Differences between the circumstances of two runs, in words; a fact that one side does not know is no difference."""
 
     def told(value: Any) -> str:
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -156,7 +156,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def compare(baseline: Baseline, runs: Sequence[Mapping[str, Any]], limit: float | None) -> Compared:
+def compare(baseline: Baseline, runs: Sequence[Mapping[str, Any]], limit: float | None) -> BaselineComparison:
     """Holds runs against a baseline. Variants are matched by batch and label; else by what was asked for, where that is one of each.
 
     Runs are payloads of `msplit bench`, one per batch; `limit` is the share of its time by which a variant may be slower.
@@ -172,7 +172,7 @@ def compare(baseline: Baseline, runs: Sequence[Mapping[str, Any]], limit: float 
         left.remove(then)
         changes.append(Change(then, one))
     differs = differences(baseline.circumstances, circumstances(runs))
-    return Compared(baseline, tuple(changes), tuple(left), tuple(new), tuple(differs), limit)
+    return BaselineComparison(baseline, tuple(changes), tuple(left), tuple(new), tuple(differs), limit)
 
 
 def _partner(one: Timed, left: Sequence[Timed]) -> Timed | None:

@@ -168,13 +168,13 @@ def bench_for(
 
 
 def _limited(job: Job, variants: Sequence[Variant], tuned: Tuned | None) -> Limits | None:
-    """What limits a job's kernels, and where the time of each variant that captures them as they are goes."""
+    """Limits of a job's kernels, and a breakdown of the time of each variant that captures them as they are."""
     ids = {one.label: one.job.ids for one in variants if one.engine is CUDA and _captures_plain(one.job)}
     return limits(job, plain=tuned.variants.get("plain") if tuned is not None else None, ids=ids)
 
 
 def _captures_plain(job: Job) -> bool:
-    """Whether a job runs as one graph, of kernels as they are."""
+    """True if a job runs as one graph, of kernels as they are."""
     return job.options.captures and job.options.mode is KernelMode.PLAIN and not job.options.devices
 
 

@@ -57,7 +57,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Bisected:
-    """What was found.
+    """Result of a bisection.
 
     Attributes:
         device: Where the engine ran: "cuda", or "cpu" with simulated streams.
@@ -160,7 +160,7 @@ class _Sides:
     def compared(
         self, keys: Iterable[Key], kernels: KernelMode, given: Mapping[Key, NDArray[Any]] | None = None
     ) -> dict[Key, OutputComparison]:
-        """How some values compare. Where others are given, they are inputs of the engine's side."""
+        """Compares some values of both sides. Where others are given, they are inputs of the engine's side."""
         found: dict[Key, OutputComparison] = {}
         for part in self._parts(keys):
             cut = self._cut(part)
@@ -200,7 +200,7 @@ class _Sides:
     def _stepped(
         self, flat: FlatGraph, kernels: KernelMode, given: Mapping[Key, NDArray[Any]]
     ) -> tuple[dict[str, NDArray[Any]], Arrays]:
-        """What the engine's first step gives, and the variables after it, where it writes any."""
+        """Outputs of the engine's first step, and the variables after it, if it writes any."""
         more = {f"{self.name(key)} (given)": (key, value) for key, value in given.items()}
         flat = replace(flat, inputs=(*flat.inputs, *(Tensor(name, *key) for name, (key, _) in more.items())))
         feeds = {**self.feeds, **{name: value for name, (_, value) in more.items()}}
@@ -232,7 +232,7 @@ class _Sides:
         return self.tensorflow([key for key in read if not dtype(self.flat, key).startswith(("int", "uint", "bool"))])
 
     def suspect(self, key: Key, found: OutputComparison) -> Suspect:
-        """What is known of a node whose value differs."""
+        """Describes a node whose value differs."""
         read = self._read([key[0]])
         inputs = self.compared(read, KernelMode.PLAIN)
         given = self._given(read)
@@ -301,7 +301,7 @@ class _Sides:
             session.close()
 
     def _change(self, name: str, got: Arrays, after: Arrays) -> OutputComparison:
-        """How what a step adds to a variable compares, as closely as the variable's own type can hold it; of other types, its value."""
+        """Compares the change of a variable in a step, as closely as the variable's own type can hold it; of other types, its value."""
         if name not in got:
             return compare({}, {name: after[name]}).outputs[0]
         before, expected, mine = self.state[name], after[name], got[name]

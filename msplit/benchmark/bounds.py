@@ -1,4 +1,4 @@
-"""What limits a measured model, and how much of that its variants reach."""
+"""Bounds on the speed of a measured model, and the share of them that its variants reach."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Job
-from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError
 from msplit.schedule.bounds import Bounds, StepBounds, bounds
 from msplit.schedule.simulate import Breakdown
@@ -71,10 +71,10 @@ def limits(job: Job, *, plain: CompiledVariant | None = None, ids: Mapping[str, 
     if plain is None:
         alone = np.full(len(job.flat), -1, np.int32)
         try:
-            plain = cuda.compile_variants(job, alone, ("plain",), seconds=MEASURE_SECONDS)["plain"]
+            plain = ENGINE.variants(job, alone, ("plain",), seconds=MEASURE_SECONDS)["plain"]
         except (RuntimeError, EngineError):
             # Out of memory, say: what was measured before is worth more than bounds by the clock.
-            plain = cuda.compile_variants(job, alone, ("plain",))["plain"]
+            plain = ENGINE.variants(job, alone, ("plain",))["plain"]
     if plain.compiled.dynamic:
         return None
     profiled = job.costs.constants is not None

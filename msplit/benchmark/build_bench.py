@@ -1,4 +1,4 @@
-"""How fast a build is, beside one stream of the same kernels."""
+"""Measures the speed of a build, beside one stream of the same kernels."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class BuildBench:
 
     @property
     def failed(self) -> bool:
-        """Whether outputs are wrong."""
+        """True if outputs are wrong."""
         return any(result.failed for _, result in self.results)
 
 
 @dataclass(frozen=True, eq=False)
 class _OneRung(Engine):
-    """See `engines.base.Engine`: makes one batch of a build run."""
+    """Engine that makes one batch of a build run."""
 
     loaded: Loaded
     program: str

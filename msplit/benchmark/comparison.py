@@ -22,7 +22,6 @@ from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload
 from msplit.engines.base import Job
-from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -72,7 +71,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """What `compare` found.
+    """Result of `compare`.
 
     Attributes:
         streams: Most streams.
@@ -177,12 +176,12 @@ def _kernels(
         return (), (), f"only running the model on a GPU shows what kernels it becomes; {why}"
     try:
         made = job()
-        found = cuda.simulate_variants(made, groups(made.flat).of, streams=streams, tell=tell)
+        found = ENGINE.variants(made, groups(made.flat).of, tell=tell).simulate(streams, tell=tell)
         if found is None:
             return (), (), "the engine launches no kernel for it"
         if found.dynamic:
             return (), (), _NO_GRAPH
-        runner = (device or cuda.make_runner)({name: variant.compiled for name, variant in found.variants.items()})
+        runner = device(found.compiled) if device else found.compiled.runner()
         one = single(found.plain.compiled.problem, found.plain.name)
         candidates = [variant.candidate() for variant in found.variants.values()]
         theirs, *ours = runner.times([one, *candidates], ROUNDS)
@@ -207,11 +206,11 @@ def _measured(
     tell: Progress | None,
 ) -> tuple[list[Row], str]:
     """The rows with times: some at a time, side by side with one stream."""
-    variants = cuda.compile_variants(job, groups(job.flat).of, (PLAIN,))
+    variants = ENGINE.variants(job, groups(job.flat).of, (PLAIN,))
     plain = variants[PLAIN]
     if plain.compiled.dynamic:
         raise EngineError(_NO_GRAPH)
-    runner = (device or cuda.make_runner)(variants)
+    runner = device(variants) if device else variants.runner()
     one = single(plain.problem, PLAIN)
     found = [
         None if row.skipped is not None else candidate_of(plain.problem, PLAIN, row.name, plain.streams_of(of_row))

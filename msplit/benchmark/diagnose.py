@@ -20,7 +20,7 @@ _DOMINATED = 0.6
 
 @dataclass(frozen=True)
 class Hints:
-    """What the cost model says of a graph.
+    """Figures of the cost model for a graph.
 
     Attributes:
         work_us: Sum of all times.

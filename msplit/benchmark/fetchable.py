@@ -33,12 +33,12 @@ AMBIGUOUS = (
 )
 
 _FLOW = ("flow", "flow_in", "flow_out")
-"""What TensorFlow calls flows among the inputs and outputs of ops."""
+"""Names that TensorFlow gives to flows among the inputs and outputs of ops."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fetchable:
-    """What a step computes, as far as it can be compared.
+    """Values that a step computes, as far as they can be compared.
 
     Attributes:
         keys: What outputs and targets need and can be compared, in topological order. Constants and what is fed are not among it.
@@ -79,12 +79,12 @@ def dtype(flat: FlatGraph, key: Key) -> str:
 
 
 def is_number(flat: FlatGraph, key: Key) -> bool:
-    """Whether a value is an array of numbers."""
+    """True if a value is an array of numbers."""
     return dtype(flat, key) not in ("", "string", "variant", "resource")
 
 
 def reads_variable(flat: FlatGraph, node: int) -> bool:
-    """Whether a node reads a variable itself: also by way of a reference's Identity, which shows what is written later, too."""
+    """True if a node reads a variable itself: also by way of a reference's Identity, which shows what is written later, too."""
     graph = flat.graph
     sources = graph.inputs(node)
     behind = (one for source, _ in sources if graph.ops[source] == "Identity" for one in graph.inputs(source))
@@ -110,7 +110,7 @@ def read_by(flat: FlatGraph, found: Fetchable, nodes: Iterable[int]) -> list[Key
 
 
 def _needed(flat: FlatGraph) -> Mask:
-    """What outputs and targets need, bodies of loops included."""
+    """Nodes that outputs and targets need, bodies of loops included."""
     back = flat.back_edges
     found = flat.graph.ancestors([*(tensor.node for tensor in flat.outputs), *flat.targets])
     while (more := back.src[found[back.dst] & ~found[back.src]]).size:
@@ -156,7 +156,7 @@ def _values(flat: FlatGraph, needed: Mask) -> Iterator[tuple[Key, str]]:
 
 
 def _is_flow(graph: Graph, node: int, flows: set[int]) -> bool:
-    """Whether what a node gives is a TensorArray's flow, a number that says nothing: `flows` are the nodes in front that give one."""
+    """True if the output of a node is a TensorArray's flow, a number that says nothing: `flows` are the nodes in front that give one."""
     info = schema.lookup(graph.ops[node])
     if info is not None and any(one.name in _FLOW for one in info.outputs):
         return True
@@ -204,6 +204,6 @@ def _state(flat: FlatGraph, needed: Mask) -> tuple[dict[str, list[int]], list[in
 
 
 def _is_handle(flat: FlatGraph, key: Key) -> bool:
-    """Whether a value stands for a variable."""
+    """True if a value stands for a variable."""
     found = dtype(flat, key)
     return found == "resource" or found.endswith("_ref")

@@ -1,4 +1,4 @@
-"""The same bench for several batch sizes."""
+"""Repeats a bench for several batch sizes."""
 
 from __future__ import annotations
 

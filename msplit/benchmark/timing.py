@@ -28,7 +28,7 @@ from msplit.verify.check import Verification, rebuild, verified
 from msplit.verify.results import BenchResult, Running, Settings, Variant, VariantResult
 
 _SLOW = 20.0
-"""How many times the asked duration a run may take to reach its fewest rounds."""
+"""Factor on the asked duration that a run may take to reach its fewest rounds."""
 
 
 def bench(
@@ -89,7 +89,7 @@ def bench(
 
 
 def _ask_driver(measured: Sequence[Running], settings: Settings, tell: Progress) -> None:
-    """How busy the GPU is with each variant, after all was measured: to be asked takes the driver time. Not in no time at all."""
+    """Asks the driver for the GPU's utilization by each variant, after all was measured, because asking takes the driver time."""
     for number, one in enumerate(measured):
         on_gpu = not str(one.running.facts().get("device", "CPU")).upper().startswith("CPU")
         if settings.duration and on_gpu and one.host:

@@ -1,4 +1,4 @@
-"""How busy a model keeps the GPU, and what to do first to keep it busier."""
+"""Utilization of the GPU by a model, and advice on the first thing to do to raise it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _STREAMS = 8
 
 
 @dataclass(frozen=True)
-class Busy:
-    """How busy the GPU is in one variant. Shares from 0 to 1, None where nobody can tell.
+class Utilization:
+    """Utilization of the GPU by one variant. Shares from 0 to 1, None where nobody can tell.
 
     Attributes:
         works: Of a user's step, in which the device works, by its own clock.
@@ -31,8 +31,8 @@ class Busy:
     filled: float | None
 
 
-def busy(variants: Sequence[VariantResult], limits: Limits | None) -> tuple[Busy, ...]:
-    """How busy the GPU is in each variant of which that is known."""
+def busy(variants: Sequence[VariantResult], limits: Limits | None) -> tuple[Utilization, ...]:
+    """Utilization of the GPU by each variant for which it is known."""
     found = []
     for one in variants:
         if one.host is None:
@@ -40,7 +40,7 @@ def busy(variants: Sequence[VariantResult], limits: Limits | None) -> tuple[Busy
         works = None if one.device is None else min(1.0, one.device.median / one.host.median)
         driver = None if one.utilization_percent is None else one.utilization_percent / 100
         if works is not None or driver is not None:
-            found.append(Busy(one.label, works, driver, None if limits is None else _filled(one, limits)))
+            found.append(Utilization(one.label, works, driver, None if limits is None else _filled(one, limits)))
     return tuple(found)
 
 
@@ -51,8 +51,8 @@ def _filled(variant: VariantResult, limits: Limits) -> float | None:
     return min(1.0, limits.steps.sm_time_us / (variant.device.median * 1e6))
 
 
-def advice(found: Sequence[Busy], variants: Sequence[VariantResult]) -> list[str]:
-    """What to do first to use the GPU more, in a sentence or two: fuse and group, more streams, more requests, then more GPUs."""
+def advice(found: Sequence[Utilization], variants: Sequence[VariantResult]) -> list[str]:
+    """Advice on how to use the GPU more, in a sentence or two: fuse and group, more streams, more requests, then more GPUs."""
     by_label = {one.label: one for one in found}
     measured = [one for one in variants if one.host is not None and one.label in by_label]
     if not measured:

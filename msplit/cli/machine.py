@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.coverage import toolchain
 from msplit.engines.environment import version
 from msplit.engines.nvidia import nvidia_smi, visible
 from msplit.errors import INSTALL_PYTORCH, INSTALL_SERVING, INSTALL_TENSORFLOW
@@ -143,7 +143,7 @@ def _compilers() -> list[Finding]:
             filter(None, ("Triton", version("triton")))
         )  # what comes with some builds of PyTorch is called otherwise
         triton = Finding("triton", OK, f"{name} compiles fused kernels and msplit's own")
-    found = cuda.c_compiler()
+    found = toolchain().compiler
     if found:
         compiler = Finding("c compiler", OK, f"{found}, for Triton's launchers")
     else:
@@ -156,16 +156,15 @@ def _kernels() -> list[Finding]:
     """Where compiled kernels are kept; nothing is said where there is no PyTorch, and so nothing to keep."""
     if importlib.util.find_spec("torch") is None:
         return []
-    unsafe = cuda.refused_folders()
-    if unsafe:
-        said, _, fix = unsafe[0].partition(": ")
+    tools = toolchain()
+    if tools.refused:
+        said, _, fix = tools.refused[0].partition(": ")
         return [Finding("compiled kernels", LIMITED, said, fix)]
-    path, writable = cuda.kernel_folder()
-    if path is None or not writable:
-        text = f"{path or 'the home folder'} can not be written to: fused kernels are compiled anew in each run"
+    if tools.folder is None or not tools.writable:
+        text = f"{tools.folder or 'the home folder'} can not be written to: fused kernels are compiled anew in each run"
         fix = "name a folder that can be written to in XDG_CACHE_HOME"
         return [Finding("compiled kernels", LIMITED, text, fix)]
-    return [Finding("compiled kernels", OK, f"kept in {path}; it can be deleted at any time")]
+    return [Finding("compiled kernels", OK, f"kept in {tools.folder}; it can be deleted at any time")]
 
 
 def lacking_to_serve() -> list[str]:

@@ -1,1 +1,1 @@
-"""What runs a plan: the cuda engine (ours) and the tensorflow engine (the stock runtime)."""
+"""Engines that run a plan: the cuda engine (ours) and the tensorflow engine (the stock runtime)."""

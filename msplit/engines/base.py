@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,9 +19,10 @@ from msplit.core.arguments import Precision, number, whole
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.engines.cuda.options import EngineOptions
-from msplit.errors import EngineError, MsplitError, WrongShape
+from msplit.errors import INSTALL_PYTORCH, DeviceLost, EngineError, MsplitError, WrongShape
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.cluster import Cluster
+from msplit.progress import importing
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -30,7 +36,7 @@ Following = Callable[[], Feeds | None]
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """How the tensorflow engine runs a job over a cluster.
+    """Options of the tensorflow engine for a job over a cluster.
 
     Attributes:
         devices: The device of each stream, as in ``/job:worker/task:1/device:CPU:0``; empty: those that the tasks have are asked for.
@@ -49,7 +55,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class TensorFlowOptions:
-    """How the tensorflow engine runs a job.
+    """Options of the tensorflow engine for a job.
 
     Attributes:
         xla: Compile the model with XLA; one stream only.
@@ -95,12 +101,12 @@ class TensorFlowOptions:
 
     @property
     def without_switches(self) -> TensorFlowOptions:
-        """The same with all of NVIDIA's switches off."""
+        """Copy of the options with all of NVIDIA's switches off."""
         return replace(self, merge_streams=False, private_threads=0, priorities=(), limits=())
 
     @property
     def switches(self) -> Mapping[str, TensorFlowOptions]:
-        """What each switch that is on does, in words, and the same with it alone."""
+        """Switches that are on, in words, each with the options that have it alone."""
         off = self.without_switches
         listed = {
             "merged copy streams": replace(off, merge_streams=self.merge_streams),
@@ -113,7 +119,7 @@ class TensorFlowOptions:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What an engine is asked to run.
+    """Graph, inputs and options that an engine is asked to run.
 
     Attributes:
         ids: Stream id per node of `flat`, all in ``0..streams-1``.
@@ -142,7 +148,7 @@ class Job:
 
 
 def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """The same for a part of a model: what runs before it may hand on more than it takes."""
+    """Refuses inputs of a part of a model like `refuse`; the part before it may hand on more than it takes, which is left out."""
     refuse({name: value for name, value in feeds.items() if name in inputs}, inputs)
 
 
@@ -211,7 +217,7 @@ _MASKED = np.ma.MaskedArray
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value that is not NumPy's speaks DLPack, so that it can be taken where it lies."""
+    """True if a value that is not NumPy's speaks DLPack, so that it can be taken where it lies."""
     return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
 
 
@@ -263,10 +269,10 @@ STEPS = "(steps before this one)"
 
 
 LOSS_SCALE, GOOD_STEPS = "(loss scale)", "(steps since the loss scale changed)"
-"""What the cuda engine keeps beside variables where it scales losses, a float32 and an int64 scalar; see `Executable.save_state`."""
+"""State that the cuda engine keeps where it scales losses, a float32 and an int64 scalar; see `Executable.save_state`."""
 
 FIRST_SCALE: Arrays = {LOSS_SCALE: np.array(2.0**15, np.float32), GOOD_STEPS: np.array(0, np.int64)}
-"""What they are before the first step: as Keras and TensorFlow 1 have it."""
+"""Values of both before the first step, as in Keras and TensorFlow 1."""
 
 BESIDE_VARIABLES = (STEPS, LOSS_SCALE, GOOD_STEPS)
 """All that `Executable.save_state` may give that is no variable of the model."""
@@ -394,3 +400,67 @@ class Engine:
             EngineError: The graph has something that the engine can not run; the message names the nodes and the way out.
         """
         raise NotImplementedError
+
+
+BURST_SECONDS = 0.003
+"""Seconds that one executable runs on in a round of `side_by_side`."""
+
+LEAST_BURST, MOST_BURST = 4, 40
+
+
+def side_by_side(running: Sequence[Executable], rounds: int, chance: random.Random) -> list[list[float]]:
+    """Times executables in turn: seconds of a step of each by the device's clock; in every round a burst of each, in a new order."""
+    bursts = [_burst(executable) for executable in running]
+    found: list[list[float]] = [[] for _ in running]
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for number in chance.sample(range(len(running)), len(running)):
+                # The first replay finds the caches full of what ran before.
+                found[number].append(median(_device_times(running[number], bursts[number] + 1)[1:]))
+    finally:
+        if collecting:
+            gc.enable()
+    return found
+
+
+def _burst(executable: Executable) -> int:
+    typical = median(_device_times(executable, 3))
+    return max(LEAST_BURST, min(MOST_BURST, int(BURST_SECONDS / max(typical, 1e-7))))
+
+
+def _device_times(executable: Executable, count: int) -> list[float]:
+    times = executable.device_times(count)
+    assert times is not None
+    return times
+
+
+def device_lost(problem: BaseException | None) -> DeviceLost | None:
+    """Error for a fault of the GPU's, which every later call reports again; None where an error neither is one nor comes from one."""
+    torch = sys.modules.get("torch")
+    while problem is not None:
+        if isinstance(problem, DeviceLost):
+            return problem
+        if torch is not None and isinstance(problem, (torch.AcceleratorError, torch.cuda.CudaError)):
+            said = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+            fix = "restart the process; a device that fails again is not healthy"
+            return DeviceLost(f"the GPU failed: {said}", fix=fix)
+        problem = problem.__cause__
+    return None
+
+
+@contextmanager
+def starting_pytorch() -> Iterator[None]:
+    """A phase for the import of what needs PyTorch.
+
+    Raises:
+        EngineError: PyTorch is not installed.
+    """
+    try:
+        with importing("torch", "PyTorch"):
+            yield
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").partition(".")[0] != "torch":
+            raise
+        raise EngineError("PyTorch is not installed, and this needs it", fix=INSTALL_PYTORCH) from None

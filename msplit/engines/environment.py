@@ -1,4 +1,4 @@
-"""What a measurement was taken on: versions, processor, GPU, commit."""
+"""Describes the machine of a measurement: versions, processor, GPU, commit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the checkout that msplit runs from. An environment inside of somebody's repository, which does not track it, has none."""
+    """Commit of the checkout that msplit runs from. An environment inside of somebody's repository, which does not track it, has none."""
     here = Path(__file__)
     if output_of("git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name) is None:
         return None

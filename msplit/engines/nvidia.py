@@ -1,4 +1,4 @@
-"""What the driver tells of NVIDIA's GPUs, by `nvidia-smi`: it comes with every driver. Nothing here imports a framework."""
+"""Asks the driver about NVIDIA's GPUs, by `nvidia-smi`: it comes with every driver. Nothing here imports a framework."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def nvidia_smi(what: str, fields: str, form: str = "csv,noheader") -> list[list[
 
 
 def output_of(*command: str) -> str | None:
-    """What a command prints; None where it fails or is not there."""
+    """Output of a command; None where it fails or is not there."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT)
     except (OSError, subprocess.SubprocessError):

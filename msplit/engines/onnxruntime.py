@@ -24,7 +24,7 @@ from msplit.opset.traits import DRAWN_ON_DEVICE, written
 from msplit.progress import phase
 
 OPSET = 18
-"""Of ONNX: the newest that tf2onnx 1.17 writes."""
+"""Version of ONNX's ops: the newest that tf2onnx 1.17 writes."""
 
 _PATIENCE = 300.0
 """Seconds that a conversion may take."""
@@ -51,7 +51,7 @@ class OnnxRuntime(Engine):
         return None if missing is None else f"{missing} is not installed"
 
     def device(self, job: Job) -> str:
-        """Where a job will run: "GPU" or "CPU"."""
+        """Device that a job will run on: "GPU" or "CPU"."""
         return "GPU" if job.options.on_gpu else "CPU"
 
     def build(self, job: Job) -> Executable:
@@ -69,7 +69,7 @@ class OnnxRuntime(Engine):
 
 
 def runs_on_gpu() -> bool:
-    """Whether it is installed here with support for NVIDIA GPUs."""
+    """True if it is installed here with support for NVIDIA GPUs."""
     if OnnxRuntime().unavailable() is not None:
         return False
     import onnxruntime
@@ -164,7 +164,7 @@ class Session(Executable):
         """None: it does not tell."""
 
     def facts(self) -> Mapping[str, Any]:
-        """What is known of the run."""
+        """Facts about the run."""
         return dict(self._facts)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ _GRACE = 1.0
 """Seconds that a process has to end by itself."""
 
 LOST = (EOFError, OSError)
-"""What a pipe raises whose other end is gone."""
+"""Errors of a pipe whose other end is gone."""
 
 
 class Process:
@@ -63,7 +63,7 @@ class Process:
             raise self._lost() from problem
 
     def receive(self) -> Any:
-        """What it has to say next; waits for it.
+        """Next message of the process; waits for it.
 
         Raises:
             EngineError: It has ended.
@@ -74,7 +74,7 @@ class Process:
             raise self._lost() from problem
 
     def said(self, seconds: float) -> bool:
-        """Whether it has something to say, after at most so long."""
+        """True if it has something to say, after at most so long."""
         return self._pipe.poll(seconds)
 
     def alive(self) -> None:
@@ -112,7 +112,7 @@ class Process:
 
 
 def serve(arguments: Sequence[str], answer: Callable[[Any], Any]) -> None:
-    """What such a process does: answers messages one after the other until the other end is gone."""
+    """Main loop of such a process: answers messages one after the other until the other end is gone."""
     pipe, parent = Connection(int(arguments[0])), int(arguments[1])
     with suppress(*LOST):
         while os.getppid() == parent:
@@ -120,7 +120,7 @@ def serve(arguments: Sequence[str], answer: Callable[[Any], Any]) -> None:
 
 
 def told(reply: Any) -> Any:
-    """What a process answers.
+    """Answer of a process.
 
     Raises:
         EngineError: What it raised.
@@ -141,12 +141,12 @@ class Problem:
 
     @staticmethod
     def of(error: Exception) -> Problem:
-        """What is to be told of an error."""
+        """Plain data of an error, to be sent."""
         if isinstance(error, MsplitError):
             kind = type(error) if isinstance(error, EngineError) else EngineError
             return Problem(error.what, error.where, error.fix, kind)
         return Problem(f"{type(error).__name__}: {error}", None, "this is a bug in msplit; please report it")
 
     def error(self) -> EngineError:
-        """The same, to be raised."""
+        """Error made of the plain data, to be raised."""
         return self.kind(self.what, where=self.where, fix=self.fix)

@@ -32,7 +32,7 @@ def _number(value: object) -> int:
 
 
 def remark(flat: FlatGraph, nodes: Sequence[int]) -> str | None:
-    """What a user should know about the random ops among some nodes: None where there are none, or all have a seed."""
+    """Note for the user about the random ops among some nodes: None where there are none, or all have a seed."""
     graph = flat.graph
     random = [node for node in nodes if graph.ops[node] in DRAWN_ON_DEVICE]
     unseeded = [graph.names[node] for node in random if not any(map(graph.attrs[node].get, ("seed", "seed2")))]

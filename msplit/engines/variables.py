@@ -1,4 +1,4 @@
-"""Which variable a node refers to: every engine names state alike."""
+"""Names the variable that a node refers to: every engine names state alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
 
 def storage(op: str, name: str, attrs: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """What a handle refers to: two handles with the same one are the same resource."""
+    """Storage that a handle refers to: two handles with the same one are the same resource."""
     shared = attrs.get("shared_name")
     if not isinstance(shared, str) or shared == _ANONYMOUS:
         return None

@@ -33,8 +33,8 @@ def document(
     commands: Sequence[Sequence[str]] = (),
     split: SplitJudgement | None = None,
 ) -> Document:
-    """What the user asked to see: `views` are of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and ``all``; `split` is
-    what several GPUs are worth, where that was asked for."""
+    """Document of the views that the user asked for: `views` are of ``summary``, ``branches``, ``embeddings``, ``regions``, ``nodes`` and
+    ``all``; `split` is what several GPUs are worth, where that was asked for."""
     everything, summary = "all" in views, "summary" in views
     most = {view: None if everything or view in views else _FEW for view in ("branches", "embeddings", "regions")}
     tables: list[Table] = []

@@ -24,7 +24,7 @@ _EXPLAINING = frozenset({"no-gain", "dominant", "moved", "host", "kernels", "spl
 
 @dataclass(frozen=True)
 class Outputs:
-    """What became of an assignment, in sentences.
+    """Results of an assignment, in sentences.
 
     Attributes:
         written: What was written where.
@@ -89,7 +89,7 @@ def document(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every:
 
 
 def _simulated(assigned: Assigned) -> bool:
-    """Whether there is a prediction: there may be more streams than can be simulated."""
+    """True if there is a prediction: there may be more streams than can be simulated."""
     try:
         return assigned.prediction is not None
     except MsplitError:
@@ -106,7 +106,7 @@ def _predicted(assigned: Assigned) -> str:
 
 
 def _old_ids(assigned: Assigned) -> list[tuple[str, str]]:
-    """What became of the ids that were on the model, if there were any."""
+    """Sentence on the ids that were on the model, if there were any."""
     model = assigned.flat.model
     kept, total = (sum(map(len, nodes.values())) for nodes in (assigned.by_hand, with_ids(model)))
     if not total:
@@ -124,14 +124,14 @@ def _moving(number: int) -> str:
 
 
 def counted(report: WriteReport, moved: int) -> str:
-    """What writing did to the ids: "3 stream ids set, 2 changed, 1 removed; 4 nodes change their stream"."""
+    """Counts of ids that writing changed: "3 stream ids set, 2 changed, 1 removed; 4 nodes change their stream"."""
     changed = f", {count(report.changed)} changed" if report.changed else ""
     removed = f", {count(report.removed)} removed" if report.removed else ""
     return f"{plural(report.new, 'stream id')} set{changed}{removed}; {_moving(moved)}"
 
 
 def about_plan(assigned: Assigned) -> str:
-    """What a plan file holds beside order and waits, as the end of a sentence."""
+    """Contents of a plan file beside order and waits, as the end of a sentence."""
     if assigned.kernels is None:
         return ""
     planned = assigned.kernels.planned
@@ -270,7 +270,7 @@ def _neighbours(title: str, assigned: Assigned, nodes: Any) -> Table:
 
 
 def explanation(assigned: Assigned, name: str, outputs: Outputs) -> dict[str, Any]:
-    """The same for JSON. The node is in the graph: `explain` was asked before."""
+    """Explanation for JSON. The node is in the graph: `explain` was asked before."""
     flat = assigned.flat
     node = flat.graph.index[name]
     rule, why = _decided(assigned, node)

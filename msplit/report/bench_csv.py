@@ -1,4 +1,4 @@
-"""What `bench` measured as CSV: a row per variant and batch."""
+"""Results of `bench` as CSV: a row per variant and batch."""
 
 from __future__ import annotations
 

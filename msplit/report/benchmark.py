@@ -73,7 +73,7 @@ def machine(environment: Mapping[str, Any]) -> str:
 
 
 def _on_the_host(variants: Sequence[VariantResult]) -> list[str]:
-    """What a reader must know of the clocks where TensorFlow has a part in the step."""
+    """Note about the clocks where TensorFlow has a part in the step."""
     nodes = max((variant.facts.get("host_nodes", 0) for variant in variants), default=0)
     if not nodes:
         return []
@@ -84,7 +84,7 @@ def _on_the_host(variants: Sequence[VariantResult]) -> list[str]:
 
 
 def times_and_gains(result: BenchResult) -> list[Table]:
-    """What a step takes, and how many times faster it is."""
+    """Time of a step, and its speedup."""
     return [_times(result.variants), *_gains(result.variants, ())]
 
 
@@ -108,7 +108,7 @@ def _grouped(warnings: Sequence[str], labels: Sequence[str]) -> list[str]:
 
 
 def verified(variants: Sequence[VariantResult]) -> str:
-    """What outputs were held against, in a sentence."""
+    """Names, in a sentence, the reference that outputs were held against."""
     checks = [check for variant in variants for check in variant.checks]
     wrong = [variant.label for variant in variants if variant.failed]
     if wrong:
@@ -121,7 +121,7 @@ def verified(variants: Sequence[VariantResult]) -> str:
 
 
 def _errors(variants: Sequence[VariantResult]) -> Table | None:
-    """How far outputs in half precision are from what they are first held against, the reference if there is one; the furthest first."""
+    """Distance of outputs in half precision from what they are first held against, the reference if there is one; the furthest first."""
     rows = []
     for variant in variants:
         check = next((check for check in variant.checks if check.precision != Precision.IEEE), None)
@@ -218,7 +218,7 @@ def _memory(variants: Sequence[VariantResult]) -> Table | None:
 
 
 def _lookups(found: Sequence[Hits]) -> Table:
-    """What the inputs meet in the model's tables; those that are met least, first."""
+    """Share of the inputs found in each of the model's tables; the smallest first."""
     rows = sorted(found, key=lambda one: (one.hits / max(one.values, 1), one.distinct / max(one.size, 1)))
     left = len(rows) - _MOST_TABLES
     note = "in it: of the values that are looked up; different: rows or keys that they meet"

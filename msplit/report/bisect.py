@@ -77,7 +77,7 @@ def _conclusion(found: Bisected) -> str:
 
 
 def payload(flat: FlatGraph, found: Bisected) -> dict[str, Any]:
-    """The same as data."""
+    """Result as plain data."""
     return {
         "model": {"path": str(flat.model.path), "format": str(flat.model.format)},
         "device": found.device,

@@ -1,4 +1,4 @@
-"""What limits a measured model, as a part of the report of `bench`."""
+"""Bounds of a measured model, as a part of the report of `bench`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _note(found: Limits, over: bool) -> str:
 
 
 def sentence(found: Limits, variants: Sequence[VariantResult]) -> list[str]:
-    """What streams could gain, and what they do."""
+    """Sentence on the gain that streams could have, and have."""
     steps = found.steps
     if steps.max_gain < WORTH:
         return [f"Streams have nothing to gain: {steps.limit} alone takes as long as all kernels one after the other."]
@@ -83,7 +83,7 @@ _TOLD = 0.01
 
 
 def _where(label: str, spent: Breakdown) -> str:
-    """Where the time goes, the largest part first; what is below a hundredth is left out."""
+    """Parts of the time, the largest first; those below a hundredth are left out."""
     parts = sorted(spent.parts.items(), key=lambda part: -part[1])
     told = [f"{micros(us)} {_WORDS[name]}" for name, us in parts if us > _TOLD * spent.makespan_us]
     return f"Of the {micros(spent.makespan_us)} that {label} should take, {', '.join([f'{micros(spent.kernels_us)} are kernels', *told])}."

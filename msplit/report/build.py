@@ -1,4 +1,4 @@
-"""What is in a build, as text and JSON."""
+"""Contents of a build, as text and JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msplit.run.build import Build
 
 
 def document(found: Build) -> Document:
-    """What it runs and why, what it was made for, how fast it was, and how large it is."""
+    """Document of a build: the variant it runs and why, the machine it was made for, its speed and its size."""
     manifest = found.manifest
     facts = [
         ("model", manifest.model),
@@ -54,7 +54,7 @@ def document(found: Build) -> Document:
 
 
 def payload(found: Build) -> dict[str, Any]:
-    """The same as plain data."""
+    """Contents of a build as plain data."""
     manifest = found.manifest
     rows = None if manifest.rows is None else {"inputs": dict(manifest.rows[0]), "outputs": dict(manifest.rows[1])}
     return {
@@ -87,7 +87,7 @@ def payload(found: Build) -> dict[str, Any]:
 
 
 def bench_document(path: Path, found: BuildBench) -> Document:
-    """What a step of each batch takes, beside one stream of the same kernels."""
+    """Time of a step of each batch, beside one stream of the same kernels."""
     machine, tables, warnings, checked = "", list[Table](), list[str](), list[str]()
     for batch, result in found.results:
         machine = benchmark.machine(result.environment)
@@ -101,7 +101,7 @@ def bench_document(path: Path, found: BuildBench) -> Document:
 
 
 def bench_payload(path: Path, found: BuildBench) -> dict[str, Any]:
-    """The same as plain data, every raw time included."""
+    """Times of a build as plain data, every raw time included."""
     return {
         "build": str(path),
         "runs": found.manifest.label,

@@ -1,16 +1,16 @@
-"""How busy the GPU was, as a part of the report of `bench`."""
+"""Utilization of the GPU, as a part of the report of `bench`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from msplit.benchmark.utilization import Busy
+from msplit.benchmark.utilization import Utilization
 from msplit.report.bounds import short
 from msplit.report.document import Table
 
 
-def table(found: Sequence[Busy]) -> Table:
+def table(found: Sequence[Utilization]) -> Table:
     """A row per variant."""
     rows = [(short(one.label), _share(one.works), _share(one.driver), _share(one.filled)) for one in found]
     note = (
@@ -24,8 +24,8 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def payload(found: Sequence[Busy]) -> list[dict[str, Any]]:
-    """The same for JSON."""
+def payload(found: Sequence[Utilization]) -> list[dict[str, Any]]:
+    """Utilization for JSON."""
     return [
         {
             "label": one.label,

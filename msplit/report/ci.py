@@ -156,6 +156,6 @@ def _uri(file: str) -> str:
 
 
 def _fingerprint(found: Reported, file: str) -> str:
-    """The same for the same finding in the next run, though its figures may differ: code, file and first node."""
+    """Fingerprint that a finding keeps in the next run, though its figures may differ: code, file and first node."""
     first = found.finding.nodes[0] if found.finding.nodes else ""
     return hashlib.sha256("\n".join((found.code, file, first)).encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,4 +1,4 @@
-"""What changed between two annotated models: streams of nodes, why, and what that does to the plan."""
+"""Changes between two annotated models: streams of nodes, why, and what that does to the plan."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ Entry = TypeVar("Entry", Move, Node)
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
-    """What changed.
+class ModelChanges:
+    """Changes between two models.
 
     Attributes:
         moved: Nodes of both on different streams, the costliest first.
@@ -95,7 +95,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether nothing changed."""
+        """True if nothing changed."""
         return not (self.moved or self.added or self.removed or self.replaced)
 
     @cached_property
@@ -133,7 +133,7 @@ def annotated_ids(flat: FlatGraph) -> Ints:
 
 
 @no_collection()
-def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
+def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> ModelChanges:
     """Matches the nodes of two models by name and compares their streams.
 
     Rules are applied to the new model without looking at the ids there. Where they give a node the id that it has, their reason is
@@ -159,13 +159,13 @@ def compare(old: Side, new: Side, ruleset: RuleSet | None = None) -> Comparison:
             time = float(new.prediction.kernel_us[node])
             moved.append(Move(name, new.flat.graph.ops[node], *ids, time, *reason(node)))
     removed = [_node(old, node) for node in np.flatnonzero(~seen).tolist()]
-    return Comparison(
+    return ModelChanges(
         old, new, _costly(moved), _costly(added), _costly(removed), _costly(replaced), explained=ruleset is not None
     )
 
 
 def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | None = None) -> rules.RulesResult:
-    """What rules give, whatever ids the file holds: those came from rules, and as claims of `manual` they would explain themselves.
+    """Assigns by rules alone, whatever ids the file holds: those came from rules, and as claims of `manual` they would explain themselves.
 
     The record knows others, which were set by hand.
     """
@@ -175,7 +175,7 @@ def by_rules(flat: FlatGraph, costs: Costs, ruleset: RuleSet, streams: int | Non
 
 
 def _reasons(side: Side, ruleset: RuleSet | None) -> Callable[[int], tuple[str, str]]:
-    """What gives (rule, reason) of the id that a node of the new model has."""
+    """Function that gives (rule, reason) of the id that a node of the new model has."""
     if ruleset is None:
         return lambda _: ("", "")
     outcome = by_rules(side.flat, side.costs, ruleset)

@@ -1,4 +1,4 @@
-"""What a model file holds, for `msplit show`."""
+"""Contents of a model file, for `msplit show`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _about(graph: GraphContents) -> str:
 
 
 def _named(found: Contents, graph: GraphContents) -> str:
-    """What tells a graph from the file's others."""
+    """Title that tells a graph from the file's others."""
     return f"{','.join(graph.tags) or 'no tags'}: " if len(found.graphs) > 1 else ""
 
 
@@ -76,13 +76,13 @@ def _functions(name: str, functions: Sequence[FunctionHead], *, everything: bool
 
 
 def _types(arguments: Sequence[tuple[str, str]]) -> str:
-    """How many arguments of which type: a body may have hundreds."""
+    """Counts of arguments by type: a body may have hundreds."""
     counts = Counter(dtype for _, dtype in arguments)
     return ", ".join(f"{number} {dtype}" if number > 1 else dtype for dtype, number in counts.items()) or "-"
 
 
 def _hints(found: Contents) -> list[str]:
-    """What has to be chosen before other commands can read it."""
+    """Choices to make before other commands can read it."""
     said = []
     if len(found.graphs) > 1:
         tags = ",".join(found.graphs[0].tags) or '""'

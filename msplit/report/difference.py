@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msplit.cost.gpus import gpu_title
-from msplit.report.compare import Comparison, Node, Side
+from msplit.report.compare import ModelChanges, Node, Side
 from msplit.report.document import Document, Name, Table, first
 from msplit.report.text import count, micros, more, plural, ratio
 
@@ -14,7 +14,7 @@ SHOWN = 30
 """Nodes and groups that a table lists unless more are asked for; JSON has all."""
 
 
-def document(found: Comparison, limit: int | None = SHOWN, *, judged_with: str = "") -> Document:
+def document(found: ModelChanges, limit: int | None = SHOWN, *, judged_with: str = "") -> Document:
     """The comparison for people.
 
     Args:
@@ -36,7 +36,7 @@ def document(found: Comparison, limit: int | None = SHOWN, *, judged_with: str =
     return Document(title, _facts(found), tables, notes=(_conclusion(old, new), *judged), warnings=_warnings(found))
 
 
-def _facts(found: Comparison) -> list[tuple[str, str]]:
+def _facts(found: ModelChanges) -> list[tuple[str, str]]:
     changed = f"{plural(len(found.moved), 'node')}, {micros(found.moved_us)} of kernels"
     return [
         ("nodes", f"{count(len(found.old.flat))} → {count(len(found.new.flat))}"),
@@ -46,7 +46,7 @@ def _facts(found: Comparison) -> list[tuple[str, str]]:
     ]
 
 
-def _warnings(found: Comparison) -> list[str]:
+def _warnings(found: ModelChanges) -> list[str]:
     if len(found.added) < len(found.new.flat):
         return []
     return ["The two models have no node name in common, so there is nothing to compare."]
@@ -81,7 +81,7 @@ def _load_table(old: Side, new: Side) -> Table:
     return Table("Cost per stream", (">stream", ">before", ">now", ">change"), rows)
 
 
-def _group_table(found: Comparison, limit: int | None) -> Table:
+def _group_table(found: ModelChanges, limit: int | None) -> Table:
     rows = []
     for (before, now, rule, why), moves in list(found.groups.items())[:limit]:
         reason = (f"{rule}: {why}",) if found.explained else ()
@@ -94,7 +94,7 @@ def _group_table(found: Comparison, limit: int | None) -> Table:
     )
 
 
-def _move_table(found: Comparison, limit: int | None) -> Table:
+def _move_table(found: ModelChanges, limit: int | None) -> Table:
     explained = found.explained
     return first(
         "Nodes whose stream changed",
@@ -139,7 +139,7 @@ def _conclusion(old: Side, new: Side) -> str:
     return f"The prediction says {micros(abs(change))}{share} {'slower' if change > 0 else 'faster'}: {micros(before)} → {micros(now)}."
 
 
-def payload(found: Comparison, *, judged_with: str = "") -> dict[str, Any]:
+def payload(found: ModelChanges, *, judged_with: str = "") -> dict[str, Any]:
     """The comparison for JSON."""
     return {
         "old": _side(found.old),

@@ -1,4 +1,4 @@
-"""What a command has to say, as plain data: one document becomes a terminal table or Markdown. JSON comes from the results."""
+"""Output of a command as plain data: one document becomes a terminal table or Markdown. JSON comes from the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks found, as a document (terminal, Markdown), as plain data for JSON, and as pages of explanation."""
+"""Findings of the checks, as a document (terminal, Markdown), as plain data for JSON, and as pages of explanation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _summary(report: Report) -> str:
 
 
 def baseline_notes(report: Report) -> list[str]:
-    """What the baseline left out, and what it has in vain."""
+    """Notes on findings that the baseline left out, and on its entries that match nothing."""
     notes = []
     if report.known:
         notes.append(
@@ -64,7 +64,7 @@ def together(reports: Sequence[Report]) -> Mapping[str, Any]:
 
 
 def omissions(report: Report) -> tuple[str, ...]:
-    """What is not in the list of findings."""
+    """Notes on findings that are not in the list."""
     return tuple(f"{number:,} more findings of {code} are not listed" for code, number in report.omitted.items())
 
 

@@ -1,4 +1,4 @@
-"""What `analyze` says of isomorphic branches, and of those that nearly are."""
+"""Report of `analyze` on isomorphic branches, and on those that nearly are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each layer adds, from one stream to larger kernels, as a part of the report of `bench`."""
+"""Gain of each layer, from one stream to larger kernels, as a part of the report of `bench`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _gain(ratio: Ratio | None) -> str:
 
 
 def _fusion(facts: Mapping[str, Any]) -> str:
-    """What fusion did, in a sentence."""
+    """Sentence on the results of fusion."""
     text = f"fused: {plural(facts['fused_ops'], 'op')} in {plural(facts['fused_groups'], 'group')}"
     if "compile_seconds" in facts:
         text += f", {plural(facts['fused_kernels'], 'different kernel')}, compiled in {facts['compile_seconds']:.1f} s"
@@ -94,7 +94,7 @@ def _fusion(facts: Mapping[str, Any]) -> str:
 
 
 def _grouping(facts: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """What grouping did, in a sentence."""
+    """Sentence on the results of grouping."""
     sizes = [f"{number} of {size}" for size, number in facts["group_sizes"].items()]
     shown = ", ".join(sizes[:_FEW_SIZES]) + (", …" if sizes[_FEW_SIZES:] else "")
     text = f"grouped: {plural(facts['grouped_ops'], 'op')} in {plural(facts['groups'], 'group')} ({shown})"

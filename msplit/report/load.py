@@ -17,7 +17,7 @@ _QUANTITIES = ("p50", "p90", "p99", "mean", "max")
 
 
 def document(found: LoadResult) -> Document:
-    """What each target answered at most, and the latency of each level."""
+    """Highest rate of each target, and the latency of each level."""
     measured = [target for target in found.targets if not target.skipped]
     answers = sum(point.total("checked") for point in found.points)
     apart = f"{found.distinct[1]} of {count(found.distinct[0])}"
@@ -56,7 +56,7 @@ def _points(found: LoadResult, target: TargetResult) -> list[Point]:
 
 
 def _steps(target: TargetResult) -> str:
-    """What a pool says that it did, in words."""
+    """Counts of a pool, in words."""
     facts = target.facts
     if not facts.get("steps") or "filled" not in facts:
         return ""
@@ -65,7 +65,7 @@ def _steps(target: TargetResult) -> str:
 
 
 def _wrong(points: Sequence[Point]) -> list[str]:
-    """What is wrong with answers, by point."""
+    """Errors in answers, by point."""
     return [
         f"{point.target}, {point.name}: {count(wrong)} of {count(point.total('checked'))}; {_first(run.says for run in point.runs)}"
         for point in points

@@ -12,7 +12,7 @@ from msplit.report.text import count, plural
 
 
 def tables(placements: Mapping[str, Placement]) -> list[Table]:
-    """How many nodes are on each device, and each node, of some variants."""
+    """Tables of the number of nodes on each device, and of each node, of some variants."""
     rows = []
     for label, nodes in placements.items():
         found = Counter(node.device for node in nodes)
@@ -32,7 +32,7 @@ def tables(placements: Mapping[str, Placement]) -> list[Table]:
 
 
 def notes(placements: Mapping[str, Placement]) -> list[str]:
-    """What is not where it was to be, in sentences."""
+    """Sentences on nodes that are not on the device that was asked for."""
     found = []
     for label, nodes in placements.items():
         moved = [node for node in nodes if _is_moved(node.asked, node.device)]
@@ -50,7 +50,7 @@ def _is_moved(asked: str, device: str) -> bool:
 
 
 def payload(placements: Mapping[str, Placement]) -> dict[str, Any]:
-    """The same for JSON: nodes by variant."""
+    """Placement for JSON: nodes by variant."""
     return {
         label: [
             {"node": node.name, "op": node.op, "asked": node.asked or None, "device": node.device} for node in nodes

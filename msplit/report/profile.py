@@ -17,7 +17,7 @@ _FEW = 12
 
 
 def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[str] = ()) -> Document:
-    """What takes the time, beside what the data sheet says (`static`, at the profile's shapes), and the GPU's own constants."""
+    """Kernels that take the time, beside what the data sheet says (`static`, at the profile's shapes), and the GPU's own constants."""
     estimates = estimated(found, flat, static)
     uses = np.bincount([step.kernel for step in found.steps if step.kernel >= 0], minlength=len(found.kernels))
     totals = np.asarray([kernel.time_us for kernel in found.kernels]) * uses
@@ -79,7 +79,7 @@ def estimated(found: Profile, flat: FlatGraph, static: Costs) -> np.ndarray[tupl
 
 
 def payload(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The same for JSON; the profile itself is in its file."""
+    """Profile's summary for JSON; the profile itself is in its file."""
     return {
         "model": str(flat.model.path),
         "device": found.device,

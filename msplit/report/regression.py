@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from msplit.benchmark.baseline import Change, Compared, Timed
+from msplit.benchmark.baseline import BaselineComparison, Change, Timed
 from msplit.report.document import Table
 from msplit.report.text import micros, plural
 
 
-def table(found: Compared) -> Table:
+def table(found: BaselineComparison) -> Table:
     """Each variant then and now."""
     rows = [
         (
@@ -44,8 +44,8 @@ def _verdict(one: Change, limit: float | None) -> str:
     return "slower" if limit is None else "slower, within the limit"
 
 
-def warnings(found: Compared) -> list[str]:
-    """What makes the comparison doubtful."""
+def warnings(found: BaselineComparison) -> list[str]:
+    """Warnings about circumstances that make the comparison doubtful."""
     said = [f"{found.baseline.path} was measured with {difference}" for difference in found.differs]
     if found.missing:
         said.append(f"in the baseline only, so not compared: {'; '.join(map(_name, found.missing))}")
@@ -62,7 +62,7 @@ def warnings(found: Compared) -> list[str]:
     return said
 
 
-def failures(found: Compared) -> list[str]:
+def failures(found: BaselineComparison) -> list[str]:
     """A sentence for each variant that is slower than it may be."""
     return [
         f"{_name(one.now)} is {_percent(one.slower).removeprefix('+')} slower than in {found.baseline.path}: "
@@ -71,7 +71,7 @@ def failures(found: Compared) -> list[str]:
     ]
 
 
-def payload(found: Compared) -> dict[str, Any]:
+def payload(found: BaselineComparison) -> dict[str, Any]:
     """Everything for JSON."""
     return {
         "path": str(found.baseline.path),

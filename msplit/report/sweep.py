@@ -58,7 +58,7 @@ def _times(found: Sweep, shown: Sequence[Line]) -> Table:
 
 
 def _gains(found: Sweep, shown: Sequence[Line]) -> list[Table]:
-    """How many times faster than the first line that others are compared with in every batch."""
+    """Speedup over the first line that others are compared with in every batch."""
     clock = clock_of(shown)
     variants = [variant for line in shown for variant in line.variants.values()]
     over = list(dict.fromkeys(ratio.over for variant in variants for ratio in variant.ratios if ratio.clock == clock))

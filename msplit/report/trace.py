@@ -219,7 +219,7 @@ def _block(
 
 
 def node_args(flat: FlatGraph, costs: Costs, node: int, assignment: Assignment | None = None) -> dict[str, Any]:
-    """What a slice of a node says about it: op, cost, and the rule that decided its stream."""
+    """Arguments of a node's slice: op, cost, and the rule that decided its stream."""
     args: dict[str, Any] = {
         "op": flat.graph.ops[node],
         "cost_us": round(float(costs.time_us[node]), 3),

@@ -1,4 +1,4 @@
-"""What came of a training, as text and JSON."""
+"""Results of a training, as text and JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Told:
 
     @staticmethod
     def of(trainer: Trainer, trained: TrainingResult) -> Told:
-        """Of a trainer that is not closed yet."""
+        """Takes the results of a trainer that is not closed yet."""
         runner, model = trainer.runner, trainer.flat.model
         return Told(
             str(model.path),
@@ -47,7 +47,7 @@ class Told:
 
 
 def document(told: Told) -> Document:
-    """How far it came, how fast, and what the loss did."""
+    """Document of a training: its steps, its speed and its loss."""
     found = told.trained
     done, rate = found.steps - found.before, found.steps_per_second
     facts = [
@@ -80,7 +80,7 @@ def _text(value: Any) -> str:
 
 
 def payload(told: Told) -> dict[str, Any]:
-    """The same as plain data."""
+    """Results of a training as plain data."""
     found = told.trained
     rate = found.steps_per_second
     return {

@@ -1,4 +1,4 @@
-"""What tuning tried and took, as a part of the report of `bench`."""
+"""Candidates that tuning tried and took, as a part of the report of `bench`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _row(measurement: Measurement) -> tuple[str, ...]:
 
 
 def notes(tuned: Tuned) -> list[str]:
-    """How the search went, and what was taken, in words."""
+    """Notes on the search, and on the candidate that was taken."""
     found = tuned.found
     tried = sum(measurement.gain is not None for measurement in found.measurements)
     lines = [
@@ -99,7 +99,7 @@ def payload(tuned: Tuned) -> dict[str, Any]:
 
 
 def mixed_notes(mixed: MixedPrecision) -> list[str]:
-    """What stays in float32, in words."""
+    """Notes on the nodes that stay in float32."""
     away = f"the outputs are {mixed.error:.2g} away from IEEE float32 at most (root mean square, relative)"
     if not mixed.holds:
         return [
@@ -113,7 +113,7 @@ def mixed_notes(mixed: MixedPrecision) -> list[str]:
 
 
 def mixed_payload(flat: FlatGraph, mixed: MixedPrecision) -> dict[str, Any]:
-    """The same for JSON, with the nodes by name. An error that is infinite is None."""
+    """Nodes in float32 for JSON, by name. An error that is infinite is None."""
 
     def finite(value: float) -> float | None:
         return value if math.isfinite(value) else None
@@ -131,7 +131,7 @@ def mixed_payload(flat: FlatGraph, mixed: MixedPrecision) -> dict[str, Any]:
 
 
 def search_payload(found: Found) -> dict[str, Any]:
-    """What was tried."""
+    """Candidates that were tried, for JSON."""
     return {
         "seconds": found.seconds,
         "stopped": found.stopped,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Job
-from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode
 from msplit.errors import EngineError
@@ -123,7 +122,7 @@ def predicted(steps: Sequence[AblationStep], variants: Sequence[Variant]) -> tup
     for step in steps:
         job = jobs[step.label]
         known = step.predicted_us is not None or not job.options.captures or ENGINE.compile(job).dynamic
-        found.append(step if known else replace(step, predicted_us=cuda.predicted_us(job)))
+        found.append(step if known else replace(step, predicted_us=ENGINE.compile(job).predicted_us(job)))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,8 @@ from msplit.analysis.rows.proof import independent_rows
 from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core.arguments import listed, whole
 from msplit.engines.base import Arrays
-from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.coverage import cover
+from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
@@ -34,6 +34,9 @@ from msplit.run.request import BuildOptions, RunRequest, as_recorded, request_of
 from msplit.run.runner import Runner
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.compare import computed_in
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.engine import Packed, Weights
 
 STEPS = 30
 """Steps that tell how fast a build is."""
@@ -82,8 +85,8 @@ class Made:
     """
 
     manifest: Manifest
-    weights: cuda.Weights
-    packed: Mapping[str, cuda.Packed]
+    weights: Weights
+    packed: Mapping[str, Packed]
     references: Mapping[str, Reference]
 
 
@@ -148,7 +151,8 @@ def make(
     request = replace(request, engine="cuda", devices=request.devices[:1])  # it runs on whichever it is opened on
     request, said = as_recorded(flat, request)
     wanted: list[int | None] = [*sorted(set(batches))] or [request.batch]
-    weights, packed, references, rungs = cuda.Weights(), dict[str, cuda.Packed](), dict[str, Reference](), list[Rung]()
+    builds, references, rungs = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Rung]()
+    packed: dict[str, Packed] = {}
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
     with timing() as phases:
         for number, batch in enumerate(wanted, 1):
@@ -157,16 +161,16 @@ def make(
                 (progress or silent)("packing", number / len(wanted))
                 with phase("packing"):
                     rung = _rung(number, batch, runner, ready.chosen.job.feeds)
-                    packed[rung.program] = cuda.pack_rung(ready.chosen.job, runner.executable, weights)
+                    packed[rung.program] = builds.pack(ready.chosen.job, runner.executable)
                     references[rung.program] = _reference(ready)
                 rungs.append(rung)
                 chosen.append((runner.label, ready.why, runner.notes))
-            cuda.ENGINE.forget(flat)
+            ENGINE.forget(flat)
     prepared()
     rows, mixes = rows_of(flat, request)
     label, why, _ = chosen[-1]
     manifest = Manifest(
-        made_for=cuda.made_for(request.places[0]),
+        made_for=builds.made_for,
         model=str(flat.model.path),
         digest=formats.graph_hash(flat.model) if flat.model.graph_def is not None else "",
         label=label,
@@ -183,7 +187,7 @@ def make(
         preparation={one.phase: one.seconds for one in phases.stop().phases},
         files={},
     )
-    return Made(manifest, weights, packed, references)
+    return Made(manifest, builds.weights, packed, references)
 
 
 def _check_batches(flat: FlatGraph, request: RunRequest | None, batches: Sequence[int]) -> None:

@@ -10,7 +10,6 @@ from msplit.assignment.assignment import assign
 from msplit.assignment.defaults import anew
 from msplit.assignment.plans import Chooser, ends_with_auto, with_kernels
 from msplit.engines.base import Engine, Job
-from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.errors import MsplitError
@@ -63,7 +62,7 @@ def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
     if setup.planned is not None:
         variants.append(setup.planned)
         notes += setup.plan_notes
-        if not cuda.runs_as_stored(setup.planned.job):
+        if not CUDA.compile(setup.planned.job).runs_as_stored(setup.planned.job):
             notes.append("of the plan only the streams are used: it holds no order of the kernels that run here")
     tuned, found = None, list[Variant]()
     if request.tune is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from msplit.core import arguments
 from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Executable
-from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError, LoadError
 from msplit.formats import build as files
@@ -26,6 +27,9 @@ from msplit.run.prepare import runner_of
 from msplit.run.runner import Runner
 from msplit.verify.compare import compare
 from msplit.verify.results import OutputCheck
+
+if TYPE_CHECKING:
+    from msplit.engines.cuda.engine import Opened, Restored, Steps
 
 
 def open(
@@ -97,8 +101,8 @@ class Loaded:
     manifest: Manifest
     references: Mapping[str, Reference]
     notes: tuple[str, ...]
-    opened: cuda.Opened
-    restored: Mapping[str, cuda.Restored]
+    opened: Opened
+    restored: Mapping[str, Restored]
 
 
 def load(path: str | os.PathLike[str], *, strict: bool = False) -> Loaded:
@@ -113,23 +117,27 @@ def load_on(path: str | os.PathLike[str], gpus: Sequence[int], *, strict: bool =
         manifest = files.read(folder)
         files.verify(folder, manifest)
     device = "cpu" if manifest.made_for.get("device") == "cpu" else "cuda"
-    if device == "cuda" and (why := cuda.ENGINE.unavailable()):
+    if device == "cuda" and (why := ENGINE.unavailable()):
         raise EngineError(f"the build can not run here: {why}", where=str(folder), fix="see `msplit doctor`")
     places = [f"{device}:{number}" for number in gpus] or [device]
-    if why := cuda.missing(places):
+    if why := ENGINE.unavailable(places):
         raise EngineError(why, where=str(folder), fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
     with _whole_or_not(folder), phase("loading weights"):
         memory = np.fromfile(folder / WEIGHTS, np.uint8)
-    steps = cuda.Steps()
-    return tuple(_bring(folder, manifest, memory, place, steps, strict=strict) for place in places)
+    loaded, steps = list[Loaded](), None
+    for place in places:
+        loaded.append(_bring(folder, manifest, memory, place, steps, strict=strict))
+        steps = loaded[0].opened.steps
+    return tuple(loaded)
 
 
 def _bring(
-    folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: str, steps: cuda.Steps, *, strict: bool
+    folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: str, steps: Steps | None, *, strict: bool
 ) -> Loaded:
     """Brings a build that was read to a device."""
-    differs = _differences(manifest.made_for, cuda.made_for(device))
-    serious = {name: text for name, text in differs.items() if name not in cuda.HARMLESS}
+    builds = ENGINE.builds(device)
+    differs = _differences(manifest.made_for, builds.made_for)
+    serious = {name: text for name, text in differs.items() if name not in builds.harmless}
     if serious and strict:
         raise EngineError(
             f"the build is for another machine: {'; '.join(serious.values())}",
@@ -142,7 +150,7 @@ def _bring(
     options = EngineOptions(device=device, capture=manifest.capture, measure=manifest.measured)
     with _whole_or_not(folder):
         with phase("loading weights"):
-            opened = cuda.Opened(
+            opened = builds.open(
                 memory,
                 folder / KERNELS,
                 options,

@@ -15,8 +15,7 @@ from msplit.assignment.model import opened
 from msplit.core import statistics
 from msplit.core.arguments import Precision
 from msplit.core.statistics import Ratio
-from msplit.engines.base import Arrays, Executable, TensorFlowOptions
-from msplit.engines.cuda import engine as cuda
+from msplit.engines.base import Arrays, Executable, TensorFlowOptions, side_by_side
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
@@ -220,7 +219,7 @@ def _gain_over(ready: Running, alone: Variant) -> Ratio | None:
             return None
         other = alone.engine.build(alone.job)
         try:
-            ours, theirs = cuda.side_by_side([executable, other], ROUNDS, random.Random(0))
+            ours, theirs = side_by_side([executable, other], ROUNDS, random.Random(0))
         finally:
             other.close()
     except BaseException:

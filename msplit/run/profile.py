@@ -18,8 +18,7 @@ from msplit.cost import profile as profiles
 from msplit.cost.profile import InputShape, Profile, ProfiledDevice, ProfiledStep, Workload
 from msplit.engines import environment
 from msplit.engines.base import Job
-from msplit.engines.cuda import engine as cuda
-from msplit.engines.cuda.engine import ENGINE, profile_kernels
+from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
@@ -104,10 +103,10 @@ def profile(
     if progress is not None:
         progress("building the model", 0.0)
     compiled = ENGINE.compile(job)
-    found = profile_kernels(job, compiled, seconds=request.seconds, grids=request.grids, progress=progress)
+    found = compiled.profile(job, seconds=request.seconds, grids=request.grids, progress=progress)
     one_us = None
     if device.type == "cuda" and not compiled.dynamic:
-        one_us = cuda.one_stream_seconds(job, compiled) * 1e6
+        one_us = compiled.one_stream_seconds(job) * 1e6
     names = flat.graph.names
     steps = tuple(
         ProfiledStep(tuple(names[node] for node in nodes if node < len(flat)), kernel)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import is_array, is_tensor
-from msplit.engines.cuda import engine as cuda
+from msplit.engines.base import Arrays, is_array, is_tensor
+from msplit.engines.cuda.engine import ENGINE
 
 _HOST = (1, 3)
 """DLPack's names of the host's memory: kDLCPU, and kDLCUDAHost for what is pinned."""
@@ -43,9 +43,18 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     if is_tensorflow(value):
         return np.asarray(value.numpy())
     if "torch" in sys.modules or value.__dlpack_device__()[0] not in _HOST:
-        found: NDArray[Any] = cuda.to_numpy(cuda.taken(name, value))
-        return found
+        return ENGINE.array(name, value)
     return np.from_dlpack(value)
+
+
+def as_tensors(arrays: Arrays) -> dict[str, Any]:
+    """Copies arrays to PyTorch tensors on the host, strings left as they are: a step takes them without writing to its `buffers`."""
+    if "torch" not in sys.modules:
+        return dict(arrays)
+    return {
+        name: value if value.dtype.kind in "OSU" else ENGINE.tensor(name, np.array(value))
+        for name, value in arrays.items()
+    }
 
 
 def made_like(value: Any) -> Callable[[Any], Any]:

@@ -16,7 +16,7 @@ from msplit.core import statistics
 from msplit.core.graph import Ints
 from msplit.cost.profile import Workload
 from msplit.engines.base import Job
-from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
@@ -95,14 +95,14 @@ def tune(
     settings = settings or TuneSettings()
     if job.costs is None:
         raise MsplitError("tuning needs costs", fix="give the job what `price` gives")
-    variants = cuda.compile_variants(job, groups(job.flat).of, settings.kernels, seconds=PROFILE_SECONDS, tell=tell)
+    variants = ENGINE.variants(job, groups(job.flat).of, settings.kernels, seconds=PROFILE_SECONDS, tell=tell)
     if dynamic := next(iter(variants.values())).compiled.dynamic:
         op, name = dynamic
         raise EngineError(
             f"the shape of what {op} ({name}) computes depends on values, so the model can not be captured, nor tuned",
             fix="cut such ops off with --inputs and --outputs",
         )
-    device = device or cuda.make_runner(variants)
+    device = device or variants.runner()
     limits = SearchLimits(settings.seconds, streams, settings.max_memory, settings.seed)
     found = search(
         {mode: variant.problem for mode, variant in variants.items()},

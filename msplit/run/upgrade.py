@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda.engine import ENGINE as CUDA
+from msplit.engines.cuda.engine import Background
 from msplit.errors import EngineError
 from msplit.progress import listening
 from msplit.run.runner import FairLock, Improvement, Runner
+from msplit.run.tensors import as_tensors
 from msplit.verify.compare import compare
 from msplit.verify.results import OutputCheck, Settings
 
@@ -62,13 +64,13 @@ class _Yields:
     """A listener that stops what it is told of, wherever it has got to: for as long as somebody is in a hurry, and for good once nobody
     wants it, when all that was made is given back."""
 
-    def __init__(self, improved: Future[Improvement]) -> None:
-        self._improved = improved
+    def __init__(self, improved: Future[Improvement], background: Background) -> None:
+        self._improved, self._background = improved, background
 
     def look(self) -> None:
         """Waits for who is in a hurry; raises `GivenUp` if it was cancelled, or the process is about to end."""
         if _hurried:
-            with CUDA.aside():
+            with self._background.aside():
                 while _hurried and not self._is_over:
                     time.sleep(_LOOK_SECONDS / 10)
         if self._is_over:
@@ -135,14 +137,14 @@ def start_improving(runner: Runner, prepare: Callable[[], tuple[Runner, Inputs]]
     """
     improved: Future[Improvement] = Future()
     fast, turn = replace(runner), runner._turn
-    block = CUDA.beside(lambda: turn.count)
+    background = CUDA.beside(lambda: turn.count)
 
     def work() -> None:
         better: Runner | None = None
         begun = False
         try:
-            yields = _Yields(improved)
-            with one_at_a_time(yields.look), _quick_switches(), listening(yields), block:
+            yields = _Yields(improved, background)
+            with one_at_a_time(yields.look), _quick_switches(), listening(yields), background.block():
                 better, inputs = prepare()
                 found = _judged(fast, better, inputs, turn, yields.look)
             begun, wanted = True, improved.set_running_or_notify_cancel()
@@ -198,7 +200,7 @@ def _compared(
     for number in range(settings.verify_inputs):
         look()
         feeds = inputs.fresh(settings.seed + 1 + number)
-        elsewhere = CUDA.as_tensors(feeds)  # the caller may be filling the buffers
+        elsewhere = as_tensors(feeds)  # the caller may be filling the buffers
         with turn:
             state = _state(fast.executable)
             expected = fast.executable.step(elsewhere)

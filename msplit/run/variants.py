@@ -17,7 +17,7 @@ from msplit.core.arguments import Precision, spelled
 from msplit.cost.costs import Costs
 from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job
-from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.coverage import cover, needed_nodes, shared_rows, toolchain
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, EngineOptions, KernelMode
 from msplit.engines.random_seeds import remark
@@ -128,8 +128,6 @@ def set_up(
         EngineError: The engine can not run the model; the message names what and the way out.
         MsplitError: An input does not fit.
     """
-    from msplit.engines.cuda.coverage import needed_nodes
-
     engine, why = choose_engine(request, flat)
     _refuse(request, engine, why)
     refuse_devices(request, engine, why)
@@ -158,7 +156,7 @@ def set_up(
         saved = replace(reference or _by_tensorflow(flat, feeds, request, state), source=_ON_CPU)
         save_reference(request.save_reference, saved, force=request.force)
     assignments, said = ([], []) if request.place is not None else assignments_for(flat, sizes, costs, request)
-    refused = cuda.refused_folders() if engine is CUDA else ()
+    refused = toolchain().refused if engine is CUDA else ()
     if request.is_fast and engine is TENSORFLOW:
         notes.append("effort fast is for the cuda engine: TensorFlow runs as it does otherwise")
     launched = SPLIT_IS_LAUNCHED if request.split and request.capture else ""
@@ -185,7 +183,7 @@ def set_up(
         mixed = keep_within(own, request.tune.max_error, [feeds, *map(feeds_of, seeds)], progress)
         job = replace(job, wide=mixed.wide)
     if request.shared:  # told before anything is compiled
-        cuda.shared_batch(replace(job, options=replace(cuda_options(request), devices=request.shared)))
+        shared_rows(replace(job, options=replace(cuda_options(request), devices=request.shared)))
     if engine is TENSORFLOW:
         variants = tensorflow_variants(job, assignments, request)
     else:
@@ -308,7 +306,7 @@ def refuse_devices(request: RunRequest, engine: Engine, why: str) -> None:
     if engine is not CUDA:
         fix = "choose what TensorFlow sees with CUDA_VISIBLE_DEVICES; see `msplit doctor`"
         raise EngineError(f"{spelled('devices')} is for the cuda engine; {why}", fix=fix)
-    if lost := cuda.missing(request.places):
+    if lost := CUDA.unavailable(request.places):
         raise EngineError(lost, fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
 
 
@@ -330,8 +328,6 @@ def choose_engine(request: RunRequest, flat: FlatGraph | None = None) -> tuple[E
         return engine, "asked for"
     why_not = CUDA.unavailable()
     if why_not is None:
-        from msplit.engines.cuda.coverage import cover
-
         reasons = [] if flat is None else cover(flat, infer(flat, batch=request.batch, shapes=request.shapes)).reasons
         if reasons and request.tune is None and request.plan is None:
             return TENSORFLOW, f"the cuda engine can not run this model: {'; '.join(reasons)}"

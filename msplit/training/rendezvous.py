@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from msplit.engines.cuda.engine import starting_pytorch
+from msplit.engines.base import starting_pytorch
 from msplit.errors import EngineError, MsplitError, RankLost
 from msplit.training.hosts import Rank
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from msplit.core.arguments import Precision, number
 from msplit.engines.base import Arrays, Job
-from msplit.engines.cuda import engine as cuda
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.progress import Progress, phase
@@ -65,7 +64,7 @@ def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress 
     """
     most = number("the largest error", most, above=True)
     own = replace(_plain(job), wide=frozenset())
-    units = cuda.in_half(own)
+    units = CUDA.in_half(own)
     times = [1.0 if own.costs is None else max(float(own.costs.time_us[list(nodes)].sum()), 1e-3) for nodes in units]
     expected = CUDA.try_out(replace(own, precision=Precision.IEEE), inputs)
     seen: dict[frozenset[int], Mapping[str, float]] = {}
@@ -88,7 +87,7 @@ def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress 
         error=error(chosen),
         errors=seen[chosen],
         ops=len(units),
-        in_half=len(cuda.in_half(replace(own, wide=wide(chosen)))),
+        in_half=len(CUDA.in_half(replace(own, wide=wide(chosen)))),
         wide=wide(chosen),
         evaluations=len(seen),
     )

@@ -19,7 +19,7 @@ from msplit.assignment import plans
 from msplit.assignment.assignment import present_ids
 from msplit.assignment.plans import ends_with_auto, stored_job
 from msplit.cost.profile import Workload
-from msplit.engines.cuda.engine import ENGINE, runs_as_stored
+from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import RulesError
 from msplit.inputs.reference import Reference, save_reference
 from msplit.report import benchmark, candidates
@@ -74,7 +74,7 @@ def test_nodes_of_a_group_share_a_stream_and_the_plan_runs_as_it_is_written(name
     _, costs = api.price(flat, batch=2)
     job, notes = stored_job(plans.job_of(flat, costs, Workload(2)), file)
     assert notes == []
-    assert runs_as_stored(job)
+    assert ENGINE.compile(job).runs_as_stored(job)
     stream_program = ENGINE.build(job).stream_program
     assert [one.lane for one in stream_program.instructions] == [lane for _, _, lane in file.kernels]
 

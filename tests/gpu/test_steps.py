@@ -14,7 +14,7 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir import lowering
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime import output_staging
-from msplit.engines.cuda.runtime.graph_exec import Graph
+from msplit.engines.cuda.runtime.graph_exec import CapturedGraph
 from msplit.errors import EngineError
 from msplit.opset import schema
 from tests.engines.cuda.cases import flat_of, options_of
@@ -175,7 +175,7 @@ def test_a_replay_that_never_came_is_not_mistaken_for_the_next(build, monkeypatc
     for seed in range(1, 5):
         check(executable, seed)
     executable._outputs.expect()
-    executable._graphs[Graph.STEP].start()  # interrupted while it waits
+    executable._graphs[CapturedGraph.STEP].start()  # interrupted while it waits
     for seed in range(5, 10):
         check(executable, seed)
 

@@ -6,7 +6,7 @@ import pytest
 from msplit import rules
 from msplit.errors import AssignError
 from msplit.report import difference
-from msplit.report.compare import Comparison, Side, compare
+from msplit.report.compare import ModelChanges, Side, compare
 from msplit.report.jsonio import plain
 from msplit.report.render import to_markdown
 from msplit.schedule.machine import Machine
@@ -21,7 +21,7 @@ def sides(old: str, new: str) -> tuple[Side, Side]:
     return Side.of(*parse(old)), Side.of(*parse(new))
 
 
-def compared(old: str, new: str, text: str = "") -> Comparison:
+def compared(old: str, new: str, text: str = "") -> ModelChanges:
     return compare(*sides(old, new), rules.parse(text, "test") if text else None)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
-from msplit.report.html.tree import KINDS, MOST_CHILDREN, Tree, contract
+from msplit.report.html.data import KINDS, MOST_CHILDREN, Tree, contract
 from tests.campaign import CAMPAIGN, examples
 
 

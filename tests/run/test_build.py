@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import msplit
-from msplit.engines.cuda import engine
+from msplit.engines.cuda.stored import rung
 from msplit.errors import EngineError
 from msplit.formats import build as files
 from msplit.run import build as builds
@@ -89,7 +89,7 @@ def test_a_build_for_other_versions_is_compiled_anew_with_the_same_streams(
     with msplit.open(kept) as runner:
         feeds = {name: np.array(value) for name, value in runner.buffers.items()}
         expected, streams = runner.step(feeds), runner.facts["streams"]
-    monkeypatch.setattr(engine, "made_for", lambda device: OTHER, raising=False)
+    monkeypatch.setattr(rung.Builds, "made_for", OTHER)
     with pytest.raises(msplit.MsplitError, match=r"for another machine: .*pytorch .*, here 1\.0"):
         msplit.open(kept, strict=True)
     with msplit.open(kept) as runner:
@@ -100,8 +100,8 @@ def test_a_build_for_other_versions_is_compiled_anew_with_the_same_streams(
 
 
 def test_another_driver_is_told_and_changes_nothing(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = engine.made_for("cpu")
-    monkeypatch.setattr(engine, "made_for", lambda device: {**here, "driver": "13.9"}, raising=False)
+    here = rung.Builds("cpu").made_for
+    monkeypatch.setattr(rung.Builds, "made_for", {**here, "driver": "13.9"})
     with msplit.open(kept, strict=True) as runner:
         assert any("driver none, here 13.9" in note and "anew" not in note for note in runner.notes)
 

@@ -23,7 +23,7 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.measured import MeasuredFusion
-from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+from msplit.engines.cuda.runtime.executables import SimulatedExecutable
 from msplit.engines.cuda.search import measurement
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError, LoadError, MsplitError

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from msplit.benchmark.benchmark import bench
 from msplit.core.arguments import Precision
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+from msplit.engines.cuda.runtime.executables import SimulatedExecutable
 from msplit.verify import check as verified
 from msplit.verify.results import Settings
 from tests.benchmark.test_bisect import plant

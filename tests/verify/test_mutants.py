@@ -15,7 +15,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir import lowering as registry
 from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.pipeline import Pass
-from msplit.engines.cuda.runtime import cpu_executable, executables, host, stream_program
+from msplit.engines.cuda.runtime import executables, host, stream_program
 from msplit.errors import MsplitError
 from tests.engines.cuda.cases import graph_of
 
@@ -288,14 +288,14 @@ def stale(monkeypatch):
 
 def known_by_its_array(monkeypatch):
     """An input is not taken again where the array is the same."""
-    right, held = cpu_executable._own, {}
+    right, held = executables._own, {}
 
     def own(name, value):
         PLANTED.append(name)
         _, kept = held.setdefault((name, id(value)), (value, right(name, value).clone()))
         return kept.clone()
 
-    monkeypatch.setattr(cpu_executable, "_own", own)
+    monkeypatch.setattr(executables, "_own", own)
 
 
 def known_by(kind, call):

@@ -41,7 +41,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.specialize import list_choices, trace
-from msplit.engines.cuda.runtime.executables import Compiled, Optimized, one_stream_seconds
+from msplit.engines.cuda.runtime.executables import Compiled, Optimized
 from msplit.engines.cuda.runtime.host import HostOptions, HostPart
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
@@ -51,7 +51,7 @@ from msplit.progress import phase
 from msplit.shapes import infer
 
 LAYOUTS: Family[bool] = Family("layouts", bool, JsonValue.flag, False)
-"""Whether a graph's convolutions run faster on data that lie as NCHW."""
+"""True if a graph's convolutions run faster on data that lie as NCHW."""
 
 LISTED: Family[bool] = Family("listed choices", bool, JsonValue.flag, False)
 """That the kernels that a graph's choices are between were compiled."""
@@ -73,7 +73,7 @@ def compile_job(job: Job) -> Compiled:
 
 
 def compile_apart(job: Job) -> Compiled:
-    """The same. Of what is compiled for it, only what jobs in other precisions share is kept."""
+    """Compiles a job's graph like `compile_job`, but keeps only the parts that jobs in other precisions share."""
     kept = Device.of(torch.device(job.options.first)).compiled.setdefault(job.flat, {})
     compile_job(replace(job, precision=Precision.IEEE))
     before = set(kept)
@@ -114,23 +114,23 @@ def _shapes(job: Job) -> tuple[Any, ...]:
 
 
 def _split(job: Job) -> Split | None:
-    """Where nodes run, of a job for several GPUs."""
+    """GPU of each node, of a job for several GPUs."""
     return Split.of(job.ids, job.streams, job.options.split) if job.options.split else None
 
 
 def _where(job: Job) -> bytes:
-    """The same as a key."""
+    """GPU of each node as a hashable key."""
     split = _split(job)
     return b"" if split is None else split.gpu.tobytes()
 
 
 def _trains_scaled(job: Job) -> bool:
-    """Whether the job trains in float16, which scales the loss."""
+    """True if the job trains in float16, which scales the loss."""
     return job.precision is Precision.FP16 and any(map(written, job.flat.graph.ops))
 
 
 def _key(job: Job) -> tuple[Any, ...]:
-    """What a graph depends on before it has kernels and types."""
+    """Key of all that a graph depends on before it has kernels and types."""
     shards, timeout = job.options.shards, job.tensorflow.timeout
     where = (job.options.split, _where(job))
     how = (job.options.mode.groups, job.options.simplify)
@@ -138,8 +138,9 @@ def _key(job: Job) -> tuple[Any, ...]:
 
 
 def _specialized(job: Job, device: Device) -> Optimized:
-    """See `optimize`. It asks neither how products are made nor for what is measured, so that whatever is compiled of a graph shares
-    it, and constants on the device that no kernel wants in another way. What trains in float16 has a graph of its own."""
+    """Graph specialized to the job's inputs; see `optimize`. It asks neither how products are made nor for what is measured, so that
+    whatever is compiled of a graph shares it, and constants on the device that no kernel wants in another way. What trains in float16 has
+    a graph of its own."""
     cache, key = device.compiled.setdefault(job.flat, {}), _key(job)
     if key not in cache:
         state = {name: value for name, value in job.state.items() if name not in BESIDE_VARIABLES}
@@ -159,7 +160,7 @@ def _specialized(job: Job, device: Device) -> Optimized:
 
 
 def _optimized(job: Job, device: Device) -> Optimized:
-    """The same; in half precision a copy with other types."""
+    """Optimized graph of a job; in half precision a copy with other types."""
     found, half = _specialized(job, device), job.precision.half
     if not half:
         return found
@@ -201,7 +202,7 @@ def _unfused(job: Job, device: Device, begin: Begin | None) -> Compiled:
     def faster() -> bool:
         candidates.update({nchw: laid_out(nchw) for nchw in wanted})
         with phase("timing memory layouts"):
-            return min(wanted, key=lambda nchw: one_stream_seconds(job, candidates[nchw]))
+            return min(wanted, key=lambda nchw: candidates[nchw].one_stream_seconds(job))
 
     # Where it was measured before, in another process too, only that layout is traced.
     nchw = device.owned(Tuner).choose(LAYOUTS, (optimized.graph.signature(), groups, job.precision.ieee), faster)
@@ -237,7 +238,7 @@ def _load_compiler() -> None:
 
 
 def _fused(job: Job, device: Device) -> Compiled:
-    """The same with groups of pointwise ops as one kernel each, in the same memory layout. Weights are shared with it.
+    """Program with groups of pointwise ops as one kernel each, in the memory layout of the plain one. Both share weights.
 
     Workers that compile these kernels start while the rest is still being compiled.
     """
@@ -330,7 +331,7 @@ def optimize(
 
 
 def _half(feeds: Arrays, inputs: Sequence[str]) -> Arrays:
-    """The same with half of the rows; with twice as many, where there is no half."""
+    """Inputs with half of the rows; with twice as many, where there is no half."""
     whole = any(len(feeds[name]) % 2 for name in inputs)
 
     def resized(value: NDArray[Any]) -> NDArray[Any]:

@@ -1,14 +1,17 @@
-"""What of a graph the cuda engine can run, known before anything runs."""
+"""Tells which parts of a graph the cuda engine can run, before anything runs."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msplit.analysis.rows.proof import Rows, independent_rows
+from msplit.engines.base import Job
 from msplit.engines.cuda.frontend.functionalize_while import Raised, raise_control
 from msplit.engines.cuda.frontend.partition import (
     Partition,
@@ -21,7 +24,9 @@ from msplit.engines.cuda.frontend.partition import (
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, reachable
 from msplit.engines.cuda.ir.lowering import listed
+from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import VARIABLES
 from msplit.shapes import Shapes, infer
@@ -47,7 +52,7 @@ LEAST_ADDRESS_SPACE = 1 << 33
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the engine can run.
+    """Ops of a graph by whether and where the engine can run them.
 
     Attributes:
         covered: Op -> number of nodes.
@@ -125,7 +130,7 @@ def _some_of(names: list[str]) -> str:
 
 
 def cover(flat: FlatGraph, sizes: Shapes | None = None, *, build: bool | None = None) -> Coverage:
-    """What of a graph the engine can run, by op, and what it refuses: nothing is executed, and no device is needed.
+    """Tells by op which nodes of a graph the engine can run, and which it refuses: nothing is executed, and no device is needed.
 
     Args:
         sizes: Its shapes; those of a batch of one if None.
@@ -199,6 +204,50 @@ def _address_space() -> int | None:
         return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+def shared_rows(job: Job) -> tuple[int, Rows]:
+    """Rows of a job's inputs, proved to be independent, for its devices to share: how many, and which inputs and outputs carry them.
+
+    Raises:
+        EngineError: They can not be shared; it says what stands in the way.
+    """
+    count = len(job.options.devices)
+    try:
+        found = independent_rows(job.flat, shapes={name: value.shape for name, value in job.feeds.items()})
+        found.check()
+    except MsplitError as problem:
+        raise EngineError(
+            f"{count} devices can not share a step: {problem.what}",
+            details=problem.details,
+            fix="run it on one; a pool on several answers each request on one of them (`msplit serve --gpus`)",
+        ) from problem
+    rows = min(job.feeds[name].shape[0] // entries for name, entries in found.inputs.items() if entries)
+    if rows < count:
+        raise EngineError(f"{count} devices can not share a batch of {rows}", fix="give a larger batch, or fewer GPUs")
+    return rows, found
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """Tools and folders that kernels are compiled with on this machine.
+
+    Attributes:
+        compiler: The C compiler that Triton builds its launchers with; None where there is none.
+        folder: The folder that compiled kernels are kept in; None where there is no such place.
+        writable: True if that can be written to.
+        refused: Folders that are not used because others may write there, one sentence each.
+    """
+
+    compiler: str | None
+    folder: Path | None
+    writable: bool
+    refused: Sequence[str]
+
+
+def toolchain() -> Toolchain:
+    """Looks for the tools that kernels are compiled with. Nothing is made, nothing is written."""
+    return Toolchain(c_compiler(), *kernel_folder(), refused_folders())
 
 
 def needed_nodes(flat: FlatGraph) -> list[int]:

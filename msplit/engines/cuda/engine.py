@@ -1,4 +1,4 @@
-"""The cuda engine's front door: all that the rest of msplit may ask of it, beside `options` and `coverage`."""
+"""The cuda engine's door: what the rest of msplit may ask of it, beside `options` and `coverage`."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib import import_module
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Engine, Executable, Feeds, Job
-from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
-from msplit.engines.cuda.options import MOST_GPUS
-from msplit.errors import INSTALL_PYTORCH, DeviceLost, EngineError
+from msplit.core.graph import Ints
+from msplit.engines.base import Arrays, Engine, Executable, Job, is_array, starting_pytorch
+from msplit.engines.cuda.options import MOST_GPUS, KernelMode
+from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.progress import Progress, importing
+from msplit.progress import Progress
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.compile import in_half
-    from msplit.engines.cuda.data_parallel import are_alike, missing, shared_batch
-    from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
-    from msplit.engines.cuda.profiling.kernel_profile import Measured
-    from msplit.engines.cuda.runtime.executables import Compiled, one_stream_seconds
+    import torch
+
+    from msplit.engines.cuda.runtime.executables import Compiled
     from msplit.engines.cuda.runtime.host import Steps
-    from msplit.engines.cuda.runtime.input_staging import settled, taken
-    from msplit.engines.cuda.search.kernel_modes import (
+    from msplit.engines.cuda.search.measurement import (
+        CompiledVariant,
+        CompiledVariants,
         SimulatedVariant,
         SimulatedVariants,
-        predicted_us,
-        simulate_variants,
     )
-    from msplit.engines.cuda.search.measurement import CompiledVariant, compile_variants, make_runner, side_by_side
     from msplit.engines.cuda.stored.program import Restored
-    from msplit.engines.cuda.stored.rung import HARMLESS, Opened, Packed, made_for, pack_rung
+    from msplit.engines.cuda.stored.rung import Builds, Opened, Packed
     from msplit.engines.cuda.stored.weights import Weights
 
 __all__ = [
     "ENGINE",
-    "HARMLESS",
+    "Background",
+    "Builds",
+    "Compiled",
     "CompiledVariant",
+    "CompiledVariants",
     "CudaEngine",
     "Opened",
     "Packed",
@@ -49,106 +49,56 @@ __all__ = [
     "SimulatedVariants",
     "Steps",
     "Weights",
-    "are_alike",
-    "c_compiler",
-    "compile_variants",
-    "device_lost",
-    "in_half",
-    "kernel_folder",
-    "made_for",
-    "make_runner",
-    "missing",
-    "one_stream_seconds",
-    "pack_rung",
-    "predicted_us",
-    "profile_kernels",
-    "refused_folders",
-    "runs_as_stored",
-    "settled",
-    "shared_batch",
-    "side_by_side",
-    "simulate_variants",
-    "taken",
-    "to_numpy",
-    "to_torch",
 ]
 
-_LATER = {
-    "are_alike": "data_parallel",
-    "in_half": "compile",
-    "missing": "data_parallel",
-    "shared_batch": "data_parallel",
-    "Steps": "runtime.host",
-    "HARMLESS": "stored.rung",
-    "Opened": "stored.rung",
-    "Packed": "stored.rung",
-    "Restored": "stored.program",
-    "Weights": "stored.weights",
-    "made_for": "stored.rung",
-    "pack_rung": "stored.rung",
-    "CompiledVariant": "search.measurement",
-    "SimulatedVariant": "search.kernel_modes",
-    "SimulatedVariants": "search.kernel_modes",
-    "compile_variants": "search.measurement",
-    "make_runner": "search.measurement",
-    "one_stream_seconds": "runtime.executables",
-    "predicted_us": "search.kernel_modes",
-    "simulate_variants": "search.kernel_modes",
-    "settled": "runtime.input_staging",
-    "side_by_side": "search.measurement",
-    "taken": "runtime.input_staging",
-    "to_numpy": "ir.dtypes",
-    "to_torch": "ir.dtypes",
-}
-"""Where what needs PyTorch is: it is loaded when it is asked for."""
 
-if not TYPE_CHECKING:  # to mypy, a module with `__getattr__` has every name
+@dataclass(frozen=True)
+class Background:
+    """Preparations in another thread, beside steps.
 
-    def __getattr__(name: str) -> Any:
-        if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with starting_pytorch():
-            module = import_module(f"msplit.engines.cuda.{_LATER[name]}")
-        return getattr(module, name)
-
-
-def device_lost(problem: BaseException | None) -> DeviceLost | None:
-    """Error for a fault of the GPU's, which every later call reports again; None where an error neither is one nor comes from one."""
-    torch = sys.modules.get("torch")
-    while problem is not None:
-        if isinstance(problem, DeviceLost):
-            return problem
-        if torch is not None and isinstance(problem, (torch.AcceleratorError, torch.cuda.CudaError)):
-            said = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-            fix = "restart the process; a device that fails again is not healthy"
-            return DeviceLost(f"the GPU failed: {said}", fix=fix)
-        problem = problem.__cause__
-    return None
-
-
-@contextmanager
-def starting_pytorch() -> Iterator[None]:
-    """A phase for the import of what needs PyTorch.
-
-    Raises:
-        EngineError: PyTorch is not installed.
+    Attributes:
+        busy: Its value changes with every step. Choices that are measured meanwhile are not kept for other processes.
+        gpu: Index of the GPU that is prepared for; None where there is none.
     """
-    try:
-        with importing("torch", "PyTorch"):
+
+    busy: Callable[[], object]
+    gpu: int | None
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """A block in which the thread prepares."""
+        if "torch" not in sys.modules:
             yield
-    except ModuleNotFoundError as problem:
-        if (problem.name or "").partition(".")[0] != "torch":
-            raise
-        raise EngineError("PyTorch is not installed, and this needs it", fix=INSTALL_PYTORCH) from None
+            return
+        import torch
+
+        from msplit.engines.cuda.autotune.tuner import disturbed
+
+        with disturbed(self.busy), nullcontext() if self.gpu is None else torch.cuda.device(self.gpu):
+            yield
+
+    def aside(self) -> AbstractContextManager[None]:
+        """A block in which the thread does nothing, and so holds up none that wants another precision."""
+        if "torch" not in sys.modules:
+            return nullcontext()
+        from msplit.engines.cuda.device.device import aside
+
+        return aside()
 
 
 class CudaEngine(Engine):
-    """See `engines.base.Engine`. It keeps nothing: what is compiled is the device's."""
+    """Builds executables from our own kernels, captured as CUDA graphs. It keeps nothing: what is compiled is the device's."""
 
     name = "cuda"
 
-    def unavailable(self) -> str | None:
-        """Why the engine can not run here, or None."""
+    def unavailable(self, devices: Sequence[str] = ()) -> str | None:
+        """None where the engine can run here, else why not.
+
+        Args:
+            devices: Those that must be there, such as "cuda:1". CPUs stand in for as many GPUs as are asked for.
+        """
+        if devices and not any(device.startswith("cuda") for device in devices):
+            return None
         if importlib.util.find_spec("torch") is None:
             return f"PyTorch, its kernel library, is not installed: {INSTALL_PYTORCH}"
         with starting_pytorch():
@@ -163,6 +113,10 @@ class CudaEngine(Engine):
         except RuntimeError as problem:  # all that follows would fail, or end the process
             said = " ".join(str(problem).split()).partition(". ")[0]
             return f"{said}; where TensorFlow brings another cuDNN, import torch before tensorflow"
+        there = torch.cuda.device_count()
+        for index in (torch.device(device).index or 0 for device in devices):
+            if not 0 <= index < there:
+                return f"there is no GPU {index}: PyTorch sees {there} ({', '.join(map(str, range(there)))})"
         return None
 
     def free_memory(self) -> None:
@@ -192,7 +146,7 @@ class CudaEngine(Engine):
         return executable
 
     def compile(self, job: Job) -> Compiled:
-        """The job's graph as a program; see `compile.compile_job`."""
+        """Compiles the job's graph, once per graph, shapes and options; see `compile.compile_job`."""
         with starting_pytorch():
             import torch
 
@@ -206,8 +160,30 @@ class CudaEngine(Engine):
             )
         return compile_job(job)
 
+    def variants(
+        self,
+        job: Job,
+        groups: Ints,
+        names: Sequence[str] = tuple(KernelMode),
+        *,
+        seconds: float = 0.0,
+        tell: Progress | None = None,
+    ) -> CompiledVariants:
+        """Compiles the job's graph in several kernel modes, to be simulated or measured; see `measurement.compile_variants`."""
+        with starting_pytorch():
+            from msplit.engines.cuda.search import measurement
+
+        return measurement.compile_variants(job, groups, names, seconds=seconds, tell=tell)
+
+    def in_half(self, job: Job) -> list[tuple[int, ...]]:
+        """Lists the nodes of each op that runs in half precision, in topological order; none where the job's precision is another."""
+        with starting_pytorch():
+            from msplit.engines.cuda.compile import in_half
+
+        return in_half(job)
+
     def try_out(self, job: Job, inputs: Sequence[Arrays]) -> list[Arrays]:
-        """What a step gives for each of several inputs, each time from the job's own state. What is compiled for it is not kept.
+        """Runs a step on each of several inputs, each time from the job's own state. What is compiled for it is not kept.
 
         A job in IEEE precision that is to `emulate` reads what products read rounded to TF32.
         """
@@ -230,44 +206,44 @@ class CudaEngine(Engine):
             executable.close()
         return found
 
-    def beside(self, busy: Callable[[], object]) -> AbstractContextManager[None]:
-        """A block for another thread that prepares beside steps, on the GPU that is the current one of this thread.
+    def beside(self, busy: Callable[[], object]) -> Background:
+        """Lets another thread prepare beside steps, on the GPU that is the current one of this thread; see `Background`."""
+        torch = sys.modules.get("torch")
+        return Background(busy, torch.cuda.current_device() if torch and torch.cuda.is_initialized() else None)
+
+    def builds(self, device: str) -> Builds:
+        """Packs builds for a device, and opens them."""
+        with starting_pytorch():
+            from msplit.engines.cuda.stored.rung import Builds
+
+        return Builds(device)
+
+    def tensor(self, name: str, value: Any, *, settled: bool = False) -> torch.Tensor:
+        """An input as a PyTorch tensor: an array's on the host, a tensor of whatever library where it lies.
 
         Args:
-            busy: Its value changes with every step. Choices that are measured meanwhile are not kept for other processes.
+            settled: Wait for what its library, and this thread's current stream, still have to do to it: any stream may read it then.
+
+        Raises:
+            EngineError: Its library hands it to nobody.
         """
-        if "torch" not in sys.modules:
-            return nullcontext()
-        import torch
+        with starting_pytorch():
+            from msplit.engines.cuda.ir.dtypes import to_torch
+            from msplit.engines.cuda.runtime import input_staging
 
-        from msplit.engines.cuda.autotune.tuner import disturbed
+        if is_array(value):
+            return to_torch(value)
+        return input_staging.settled(name, value) if settled else input_staging.taken(name, value)
 
-        place = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    def array(self, name: str, value: Any) -> NDArray[Any]:
+        """An input that is a tensor of whatever library as an array on the host.
 
-        @contextmanager
-        def block() -> Iterator[None]:
-            with disturbed(busy), nullcontext() if place is None else torch.cuda.device(place):
-                yield
+        Raises:
+            EngineError: Its library hands it to nobody.
+        """
+        from msplit.engines.cuda.ir.dtypes import to_numpy
 
-        return block()
-
-    def as_tensors(self, feeds: Arrays) -> Feeds:
-        """Inputs as tensors in the host's memory, strings left as they are: a step takes them without writing to its `buffers`."""
-        if "torch" not in sys.modules:
-            return feeds
-        from msplit.engines.cuda.ir.dtypes import to_torch
-
-        return {
-            name: value if value.dtype.kind in "OSU" else to_torch(np.array(value)) for name, value in feeds.items()
-        }
-
-    def aside(self) -> AbstractContextManager[None]:
-        """A block in which a thread that prepares does nothing, and so holds up none that wants another precision."""
-        if "torch" not in sys.modules:
-            return nullcontext()
-        from msplit.engines.cuda.device.device import aside
-
-        return aside()
+        return to_numpy(self.tensor(name, value))
 
     def forget(self, flat: FlatGraph) -> None:
         """Lets go of what was compiled of a graph. Executables keep what they run."""
@@ -278,25 +254,3 @@ class CudaEngine(Engine):
 
 
 ENGINE = CudaEngine()
-
-
-def profile_kernels(
-    job: Job, compiled: Compiled, *, seconds: float, grids: bool, progress: Progress | None = None
-) -> Measured:
-    """Times every kind of step of a compiled graph alone, in the job's precision; see `kernel_profile.measure`."""
-    import torch
-
-    from msplit.engines.cuda.device.device import Device, precision
-    from msplit.engines.cuda.profiling.kernel_profile import measure
-
-    device, feeds = torch.device(job.options.device), compiled.optimized.feeds
-    with Device.of(device).entered(), precision(job.precision.ieee):
-        return measure(compiled.program, feeds, device, seconds=seconds, grids=grids, progress=progress)
-
-
-def runs_as_stored(job: Job) -> bool:
-    """Whether a job can be run by the order that its stored plan holds: not where its kernels have become others."""
-    from msplit.engines.cuda.runtime.plan_binding import restore
-
-    stored = job.options.plan
-    return stored is not None and restore(ENGINE.compile(job).program, stored) is not None

@@ -1,4 +1,4 @@
-"""What the cuda engine is told. Needs no PyTorch."""
+"""Options of the cuda engine. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SPLIT_IS_LAUNCHED = (
     "a step that is split over several GPUs is launched kernel by kernel, not captured: "
     "a CUDA graph can not hold the copies between them yet"
 )
-"""What is told wherever a step would have been captured and `EngineOptions.captures` says that it is not: CUDA refuses
+"""Message wherever a step would have been captured and `EngineOptions.captures` says that it is not: CUDA refuses
 ``cudaMemcpyPeerAsync`` in a capture (error 900)."""
 
 
 BY_VALUES = "the shape of what these compute depends on values, so they can not be captured"
 LAUNCHED = "run them launch by launch (--cuda capture=no; in Python capture=False), or cut them off with --inputs and --outputs"
-"""What is said of ops in the way of a capture, before a build and by it, and what can be done."""
+"""Message on ops in the way of a capture, before a build and by it, with the remedy."""
 
 
 class KernelMode(StrEnum):
@@ -42,12 +42,12 @@ class KernelMode(StrEnum):
 
     @property
     def fuses(self) -> bool:
-        """Whether pointwise ops share kernels."""
+        """True if pointwise ops share kernels."""
         return self in (KernelMode.FUSED, KernelMode.FUSED_AND_GROUPED)
 
     @property
     def groups(self) -> bool:
-        """Whether branches share kernels."""
+        """True if branches share kernels."""
         return self in (KernelMode.GROUPED, KernelMode.FUSED_AND_GROUPED)
 
 
@@ -83,7 +83,7 @@ class StoredPlan:
 
 @dataclass(frozen=True)
 class Torture:
-    """What tests do to an executable to make races show.
+    """Disturbances by which tests make races show in an executable to make races show.
 
     Attributes:
         poison: Overwrite memory with NaN bytes when it is let go.
@@ -98,7 +98,7 @@ class Torture:
 
 @dataclass(frozen=True)
 class Shards:
-    """How a batch is split over processes that train together, each on a GPU of its own: its rank's rows.
+    """Split of a batch over processes that train together, each on a GPU of its own: its rank's rows.
 
     Attributes:
         count: Of processes.
@@ -113,7 +113,7 @@ class Shards:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How the cuda engine runs a job.
+    """Options of the cuda engine for a job.
 
     Attributes:
         device: "cuda", or "cpu" to simulate streams on CPU tensors; with a number behind it, such as "cuda:1", a certain one.
@@ -147,12 +147,12 @@ class EngineOptions:
     simplify: bool = True
 
     def on(self, device: str) -> EngineOptions:
-        """The same on one device alone."""
+        """Copy of the options for one device alone."""
         return replace(self, device=device, devices=())
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU runs it."""
+        """True if a GPU runs it."""
         return self.device.startswith("cuda")
 
     @property
@@ -166,7 +166,7 @@ class EngineOptions:
         return f"{self.device.partition(':')[0]}:{self.split[0]}" if self.split else self.device
 
     def for_program(self) -> EngineOptions:
-        """What decides on the kernels, the rest at its defaults: jobs that agree in it run the same program."""
+        """Copy with the options that decide on the kernels, the rest at its defaults: jobs that agree in it run the same program."""
         return replace(
             self, capture=True, compile=self.compile if self.mode.fuses else None, plan=None, torture=None, devices=()
         )

@@ -84,7 +84,7 @@ def cpu(task: Task) -> str:
 
 
 def target(task: Task) -> str:
-    """What a session is opened at."""
+    """Address that a session is opened at."""
     return f"grpc://{task.address}"
 
 
@@ -160,7 +160,7 @@ def errors_of(cluster: Cluster, model: str, limit_s: float) -> Iterator[None]:
 
 
 def watched(cluster: Cluster, call: Callable[[], Result]) -> Result:
-    """What a call over a cluster gives. It is given up when a task is gone: a client waits for a lost first worker as if it might return.
+    """Result of a call over a cluster, which is given up when a task is gone: a client waits for a lost first worker as if it might return.
 
     Raises:
         tensorflow.errors.OpError: What the call raises; UnavailableError for a lost task.
@@ -186,7 +186,7 @@ def watched(cluster: Cluster, call: Callable[[], Result]) -> Result:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error of TensorFlow's says that a task is gone or does not answer, so that its session is of no use any more."""
+    """True if an error of TensorFlow's says that a task is gone or does not answer, so that its session is of no use any more."""
     errors = runtime.tensorflow().errors
     kinds = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
     return isinstance(error, kinds)

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import math
+import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.core.dag import DisjointSets
+from msplit.core.graph import Ints
 from msplit.engines.base import Arrays, ClusterOptions, Executable, Job
 from msplit.engines.tensorflow import cluster as clusters
 from msplit.engines.tensorflow import variables
-from msplit.engines.tensorflow.parameter_servers import kept_by
-from msplit.engines.tensorflow.placed import Placed, place
+from msplit.engines.tensorflow.placed import Placed, binding_edges, place
 from msplit.engines.tensorflow.runtime import errors_of, load_op_libraries, tensorflow
+from msplit.engines.variables import storage
 from msplit.errors import EngineError
+from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Model
+from msplit.opset.traits import VARIABLES
 from msplit.progress import phase
+from msplit.shapes.registry import itemsize
 
 
 def build(job: Job, options: ClusterOptions) -> ClusterExecutable:
@@ -96,7 +105,7 @@ class ClusterExecutable(Executable):
         self._fetched, self._targets = variables.fetched(graph, placed.fetches, placed.targets)
 
     def _call(self, call: Callable[[], clusters.Result]) -> clusters.Result:
-        """What a call of the session gives, its errors in plain words."""
+        """Result of a call of the session, its errors in plain words."""
         try:
             with clusters.errors_of(self._cluster, self._model, self._limit_s):
                 return clusters.watched(self._cluster, call)
@@ -132,7 +141,7 @@ class ClusterExecutable(Executable):
         return self._kept
 
     def facts(self) -> Mapping[str, Any]:
-        """What is known of the run."""
+        """Facts about the run."""
         return dict(self._facts)
 
     def close(self) -> None:
@@ -207,3 +216,128 @@ def _fill_tables(session: Any, model: Model) -> None:
     for name in model.init_ops:
         if name in there and (model.is_saved_model or variables.fills_tables(graph, name)):
             session.run(graph.get_operation_by_name(name), assets)
+
+
+BYTES, ROUND_ROBIN = "bytes", "round-robin"
+STRATEGIES = (BYTES, ROUND_ROBIN)
+"""Ways to share out variables: so that servers keep alike many bytes, the largest first; or one after the other in the graph's order."""
+
+
+def kept_by(flat: FlatGraph, servers: int, strategy: str, state: Mapping[str, NDArray[Any]]) -> Ints:
+    """The server, from 0, that keeps each variable, per node that refers to it or reads or changes it; -1 for all other nodes.
+
+    An optimizer's slots are with the variable that they belong to, for one op changes them together. A variable that a loop or a cond
+    reads inside is kept where that runs.
+
+    Args:
+        state: Values by variable, which say what it takes where the graph does not.
+    """
+    found = np.full(len(flat), -1, np.int32)
+    bound = binding_edges(flat)
+    handles = [v for v, op in enumerate(flat.graph.ops) if op in VARIABLES]
+    together = DisjointSets(len(flat))
+    for u, v in bound:
+        together.join(u, v)
+    first: dict[Any, int] = {}
+    for v in handles:
+        shared = storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v])
+        if shared is not None:
+            together.join(first.setdefault(shared, v), v)
+    members: dict[int, list[int]] = {}
+    for v in sorted({*handles, *(v for edge in bound for v in edge)}):
+        members.setdefault(together.find(v), []).append(v)
+    groups: dict[int, int] = {}  # the bytes of each, in the order of their first variables
+    for v in handles:
+        group = together.find(v)
+        if not any(_in_flow(flat, one) for one in members[group]):
+            own = first.get(storage(flat.graph.ops[v], flat.graph.names[v], flat.graph.attrs[v]), v) == v
+            groups[group] = groups.get(group, 0) + own * _bytes(flat, v, state)
+    for group, server in zip(groups, shared_out([*groups.values()], servers, strategy), strict=True):
+        found[members[group]] = server
+    return found
+
+
+def _in_flow(flat: FlatGraph, node: int) -> bool:
+    """True if a node is inside of a loop or a cond of TensorFlow 1, which run in one place."""
+    region = int(flat.region[node])
+    return region >= 0 and flat.regions[region].kind != "variable"
+
+
+def shared_out(sizes: Sequence[int], servers: int, strategy: str) -> list[int]:
+    """The server of each. By bytes: longest processing time first (Graham 1969), at most a third above the best that could be."""
+    if strategy == ROUND_ROBIN:
+        return [number % servers for number in range(len(sizes))]
+    loads = [(0, 0)] * servers
+    found = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        server = min(range(servers), key=loads.__getitem__)
+        kept, count = loads[server]
+        loads[server] = (kept + sizes[number], count + 1)
+        found[number] = server
+    return found
+
+
+def _bytes(flat: FlatGraph, node: int, state: Mapping[str, NDArray[Any]]) -> int:
+    """Bytes of a variable, as far as they are known."""
+    value = state.get(flat.graph.names[node])
+    if value is not None:
+        return value.nbytes
+    attrs = flat.graph.attrs[node]
+    shape = attrs.get("shape")
+    if not isinstance(shape, tuple) or None in shape:
+        return 0
+    return math.prod(shape) * itemsize(str(attrs.get("dtype")))
+
+
+_RECEIVED = "RecvTensor"
+"""Name that step statistics give a tensor from another task."""
+
+_LABEL = re.compile(r"(?P<tensor>\S+) from (?P<source>/job:\S+) to (?P<target>/job:\S+)$")
+_DEVICE = re.compile(r"/job:(?P<job>[^/]+)(?:/replica:\d+)?/task:(?P<task>\d+)")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Bytes that go from one task to another in a step.
+
+    Attributes:
+        source: Such as ``worker 0``.
+        tensors: How many.
+        bytes: All together.
+        largest: What the largest of them is of: a node's name.
+        largest_bytes: Its size.
+    """
+
+    source: str
+    target: str
+    tensors: int
+    bytes: int
+    largest: str
+    largest_bytes: int
+
+
+def sent_in(metadata: Any) -> tuple[Transfer, ...]:
+    """Lists the tensors that a traced step sent between tasks, the most bytes first.
+
+    Args:
+        metadata: RunMetadata of a run with ``trace_level=FULL_TRACE``.
+    """
+    between: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            found = _LABEL.search(node.timeline_label) if node.node_name == _RECEIVED else None
+            if found is not None:
+                size = sum(one.tensor_description.allocation_description.requested_bytes for one in node.output)
+                name = re.sub(r"^edge_\d+_", "", found["tensor"])
+                between[task_of(found["source"]), task_of(found["target"])].append((size, name))
+    sent = [
+        Transfer(source, target, len(tensors), sum(size for size, _ in tensors), max(tensors)[1], max(tensors)[0])
+        for (source, target), tensors in between.items()
+    ]
+    return tuple(sorted(sent, key=lambda one: (-one.bytes, one.source, one.target)))
+
+
+def task_of(device: str) -> str:
+    """The task of a device, such as ``worker 0``; the device's own name where it says none."""
+    found = _DEVICE.search(device)
+    return f"{found['job']} {found['task']}" if found is not None else device

@@ -60,7 +60,7 @@ Function = Callable[[Node], Any]
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where each node is to go.
+    """Device of each node.
 
     Attributes:
         ids: Per node of the flat graph a position in `devices`.
@@ -158,6 +158,6 @@ def foreign_text(devices: Iterable[str]) -> str:
 
 
 def how_many(devices: Iterable[str], kind: str) -> int:
-    """How many devices of a kind there must be to have all of these."""
+    """Number of devices of a kind that it takes to have all of these."""
     numbers = [int(name.rpartition(":")[2]) for name in devices if name.startswith(f"/device:{kind}:")]
     return max(numbers, default=-1) + 1

@@ -34,10 +34,10 @@ _SAYS_NOTHING = re.compile(
 """Lines that TensorFlow puts in front of what went wrong."""
 
 _NOT_FETCHED = ("not convertible to numpy", "does not have value", "marked as not fetchable")
-"""What TensorFlow says of outputs that are handles, or in a loop or on the side of a cond that was not taken."""
+"""Messages of TensorFlow on outputs that are handles, or in a loop or on the side of a cond that was not taken."""
 
 OTHER_OUTPUTS = "it is no value that can be fetched: name other outputs with --outputs"
-"""What mends that."""
+"""Remedy for that."""
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def _logical_device(tf: Any, megabytes: int, priority: int | None) -> Any:
 
 
 def _free_gpu_megabytes() -> float:
-    """Of the first GPU that this process sees."""
+    """Free memory of the first GPU that this process sees."""
     rows = nvidia_smi("gpu", "uuid,memory.free", "csv,noheader,nounits") or []
     try:
         first = (*visible([row[0] for row in rows]), 0)[0]
@@ -167,7 +167,7 @@ def _free_gpu_megabytes() -> float:
 
 
 def has_gpu() -> bool:
-    """Whether TensorFlow sees a GPU, and nobody has hidden it."""
+    """True if TensorFlow sees a GPU, and nobody has hidden it."""
     return bool(tensorflow().config.get_visible_devices("GPU"))
 
 
@@ -178,7 +178,7 @@ def devices(streams: int, *, cpu_only: bool = False) -> list[str]:
 
 
 def config_of(path: Path | None) -> Any:
-    """What a file with a ConfigProto as text says; without one, nothing. What only other builds of TensorFlow know is passed over.
+    """Reads a file with a ConfigProto as text; without one, nothing. Fields that only other builds of TensorFlow know are passed over.
 
     Raises:
         LoadError: It is something else.

@@ -222,7 +222,7 @@ class SessionExecutable(Executable):
         return from_metadata(metadata)
 
     def placement(self, feeds: Arrays, graph_def: Any, asked: Mapping[str, str]) -> Placement:
-        """Where TensorFlow puts the nodes of a step, by running one. What is fed is nowhere.
+        """Devices on which TensorFlow puts the nodes of a step, by running one. Nodes that are fed have none.
 
         Args:
             graph_def: What the session was given.
@@ -242,7 +242,7 @@ class SessionExecutable(Executable):
         )
 
     def facts(self) -> Mapping[str, Any]:
-        """What is known of the run."""
+        """Facts about the run."""
         return dict(self._facts)
 
     def close(self) -> None:

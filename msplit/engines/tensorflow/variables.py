@@ -43,7 +43,7 @@ def variable_ops(graph: Any, name: str) -> VariableOps:
 
 
 def fetched(graph: Any, tensors: Mapping[str, str], targets: Iterable[str]) -> tuple[dict[str, Any], list[Any]]:
-    """What a step gives by name, and what else it runs. An output that is a variable gives its value when all else is done.
+    """Outputs of a step by name, and the ops that it runs besides. An output that is a variable gives its value when all else is done.
 
     Args:
         graph: Gets ops that read variables.
@@ -90,7 +90,7 @@ def initialized(session: Any, variables: Mapping[str, VariableOps]) -> set[str]:
 
 
 def save(session: Any, variables: Mapping[str, VariableOps]) -> dict[str, NDArray[Any]]:
-    """What they hold, by name; without those that hold nothing."""
+    """Values of variables, by name; without those that have none."""
     there = initialized(session, variables)
     values = session.run({name: one.read for name, one in variables.items() if name in there})
     return {name: np.array(value) for name, value in values.items()}
@@ -131,7 +131,7 @@ def touched(operation: Any) -> set[str]:
 
 
 def fills_tables(graph: Any, name: str) -> bool:
-    """Whether an initializer fills lookup tables: a checkpoint does not hold them."""
+    """True if an initializer fills lookup tables: a checkpoint does not hold them."""
     seen = {name}
     waiting = [graph.get_operation_by_name(name)]
     while waiting:

@@ -161,7 +161,7 @@ def _run(
 def _findings(
     flat: FlatGraph, costs: Costs, ruleset: RuleSet | None, annotated: bool, basis: Basis | None, *, own: bool
 ) -> tuple[list[Finding] | None, str]:
-    """What the checks say of the ids in the file. They can say nothing of ids that are not there yet."""
+    """Findings of the checks about the ids in the file; there are none about ids that are not there yet."""
     if not annotated:
         return None, (
             "The checks look at the stream ids in a model, and this one has none yet: the ids shown here come from rules. "

@@ -72,7 +72,7 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """What goes into a report.
+    """Contents of a report.
 
     Attributes:
         prediction: The simulated run of its ids.
@@ -106,7 +106,7 @@ class Page:
 
     @property
     def runs(self) -> list[Run]:
-        """What the timeline can show beside the ids: candidates, the best first, then what was measured."""
+        """Runs that the timeline can show beside the ids: candidates, the best first, then measured ones."""
         tried = sorted(self.candidates or (), key=lambda one: one.makespan_us)
         return [*(one.run for one in tried if one.run is not None), *self.measured.runs]
 

@@ -88,7 +88,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """What files of `bench` hold.
+    """Contents of files of `bench`.
 
     Attributes:
         rows: Per variant (name, streams, median of a step by the device's clock, by the host's, both in µs or None).

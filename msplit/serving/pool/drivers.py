@@ -20,8 +20,7 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
-from msplit.engines.base import Feeds
-from msplit.engines.cuda.engine import device_lost
+from msplit.engines.base import Feeds, device_lost
 from msplit.errors import Closed
 from msplit.serving.pool.future import Condition, PoolFuture, wake
 from msplit.serving.pool.scheduler import NEVER, Step

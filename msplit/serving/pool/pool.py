@@ -17,8 +17,7 @@ from typing import Any
 
 from msplit.assignment.model import DisplayMixin, Facts
 from msplit.core.arguments import number, whole
-from msplit.engines.base import Executable, Feeds, called_with
-from msplit.engines.cuda.engine import device_lost
+from msplit.engines.base import Executable, Feeds, called_with, device_lost
 from msplit.errors import DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
 from msplit.serving.pool.future import PoolFuture

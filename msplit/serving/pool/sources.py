@@ -12,7 +12,7 @@ import numpy as np
 from msplit.assignment.model import opened
 from msplit.core.arguments import Precision, path
 from msplit.engines.base import Arrays, Executable, Feeds
-from msplit.engines.cuda import engine as cuda
+from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -96,7 +96,7 @@ def recipe_of(
     refuse_devices(request, engine, why)
     rows, mixes = rows_of(flat, request)
     batches, notes = batches_of(flat, request, settings, rows, mixes)
-    if engine.name != cuda.ENGINE.name:
+    if engine.name != ENGINE.name:
         recipe = _of_session(flat, request, batches, (rows, mixes), progress)
     else:
         made = make(flat, request, batches=batches, progress=progress)
@@ -153,11 +153,13 @@ def _in_memory(made: Made, places: Sequence[str]) -> tuple[Loaded, ...]:
     manifest: Manifest = made.manifest
     with phase("loading weights"):
         memory = made.weights.memory()
-    steps, found = cuda.Steps(), []
+    steps, found = None, []
     for place in places:
         options = EngineOptions(device=place, capture=manifest.capture, measure=manifest.measured)
-        fits = cuda.are_alike(places[0], place)
-        opened = cuda.Opened(memory, None, options, ieee=Precision(manifest.precision).ieee, fits=fits, steps=steps)
+        builds, ieee = ENGINE.builds(place), Precision(manifest.precision).ieee
+        fits = builds.fits(manifest.made_for)
+        opened = builds.open(memory, None, options, ieee=ieee, fits=fits, steps=steps)
+        steps = opened.steps
         references, restored = {}, {}
         for rung in manifest.rungs:
             one = made.packed[rung.program]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import InvalidStateError, ThreadPoolExecutor
 from threading import get_ident
 
-from msplit.engines.cuda.engine import device_lost
+from msplit.engines.base import device_lost
 from msplit.errors import Closed, EngineError, TimedOut
 from msplit.serving.pool.ports import Ports
 from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step

@@ -16,7 +16,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.gpus import PEER_COPY, apart, gpus_of
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED
-from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
+from msplit.engines.cuda.runtime.executables import SimulatedExecutable
 from msplit.engines.cuda.runtime.several_gpus import gpu_of_streams
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError, MsplitError

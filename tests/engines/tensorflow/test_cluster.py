@@ -20,9 +20,8 @@ from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, ClusterOptions, Job
 from msplit.engines.tensorflow import cluster as clusters
 from msplit.engines.tensorflow import runtime, variables
-from msplit.engines.tensorflow.cluster_session import build
+from msplit.engines.tensorflow.cluster_session import STRATEGIES, build, kept_by, shared_out
 from msplit.engines.tensorflow.engine import ENGINE
-from msplit.engines.tensorflow.parameter_servers import STRATEGIES, kept_by, shared_out
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.cluster import parse

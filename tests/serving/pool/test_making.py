@@ -278,10 +278,10 @@ def test_outputs_stay_on_the_device_for_who_asks(build: Path, models: Mapping[st
 def test_a_build_that_was_made_with_other_versions(
     build: Path, models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from msplit.engines.cuda import engine
+    from msplit.engines.cuda.stored import rung
 
     reference = Reference(models["towers"])
-    monkeypatch.setattr(engine, "made_for", lambda device: {"pytorch": "1.0", "device": "cpu"}, raising=False)
+    monkeypatch.setattr(rung.Builds, "made_for", {"pytorch": "1.0", "device": "cpu"})
     with msplit.pool(build, groups=2) as pool:
         assert any("here 1.0" in note and "compiled anew" in note for note in pool.about.notes)
         requests = [rows_of(seed, 1 + seed % 4, 1.0) for seed in range(8)]

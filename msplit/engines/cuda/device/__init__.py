@@ -1,4 +1,4 @@
-"""What there is once per GPU, and the one object that owns it."""
+"""Resources that exist once per GPU, and the one object that owns them."""
 
 from msplit.engines.cuda.device.device import Device
 

@@ -18,7 +18,7 @@ _ALONE = threading.RLock()
 whichever thread, and may break off the capture."""
 
 _kept: list[Any] = []
-"""What was kept for the graph that is being captured."""
+"""Objects that were kept for the graph that is being captured."""
 
 
 def synchronize(place: torch.device) -> None:
@@ -34,7 +34,7 @@ def empty_cache() -> None:
 
 
 def is_capturing() -> bool:
-    """Whether what is issued on the current stream becomes part of a graph."""
+    """True if work issued on the current stream becomes part of a graph."""
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 

@@ -68,12 +68,12 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is one, and not a CPU that stands in for it."""
+        """True if it is a GPU, and not a CPU that stands in for one."""
         return bool(self.place.type == "cuda")
 
     @property
     def is_current(self) -> bool:
-        """Whether this thread's calls of CUDA go to it. So do all, where it is no GPU."""
+        """True if this thread's calls of CUDA go to it, and always where it is no GPU."""
         return not self.is_gpu or torch._C._cuda_getDevice() == self.place.index
 
     def entered(self) -> contextlib.AbstractContextManager[Any]:
@@ -105,7 +105,7 @@ _DEVICES: dict[torch.device, Device] = {}
 
 
 def out_of_memory(problem: torch.OutOfMemoryError, what: str = "", *, where: str | None = None) -> OutOfMemory:
-    """What PyTorch says of too little memory, without the statistics of its allocator.
+    """Error with PyTorch's message on too little memory, without the statistics of its allocator.
 
     Args:
         what: The op that wanted some, if it was one.
@@ -135,7 +135,7 @@ _LEFT = threading.Condition()
 _inside: list[tuple[int, bool]] = []
 """The threads that are in a block of `precision`, and what each wants."""
 _before: list[tuple[bool, ...]] = []
-"""What was set when the first of them came."""
+"""Settings that were there when the first of them came."""
 
 
 @contextlib.contextmanager
@@ -188,8 +188,8 @@ def _leave(mine: list[tuple[int, bool]]) -> None:
 
 
 def _of(ieee: bool) -> tuple[bool, ...]:
-    """Whether TF32 is allowed in products and in convolutions, and whether parts of products of either half precision may be added in
-    it: never, sums are in float32."""
+    """Switches: TF32 is allowed in products and in convolutions, and parts of products of either half precision may be added in it:
+    never, sums are in float32."""
     return not ieee, not ieee, False, False
 
 

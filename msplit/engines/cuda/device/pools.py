@@ -1,4 +1,4 @@
-"""What a device hands out: streams to executables, and counters to the launches of split-K kernels."""
+"""Pools that a device hands out from: streams to executables, and counters to the launches of split-K kernels."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def new_stream(place: torch.device, priority: int = 0) -> torch.cuda.Stream:
 
 
 def priorities(place: torch.device) -> int:
-    """How many levels of priority the streams of a device have: from 0 down to 1 less than that, negated."""
+    """Number of levels of priority that the streams of a device have: from 0 down to 1 less than that, negated."""
     least, most = ctypes.c_int(), ctypes.c_int()
     with torch.cuda.device(place):
         check(runtime().cudaDeviceGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(most)))
@@ -78,7 +78,7 @@ def runtime() -> ctypes.CDLL:
 
 @functools.cache
 def holding() -> ctypes.PyDLL:
-    """The same, called without letting go of the interpreter's lock."""
+    """Runtime library, called without letting go of the interpreter's lock."""
     return ctypes.PyDLL(_library())
 
 
@@ -153,7 +153,7 @@ class Semaphores:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """What is taken inside is free again afterwards: for graphs that do not outlive this, and of which one runs at a time."""
+        """Block that gives back what was taken inside: for graphs that do not outlive this, and of which one runs at a time."""
         before = self.taken
         try:
             yield

@@ -1,4 +1,4 @@
-"""What processes that train together say to each other: the sums of what they have, and all of their rows.
+"""Messages between processes that train together: the sums of their values, and all of their rows.
 
 Until a step is one of all of them, nothing is said: each does as if the others had its own rows. So what traces, times and verifies a
 model needs nobody else, and what comes of it is what the whole batch would give if it were made of these rows again and again.
@@ -42,7 +42,7 @@ class ProcessGroup:
         self.rank: int = torch.distributed.get_rank()
 
     def average(self, flat: torch.Tensor) -> None:
-        """See `Group`."""
+        """Puts the mean over all processes in the place of a tensor."""
         with _told():
             if flat.is_cuda:
                 torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.AVG)
@@ -51,12 +51,12 @@ class ProcessGroup:
                 flat.div_(torch.distributed.get_world_size())
 
     def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
-        """See `Group`."""
+        """Collects a tensor of each process, by rank."""
         with _told():
             torch.distributed.all_gather_into_tensor(every.view(-1), own.view(-1))
 
     def spread(self, tensor: torch.Tensor) -> None:
-        """See `Group`."""
+        """Puts the values of the first process in the place of a tensor."""
         with _told():
             torch.distributed.broadcast(tensor, 0)
 

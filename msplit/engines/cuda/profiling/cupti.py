@@ -1,4 +1,4 @@
-"""What CUPTI records of kernels: their grids, and how many of their blocks an SM holds. Read from PyTorch's profiler."""
+"""Reads CUPTI's records of kernels: their grids, and how many of their blocks an SM holds. Read from PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 
 @dataclass(frozen=True)
-class Record:
+class KernelRecord:
     """One kernel as it ran.
 
     Attributes:
@@ -33,7 +33,7 @@ class Record:
     time_us: float
 
 
-def record(run: Callable[[], None]) -> dict[int, list[Record]]:
+def record(run: Callable[[], None]) -> dict[int, list[KernelRecord]]:
     """Runs something under the profiler. What it runs inside of ``torch.profiler.record_function(f"{MARK}{number}")`` is told by number.
 
     Raises:
@@ -50,7 +50,7 @@ def record(run: Callable[[], None]) -> dict[int, list[Record]]:
     return parse(events)
 
 
-def parse(events: Sequence[Mapping[str, Any]]) -> dict[int, list[Record]]:
+def parse(events: Sequence[Mapping[str, Any]]) -> dict[int, list[KernelRecord]]:
     """Kernels by the number of the mark that they were launched in, from the events of a Chrome trace.
 
     A launch on the host lies between the ends of its mark; the kernel on the device has the launch's correlation id.
@@ -68,7 +68,7 @@ def parse(events: Sequence[Mapping[str, Any]]) -> dict[int, list[Record]]:
         place = bisect.bisect_right(starts, event["ts"]) - 1
         if place >= 0 and event["ts"] <= marks[place][1]:
             launched[int(event["args"]["correlation"])] = marks[place][2]
-    found: dict[int, list[Record]] = {}
+    found: dict[int, list[KernelRecord]] = {}
     kernels = (event for event in events if event.get("cat") == "kernel")
     for event in sorted(kernels, key=lambda event: float(event["ts"])):
         arguments = event.get("args", {})
@@ -78,9 +78,9 @@ def parse(events: Sequence[Mapping[str, Any]]) -> dict[int, list[Record]]:
     return found
 
 
-def _read(event: Mapping[str, Any], arguments: Mapping[str, Any]) -> Record:
+def _read(event: Mapping[str, Any], arguments: Mapping[str, Any]) -> KernelRecord:
     occupancy = arguments.get("est. achieved occupancy %")
-    return Record(
+    return KernelRecord(
         name=str(event.get("name", "")),
         blocks=_volume(arguments.get("grid")),
         threads=_volume(arguments.get("block")),

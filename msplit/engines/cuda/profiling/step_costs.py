@@ -1,4 +1,4 @@
-"""What the steps of a program cost: from the costs of the flat graph's nodes, or measured one by one."""
+"""Costs of the steps of a program: from the costs of the flat graph's nodes, or measured one by one."""
 
 from __future__ import annotations
 

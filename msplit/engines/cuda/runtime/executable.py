@@ -24,9 +24,9 @@ from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.state import StateMemory
 from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.runtime.graph_exec import Graph, GraphExec
-from msplit.engines.cuda.runtime.input_staging import Inputs
-from msplit.engines.cuda.runtime.output_staging import Outputs
+from msplit.engines.cuda.runtime.graph_exec import CapturedGraph, GraphExec
+from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.output_staging import OutputStaging
 from msplit.engines.cuda.runtime.prefetch import Prefetch
 from msplit.engines.cuda.runtime.several_gpus import CaptureMemory, give_back, lease, reach
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, poison_memory
@@ -37,10 +37,10 @@ TIMELINE_RUNS = 5
 """Runs of a step that a timeline is made of: the last is told."""
 
 HEAD_START_CYCLES = 20_000_000
-"""What the device waits, about 10 ms, while the host launches a step whose kernels are to be timed."""
+"""Cycles that the device waits, about 10 ms, while the host launches a step whose kernels are to be timed."""
 
 _ASK = 256
-"""How often it is looked whether a step is over before CUDA is asked, which knows of faults, too, and takes a µs to say so."""
+"""Number of looks for the end of a step before CUDA is asked, which knows of faults, too, and takes a µs to say so."""
 
 _ROOTS = 2
 """With so many streams that start at once or more, a graph gets one kernel that they all follow. On an H200 every further
@@ -49,7 +49,7 @@ kernel that follows nothing costs the start of a graph about 2 µs, and one that
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What executables share of which one runs at a time.
+    """Memory and streams shared by executables of which one runs at a time.
 
     Attributes:
         memory: Of their graphs; None: each has its own.
@@ -108,13 +108,13 @@ class CudaExecutable(Executable):
         stream = self._origin.cuda_stream if self._lent else None
         # A step that the GPU gave up waiting for is run once more. One that writes variables would write them twice.
         launch_first = capture and not (timing_only or self._lent or program.state.final)
-        self._inputs = Inputs(feeds, device, own_kernel=own_copies, stream=stream, launch_first=launch_first)
+        self._inputs = InputStaging(feeds, device, own_kernel=own_copies, stream=stream, launch_first=launch_first)
         self._prefetch: Prefetch | None = None
         self._own_copies = own_copies
         self._memory = shared.memory or (device.scratch.handle if timing_only else torch.cuda.graph_pool_handle())
-        self._graphs: dict[Graph, GraphExec] = {}
+        self._graphs: dict[CapturedGraph, GraphExec] = {}
         self._counters: list[torch.Tensor] = []
-        self._results: dict[Graph, dict[str, torch.Tensor]] = {}
+        self._results: dict[CapturedGraph, dict[str, torch.Tensor]] = {}
         self._ranks = device.owned(Ranks)
         self._group: Group | None = None
         self._capture = capture
@@ -134,7 +134,7 @@ class CudaExecutable(Executable):
             with self.state.kept():
                 results = self._record()
             if not self._timing_only:
-                self._outputs = Outputs(results, self.device, captured=self._capture, own_kernel=self._own_copies)
+                self._outputs = OutputStaging(results, self.device, captured=self._capture, own_kernel=self._own_copies)
         self._synchronize()
         if self._capture:
             torch.cuda.empty_cache()  # a capture does so itself: what that frees was none of the pool's
@@ -145,18 +145,18 @@ class CudaExecutable(Executable):
 
     def _capture_graphs(self) -> None:
         if self.stream_program.instructions and not self._lent:  # CUDA refuses to run a graph of nothing
-            self._capture_graph(Graph.RUN)
+            self._capture_graph(CapturedGraph.RUN)
         if not self._timing_only:
-            self._capture_graph(Graph.STEP)
+            self._capture_graph(CapturedGraph.STEP)
             if not self._lent and self._outputs.has_any:
-                self._capture_graph(Graph.DELIVER)
+                self._capture_graph(CapturedGraph.DELIVER)
             self._outputs.aim()
             self._synchronize()
             self._outputs.settle()
             self._seen, self._looks = self._outputs.seen, 0
 
     def join(self) -> None:
-        """See `engines.base.Executable`. The graph is captured anew: what was prepared needed nobody else."""
+        """Joins the steps of other processes. The graph is captured anew: the first one needed nobody else."""
         self._group = self._ranks.group or ProcessGroup()
         self.state.spread(self._group.spread)
         with self._on_origin(), self.state.kept():
@@ -236,7 +236,7 @@ class CudaExecutable(Executable):
                 self._origin.wait_stream(stream)
         return self.program.results(values)
 
-    def _capture_graph(self, kind: Graph) -> None:
+    def _capture_graph(self, kind: CapturedGraph) -> None:
         """Captures one of them. `DELIVER` comes last.
 
         Raises:
@@ -246,19 +246,19 @@ class CudaExecutable(Executable):
         with self._on_origin(), self._capturing() as graph, noted, contextlib.ExitStack() as stack:
             for memory in self._memories:
                 stack.enter_context(memory.used())
-            if kind is Graph.STEP and self._inputs.rest:
+            if kind is CapturedGraph.STEP and self._inputs.rest:
                 self._inputs.rest_to_device()
-            elif kind is not Graph.DELIVER and len(self.stream_program.fork) >= _ROOTS:
+            elif kind is not CapturedGraph.DELIVER and len(self.stream_program.fork) >= _ROOTS:
                 self._root.add_(1)
-            results = self._made_by_run() if kind is Graph.DELIVER else self._record()
-            if kind is not Graph.RUN:
-                self._outputs.to_host(results, graph=int(kind is Graph.DELIVER))
+            results = self._made_by_run() if kind is CapturedGraph.DELIVER else self._record()
+            if kind is not CapturedGraph.RUN:
+                self._outputs.to_host(results, graph=int(kind is CapturedGraph.DELIVER))
         self._graphs[kind] = GraphExec(graph, self.device.place)
         self._results[kind] = results
 
     def _made_by_run(self) -> dict[str, torch.Tensor]:
-        """Where nothing runs, results are made of inputs and constants."""
-        return self._results[Graph.RUN if Graph.RUN in self._graphs else Graph.STEP]
+        """Makes results of inputs and constants, where nothing runs."""
+        return self._results[CapturedGraph.RUN if CapturedGraph.RUN in self._graphs else CapturedGraph.STEP]
 
     def _synchronize(self) -> None:
         for place in (self.device.place, *self._others):
@@ -275,8 +275,8 @@ class CudaExecutable(Executable):
         return self._step(feeds)
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `engines.base.Executable`: the graph without copies, behind one that takes over what was sent. Small inputs are not sent:
-        the graph that fetches them takes less than that."""
+        """Runs a step while the next inputs are copied: the graph without copies, behind one that takes over what was
+        sent. Small inputs are not sent: the graph that fetches them takes less than that."""
         if not self._inputs.pays_ahead:
             if on_device:
                 return self.step_on_device(feeds, then)
@@ -297,15 +297,15 @@ class CudaExecutable(Executable):
         with self._ran(feeds, then) as results:
             if self.program.dynamic:  # shapes may be others than those that the outputs' memory was made for
                 return {name: to_numpy(tensor) for name, tensor in results.items()} | self.program.known_outputs()
-            if Graph.DELIVER in self._graphs:
-                self._graphs[Graph.DELIVER].start()
+            if CapturedGraph.DELIVER in self._graphs:
+                self._graphs[CapturedGraph.DELIVER].start()
             else:
                 self._outputs.copy(results)
         self._outputs.settle()
         return self.outputs()
 
     def begin(self, feeds: Feeds) -> bool:
-        """See `engines.base.Executable`: a captured graph, fed from the host, runs by itself. On the current stream of its GPU."""
+        """Begins a step if it is a captured graph, fed from the host, on the current stream of its GPU."""
         if not self._capture:
             return False
         if not self.device.is_current:  # a default stream has one handle on all GPUs, which means the current one's
@@ -318,12 +318,12 @@ class CudaExecutable(Executable):
     def _replay(self) -> None:
         self._outputs.expect()
         if self._inputs.input_copy is None:
-            self._graphs[Graph.STEP].start()
+            self._graphs[CapturedGraph.STEP].start()
         else:
-            self._graphs[Graph.STEP].start_holding()
+            self._graphs[CapturedGraph.STEP].start_holding()
 
     def end(self) -> dict[str, NDArray[Any]]:
-        """See `engines.base.Executable`. In the thread that began it."""
+        """Waits for the step that was begun, in the thread that began it."""
         self._arrive()
         if self._inputs.missed():
             self._replay()
@@ -332,7 +332,7 @@ class CudaExecutable(Executable):
 
     def _arrive(self) -> None:
         if not self._outputs.arrived():
-            self._graphs[Graph.STEP].finish()
+            self._graphs[CapturedGraph.STEP].finish()
             self._outputs.settle()
 
     def start(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
@@ -344,15 +344,15 @@ class CudaExecutable(Executable):
             with torch.cuda.stream(self._origin):
                 self._inputs.join_tensors(parts, entries)
         self._outputs.expect()
-        self._graphs[Graph.STEP].start_on(self._origin)
+        self._graphs[CapturedGraph.STEP].start_on(self._origin)
         self._looks = 0
 
     def wait(self) -> None:
         """Waits for the step that was begun, without the interpreter's lock. It takes some µs longer than to look whether it is `over`."""
-        self._graphs[Graph.STEP].finish_on(self._origin)
+        self._graphs[CapturedGraph.STEP].finish_on(self._origin)
 
     def over(self) -> bool:
-        """Whether the step that was begun is over. What failed on the device is raised."""
+        """True if the step that was begun is over. What failed on the device is raised."""
         if self._seen():
             return True
         self._looks += 1
@@ -368,7 +368,7 @@ class CudaExecutable(Executable):
     def outputs_on_device(self) -> dict[str, Any]:
         """Outputs of the step that was begun by `start` and is over, as tensors of the caller's own on the device."""
         with torch.no_grad(), torch.cuda.stream(self._origin):
-            own = {name: own_copy(tensor) for name, tensor in self._results[Graph.STEP].items()}
+            own = {name: own_copy(tensor) for name, tensor in self._results[CapturedGraph.STEP].items()}
             known = self.program.known_tensors(self.device.place)
         self._origin.synchronize()
         return own | known
@@ -412,7 +412,7 @@ class CudaExecutable(Executable):
             self._inputs.bring(feeds)
 
     def buffers(self) -> Arrays:
-        """See `engines.base.Executable`: pinned memory. It may be written again as soon as a step is over."""
+        """Pinned memory of inputs. It may be written again as soon as a step is over."""
         return dict(self._inputs.block.arrays)
 
     def _enqueue(self) -> None:
@@ -423,16 +423,16 @@ class CudaExecutable(Executable):
         if not self._capture:
             with self._on_origin():
                 self._record()
-        elif Graph.RUN in self._graphs:
-            self._graphs[Graph.RUN].start()
+        elif CapturedGraph.RUN in self._graphs:
+            self._graphs[CapturedGraph.RUN].start()
 
     def launch(self) -> None:
         """One step on the inputs that are on the device already."""
         self._enqueue()
         if not self._capture:
             self._origin.synchronize()
-        elif Graph.RUN in self._graphs:
-            self._graphs[Graph.RUN].finish()
+        elif CapturedGraph.RUN in self._graphs:
+            self._graphs[CapturedGraph.RUN].finish()
 
     def device_times(self, count: int) -> list[float]:
         """Seconds of each of `count` back-to-back steps by the device's clock."""
@@ -518,7 +518,7 @@ class CudaExecutable(Executable):
 
 
 def uncapturable(program: Program, step: int, problem: RuntimeError) -> EngineError:
-    """What to say of a step that failed in a capture, and had run before it."""
+    """Error for a step that failed in a capture, and had run before it."""
     op = program.steps[step].op
     return EngineError(
         f"{op.name} ({op.op}) can not be captured: {str(problem).splitlines()[0]}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,27 +13,32 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
-from msplit.engines.base import STEPS, Arrays, Executable, Job
-from msplit.engines.cuda.device.device import Device, telling_out_of_memory
-from msplit.engines.cuda.ir.dtypes import to_torch
+from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Job, Timeline, is_array, refuse_fed
+from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
+from msplit.engines.cuda.device.ranks import Group, ProcessGroup, Ranks
+from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.gpus import PEER_COPY
 from msplit.engines.cuda.ir.graph import OpGraph
 from msplit.engines.cuda.ir.program import Program
+from msplit.engines.cuda.ir.state import StateMemory
 from msplit.engines.cuda.ir.verify import Stage
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.passes.pipeline import Context, run_passes
+from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
 from msplit.engines.cuda.profiling.step_costs import estimated
-from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.host import Counting, HostPart, Steps, WithHost
+from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.cuda.runtime.plan_binding import restore
-from msplit.engines.cuda.runtime.several_gpus import gpu_of_streams
-from msplit.engines.cuda.runtime.stream_program import arrange
+from msplit.engines.cuda.runtime.several_gpus import SeparateMemory, gpu_of_streams
+from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, arrange, simulate
+from msplit.engines.cuda.runtime.timeline import HostTap, timeline
 from msplit.errors import EngineError
-from msplit.progress import phase
+from msplit.progress import Progress, phase
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan import Plan, make_plan, record_order
 from msplit.schedule.plan_check import check
+from msplit.schedule.problem import Problem
 from msplit.schedule.simulate import evaluate, keep_lanes, node_order
 
 LAYOUT_RUNS = 30
@@ -90,7 +96,7 @@ class Compiled:
         return tuple((step.op.op, tuple(step.op.source_nodes)) for step in self.program.steps)
 
     def streams(self, ids: Ints) -> int:
-        """How many streams do something when the nodes of the flat graph have these ids."""
+        """Number of streams that do something when the nodes of the flat graph have these ids."""
         return self.program.lanes(ids)[1]
 
     def plan(self, job: Job) -> Plan:
@@ -100,6 +106,34 @@ class Compiled:
             return plan_on_gpus(self.program, job.ids, job.streams // len(job.options.split))
         plan = restore(self.program, stored) if stored is not None else None
         return plan_for(self.program, job.ids, job.costs) if plan is None else prove(plan, self.program)
+
+    def runs_as_stored(self, job: Job) -> bool:
+        """True if the job's stored plan fits these kernels, so that they run in its order."""
+        return job.options.plan is not None and restore(self.program, job.options.plan) is not None
+
+    def predicted_us(self, job: Job) -> float:
+        """Simulated time of a step in µs, with these kernels on the job's streams."""
+        with phase("simulating"):
+            problem = _problem(self.program, job.ids, job.costs)
+            return evaluate(problem, np.maximum(problem.pin, 0)).simulation.makespan_us if len(problem) else 0.0
+
+    def one_stream_seconds(self, job: Job) -> float:
+        """Seconds of a step on one stream, by the device's clock; captured, unless shapes depend on values."""
+        options = replace(job.options, capture=not self.program.dynamic)
+        plan = plan_for(self.program, np.zeros_like(job.ids), job.costs)
+        executable = executable_of(self, plan, options, ieee=job.precision.ieee)
+        try:
+            times = executable.device_times(LAYOUT_RUNS)
+            assert times is not None
+            return float(np.median(times))
+        finally:
+            executable.close()
+
+    def profile(self, job: Job, *, seconds: float, grids: bool, progress: Progress | None = None) -> Measured:
+        """Times every kind of step alone, in the job's precision; see `kernel_profile.measure`."""
+        device, feeds = torch.device(job.options.device), self.optimized.feeds
+        with Device.of(device).entered(), precision(job.precision.ieee):
+            return measure(self.program, feeds, device, seconds=seconds, grids=grids, progress=progress)
 
 
 def executable_of(
@@ -130,7 +164,7 @@ def executable_for(
     timing_only: bool = False,
     shared: Shared | None = None,
 ) -> Executable:
-    """What runs a plan of a compiled graph, without the host part in front of it.
+    """Makes the executable of a plan of a compiled graph, without the host part in front of it.
 
     Args:
         plan: Proved.
@@ -167,19 +201,6 @@ def executable_for(
         )
 
 
-def one_stream_seconds(job: Job, compiled: Compiled) -> float:
-    """A step of a compiled graph on one stream, by the device's clock; captured, unless shapes depend on values."""
-    options = replace(job.options, capture=not compiled.program.dynamic)
-    plan = plan_for(compiled.program, np.zeros_like(job.ids), job.costs)
-    executable = executable_of(compiled, plan, options, ieee=job.precision.ieee)
-    try:
-        times = executable.device_times(LAYOUT_RUNS)
-        assert times is not None
-        return float(np.median(times))
-    finally:
-        executable.close()
-
-
 def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> Plan:
     """The plan of a program for an assignment of the flat graph's nodes. Ids are renumbered without gaps.
 
@@ -189,12 +210,16 @@ def plan_for(program: Program, ids: NDArray[np.int32], costs: Costs | None) -> P
         EngineError: The second checker found the plan wrong, which is a bug in msplit.
     """
     with phase("planning"):
-        lanes, _ = program.lanes(ids)
-        machine = None if costs is None else Machine.of_costs(costs)
-        problem = estimated(program, costs).problem(program, lanes, machine=machine)
+        problem = _problem(program, ids, costs)
         chosen = evaluate(problem, problem.pin)
-        plan = make_plan(program.dag, lanes, node_order(problem, chosen.order, program.dag))
+        plan = make_plan(program.dag, program.lanes(ids)[0], node_order(problem, chosen.order, program.dag))
         return prove(keep_lanes(plan), program)
+
+
+def _problem(program: Program, ids: Ints, costs: Costs | None) -> Problem:
+    """The scheduling problem of a program whose steps are fixed to the streams of these ids."""
+    machine = None if costs is None else Machine.of_costs(costs)
+    return estimated(program, costs).problem(program, program.lanes(ids)[0], machine=machine)
 
 
 def plan_on_gpus(program: Program, ids: Ints, streams: int) -> Plan:
@@ -225,7 +250,7 @@ def prove(plan: Plan, program: Program) -> Plan:
 
 
 def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, Any]:
-    """What the report says about a plan."""
+    """Facts about a plan for the report."""
     one = make_plan(
         program.dag, np.minimum(plan.stream, 0), record_order(program.dag, (plan.stream >= 0).astype(np.float64))
     )
@@ -244,7 +269,7 @@ def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, An
 
 
 def split_facts(program: Program) -> Mapping[str, Any]:
-    """What the report says about a program for several GPUs."""
+    """Facts about a program for several GPUs for the report."""
     assert program.gpus is not None
     copies = [step for step in program.steps if step.op.op == PEER_COPY]
     weights = [0] * len(program.gpus.places)
@@ -256,3 +281,111 @@ def split_facts(program: Program) -> Mapping[str, Any]:
         "copied_bytes": sum(step.bytes for step in copies),
         "weight_bytes_of_gpus": weights,
     }
+
+
+class SimulatedExecutable(Executable):
+    """Executable on CPU tensors, in place of a GPU. Streams are interleaved at random, as their events allow, another way at every step."""
+
+    keeps_state = True
+    joins_others = True
+
+    def __init__(
+        self, program: Program, stream_program: StreamProgram, facts: Mapping[str, Any], *, seed: int = 0
+    ) -> None:
+        self.program, self.stream_program = program, stream_program
+        self._facts, self._seed = dict(facts), seed
+        self._feeds: Feeds = {}
+        self._prefetched: tuple[Feeds | None, Feeds] = (None, {})  # what was sent, and its values then
+        self.state = StateMemory(program.state, torch.device("cpu"))
+        self._ranks = Device.of(torch.device("cpu")).owned(Ranks)
+        self._group: Group | None = None
+
+    def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        """One step."""
+        results = self._run(feeds, None)
+        return {**{name: to_numpy(value).copy() for name, value in results.items()}, **self.program.known_outputs()}
+
+    def begin(self, feeds: Feeds) -> bool:
+        """Runs the whole step, for nothing runs beside the host."""
+        self._begun = self.step(feeds)
+        return True
+
+    def end(self) -> dict[str, NDArray[Any]]:
+        """Outputs of the step that was begun."""
+        return self._begun
+
+    def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
+        """One step whose outputs are tensors: see `engines.base.Executable`."""
+        own = {name: own_copy(value) for name, value in self._run(feeds, None).items()}
+        return own | self.program.known_tensors(torch.device("cpu"))
+
+    def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
+        """Runs a step; the next one has the values that its arrays have now."""
+        outputs = self.step_on_device(feeds) if on_device else self.step(feeds)
+        following = then()
+        with contextlib.suppress(EngineError):
+            if following is not None:
+                self._refuse(following)
+                if all(is_array(following[name]) for name in self.program.fed):
+                    self._prefetched = (following, {name: np.array(following[name]) for name in self.program.fed})
+        return outputs
+
+    def _refuse(self, feeds: Feeds) -> None:
+        refuse_fed(feeds, {name: (dtype, shape) for name, (shape, dtype) in self.program.fed.items()})
+
+    def _run(self, feeds: Feeds, tap: Tap | None) -> dict[str, torch.Tensor]:
+        (own, sent), self._prefetched = self._prefetched, (None, {})
+        feeds = sent if own is feeds else feeds
+        self._refuse(feeds)
+        self._feeds = feeds
+        self._seed += 1
+        values = {key: _own(name, feeds[name]) for name, key in self.program.feeds.items()}
+        values |= self.state.values()
+        with torch.no_grad(), self._ranks.talking(self._group):
+            if self.program.gpus is None:
+                simulate(self.program, self.stream_program, values, self._seed, tap)
+            else:
+                memory = SeparateMemory(self.program)
+                memory.fed(values)
+                simulate(self.program, self.stream_program, values, self._seed, tap, memory.run)
+        return self.program.results(values)
+
+    def launch(self) -> None:
+        """One step on the last inputs."""
+        self.step(self._feeds)
+
+    def device_times(self, count: int) -> None:
+        """There is no device."""
+
+    def timeline(self) -> Timeline:
+        """One step by the host's clock: one kernel at a time, streams taking turns at random."""
+        tap = HostTap()
+        with self.state.kept():
+            self._run(self._feeds, tap)
+        clock = "the host's, of streams simulated on the CPU, one kernel at a time: these times say nothing about a GPU"
+        return timeline(self.program, self.stream_program, tap.times_us(), clock)
+
+    def join(self) -> None:
+        """Makes steps those of all processes."""
+        self._group = self._ranks.group or ProcessGroup()
+        self.state.spread(self._group.spread)
+
+    def save_state(self) -> dict[str, NDArray[Any]]:
+        """The values of variables."""
+        return self.state.save()
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Gives variables other values."""
+        self.state.load(state)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Streams, waits, kernels, memory."""
+        return self._facts
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _own(name: str, value: Any) -> torch.Tensor:
+    """An input as a tensor that steps may keep."""
+    return to_torch(np.array(value)) if is_array(value) else own_copy(taken(name, value).cpu())

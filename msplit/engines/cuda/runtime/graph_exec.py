@@ -11,8 +11,8 @@ import torch
 from msplit.engines.cuda.device.pools import check, holding, runtime
 
 
-class Graph(Enum):
-    """What is captured of a program. These share memory, and never run at once."""
+class CapturedGraph(Enum):
+    """Captured graphs of a program. They share memory, and never run at once."""
 
     STEP = "fetches the inputs that are not sent ahead, runs, and delivers the outputs"
     RUN = "runs on what is on the device, and leaves its results there"
@@ -59,7 +59,7 @@ class GraphExec:
             check(self._launch(self._executable, self._stream(self._index)))
 
     def start_holding(self) -> None:
-        """The same, and keeps the interpreter's lock, as `start_on` does."""
+        """Starts like `start`, but keeps the interpreter's lock, as `start_on` does."""
         if self._executable is None or self._current() != self._index:
             self._graph.replay()
         else:

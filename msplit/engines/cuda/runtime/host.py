@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostOptions:
-    """How the host part runs.
+    """Options of the host part.
 
     Attributes:
         op_libraries: Shared objects with custom TensorFlow ops.
@@ -91,7 +91,7 @@ class HostPart:
     def _session(
         self, flat: FlatGraph, wanted: Mapping[str, Key], origin: Mapping[Key, Key]
     ) -> SessionExecutable | None:
-        """What makes some values on the CPU; None where there are none to make."""
+        """Session that makes some values on the CPU; None where there are none to make."""
         if not wanted:
             return None
         from msplit.engines.tensorflow import runtime
@@ -134,15 +134,15 @@ class Wrapped(Executable):
         self.device, self.joins_others = device, device.joins_others
 
     def launch(self) -> None:
-        """See `Executable`."""
+        """Runs one step on the inputs of the last one."""
         self.device.launch()
 
     def device_times(self, count: int) -> list[float] | None:
-        """See `Executable`."""
+        """Seconds of each step by the device's clock."""
         return self.device.device_times(count)
 
     def save_state(self) -> Mapping[str, NDArray[Any]]:
-        """What steps change: variables, and see `Counting`."""
+        """State that steps change: variables, and the count of `Counting`."""
         return self.device.save_state()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -150,19 +150,19 @@ class Wrapped(Executable):
         self.device.load_state(state)
 
     def join(self) -> None:
-        """See `Executable`."""
+        """Makes steps those of all processes."""
         self.device.join()
 
     def buffers(self) -> Arrays:
-        """See `Executable`."""
+        """Arrays of inputs that are not copied on the host."""
         return self.device.buffers()
 
     def timeline(self) -> Timeline | None:
-        """See `Executable`."""
+        """Times the parts of one more step."""
         return self.device.timeline()
 
     def facts(self) -> Mapping[str, Any]:
-        """See `Executable`."""
+        """Facts about the run."""
         return self.device.facts()
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Wrapped(Executable):
 
 
 class Steps:
-    """How many steps there were, of all those that draw random numbers together: an iterator, which any thread may ask."""
+    """Counter of steps, of all executables that draw random numbers together: an iterator, which any thread may ask."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -195,15 +195,15 @@ class Counting(Wrapped):
         self._prefetched: tuple[Feeds | None, Feeds] = (None, {})  # what was sent, and that with its number
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
-        """See `Executable`."""
+        """Runs one whole step."""
         return self._counted(feeds, self.device.step)
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
-        """See `Executable`."""
+        """Runs one whole step; outputs stay on the device."""
         return self._counted(feeds, self.device.step_on_device)
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `Executable`. The next number goes with the rest, in vain where others count meanwhile."""
+        """Runs a step and copies the next inputs meanwhile. The next number goes with the rest, in vain where others count meanwhile."""
         given = self._numbered(feeds)
 
         def numbered() -> Feeds | None:
@@ -224,7 +224,7 @@ class Counting(Wrapped):
         return given if own is feeds and given[STEPS] == number else {**feeds, STEPS: number}
 
     def save_state(self) -> Mapping[str, NDArray[Any]]:
-        """How many steps there were, and what variables are."""
+        """Count of steps, and values of variables."""
         return {**super().save_state(), STEPS: np.asarray(self._steps.count, np.int64)}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -235,7 +235,7 @@ class Counting(Wrapped):
 
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """What the host part has made of a step's inputs.
+    """Values that the host part has made of a step's inputs.
 
     Attributes:
         feeds: The model's inputs, on the host.
@@ -257,15 +257,15 @@ class WithHost(Wrapped):
         self._ahead: tuple[Feeds, _Given] | None = None  # what the next step is to be fed, and what was made of it
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
-        """See `Executable`."""
+        """Runs one whole step."""
         return self._around(self._given(feeds), self.device.step)
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
-        """See `Executable`. What the host makes is on the host."""
+        """Runs a step whose outputs stay on the device; those that the host makes are on the host."""
         return self._around(self._given(feeds), self.device.step_on_device)
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
-        """See `Executable`: what the host makes of the next step's inputs it makes while the device is busy."""
+        """Runs a step; the host's part of the next one runs while the device is busy."""
 
         def inputs() -> Feeds | None:
             following = then() if self._host.repeatable else None
@@ -292,7 +292,7 @@ class WithHost(Wrapped):
         return {**self._host.finish(given.feeds, step(given.inputs)), **given.outputs}
 
     def facts(self) -> Mapping[str, Any]:
-        """See `Executable`."""
+        """Facts about the run."""
         return {**self.device.facts(), "host_nodes": self._host.nodes}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from msplit.engines.cuda.kernels.copy import InputCopy
 
 LAUNCH_FIRST = True
-"""Whether graphs are launched before their inputs are copied into pinned memory, where that spares time. Benchmarks turn it off."""
+"""True if graphs are launched before their inputs are copied into pinned memory, where that spares time. Benchmarks turn it off."""
 
 _ALIGNMENT = 256
 _SMALL_BYTES = 1 << 14
@@ -136,7 +136,7 @@ class _Together:
         return True
 
 
-class Inputs:
+class InputStaging:
     """A step's inputs in pinned host memory and on the device: one copy moves them all, or all but the large ones.
 
     Args:
@@ -188,12 +188,12 @@ class Inputs:
 
     @property
     def has_large(self) -> bool:
-        """Whether there are inputs that `send` sends."""
+        """True if there are inputs that `send` sends."""
         return bool(self.rest < self.block.host.numel())
 
     @property
     def pays_ahead(self) -> bool:
-        """Whether it is worth sending them for the next step while one runs."""
+        """True if it is worth sending them for the next step while one runs."""
         return bool(self.block.host.numel() >= _PREFETCHED_BYTES)
 
     def to_device(self) -> None:
@@ -279,14 +279,14 @@ class Inputs:
         return True
 
     def missed(self) -> bool:
-        """Whether the GPU has given up waiting in the step that is over: it is to be launched once more, and finds all inputs now."""
+        """True if the GPU has given up waiting in the step that is over: it is to be launched once more, and finds all inputs now."""
         if self.input_copy is None or not self.input_copy.gave_up():
             return False
         self._given_up += 1
         return True
 
     def send_all(self, feeds: Feeds) -> bool:
-        """The same, and the copies of small ones behind them, all by the copy engine.
+        """Sends large inputs like `send`, and copies small ones behind them, all by the copy engine.
 
         Returns:
             As above.
@@ -322,8 +322,8 @@ class Inputs:
                 self._async_copy.send(start, start + place.nbytes)
 
     def join_tensors(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
-        """The same where some values are tensors on a GPU, ready to be read. On the current stream they are copied to where `send` would
-        have brought them, or into the host block, from where the step's graph fetches what is small.
+        """Joins inputs like `join`, where some values are tensors on a GPU, ready to be read. On the current stream they are
+        copied to where `send` would have brought them, or into the host block, from where the step's graph fetches what is small.
 
         Args:
             parts: As above.
@@ -424,7 +424,7 @@ class Inputs:
     def _copy_holding(
         self, arrays: Sequence[Sequence[Any]], pieces: Sequence[memoryview | None], announce: Callable[[int], object]
     ) -> None:
-        """The same, in the order of the block, and announces up to which byte it is there. It keeps the interpreter's lock."""
+        """Copies like `_copy`, in the order of the block, and announces up to which byte it is there. It keeps the interpreter's lock."""
         for group, sources, piece in zip(self._groups, arrays, pieces, strict=True):
             if piece is None:
                 _join(group, sources)
@@ -458,7 +458,7 @@ def taken(name: str, value: Any) -> torch.Tensor:
 
 
 def settled(name: str, value: Any) -> torch.Tensor:
-    """The same, when what its library, and this thread's current stream, still had to do to it is over: any stream may read it.
+    """Takes a tensor like `taken`, and waits for its library and this thread's current stream: any stream may read it then.
 
     Raises:
         EngineError: It can not be taken.
@@ -517,7 +517,7 @@ def _runs(like: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def _fits_first(size: int, rest: int) -> bool:
-    """Whether a block of this size, none of which is sent ahead, is worth launching before it is copied."""
+    """True if a block of this size, none of which is sent ahead, is worth launching before it is copied."""
     return _FIRST_BYTES <= size < _AHEAD_BYTES and rest == size
 
 

@@ -144,7 +144,7 @@ class Memcpy:
 
 
 def _helpers(size: int) -> int:
-    """How many helpers copy so many bytes: each has to be woken, and 16 MB are there before eleven are."""
+    """Number of helpers that copy so many bytes: each has to be woken, and 16 MB are there before eleven are."""
     return min(1 + size // _HELPER_BYTES, _MOST_HELPERS, max(_processors() - 1, 1))
 
 

@@ -17,7 +17,7 @@ from msplit.engines.cuda.runtime.input_staging import Block
 from msplit.engines.cuda.runtime.memcpy import CAN_POLL, Memcpy
 
 _LOOKS = 16
-"""How often the host looks, 0.6 µs in all, before it lets go of the interpreter's lock."""
+"""Number of times that the host looks, 0.6 µs in all, before it lets go of the interpreter's lock."""
 _PATIENCE = 1e-3
 """Seconds that it looks for before it asks CUDA to wait. The 2 to 4 µs that it gains are nothing to a longer step."""
 
@@ -26,7 +26,7 @@ GRAPHS = 2
 """Those of a program that deliver its outputs: the whole step, and one that does nothing else."""
 
 
-class Outputs:
+class OutputStaging:
     """A step's outputs in pinned host memory.
 
     A kernel that writes there takes half as long as the copy engine, which is slow to start in a graph, and one kernel serves all
@@ -58,7 +58,7 @@ class Outputs:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is anything to deliver: CUDA refuses to run a graph of nothing."""
+        """True if there is anything to deliver: CUDA refuses to run a graph of nothing."""
         return self._output_copy is not None or any(array.nbytes for array in self._block.arrays.values())
 
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -106,7 +106,7 @@ class Outputs:
 
     @property
     def seen(self) -> Callable[[], bool]:
-        """What tells, without waiting, whether the replay that was announced last is over; false where only CUDA can tell."""
+        """Function that tells, without waiting, whether the replay that was announced last is over; false where only CUDA can tell."""
         if self._output_copy is None or not CAN_POLL:
             return lambda: False
         number = self._output_copy.number

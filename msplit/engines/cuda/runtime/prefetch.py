@@ -6,7 +6,7 @@ import torch
 
 from msplit.engines.base import Feeds
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.runtime.input_staging import Inputs
+from msplit.engines.cuda.runtime.input_staging import InputStaging
 from msplit.engines.cuda.runtime.memcpy import AsyncCopy
 from msplit.errors import EngineError
 
@@ -26,11 +26,11 @@ class Prefetch:
         feeds: The mapping whose values were sent for the next step; None where nothing was.
     """
 
-    def __init__(self, inputs: Inputs, device: Device) -> None:
+    def __init__(self, inputs: InputStaging, device: Device) -> None:
         self._device = device
         self._streams = device.streams.lease(1)
         (self._copies,) = self._streams
-        self._next = Inputs(inputs.on_device, device, own_kernel=False, stream=self._copies.cuda_stream)
+        self._next = InputStaging(inputs.on_device, device, own_kernel=False, stream=self._copies.cuda_stream)
         self._take_over = AsyncCopy(self._next.memory, inputs.memory)
         self._arrived, self._taken = torch.cuda.Event(), torch.cuda.Event()
         self._taken.record(torch.cuda.current_stream(device.place))  # which has filled the new memory with zeros

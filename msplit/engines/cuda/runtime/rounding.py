@@ -1,4 +1,4 @@
-"""What TF32 does to a model, computed exactly: only what products and convolutions read is rounded to it."""
+"""Computes the effect of TF32 on a model exactly: only what products and convolutions read is rounded to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """See PyTorch."""
+        """Rounds the operands of products, and calls the op."""
         del types
         places = _OPERANDS.get(func.overloadpacket.__name__, ())
         given = [

@@ -1,4 +1,4 @@
-"""What a plan over several GPUs has to keep beside its order, simulated GPUs that keep it, and what real ones are asked for.
+"""Rules of a plan over several GPUs beside its order, simulated GPUs that keep them, and requests to real ones.
 
 A step is captured as one CUDA graph over all GPUs: it begins and ends on the first, and events lead to the others and back. PyTorch gives a
 graph memory of its own on one GPU alone, so that the others get a pool each.
@@ -71,7 +71,7 @@ def reach(places: Sequence[torch.device]) -> None:
 
 
 class CaptureMemory:
-    """What graphs that are captured from one GPU use of another: its pool, as long as this lives, and counters of split-K kernels."""
+    """Memory of another GPU that graphs captured from one use: its pool, as long as this lives, and counters of split-K kernels."""
 
     def __init__(self, place: torch.device) -> None:
         self._device, self._pool = Device.of(place), torch.cuda.MemPool()
@@ -79,7 +79,7 @@ class CaptureMemory:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """What this thread allocates inside on the GPU is of this memory."""
+        """Block in which this thread allocates from this memory on the GPU."""
         with (
             torch.cuda.use_mem_pool(self._pool, device=self._device.place),
             self._device.semaphores.noted(self._counters),

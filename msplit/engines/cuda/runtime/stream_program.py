@@ -176,7 +176,7 @@ def lifetimes(program: Program, views: Mapping[int, list[int]]) -> tuple[dict[in
 
 
 class _Knowledge:
-    """What each stream knows to be over, as it goes on.
+    """Steps that each stream knows to be over, as it goes on.
 
     Every stream has a clock per other stream: how far that one is known to have come. It only moves at a wait, and only forward, so
     the moves are kept and searched.

@@ -38,12 +38,12 @@ class EventTap:
         return event
 
     def before(self, instruction: Instruction) -> None:
-        """See `stream_program.Tap`."""
+        """Notes the start of an instruction."""
         if instruction.waits or instruction.lane not in self._last:
             self._last[instruction.lane] = self._mark(instruction.lane)
 
     def after(self, instruction: Instruction) -> None:
-        """See `stream_program.Tap`."""
+        """Notes the end of an instruction."""
         start = self._last[instruction.lane]
         end = self._last[instruction.lane] = self._mark(instruction.lane)
         self._ends[instruction.step] = (start, end)
@@ -64,11 +64,11 @@ class HostTap:
         self._begin = self._start = time.perf_counter()
 
     def before(self, instruction: Instruction) -> None:
-        """See `stream_program.Tap`."""
+        """Notes the start of an instruction."""
         self._start = time.perf_counter()
 
     def after(self, instruction: Instruction) -> None:
-        """See `stream_program.Tap`."""
+        """Notes the end of an instruction."""
         self._times[instruction.step] = (self._start, time.perf_counter())
 
     def times_us(self) -> dict[int, tuple[float, float]]:

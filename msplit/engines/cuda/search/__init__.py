@@ -1,1 +1,1 @@
-"""What the search for schedules needs of the engine: kernel modes, and schedules that are measured."""
+"""Search for schedules, the engine's part: kernel modes, and schedules that are measured."""

@@ -1,38 +1,39 @@
-"""Measures schedules for `schedule.search`: builds them cheaply from programs that are compiled already, and runs them side by side."""
+"""A model compiled in each kernel mode (plain, fused, grouped, both), simulated on its best streams, and measured for `schedule.search`.
+
+Simulations time nothing: steps cost what the data sheet or a profile says (`step_costs`). To learn what steps there are, the graph is
+lowered, which runs it once on the device (`specialize.trace`). Measurements build schedules cheaply from programs that are compiled
+already, and run them side by side.
+"""
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from msplit.core.graph import Ints
-from msplit.engines.base import Executable, Job
+from msplit.engines.base import Executable, Job, side_by_side
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.options import KernelMode, StoredPlan
 from msplit.engines.cuda.profiling.step_costs import StepCosts, estimated, measured
 from msplit.engines.cuda.runtime import plan_binding
-from msplit.engines.cuda.runtime.executables import Compiled, executable_for, one_stream_seconds, prove
+from msplit.engines.cuda.runtime.executables import Compiled, executable_for, prove
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
 from msplit.progress import Progress, phase
+from msplit.schedule.algorithms import ONE
 from msplit.schedule.bounds import StepBounds, bounds, step_bounds
+from msplit.schedule.choose import TIE, Proposal, best, choose, leanest
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan import Plan
 from msplit.schedule.problem import Problem
-from msplit.schedule.search import PlanCandidate, single
+from msplit.schedule.search import PlanCandidate, candidate_of, single
 from msplit.schedule.simulate import Breakdown, breakdown, evaluate
-
-BURST_SECONDS = 0.003
-"""How long one candidate runs on in a round."""
-
-LEAST_BURST, MOST_BURST = 4, 40
 
 MEMORY_FLOOR = 16 << 20
 """Bytes: below this the memory of a plan's values does not matter, whatever it is over one stream's."""
@@ -68,7 +69,7 @@ class CompiledVariant:
         return plan, plan_binding.store(program, plan), plan_binding.ids_of(program, plan.stream, len(self.job.flat))
 
     def bounds(self) -> StepBounds:
-        """What limits every plan of these kernels, in µs.
+        """Bounds of every plan of these kernels, in µs.
 
         Raises:
             ValueError: The job has no costs.
@@ -80,7 +81,7 @@ class CompiledVariant:
         return step_bounds(program.dag, costs.time_us, costs.share, static, measured=costs.measured)
 
     def breakdown(self, ids: Ints) -> Breakdown:
-        """Where the simulated time goes when the nodes of the flat graph run on these streams."""
+        """Breakdown of the simulated time when the nodes of the flat graph run on these streams."""
         program = self.compiled.program
         lanes, _ = program.lanes(ids)
         problem = self.costs.problem(program, lanes, machine=self.problem.machine)
@@ -96,6 +97,144 @@ class CompiledVariant:
         return stream
 
 
+@dataclass(frozen=True, eq=False)
+class SimulatedVariant:
+    """A model compiled in one kernel mode, with its schedules in the simulator.
+
+    Attributes:
+        candidates: Ways to put them on streams, as `choose` gives them; empty where nothing launches.
+    """
+
+    compiled: CompiledVariant
+    candidates: tuple[Proposal, ...]
+
+    @property
+    def name(self) -> str:
+        """Its `KernelMode`."""
+        return self.compiled.name
+
+    @property
+    def fastest(self) -> Proposal:
+        """The fastest in the simulator; one stream unless that is clearly slower."""
+        return best(self.candidates)
+
+    @cached_property
+    def best(self) -> Proposal:
+        """The fastest, unless that takes much memory and another one does not and is hardly slower; see `leanest`."""
+        return leanest(self.candidates, self.peak_bytes)
+
+    def peak_bytes(self, candidate: Proposal) -> int:
+        """Memory for values at its highest, of a candidate that was tried."""
+        return self.compiled.peak_bytes(self._runnable(candidate))
+
+    @property
+    def one(self) -> Proposal:
+        """One stream."""
+        return next(candidate for candidate in self.candidates if candidate.name == ONE)
+
+    def candidate(self) -> PlanCandidate:
+        """The best as something that runs."""
+        return self._runnable(self.best)
+
+    def _runnable(self, found: Proposal) -> PlanCandidate:
+        return candidate_of(self.compiled.problem, self.name, found.name, found.stream, found.order)
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedVariants:
+    """All of them.
+
+    Attributes:
+        variants: By name, plain kernels first. One that gives the same kernels as an earlier one, or can not be made, is not there.
+        asked: The names that were to be tried.
+    """
+
+    variants: Mapping[str, SimulatedVariant]
+    asked: tuple[str, ...]
+
+    @property
+    def favourite(self) -> SimulatedVariant:
+        """The fastest in the simulator. Larger kernels are taken only where they gain more than `TIE` over simpler ones."""
+        taken, *rest = self.variants.values()
+        for variant in rest:
+            if variant.fastest.score_us < taken.fastest.score_us * (1 - TIE):
+                taken = variant
+        return taken
+
+    @property
+    def plain(self) -> SimulatedVariant:
+        """The simplest, plain kernels as a rule."""
+        return next(iter(self.variants.values()))
+
+    @property
+    def one_us(self) -> float:
+        """Simulated time of plain kernels on one stream."""
+        return self.plain.one.makespan_us
+
+    @property
+    def dynamic(self) -> bool:
+        """True if shapes depend on values, so that no step can be captured and what is simulated is not what runs."""
+        return self.plain.compiled.compiled.dynamic is not None
+
+    def gain(self, variant: SimulatedVariant) -> float:
+        """Speedup of a variant on its best streams over plain kernels on one stream."""
+        return self.one_us / variant.best.makespan_us
+
+    @property
+    def same(self) -> tuple[str, ...]:
+        """Kernel modes that were asked for and change nothing."""
+        return tuple(name for name in self.asked if name not in self.variants)
+
+    @property
+    def compiled(self) -> CompiledVariants:
+        """Compiled variants behind them."""
+        return CompiledVariants({name: variant.compiled for name, variant in self.variants.items()})
+
+
+class CompiledVariants(dict[str, CompiledVariant]):
+    """Compiled variants of a model by the name of their kernel mode, the simplest first.
+
+    Attributes:
+        asked: The names that were to be tried.
+    """
+
+    asked: tuple[str, ...] = ()
+
+    def runner(self) -> GpuRunner | SimulatedRunner:
+        """Measures candidates where the variants run: on a GPU by its clock, on the CPU in the simulator."""
+        on_gpu = all(variant.job.options.on_gpu for variant in self.values())
+        return GpuRunner(self) if on_gpu else SimulatedRunner(self)
+
+    def simulate(
+        self,
+        streams: int,
+        *,
+        candidates: Sequence[str] | None = None,
+        wait_us: float | None = None,
+        tell: Progress | None = None,
+    ) -> SimulatedVariants | None:
+        """Simulates each variant on every way to put it on streams. None where nothing launches a kernel.
+
+        Args:
+            streams: Most streams that a candidate may use.
+            candidates: Algorithms to try; None: all.
+            wait_us: Cost of a wait for another stream, in place of the GPU's own.
+            tell: Told what is being done and the share of it that is done.
+        """
+        if not all(len(variant.problem) for variant in self.values()):
+            return None
+        found = {}
+        for number, (name, variant) in enumerate(self.items()):
+            if tell:
+                tell(f"simulating {name} kernels", number / len(self))
+            if wait_us is not None:
+                slower = replace(variant.problem, machine=replace(variant.problem.machine, wait_us=wait_us))
+                variant = replace(variant, problem=slower)
+            with phase("simulating"):
+                found[name] = SimulatedVariant(variant, tuple(choose(variant.problem, streams, candidates)))
+        return SimulatedVariants(found, self.asked)
+
+
 def compile_variants(
     job: Job,
     groups: Ints,
@@ -103,8 +242,8 @@ def compile_variants(
     *,
     seconds: float = 0.0,
     tell: Progress | None = None,
-) -> dict[str, CompiledVariant]:
-    """The different ways to make kernels of a job's graph. One that gives the same kernels as an earlier one is left out.
+) -> CompiledVariants:
+    """Compiles a job's graph in each kernel mode. A mode that gives the same kernels as an earlier one is left out.
 
     Args:
         job: What to run; its ids do not matter.
@@ -113,7 +252,8 @@ def compile_variants(
             come from a profile are measured already.
     """
     profiled = job.costs is not None and job.costs.constants is not None
-    found: dict[str, CompiledVariant] = {}
+    found = CompiledVariants()
+    found.asked = tuple(names)
     seen = set()
     for number, name in enumerate(names):
         if tell:
@@ -146,7 +286,7 @@ def compile_variants(
                     seconds=own_seconds,
                 )
                 if costs.measured:
-                    costs = replace(costs, one_us=one_stream_seconds(own, compiled) * 1e6)
+                    costs = replace(costs, one_us=compiled.one_stream_seconds(own) * 1e6)
         problem = costs.problem(program, tie=plan_binding.ties(program, groups), machine=_machine(job, costs))
         found[name] = CompiledVariant(name, own, compiled, problem, costs)
     return found
@@ -171,7 +311,7 @@ class _Memory:
         return self.variants[candidate.mode].peak_bytes(candidate)
 
     def memory(self, candidate: PlanCandidate) -> float:
-        """See `schedule.search.MeasuringDevice`."""
+        """Memory of a candidate over one stream's."""
         if candidate.mode not in self._one:
             self._one[candidate.mode] = self.peak_bytes(single(self.variants[candidate.mode].problem, candidate.mode))
         peak, one = self.peak_bytes(candidate), self._one[candidate.mode]
@@ -179,7 +319,7 @@ class _Memory:
 
 
 class GpuRunner(_Memory):
-    """See `schedule.search.MeasuringDevice`. Every plan is proved before it runs; its outputs are verified later, if it is taken.
+    """Measures candidates on the GPU. Every plan is proved before it runs; its outputs are verified later, if it is taken.
 
     Args:
         variants: By the kernel mode that candidates name.
@@ -201,7 +341,7 @@ class GpuRunner(_Memory):
         self._chance = random.Random(0)  # of the order in which candidates run
 
     def times(self, candidates: Sequence[PlanCandidate], rounds: int) -> list[list[float]]:
-        """See `schedule.search.MeasuringDevice`."""
+        """Seconds of a step of each candidate, by round."""
         wanted = {candidate.key() for candidate in candidates}
         for key in [key for key in self._built if key not in wanted]:
             self._built.pop(key).close()
@@ -216,43 +356,15 @@ class GpuRunner(_Memory):
         return self._built[key]
 
     def renew(self) -> None:
-        """See `schedule.search.MeasuringDevice`."""
+        """Closes what was built for candidates."""
         for executable in self._built.values():
             executable.close()
         self._built.clear()
 
     def describe(self) -> str:
-        """See `schedule.search.MeasuringDevice`."""
+        """Name of the device that measures."""
         place = torch.device(next(iter(self.variants.values())).job.options.device)
         return str(torch.cuda.get_device_name(place)) if torch.cuda.is_available() else "CPU"
-
-
-def side_by_side(running: Sequence[Executable], rounds: int, chance: random.Random) -> list[list[float]]:
-    """Seconds of a step of each by the device's clock: in every round a burst of each, in an order drawn anew."""
-    bursts = [_burst(executable) for executable in running]
-    found: list[list[float]] = [[] for _ in running]
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            for number in chance.sample(range(len(running)), len(running)):
-                # The first replay finds the caches full of what ran before.
-                found[number].append(median(_device_times(running[number], bursts[number] + 1)[1:]))
-    finally:
-        if collecting:
-            gc.enable()
-    return found
-
-
-def _burst(executable: Executable) -> int:
-    typical = median(_device_times(executable, 3))
-    return max(LEAST_BURST, min(MOST_BURST, int(BURST_SECONDS / max(typical, 1e-7))))
-
-
-def _device_times(executable: Executable, count: int) -> list[float]:
-    times = executable.device_times(count)
-    assert times is not None
-    return times
 
 
 class SimulatedRunner(_Memory):
@@ -270,7 +382,7 @@ class SimulatedRunner(_Memory):
         self._distort = distort or (lambda candidate, simulated: simulated)
 
     def times(self, candidates: Sequence[PlanCandidate], rounds: int) -> list[list[float]]:
-        """See `schedule.search.MeasuringDevice`."""
+        """Seconds of a step of each candidate, by round."""
         found = []
         for candidate in candidates:
             problem = self.variants[candidate.mode].problem
@@ -282,11 +394,5 @@ class SimulatedRunner(_Memory):
         """Nothing is built."""
 
     def describe(self) -> str:
-        """See `schedule.search.MeasuringDevice`."""
+        """Name of the device that measures."""
         return "the simulator"
-
-
-def make_runner(variants: Mapping[str, CompiledVariant]) -> GpuRunner | SimulatedRunner:
-    """What measures where the variants run. The CPU does not measure: it simulates."""
-    on_gpu = all(variant.job.options.on_gpu for variant in variants.values())
-    return GpuRunner(variants) if on_gpu else SimulatedRunner(variants)

@@ -54,7 +54,7 @@ class Restored:
 
     @property
     def hosted(self) -> bool:
-        """Whether the host runs a part of it."""
+        """True if the host runs a part of it."""
         return self.compiled.optimized.host is not None
 
 
@@ -241,7 +241,7 @@ def _graph(program: Program, shapes: Mapping[Key, tuple[int, ...]]) -> OpGraph:
 
 
 def _anew(compiled: Compiled, compiler: Compiler) -> Compiled:
-    """The same ops with kernels that are chosen and compiled here."""
+    """Program of equal ops, with kernels that are chosen and compiled here."""
     graph, feeds, nchw = compiled.optimized.graph, compiled.optimized.feeds, compiled.layout == "nchw"
     graph.constants |= {key: to_numpy(tensor) for key, tensor in compiled.program.constants.items()}
     fused = [op for op in graph.ops.values() if op.op == FUSED]

@@ -1,17 +1,20 @@
-"""What a build holds of one batch: packed from what runs, and made to run again."""
+"""Packs the programs of a build, one for each batch, opens them again, and runs them in arenas."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, Executable, Job
+from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.device.capture import empty_cache
 from msplit.engines.cuda.device.device import Device, precision
@@ -20,7 +23,6 @@ from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.kernels import store
 from msplit.engines.cuda.kernels.store import Store, file_of
 from msplit.engines.cuda.options import EngineOptions
-from msplit.engines.cuda.runtime.arena import CudaArena
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.executables import executable_for, executable_of
 from msplit.engines.cuda.runtime.host import HostPart, Steps, Wrapped
@@ -30,12 +32,12 @@ from msplit.engines.cuda.stored.weights import Weights
 from msplit.schedule.plan import Plan, make_plan, record_order
 
 _KERNEL_BYTES = 10 << 10
-"""What CUDA keeps on the device for each kernel of an instantiated graph; measured on an H200."""
+"""Bytes that CUDA keeps on the device for each kernel of an instantiated graph; measured on an H200."""
 _SEGMENT = 2 << 20
 """PyTorch takes memory from the device in multiples of that."""
 
 HARMLESS = ("driver", "triton", "memory")
-"""Of what a build was made for, what may differ: machine code and captured graphs do not depend on it."""
+"""Names of facts that a build was made for and that may differ: machine code and captured graphs do not depend on it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,27 +57,63 @@ class Packed:
     host: HostPart | None
 
 
-def pack_rung(job: Job, executable: Executable, weights: Weights) -> Packed:
-    """Packs what a job runs. It was just built, so that it is compiled already.
+class Builds:
+    """Builds for one device: what they depend on, packing, and opening.
 
-    Raises:
-        EngineError: Something in it can not be stored.
+    Args:
+        device: As PyTorch names it, such as "cuda:1".
+
+    Attributes:
+        weights: Weights of all that was packed.
     """
-    compiled = compile_job(job)
-    program = pack(compiled, compiled.plan(job), weights)
-    while isinstance(executable, Wrapped):
-        executable = executable.device
-    kernels = {}
-    if isinstance(executable, CudaExecutable):
-        kept = Store.of(torch.device(job.options.device))
-        found = {key: kept.read(key) for key in sorted(executable.kernels)}
-        kernels = {file_of(key): data for key, data in found.items() if data is not None}
-    return Packed(program, kernels, compiled.optimized.feeds, compiled.optimized.host)
 
+    harmless = HARMLESS
 
-def made_for(device: str) -> dict[str, str]:
-    """What a build for a device depends on, in words: it fits where all of it is equal, but for what is `HARMLESS`."""
-    return store.made_for(Device.of(torch.device(device)))
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self.weights = Weights()
+
+    @cached_property
+    def made_for(self) -> Mapping[str, str]:
+        """Describes what a build for the device depends on: it fits where all of it is equal, but for what is `HARMLESS`."""
+        return store.made_for(Device.of(self._device))
+
+    def fits(self, made_for: Mapping[str, str]) -> bool:
+        """True if the device runs what was compiled and measured for another one."""
+        return all(
+            made_for.get(name, "") == self.made_for.get(name, "")
+            for name in {*made_for, *self.made_for}.difference(HARMLESS)
+        )
+
+    def pack(self, job: Job, executable: Executable) -> Packed:
+        """Packs what a job runs. It was just built, so that it is compiled already.
+
+        Raises:
+            EngineError: Something in it can not be stored.
+        """
+        compiled = compile_job(job)
+        program = pack(compiled, compiled.plan(job), self.weights)
+        while isinstance(executable, Wrapped):
+            executable = executable.device
+        kernels = {}
+        if isinstance(executable, CudaExecutable):
+            kept = Store.of(torch.device(job.options.device))
+            found = {key: kept.read(key) for key in sorted(executable.kernels)}
+            kernels = {file_of(key): data for key, data in found.items() if data is not None}
+        return Packed(program, kernels, compiled.optimized.feeds, compiled.optimized.host)
+
+    def open(
+        self,
+        weights: NDArray[np.uint8],
+        kernels: Path | None,
+        options: EngineOptions,
+        *,
+        ieee: bool,
+        fits: bool,
+        steps: Steps | None = None,
+    ) -> Opened:
+        """Brings a build's weights and kernels to the device; arguments are those of `Opened`."""
+        return Opened(weights, kernels, options, ieee=ieee, fits=fits, steps=steps)
 
 
 class Opened:
@@ -106,7 +144,7 @@ class Opened:
             place = Device.of(place).place
             if fits and kernels is not None:
                 Store.of(place).add(kernels)
-        self._place, self._steps = place, steps or Steps()
+        self._place, self.steps = place, steps or Steps()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
         self._memory = torch.from_numpy(weights).to(place) if len(weights) else empty
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None
@@ -124,22 +162,22 @@ class Opened:
         """Makes a rung run. All of a build's graphs share one memory, since one of them runs at a time, but for one that is `alone`."""
         plan = _on_one(rung) if one_stream else rung.plan
         pool = None if alone else self._pool
-        steps = self._steps if alone else None
+        steps = self.steps if alone else None
         return executable_of(rung.compiled, plan, self._options, ieee=self._ieee, shared=Shared(pool), steps=steps)
 
     def rewind(self) -> None:
         """Has the next step of all that run alone, and of arenas, draw the numbers of the first one, as that of a reference does."""
-        self._steps.count = 0
+        self.steps.count = 0
 
     def can_fly(self, rungs: Iterable[Restored]) -> bool:
-        """Whether a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing
+        """True if a step of these is begun and looked after, rather than run from beginning to end: it is a captured graph, and nothing
         else."""
         whole = all(not rung.hosted and not rung.compiled.dynamic for rung in rungs)
         return self._options.on_gpu and self._options.capture and whole
 
     @property
     def weight_bytes(self) -> int:
-        """What all arenas share."""
+        """Bytes of weights, which all arenas share."""
         return int(self._memory.numel())
 
     def free_bytes(self) -> int | None:
@@ -157,8 +195,9 @@ class Opened:
         return int(torch.cuda.memory_reserved(self._place))
 
     def arena_bytes(self, rungs: Iterable[Restored]) -> int:
-        """What an arena for these rungs takes at least: what the largest computes, inputs and outputs of all, and what CUDA keeps for each
-        kernel of a graph. Workspaces of libraries, 32 MiB a stream, come to that, and what PyTorch can not use of its segments."""
+        """Bytes that an arena for these rungs takes at least: what the largest computes, inputs and outputs of all, and what CUDA
+        keeps for each kernel of a graph. Workspaces of libraries, 32 MiB a stream, come to that, and what PyTorch can
+        not use of its segments."""
         largest = kernels = ends = 0
         for rung in rungs:
             program = rung.compiled.program
@@ -202,7 +241,7 @@ class Opened:
                 one.close()
             device.streams.give_back(streams)
             raise
-        return CudaArena(executables, entries, device, streams, self._steps)
+        return CudaArena(executables, entries, device, streams, self.steps)
 
 
 def _on_one(rung: Restored) -> Plan:
@@ -210,3 +249,64 @@ def _on_one(rung: Restored) -> Plan:
     plan, dag = rung.plan, rung.compiled.program.dag
     lanes = np.minimum(plan.stream, 0)
     return make_plan(dag, lanes, record_order(dag, (lanes >= 0).astype(np.float64)))
+
+
+class CudaArena:
+    """Runs one step at a time, on streams of its own. The graphs share memory for what they compute.
+
+    Args:
+        executables: By batch.
+        entries: Of each input, how many entries of its first axis belong to a row; 0 where it has none.
+        streams: What the executables share; given back at the end.
+        numbers: Of steps, where a model has random ops: all of its arenas count together.
+    """
+
+    def __init__(
+        self,
+        executables: Mapping[int, CudaExecutable],
+        entries: Mapping[str, int],
+        device: Device,
+        streams: list[torch.cuda.Stream],
+        numbers: Iterator[int],
+    ) -> None:
+        self._executables, self._entries = executables, {**entries, STEPS: 0}
+        self._device, self._streams, self._numbers = device, streams, numbers
+        self._counts = any(STEPS in one.program.feeds for one in executables.values())
+        self._current = next(iter(executables.values()))
+
+    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+        """Begins a step of `bucket` rows on the rows of all these requests, one behind the other."""
+        if self._counts:
+            feeds = [{**feeds[0], STEPS: np.asarray(next(self._numbers), np.int64)}, *feeds[1:]]
+        self._current = self._executables[bucket]
+        self._current.start(feeds, self._entries)
+
+    def over(self) -> bool:
+        """Tell whether it is over. A fault of the device is raised as PyTorch has it."""
+        return self._current.over()
+
+    def wait(self) -> None:
+        """Returns when it is over, without the interpreter's lock. See `over`."""
+        self._current.wait()
+
+    def outputs(self) -> dict[str, NDArray[Any]]:
+        """Outputs of the step that is over, of the caller's own."""
+        return self._current.outputs()
+
+    def outputs_on_device(self) -> dict[str, Any]:
+        """Outputs as tensors on the device."""
+        return self._current.outputs_on_device()
+
+    def facts(self) -> Mapping[str, Any]:
+        """Those of the largest batch, and the bytes of all."""
+        every = [one.facts() for one in self._executables.values()]
+        return {**every[0], "pool_bytes": sum(int(one["pool_bytes"]) for one in every)}
+
+    def close(self) -> None:
+        """Frees graphs and memory, all at once: one that is destroyed may take with it what another one on its streams still uses."""
+        # Of a device that failed nothing can be given back.
+        with contextlib.suppress(torch.AcceleratorError, torch.cuda.CudaError):
+            for one in self._executables.values():
+                one.close()
+        self._device.streams.give_back(self._streams)
+        self._streams = []

@@ -44,7 +44,7 @@ class Weights:
         return [dtype_name(tensor.dtype), list(tensor.shape), list(tensor.stride()), start]
 
     def memory(self) -> NDArray[np.uint8]:
-        """The same bytes in one array."""
+        """Bytes of the file in one array."""
         pieces = [np.frombuffer(piece, np.uint8) for piece in self.pieces()]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.uint8)
 

@@ -247,12 +247,12 @@ def test_what_is_no_choice_is_refused_in_words(value):
 def test_a_layout_that_was_measured_is_the_only_one_that_is_traced(device, monkeypatch, nchw):
     traced, timed = [], []
 
-    def seconds(job: Any, compiled: Any) -> float:
+    def seconds(compiled: Any, job: Any) -> float:
         timed.append(compiled.layout)
         return 1.0 if (compiled.layout == "nchw") == nchw else 2.0
 
     trace = compile.trace
-    monkeypatch.setattr(compile, "one_stream_seconds", seconds)
+    monkeypatch.setattr(compile.Compiled, "one_stream_seconds", seconds)
     monkeypatch.setattr(compile, "trace", lambda *a, **named: traced.append(named["nchw"]) or trace(*a, **named))
     monkeypatch.setattr(Device, "is_gpu", True)
     monkeypatch.setattr(Device, "is_current", True)
@@ -281,9 +281,9 @@ def test_who_interrupts_keeps_what_was_measured_before(device):
 def test_a_layout_that_was_measured_of_plain_kernels_is_not_taken_for_grouped_ones(device, monkeypatch):
     """Convolutions of one input become one in NHWC only, so that grouping may turn the tables where the graph is the same."""
     monkeypatch.setattr(
-        compile,
+        compile.Compiled,
         "one_stream_seconds",
-        lambda job, compiled: 1.0 if (compiled.layout == "nchw") != job.options.mode.groups else 2.0,
+        lambda compiled, job: 1.0 if (compiled.layout == "nchw") != job.options.mode.groups else 2.0,
     )
     monkeypatch.setattr(Device, "is_gpu", True)
     monkeypatch.setattr(Device, "is_current", True)

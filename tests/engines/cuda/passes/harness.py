@@ -4,8 +4,7 @@ import numpy as np
 
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.passes.specialize import trace
-from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
-from msplit.engines.cuda.runtime.executables import plan_for
+from msplit.engines.cuda.runtime.executables import SimulatedExecutable, plan_for
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.verify.compare import compare
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, kernels, program_of

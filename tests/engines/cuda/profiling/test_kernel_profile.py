@@ -173,7 +173,7 @@ H200 = SimpleNamespace(
     ],
 )
 def test_resident_blocks_are_those_of_the_occupancy_calculator(threads, registers, shared, blocks):
-    assert resident(cupti.Record("k", 1, threads, registers, shared, None, 1.0), H200) == blocks
+    assert resident(cupti.KernelRecord("k", 1, threads, registers, shared, None, 1.0), H200) == blocks
 
 
 def event(category: str, name: str, ts: float, dur: float, **arguments) -> dict:

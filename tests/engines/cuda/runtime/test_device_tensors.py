@@ -18,11 +18,11 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.device.ranks import Ranks
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_numpy, to_torch
-from msplit.engines.cuda.runtime import cpu_executable, input_staging, memcpy
+from msplit.engines.cuda.runtime import executables, input_staging, memcpy
 from msplit.engines.cuda.runtime.executable import CudaExecutable
-from msplit.engines.cuda.runtime.graph_exec import Graph
-from msplit.engines.cuda.runtime.input_staging import Inputs
-from msplit.engines.cuda.runtime.output_staging import Outputs
+from msplit.engines.cuda.runtime.graph_exec import CapturedGraph
+from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.output_staging import OutputStaging
 from msplit.errors import EngineError
 from tests.campaign import examples
 from tests.engines.cuda.cases import graph_of, job, kernels, program_of
@@ -64,7 +64,7 @@ arrays = st.dictionaries(
 @given(arrays, st.data())
 def test_inputs_arrive_wherever_they_are(values, data):
     """Any of them as a tensor, by this library or another, the rest as arrays."""
-    found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
+    found = InputStaging({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
     ways = {name: data.draw(st.sampled_from([lambda x: x, to_torch, lambda x: Speaks(to_torch(x))])) for name in values}
     fed = {name: ways[name](value.copy()) for name, value in values.items()}
     all_arrays = all(isinstance(value, np.ndarray) for value in fed.values())
@@ -82,7 +82,7 @@ def test_tensors_that_fit_are_looked_at_together_and_only_once(monkeypatch):
     values = {
         name: array_of(dtype, (3, 2), number) for number, (name, dtype) in enumerate(zip("abcde", types, strict=True))
     }
-    found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
+    found = InputStaging({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
     tensors = {name: to_torch(value) for name, value in values.items()}
     with monkeypatch.context() as patched:
         patched.setattr(input_staging, "refuse_fed", None)
@@ -101,7 +101,7 @@ def test_tensors_that_fit_are_looked_at_together_and_only_once(monkeypatch):
 @pytest.mark.parametrize("wrong", ["missing", "shape", "dtype", "no array"])
 @pytest.mark.parametrize("all_tensors", [True, False])
 def test_what_does_not_fit_beside_tensors_is_refused_and_nothing_copied(wrong, all_tensors):
-    found = Inputs({"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.int32)}, Device.of(CPU))
+    found = InputStaging({"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.int32)}, Device.of(CPU))
     bad = {"shape": torch.ones(4), "dtype": torch.ones(3, dtype=torch.int32), "no array": "text"}
     fed = {"a": bad.get(wrong), "b": torch.ones(2, dtype=torch.int32) if all_tensors else np.ones(2, np.int32)}
     if wrong == "missing":
@@ -132,7 +132,7 @@ def test_what_is_on_the_device_is_not_copied_by_the_host(monkeypatch, large):
     if large:  # it would be sent ahead
         monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 10)
     value = np.arange(9000, dtype=np.float32)
-    found = Inputs({"x": torch.zeros(9000), "ids": torch.zeros(3, dtype=torch.int64)}, Device.of(CPU))
+    found = InputStaging({"x": torch.zeros(9000), "ids": torch.zeros(3, dtype=torch.int64)}, Device.of(CPU))
     sent = []
     send = found._async_copy.send
     monkeypatch.setattr(found._async_copy, "send", lambda first, last: sent.append(last - first) or send(first, last))
@@ -149,7 +149,7 @@ def test_what_is_on_the_device_is_not_copied_by_the_host(monkeypatch, large):
 
 
 def test_tensors_that_lie_otherwise_arrive_too():
-    found = Inputs({"x": torch.zeros(4, 3), "z": torch.zeros(2, dtype=torch.complex64)}, Device.of(CPU))
+    found = InputStaging({"x": torch.zeros(4, 3), "z": torch.zeros(2, dtype=torch.complex64)}, Device.of(CPU))
     grown = torch.arange(12.0).reshape(3, 4).requires_grad_()
     z = torch.tensor([1 + 2j, 3j])
     found.bring({"x": grown.T, "z": z.conj()})
@@ -186,7 +186,7 @@ def test_rows_of_requests_are_joined_wherever_they_lie(parts, large):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(input_staging, "_AHEAD_BYTES", 1 << 10 if large else 1 << 20)
         like = {name: to_torch(np.zeros(shape, numpy_dtype(types[name]))) for name, shape in shapes.items()}
-        joined, wanted = Inputs(like, Device.of(CPU)), Inputs(like, Device.of(CPU))
+        joined, wanted = InputStaging(like, Device.of(CPU)), InputStaging(like, Device.of(CPU))
     joined.join_tensors(fed, entries)
     wanted.join(arrays, entries)
     for one in (joined, wanted):
@@ -215,7 +215,7 @@ def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
 
     def start(kind):
         log.append(kind.name)
-        if kind is Graph.DELIVER:
+        if kind is CapturedGraph.DELIVER:
             made._outputs.copy(results)
 
     caller, device = Stream("caller"), Device.of(CPU)
@@ -225,11 +225,11 @@ def test_what_a_gpu_is_told_of_a_step_on_tensors(monkeypatch, capture, runs):
     made = CudaExecutable.__new__(CudaExecutable)
     made.device, made.ieee, made._capture, made._origin = device, True, capture, Stream("origin")
     made._ranks, made._group, made._others, made._prefetch = device.owned(Ranks), None, (), None
-    made._inputs = Inputs({"x": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int64)}, device)
+    made._inputs = InputStaging({"x": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int64)}, device)
     results = {"y": made._inputs.on_device["x"]}  # a graph gives what is made of its inputs' memory
     made.program = SimpleNamespace(dynamic=(), known_outputs=dict, known_tensors=lambda place: {"k": torch.ones(1)})
-    made._outputs = Outputs(results, device, captured=False)
-    captured = [Graph.STEP, *([Graph.RUN] if runs else []), Graph.DELIVER] if capture else []
+    made._outputs = OutputStaging(results, device, captured=False)
+    captured = [CapturedGraph.STEP, *([CapturedGraph.RUN] if runs else []), CapturedGraph.DELIVER] if capture else []
     made._graphs = {kind: SimpleNamespace(start=partial(start, kind)) for kind in captured}
     made._results = dict.fromkeys(made._graphs, results)
     monkeypatch.setattr(made, "_record", lambda: log.append("launches") or results)
@@ -255,7 +255,7 @@ class Mute(Speaks):
 
 
 def test_wrong_tensors_are_refused_in_the_words_of_arrays():
-    found = Inputs({"x": torch.zeros(4, 3), "flag": torch.zeros(2, dtype=torch.bool)}, Device.of(CPU))
+    found = InputStaging({"x": torch.zeros(4, 3), "flag": torch.zeros(2, dtype=torch.bool)}, Device.of(CPU))
     right = {"x": torch.ones(4, 3), "flag": torch.ones(2, dtype=torch.bool)}
     for wrong, words in (
         ({**right, "x": torch.ones(4, 4)}, r"input x was prepared as float32 \(4, 3\), not float32 \(4, 4\)"),
@@ -359,7 +359,7 @@ def test_outputs_on_the_device_are_the_callers_own(flat):
 @pytest.mark.tf
 def test_steps_have_inputs_of_their_own_without_gaps(flat, monkeypatch):
     seen = []
-    simulate = cpu_executable.simulate
+    simulate = executables.simulate
 
     def watched(program, stream_program, values, *rest):
         seen.extend(values.values())
@@ -367,7 +367,7 @@ def test_steps_have_inputs_of_their_own_without_gaps(flat, monkeypatch):
 
     executable, feeds = ENGINE.build(job(flat, feeds_of())), feeds_of()
     wanted = executable.step(feeds)
-    monkeypatch.setattr(cpu_executable, "simulate", watched)
+    monkeypatch.setattr(executables, "simulate", watched)
     turned = to_torch(feeds["x"].T.copy()).T
     found = executable.step({**feeds, "x": turned})
     for name, value in wanted.items():

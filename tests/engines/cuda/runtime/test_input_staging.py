@@ -10,8 +10,8 @@ import torch
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.runtime import input_staging, memcpy
-from msplit.engines.cuda.runtime.input_staging import Inputs
-from msplit.engines.cuda.runtime.output_staging import Outputs
+from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.output_staging import OutputStaging
 from msplit.errors import EngineError
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def arrays():
 
 
 def prepared():
-    return Inputs({name: to_torch(np.array(value)) for name, value in arrays().items()}, Device.of(CPU))
+    return InputStaging({name: to_torch(np.array(value)) for name, value in arrays().items()}, Device.of(CPU))
 
 
 def fed():
@@ -59,7 +59,7 @@ def test_large_inputs_go_ahead_and_the_rest_follows(monkeypatch):
         "pictures": np.random.default_rng(1).standard_normal((1, 900, 301)).astype(np.float32),
         "turned": np.random.default_rng(2).standard_normal((400, 500)).astype(np.float32).T,
     }
-    found = Inputs({name: to_torch(np.array(value)) for name, value in values.items()}, Device.of(CPU))
+    found = InputStaging({name: to_torch(np.array(value)) for name, value in values.items()}, Device.of(CPU))
     large = {"picture", "pictures", "turned"}
     found.send(values)
     for name, value in values.items():
@@ -79,7 +79,7 @@ def own_buffers(monkeypatch):
     values = {f"ids_{n}": rng.integers(0, 99, n) for n in (3, 50, 7)}
     values |= {"middle": rng.standard_normal(9000), "other": rng.standard_normal(9000)}
     values["picture"] = rng.standard_normal((700, 300)).astype(np.float32)
-    found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
+    found = InputStaging({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
     return found, values, found.block.arrays
 
 
@@ -126,7 +126,7 @@ def test_what_is_refused_leaves_the_block_as_it_is(monkeypatch):
 def test_an_input_without_elements_beside_one_that_goes_ahead_is_no_piece(monkeypatch):
     monkeypatch.setattr(input_staging, "_AHEAD_BYTES", 1 << 15)
     values = {"full": np.ones(64, np.float32), "none": np.zeros((0, 3)), "large": np.arange(9000, dtype=np.float32)}
-    found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
+    found = InputStaging({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
     assert found.block.starts["none"] == found.block.starts["large"]
     found.send(values)
     np.testing.assert_array_equal(to_numpy(found.on_device["large"]), values["large"])
@@ -141,9 +141,9 @@ def test_the_place_of_another_input_is_refused(monkeypatch):
 
 
 def test_without_large_inputs_all_is_the_rest_and_with_nothing_else_nothing_is():
-    small = Inputs({"x": torch.zeros(3)}, Device.of(CPU))
+    small = InputStaging({"x": torch.zeros(3)}, Device.of(CPU))
     assert small.rest == small.block.host.numel()
-    assert Inputs({"x": torch.zeros(input_staging._AHEAD_BYTES // 4)}, Device.of(CPU)).rest == 0
+    assert InputStaging({"x": torch.zeros(input_staging._AHEAD_BYTES // 4)}, Device.of(CPU)).rest == 0
 
 
 def test_arrays_that_are_not_contiguous_or_not_writeable_arrive():
@@ -161,7 +161,7 @@ def test_arrays_that_are_not_contiguous_or_not_writeable_arrive():
 
 
 def test_scalars_of_numpy_are_arrays_too():
-    found = Inputs(
+    found = InputStaging(
         {"rate": to_torch(np.array(1, np.float32)), "bias": to_torch(np.array(1, np.float32))}, Device.of(CPU)
     )
     found.fill({"rate": np.float32(3), "bias": np.array(4, np.float32)})
@@ -193,7 +193,7 @@ def test_outputs_arrive_as_arrays_of_the_users_own():
     values |= {"flag": np.array(True), "none": np.zeros((0, 3), np.float16), "half": np.ones(3, ml_dtypes.bfloat16)}
     values["picture"] = rng.standard_normal((300, 301)).astype(np.float32)
     tensors = {name: to_torch(value) for name, value in values.items()}
-    found = Outputs(tensors, Device.of(CPU), captured=False)
+    found = OutputStaging(tensors, Device.of(CPU), captured=False)
     found.copy({name: tensor.flip(0) if tensor.ndim else tensor for name, tensor in tensors.items()})
     first = found.read()
     kept = {name: value.copy() for name, value in first.items()}
@@ -215,7 +215,7 @@ def test_a_gpu_gets_and_gives_every_byte(monkeypatch, dtype, size, ahead):
     gpu = torch.device("cuda")
     rng = np.random.default_rng(size)
     values = {"a": (rng.standard_normal((size, 2)) * 9).astype(dtype), "b": np.asarray(rng.integers(0, 9), dtype)}
-    found = Inputs({name: to_torch(value) for name, value in values.items()}, Device.of(gpu))
+    found = InputStaging({name: to_torch(value) for name, value in values.items()}, Device.of(gpu))
     if ahead:
         found.send(values)
         found.rest_to_device()
@@ -223,7 +223,7 @@ def test_a_gpu_gets_and_gives_every_byte(monkeypatch, dtype, size, ahead):
         found.fill(values)
         found.to_device()
     turned = {name: found.on_device[name].movedim(0, -1) if name == "a" else found.on_device[name] for name in values}
-    given = Outputs(turned, Device.of(gpu), captured=False)
+    given = OutputStaging(turned, Device.of(gpu), captured=False)
     given.copy(turned)
     torch.cuda.synchronize()
     for name, value in given.read().items():

@@ -14,8 +14,8 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.runtime import input_staging
 from msplit.engines.cuda.runtime.executable import CudaExecutable
-from msplit.engines.cuda.runtime.graph_exec import Graph, GraphExec
-from msplit.engines.cuda.runtime.input_staging import Inputs
+from msplit.engines.cuda.runtime.graph_exec import CapturedGraph, GraphExec
+from msplit.engines.cuda.runtime.input_staging import InputStaging
 from msplit.errors import EngineError
 from tests.campaign import examples
 
@@ -42,7 +42,9 @@ class Gpu:
 
     def __init__(self):
         self.log, self.impatient, self.done, self.interrupted = [], 0, 0, set()
-        self.inputs = Inputs({name: to_torch(np.zeros(SHAPES[name], TYPES[name])) for name in SHAPES}, Device.of(CPU))
+        self.inputs = InputStaging(
+            {name: to_torch(np.zeros(SHAPES[name], TYPES[name])) for name in SHAPES}, Device.of(CPU)
+        )
         self.inputs.input_copy = self
         self.there = self.size = self.inputs.block.host.numel()
         self.late = False
@@ -115,7 +117,7 @@ def executable_on(gpu):
     made = CudaExecutable.__new__(CudaExecutable)
     made.device, made._capture, made._prefetch, made._inputs = Device.of(CPU), True, None, gpu.inputs
     made.program = SimpleNamespace(dynamic=(), known_outputs=dict)
-    made._graphs = {Graph.STEP: SimpleNamespace(start_holding=gpu.launch, finish=lambda: None)}
+    made._graphs = {CapturedGraph.STEP: SimpleNamespace(start_holding=gpu.launch, finish=lambda: None)}
     made._outputs = Outputs(gpu)
     made._step = lambda feeds: pytest.fail("it can be begun")
     return made
@@ -237,7 +239,7 @@ def test_whatever_happens_a_step_that_returns_has_its_own_inputs(steps):
     made = executable_on(gpu)
     for number, (what, interrupted) in enumerate(steps):
         gpu.interrupted, gpu.impatient = interrupted, int(what == "late")
-        made._graphs[Graph.STEP].start_holding = failing if what == "failed" else gpu.launch
+        made._graphs[CapturedGraph.STEP].start_holding = failing if what == "failed" else gpu.launch
         feeds = values(number)
         if what == "turned":  # it is copied first
             feeds["wide"] = np.asfortranarray(feeds["wide"])
@@ -247,7 +249,7 @@ def test_whatever_happens_a_step_that_returns_has_its_own_inputs(steps):
             continue
         assert_gives(outputs, number)
     gpu.interrupted, gpu.impatient = set(), len(gpu.replays)
-    made._graphs[Graph.STEP].start_holding = gpu.launch
+    made._graphs[CapturedGraph.STEP].start_holding = gpu.launch
     assert_gives(made.step(values(99)), 99)
 
 
@@ -271,7 +273,7 @@ def test_after_ctrl_c_nothing_waits_and_the_next_step_is_right(gpu, made, monkey
 
 def test_a_launch_that_fails_leaves_nothing_held(gpu, made, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(made._graphs[Graph.STEP], "start_holding", failing)
+        patch.setattr(made._graphs[CapturedGraph.STEP], "start_holding", failing)
         with pytest.raises(OSError, match="no"):
             made.step(values(0))
     assert gpu.there == gpu.size
@@ -308,7 +310,7 @@ def test_who_copies_first_launches_as_ever(gpu, made):
         log.append(gpu.inputs.block.arrays["wide"].copy())
         gpu.launch()
 
-    made._graphs[Graph.STEP].start = launch
+    made._graphs[CapturedGraph.STEP].start = launch
     for number in range(3):
         assert_gives(made.step(values(number)), number)
         np.testing.assert_array_equal(log[-1], values(number)["wide"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.runtime.output_staging import Outputs
+from msplit.engines.cuda.runtime.output_staging import OutputStaging
 from tests.engines.cuda.interpreted import run_interpreted
 
 # A process of its own: Triton decides at import whether it interprets its kernels, on the CPU, or compiles them.
@@ -113,4 +113,4 @@ def test_one_kernel_brings_all_outputs_and_then_raises_the_number():
 def test_whether_there_is_anything_to_deliver(shapes, delivers):
     """Without a kernel of our own, a graph that delivers nothing would be empty, which CUDA does not run."""
     tensors = {str(number): torch.zeros(shape) for number, shape in enumerate(shapes)}
-    assert Outputs(tensors, Device.of(torch.device("cpu")), captured=True).has_any == delivers
+    assert OutputStaging(tensors, Device.of(torch.device("cpu")), captured=True).has_any == delivers

@@ -20,8 +20,8 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.runtime import executable, input_staging, prefetch
 from msplit.engines.cuda.runtime.executable import CudaExecutable
-from msplit.engines.cuda.runtime.graph_exec import Graph
-from msplit.engines.cuda.runtime.input_staging import Inputs
+from msplit.engines.cuda.runtime.graph_exec import CapturedGraph
+from msplit.engines.cuda.runtime.input_staging import InputStaging
 from msplit.errors import EngineError
 from msplit.opset import schema
 from tests.campaign import examples
@@ -124,25 +124,25 @@ def executable_on(gpu):
     made.device, made.ieee, made._capture, made._prefetch = device, True, True, None
     made._ranks, made._group, made._others = device.owned(Ranks), None, ()
     made.program = SimpleNamespace(dynamic=(), known_outputs=dict, known_tensors=lambda place: {})
-    made._inputs = Inputs(
+    made._inputs = InputStaging(
         {name: torch.zeros(SHAPES[name], dtype=to_torch(np.zeros(1, TYPES[name])).dtype) for name in SHAPES}, device
     )
     there, given = made._inputs.on_device, {name: np.zeros(SHAPES[name], TYPES[name]) for name in SHAPES}
     results = {name: torch.zeros_like(tensor) for name, tensor in there.items()}
 
     def start(graph):
-        if graph is Graph.STEP:  # it fetches what was not sent ahead
+        if graph is CapturedGraph.STEP:  # it fetches what was not sent ahead
             gpu.issue(CALLER, made._inputs.rest_to_device)
-        for name in gpu.chance.sample(list(SHAPES), len(SHAPES)) if graph is not Graph.DELIVER else ():
+        for name in gpu.chance.sample(list(SHAPES), len(SHAPES)) if graph is not CapturedGraph.DELIVER else ():
             gpu.issue(CALLER, lambda name=name: results[name].copy_(there[name]))
-        if graph is not Graph.RUN:
+        if graph is not CapturedGraph.RUN:
             fetch(results)
 
     def fetch(tensors):
         gpu.issue(CALLER, lambda: [np.copyto(given[name], tensor.numpy()) for name, tensor in tensors.items()])
 
     wait = gpu.stream(CALLER).synchronize
-    made._graphs = {graph: SimpleNamespace(start=partial(start, graph), finish=wait) for graph in Graph}
+    made._graphs = {graph: SimpleNamespace(start=partial(start, graph), finish=wait) for graph in CapturedGraph}
     made._results = dict.fromkeys(made._graphs, results)
     made._outputs = SimpleNamespace(
         expect=lambda: None,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from msplit.core.dag import Dag
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.program import KernelCall, Program
-from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
-from msplit.engines.cuda.runtime.executables import plan_for
+from msplit.engines.cuda.runtime.executables import SimulatedExecutable, plan_for
 from msplit.engines.cuda.runtime.stream_program import StreamProgram, arrange
 from msplit.engines.tensorflow.engine import reference
 from msplit.verify.compare import compare

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.cost import estimate
-from msplit.engines.cuda.search.kernel_modes import predicted_us, simulate_variants
+from msplit.engines.cuda.engine import ENGINE
 from msplit.shapes.infer import infer
 from tests.engines.cuda.alike_branches import Branches, alike_branches
 from tests.engines.cuda.cases import flat_of, job
@@ -43,11 +43,11 @@ def towers(count: int, *, pointwise: int = 1):
     return g.graph_def, feeds
 
 
-def simulated(graph_def, feeds, streams=4, **options):
+def simulated(graph_def, feeds, **options):
     flat = flat_of(graph_def)
     costs = estimate(flat, infer(flat))
     own = replace(job(flat, feeds), costs=costs)
-    return simulate_variants(own, np.full(len(flat), -1, np.int32), streams=streams, **options)
+    return ENGINE.variants(own, np.full(len(flat), -1, np.int32)).simulate(4, **options)
 
 
 @pytest.mark.parametrize("count", [2, 5, 16])
@@ -101,7 +101,7 @@ def test_the_same_kernels_cost_the_same_in_whatever_order_the_file_has_them(case
     for one in (graph_def, other):
         flat = flat_of(one, outputs=outputs)
         own = replace(job(flat, feeds), costs=estimate(flat, infer(flat)))
-        found = simulate_variants(own, np.full(len(flat), -1, np.int32), streams=3, candidates=["list"])
+        found = ENGINE.variants(own, np.full(len(flat), -1, np.int32)).simulate(3, candidates=["list"])
         times.append(
             {} if found is None else {kernels(variant): variant.one.makespan_us for variant in found.variants.values()}
         )
@@ -110,7 +110,8 @@ def test_the_same_kernels_cost_the_same_in_whatever_order_the_file_has_them(case
         assert found.favourite.best.score_us <= min(variant.best.score_us for variant in found.variants.values()) * 1.04
         for variant in found.variants.values():
             assert variant.best.makespan_us <= variant.one.makespan_us
-            alone = predicted_us(replace(variant.compiled.job, ids=np.zeros(len(flat), np.int32)))
+            alone = replace(variant.compiled.job, ids=np.zeros(len(flat), np.int32))
+            alone = ENGINE.compile(alone).predicted_us(alone)
             assert alone == pytest.approx(variant.one.makespan_us)
     # Which ops are merged may depend on the order in which they are visited; what the same kernels cost may not.
     for same in times[0].keys() & times[1].keys():

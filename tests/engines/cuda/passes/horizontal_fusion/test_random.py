@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES
 from msplit.engines.cuda.passes.specialize import trace
-from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
-from msplit.engines.cuda.runtime.executables import plan_for
+from msplit.engines.cuda.runtime.executables import SimulatedExecutable, plan_for
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.verify.compare import compare
 from tests.campaign import examples

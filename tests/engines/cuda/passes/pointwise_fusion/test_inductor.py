@@ -312,10 +312,10 @@ def test_a_link_into_a_shared_folder_is_found_out(shared, tmp_path):
 
 def test_doctor_and_bench_say_that_a_folder_is_not_used(shared, monkeypatch):
     from msplit.cli.machine import _kernels
-    from msplit.engines.cuda import engine
+    from msplit.engines.cuda import coverage
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared))
     (found,) = _kernels()
     assert "not used" in found.text
     assert "anybody may write" in found.text
-    assert found.text in engine.refused_folders()[0]
+    assert found.text in coverage.toolchain().refused[0]

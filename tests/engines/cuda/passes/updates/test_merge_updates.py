@@ -12,8 +12,7 @@ from msplit.engines.cuda.passes.pipeline import tidy
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.passes.updates import merge_updates as passing
 from msplit.engines.cuda.passes.updates.merge_updates import merge_assigns, merge_updates
-from msplit.engines.cuda.runtime.cpu_executable import SimulatedExecutable
-from msplit.engines.cuda.runtime.executables import plan_for
+from msplit.engines.cuda.runtime.executables import SimulatedExecutable, plan_for
 from msplit.engines.cuda.runtime.stream_program import arrange
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU

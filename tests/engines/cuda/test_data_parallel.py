@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from msplit.engines.base import Executable, Job  # noqa: E402
+from msplit.engines.cuda.data_parallel import DataParallel, SharedBatch  # noqa: E402
 from msplit.engines.cuda.engine import ENGINE  # noqa: E402
 from msplit.engines.cuda.options import EngineOptions  # noqa: E402
-from msplit.engines.cuda.runtime.data_parallel import Batch, DataParallel  # noqa: E402
 from msplit.errors import EngineError  # noqa: E402
 from tests.engines.cuda.cases import graph_of, job  # noqa: E402
 
@@ -34,7 +34,7 @@ def feeds_of(rows: int, seed: int = 0) -> dict[str, Any]:
 def test_what_is_cut_and_joined_is_what_it_was(rows: int, devices: int, tensors: bool) -> None:
     """Also where shares are filled up; every device has work, and none more than a row more than another."""
     devices = min(rows, devices)
-    batch = Batch(rows, devices, ENTRIES, ENTRIES)
+    batch = SharedBatch(rows, devices, ENTRIES, ENTRIES)
     sizes = [len(share) for share in batch.shares]
     assert [row for share in batch.shares for row in share] == list(range(rows))
     assert 1 <= min(sizes) >= max(sizes) - 1
@@ -97,7 +97,7 @@ class Scripted(Executable):
 def pair(log: list[str], **of_the_second: Any) -> DataParallel:
     feeds = {"x": np.zeros((5, 1), np.float32)}
     replicas = [Scripted(log, "one"), Scripted(log, "second", **of_the_second)]
-    return DataParallel(replicas, Batch(5, 2, {"x": 1}, {"y": 1}), feeds, ("cpu:0", "cpu:1"))
+    return DataParallel(replicas, SharedBatch(5, 2, {"x": 1}, {"y": 1}), feeds, ("cpu:0", "cpu:1"))
 
 
 X = {"x": np.arange(5, dtype=np.float32).reshape(5, 1)}
