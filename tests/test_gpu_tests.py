@@ -46,4 +46,5 @@ def test_what_a_test_replaces_is_there(file: Path) -> None:
 
 
 def test_some_replace_something() -> None:
-    assert sum(len(replaced(ast.parse(file.read_text("utf-8")))) for file in FILES) > 10
+    # Choices of fusions are given to them, and no longer replaced: a few of other kinds are left.
+    assert sum(len(replaced(ast.parse(file.read_text("utf-8")))) for file in FILES) > 5

@@ -24,7 +24,6 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.passes import pipeline
 from msplit.engines.cuda.passes.measured import MeasuredFusion
 from msplit.engines.cuda.runtime.executables import SimulatedExecutable
-from msplit.engines.cuda.search import measurement
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.inputs.make import make_inputs
@@ -116,7 +115,7 @@ def test_several_streams_run_only_where_they_measure_faster_than_one(mmoe, monke
         return [(100.0 if self.facts()["streams"] == 1 else next(rounds)) * 1e-6] * count
 
     monkeypatch.setattr(SimulatedExecutable, "device_times", device_times)
-    monkeypatch.setattr(measurement, "_burst", lambda executable: 4)
+    monkeypatch.setattr("msplit.engines.base._burst", lambda executable: 4)
     request = {"streams": (1, 4), "engine": "cuda", "device": "cpu", "batch": 8, "fuse": larger, "group": False}
     with msplit.prepare(mmoe, **request) as runner:
         assert runner.label == f"msplit, {label}, {'fused' if larger else 'CUDA graph'}"

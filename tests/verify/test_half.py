@@ -127,4 +127,4 @@ def test_what_is_prepared_built_and_pooled_runs_in_half_precision(tmp_path):
 
 def test_a_precision_that_there_is_not_is_refused():
     with pytest.raises(MsplitError, match="there is no precision 'fp8'"):
-        request("fp8")
+        msplit.bench(MODEL, **request("fp8"))

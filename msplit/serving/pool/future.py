@@ -41,7 +41,7 @@ class Worker(Protocol):
 
 
 class PoolFuture(Future[Any]):
-    """Answer to a request, which may not be there yet. Used as any other `concurrent.futures.Future`."""
+    """Answer to a request, which may not be there yet. Used as any other `Future`."""
 
     def __init__(self, worker: Worker) -> None:
         if _KNOWN:
