@@ -515,8 +515,6 @@ def _verify_special(
                 except WrongShape as problem:  # the host made something longer, or shorter, of them
                     how.refuse(kind, problem.what)
                     continue
-                if alone and "host_nodes" in one.running.facts():
-                    outputs = _prefetched(one, held)
                 if not attempt:
                     comparison = compared(outputs, expected, own[one], one)
                     if not comparison.passed and (kind.name is InputKindName.LARGE or (state and before)):
@@ -537,13 +535,6 @@ def _verify_special(
         failed = [each for each in comparisons if not each.passed]
         worst = failed[0] if failed else max(comparisons, key=lambda each: each.needed)
         one.checks.append(OutputCheck(f"{what}{truth.variant.label}", own[one], len(comparisons), worst))
-
-
-def _prefetched(one: Running, feeds: Arrays) -> Arrays:
-    """Outputs of a step for which the host part was run during the step before it. What that keeps must not serve a later step, whose
-    inputs come in the same arrays."""
-    one.running.step_prefetching(feeds, lambda: feeds)
-    return {name: np.array(value) for name, value in one.step(feeds).items()}
 
 
 def _refilled(held: dict[str, NDArray[Any]], feeds: Arrays) -> Arrays:

@@ -131,6 +131,16 @@ def gradients(tf, v1):
 GRADIENTS = [f"d_{name}" for name in ("selu", "root", "relu", "max", "pool", "elu")]
 
 
+def pairs(tf, v1):
+    """The gradient of a weight by a loss of pairs, which are near each other where their label is 1."""
+    a, b = (v1.placeholder(tf.float32, [None, 6], name) for name in "ab")
+    same = v1.placeholder(tf.float32, [None], "same")
+    w = tf.constant(values(6, 4))
+    apart = tf.sqrt(tf.reduce_sum(tf.square(tf.matmul(a, w) - tf.matmul(b, w)), 1))
+    loss = tf.reduce_mean(same * tf.square(apart) + (1 - same) * tf.square(tf.maximum(1 - apart, 0)))
+    tf.identity(tf.gradients(loss, w)[0], name="y")
+
+
 def training(tf, v1):
     """A step with rows of a table, biases that begin with zeros, and momentum."""
     x, ids = v1.placeholder(tf.float32, [None, 6], "x"), v1.placeholder(tf.int32, [None], "ids")
@@ -149,6 +159,7 @@ MODELS = {
     dense: (["p", "clipped"], {}),
     guarded: (["rows", "hashes", "costs", "left"], {"capture": False}),
     words: (["y"], {}),
+    pairs: (["y"], {}),
     plain: (PLAIN, {}),
     attention: (["y", "masked"], {}),
     gelu: (["y"], {}),
@@ -437,6 +448,7 @@ MUTANTS = {
     "logits beside masked ones": (attention, rewritten("Mul", lambda c: scaled(c, 0.25, 1.01), slot=1), BOTH),
     "outside of one-hot is its last": (dense, lowered("OneHot", lambda y, node, at, *_: F.one_hot(at.long().clamp(0, 5), 6).float()), FULL),
     "another bound by a pass": (dense, rewritten("Minimum", lambda bound: np.asarray(bound + np.float32(0.01)), slot=1), BOTH),
+    "the gradient of a distance of 0": (pairs, lowered("SqrtGrad", lambda y, node, root, by: by * 0.5 / root), FULL),
     # Products and batches.
     "no bias by a pass": (dense, rewritten("_FusedMatMul", without_bias), BOTH),
     "weights off by one": (dense, rewritten("_FusedMatMul", lambda w: np.roll(w, 1, 1), slot=1), BOTH),
