@@ -103,7 +103,8 @@ class Keys(Parameter):
         try:
             return key, kind.convert(text, param, ctx)
         except click.BadParameter as problem:
-            self.fail(f"{name}: {problem.message}", param, ctx)
+            said = f"{text!r} is neither yes nor no" if kind is click.BOOL else problem.message
+            self.fail(f"{name}: {said}", param, ctx)
 
 
 def keyed(option: str, what: str, *keys: Key, bare: str = "", metavar: str = "KEY=VALUE") -> Callable[..., Any]:

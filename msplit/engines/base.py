@@ -153,16 +153,20 @@ def refuse_fed(feeds: Feeds, inputs: Mapping[str, tuple[str, tuple[int, ...]]]) 
 
 
 def called_with(names: Iterable[str], values: Sequence[Any], named: Feeds) -> dict[str, Any]:
-    """Inputs by name, of a call that gives some by position, in the order of `names`.
+    """Inputs by name, of a call that gives them by name or, where the model has one input, by position.
+
+    A signature is a set of names: of several inputs none is the first, and two that are alike would be exchanged without a word.
+    TensorFlow's own signatures take names alone, too.
 
     Raises:
-        EngineError: There are more than the model has inputs, or one is given twice.
+        EngineError: One is given by position, and the model has several; or it is given twice.
     """
     known = list(names)
-    twice = [name for name in known[: len(values)] if name in named]
-    if len(values) > len(known) or twice:
-        said = f"input {twice[0]} is given by position and by name" if twice else f"{len(values)} inputs are given"
-        raise EngineError(said, fix=f"the inputs are: {', '.join(known) or 'none'}")
+    if values and (len(values) > 1 or len(known) != 1):
+        said = f"{len(values)} input{'s are' if len(values) > 1 else ' is'} given by position"
+        raise EngineError(said, fix=f"give them by name; the inputs are: {', '.join(known) or 'none'}")
+    if values and known[0] in named:
+        raise EngineError(f"input {known[0]} is given by position and by name", fix="give it once")
     return {**dict(zip(known, values, strict=False)), **named}
 
 

@@ -113,7 +113,7 @@ class Runner(DisplayMixin):
         return [("variant", self.label), ("engine", self.engine), *inputs, ("outputs", ", ".join(self.outputs))]
 
     def __call__(self, /, *values: Any, **named: Any) -> dict[str, Any]:
-        """One step on inputs by position, in the order of `inputs`, or by name. Returns and raises what `step` does."""
+        """One step on inputs by name or, where there is one, by position. Returns and raises what `step` does."""
         return self.step(called_with(self.inputs, values, named))
 
     def step(self, feeds: Feeds, *, on_device: bool = False, then: Feeds | Following | None = None) -> dict[str, Any]:

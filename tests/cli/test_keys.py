@@ -62,7 +62,7 @@ def test_a_value_alone_is_that_of_one_key() -> None:
         (("--tensorflow", "timeout"), "'timeout' has no value: write it as timeout=FLOAT"),
         (("--tensorflow", "timeout=soon"), "timeout: 'soon' is not a valid float"),
         (("--cuda", "effort=some"), "effort: 'some' is not one of 'full', 'fast'"),
-        (("--cuda", "capture=perhaps"), "capture: 'perhaps' is not a valid boolean"),
+        (("--cuda", "capture=perhaps"), "capture: 'perhaps' is neither yes nor no"),
         (("--measure", "builds=0"), "builds: 0 is not in the range x>=1"),
     ],
 )

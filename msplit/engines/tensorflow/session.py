@@ -268,10 +268,18 @@ class SessionExecutable(Executable):
         if missing or unknown:
             said = f"input {missing[0]!r} has no value" if missing else f"the model has no input {unknown[0]!r}"
             raise EngineError(said, where=self._model, fix=f"its inputs are: {', '.join(self._inputs) or 'none'}")
-        return [
-            np.asarray(feeds[name]).astype(tensor.dtype.as_numpy_dtype, copy=False)
-            for name, tensor in self._inputs.items()
-        ]
+        return [self._array(name, np.asarray(feeds[name]), tensor.dtype) for name, tensor in self._inputs.items()]
+
+    def _array(self, name: str, value: NDArray[Any], wanted: Any) -> NDArray[Any]:
+        """A value as TensorFlow takes it. What a conversion would change is refused: 1.7 is no id, and text no number."""
+        text = value.dtype.kind in "OSU"
+        if text != (wanted.name == "string") or not (text or np.can_cast(value.dtype, wanted.as_numpy_dtype)):
+            raise EngineError(
+                f"input {name} is {wanted.name}, not {'text' if text else value.dtype.name}",
+                where=self._model,
+                fix="convert it to that type",
+            )
+        return value.astype(wanted.as_numpy_dtype, copy=False)
 
 
 def _callable(

@@ -108,7 +108,7 @@ class Pool(DisplayMixin):
         return [("runs", self.about.label), ("groups", str(self.settings.groups)), ("batches", batches), *ends]
 
     def __call__(self, /, *values: Any, **named: Any) -> Answer:
-        """The answer to a request with inputs by position, in the order of `inputs`, or by name. See `step`."""
+        """Answer to a request with inputs by name or, where there is one, by position. See `step`."""
         return self.step(called_with(self.inputs, values, named))
 
     def step(self, feeds: Feeds, *, priority: int = 0, timeout: float | None = None, on_device: bool = False) -> Answer:

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+import msplit
 from msplit.api import load
 from msplit.core.arguments import Precision
 from msplit.engines.base import Job, TensorFlowOptions
@@ -521,3 +522,31 @@ def test_parts_that_tensorrt_has_made_are_told(tmp_path):
     with pytest.raises(EngineError, match="TRTEngineOp") as told:
         build(flat, zeros(flat), 1)
     assert "from before that" in told.value.fix
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize(
+    ("ids", "weights", "words", "said"),
+    [
+        (np.array([1.7, 0.2], np.float32), None, None, "input ids is int32, not float32"),
+        (np.array([1 << 32, 0]), None, None, "input ids is int32, not int64"),
+        (np.array([b"a", b"b"]), None, None, "input ids is int32, not text"),
+        (None, np.array([b"a", b"b"]), None, "input weights is float32, not text"),
+        (None, None, np.array([1, 2]), "input words is string, not int64"),
+    ],
+)
+def test_what_a_conversion_would_change_is_refused(ids, weights, words, said):
+    """A model with a part that the host runs: what comes before it is fed to a session."""
+
+    def build(tf, v1):
+        i, w = v1.placeholder(tf.int32, [2], "ids"), v1.placeholder(tf.float32, [2], "weights")
+        hashed = tf.strings.to_hash_bucket_fast(v1.placeholder(tf.string, [2], "words"), 9)
+        text = tf.strings.to_hash_bucket_fast(tf.strings.as_string(i), 9)
+        tf.add(tf.cast(hashed + text, tf.float32), w, name="y")
+
+    fine = {"ids": np.array([1, 2], np.int32), "weights": np.ones(2, np.float32), "words": np.array([b"a", b"b"])}
+    given = {name: value for name, value in (("ids", ids), ("weights", weights), ("words", words)) if value is not None}
+    with msplit.prepare(graph_of(build, outputs=["y"]), engine="cuda", device="cpu", effort="fast") as model:
+        model(**fine)
+        with pytest.raises(EngineError, match=said if weights is None else "weights"):
+            model(**{**fine, **given})
