@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,6 @@ from msplit.engines.tensorflow.engine import REFERENCE
 from msplit.errors import EngineError, OutOfMemory, WrongShape
 from msplit.inputs.reference import Reference
 from msplit.inputs.special import RANDOM, Fresh, InputKind, InputKindName
-from msplit.opset.traits import DRAWS
 from msplit.progress import Progress, Sums, phase
 from msplit.verify.compare import (
     ModelComparison,
@@ -34,6 +33,7 @@ from msplit.verify.compare import (
 )
 from msplit.verify.mixed_precision import emulated_errors
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
+from msplit.verify.stepping import begin, draws, moved_outputs, outputs_after, refill, run_steps, variables_after
 
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""
@@ -330,7 +330,7 @@ def _verify_beside(
 
     def from_the_same_values() -> None:
         if state:
-            begun = _begun(built, state)
+            begun = begin(built, state)
             for one in built:
                 one.running.load_state(begun)
 
@@ -407,8 +407,8 @@ def _in_lock_step(
     for pair, steps, got, expected in unsure:
         one, partner, precision = pair
         carried: Mapping[str, float] = {}
-        if partner.running.keeps_state and not _draws(partner):
-            again = partial(_outputs_after, partner, fed[:steps])
+        if partner.running.keeps_state and not draws(partner):
+            again = partial(outputs_after, partner, fed[:steps])
             carried = output_tolerances(state, expected, again, precision=precision)
         note(pair, compared(got, expected, precision, one, partner, carried=carried))
     return outcomes
@@ -441,7 +441,7 @@ def _truth(built: Sequence[Running], how: Verification, state: Arrays) -> Runnin
     rewriting. None where neither runs the model, there is nothing to ask, or nothing runs on our engine."""
     jobs = [one.variant.job for one in built if isinstance(one.variant.engine, CudaEngine)]
     learns = how.reference is not None and how.reference.learns
-    if not jobs or not (how.kinds or (learns and (state or _draws(built[0])))):
+    if not jobs or not (how.kinds or (learns and (state or draws(built[0])))):
         return None
     if learns and how.reference is not None:
         truth = Running(Variant(how.reference.source, REFERENCE, jobs[0]), None)
@@ -488,7 +488,7 @@ def _verify_special(
     """
     ours = [one for one in built if one is not truth and isinstance(one.variant.engine, CudaEngine)]
     kinds = _kinds(how, half=any(own[one].half for one in ours))
-    alone, held = not (state or _draws(truth)), dict[str, NDArray[Any]]()
+    alone, held = not (state or draws(truth)), dict[str, NDArray[Any]]()
     sets = _sets(how, kinds, alone)
     found: dict[tuple[Running, str], list[ModelComparison]] = {}
     for number, (kind, before) in enumerate(sets if ours else ()):
@@ -497,9 +497,9 @@ def _verify_special(
         for attempt in range(how.settings.verify_inputs if state else 1):
             left = [one for one in ours if not (variables[one] and variables[one][-1].passed)]
             fed = [*before, how.made(how.settings.seed + 1 + attempt, kind)]
-            begun = _begun([truth], state) if state else state
+            begun = begin([truth], state) if state else state
             try:
-                expected, after = _stepped(truth, fed[-1:] if alone else fed, begun) if left else ({}, {})
+                expected, after = run_steps(truth, fed[-1:] if alone else fed, begun) if left else ({}, {})
             except EngineError as problem:
                 if kind is RANDOM and not isinstance(problem, WrongShape):
                     raise
@@ -511,23 +511,21 @@ def _verify_special(
             tolerances: dict[Precision, dict[str, float]] = {}
             for one in left:
                 try:
-                    outputs, mine = _stepped(one, (_refilled(held, feeds) for feeds in fed), begun)
+                    outputs, mine = run_steps(one, (refill(held, feeds) for feeds in fed), begun)
                 except WrongShape as problem:  # the host made something longer, or shorter, of them
                     how.refuse(kind, problem.what)
                     continue
                 if not attempt:
                     comparison = compared(outputs, expected, own[one], one)
                     if not comparison.passed and (kind.name is InputKindName.LARGE or (state and before)):
-                        moved = partial(_moved_outputs, truth, fed, begun)
+                        moved = partial(moved_outputs, truth, fed, begun)
                         start = begun if before else fed[-1]
                         carried = output_tolerances(start, expected, moved, precision=own[one])
                         comparison = compared(outputs, expected, own[one], one, carried=carried)
                     found.setdefault((one, ""), []).append(comparison)
                 if state:
-                    repeat = partial(_variables_after, truth, fed)
-                    variables[one].append(
-                        _learned(mine, after, begun, repeat, own[one], how, tolerances, _draws(truth))
-                    )
+                    repeat = partial(variables_after, truth, fed)
+                    variables[one].append(_learned(mine, after, begun, repeat, own[one], how, tolerances, draws(truth)))
         for one, tried in variables.items():
             if tried:
                 found.setdefault((one, "variables of "), []).append(best_of(tried))
@@ -535,15 +533,6 @@ def _verify_special(
         failed = [each for each in comparisons if not each.passed]
         worst = failed[0] if failed else max(comparisons, key=lambda each: each.needed)
         one.checks.append(OutputCheck(f"{what}{truth.variant.label}", own[one], len(comparisons), worst))
-
-
-def _refilled(held: dict[str, NDArray[Any]], feeds: Arrays) -> Arrays:
-    """Inputs, in the arrays that were given before where they fit in."""
-    for name, value in feeds.items():
-        fits = name in held and (held[name].dtype, held[name].shape) == (value.dtype, value.shape)
-        held[name] = held[name] if fits else np.array(value)
-        held[name][...] = value
-    return held
 
 
 def _learned(
@@ -569,19 +558,6 @@ def _learned(
     return compare_state(mine, after, known[precision], state)
 
 
-def _moved_outputs(truth: Running, fed: Sequence[Arrays], state: Arrays, moved: Arrays) -> Arrays:
-    """Outputs of the last of some steps, from moved variables or, of one step alone, on moved inputs."""
-    return _stepped(truth, fed, moved)[0] if len(fed) > 1 else _stepped(truth, [moved], state)[0]
-
-
-def _stepped(one: Running, fed: Iterable[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
-    """The outputs of the last of some steps, and the variables after it, from the variables before the first."""
-    if state:
-        one.running.load_state(state)
-    outputs = [one.step(feeds) for feeds in fed][-1]
-    return {name: np.array(value) for name, value in outputs.items()}, one.save_state() if state else {}
-
-
 def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> None:
     """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
     did in one is what the next learns from."""
@@ -590,15 +566,15 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
     for number in range(how.settings.verify_inputs):
         feeds = how.fresh(how.settings.seed + 1 + number)
         held = list(dict.fromkeys(each for pair in pairs for each in pair[:2]))
-        begun = _begun(held, state)
-        made = {each: _variables_after(each, [feeds], begun) for each in held}
+        begun = begin(held, state)
+        made = {each: variables_after(each, [feeds], begun) for each in held}
         for index, (one, partner, precision) in enumerate(pairs):
             if (partner, precision) not in tolerances:
                 tolerances[partner, precision] = state_tolerances(
                     begun,
                     made[partner],
-                    partial(_variables_after, partner, [feeds]),
-                    draws=_draws(partner),
+                    partial(variables_after, partner, [feeds]),
+                    draws=draws(partner),
                     precision=precision,
                     tolerance=how.settings.tolerance,
                 )
@@ -610,33 +586,3 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
         if together.outputs:
             name = f"variables of {partner.variant.label}"
             one.checks.append(OutputCheck(name, precision, len(comparisons), together))
-
-
-def _begun(held: Sequence[Running], state: Arrays) -> Arrays:
-    """The values of variables to begin with, and under `STEPS` how many steps are behind them, for random ops to count.
-
-    Sessions of TensorFlow that draw random numbers can not be told how many: all of them take as many steps as the one that took most.
-    """
-    sessions = [one for one in held if not isinstance(one.variant.engine, CudaEngine) and _draws(one)]
-    most = max((one.since for one in sessions), default=0)
-    for one in sessions:
-        for _ in range(most - one.since):
-            one.step(one.variant.job.feeds)
-    return {**state, STEPS: np.array(most, np.int64)}
-
-
-def _draws(one: Running) -> bool:
-    """Tell whether its steps draw random numbers, as far as its functions are not known to be left out."""
-    graph = one.variant.job.flat.graph
-    bodies = (function.body.ops for function in graph.functions.values())
-    return any(not DRAWS.isdisjoint(ops) for ops in (graph.ops, *bodies))
-
-
-def _outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
-    """The outputs of the last of some steps, from the variables before the first."""
-    return _stepped(one, fed, state)[0]
-
-
-def _variables_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
-    """The variables after some steps, from those before the first; none where it does not tell."""
-    return _stepped(one, fed, state)[1] if one.running.keeps_state else {}

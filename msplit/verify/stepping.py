@@ -1,0 +1,66 @@
+"""Steps of a variant that is verified: from which variables they begin, and what they make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.engines.base import STEPS, Arrays
+from msplit.engines.cuda.engine import CudaEngine
+from msplit.opset.traits import DRAWS
+from msplit.verify.results import Running
+
+
+def run_steps(one: Running, fed: Iterable[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
+    """The outputs of the last of some steps, and the variables after it, from the variables before the first."""
+    if state:
+        one.running.load_state(state)
+    outputs = [one.step(feeds) for feeds in fed][-1]
+    return {name: np.array(value) for name, value in outputs.items()}, one.save_state() if state else {}
+
+
+def outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
+    """The outputs of the last of some steps, from the variables before the first."""
+    return run_steps(one, fed, state)[0]
+
+
+def variables_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
+    """The variables after some steps, from those before the first; none where it does not tell."""
+    return run_steps(one, fed, state)[1] if one.running.keeps_state else {}
+
+
+def moved_outputs(truth: Running, fed: Sequence[Arrays], state: Arrays, moved: Arrays) -> Arrays:
+    """Outputs of the last of some steps, from moved variables or, of one step alone, on moved inputs."""
+    return run_steps(truth, fed, moved)[0] if len(fed) > 1 else run_steps(truth, [moved], state)[0]
+
+
+def begin(held: Sequence[Running], state: Arrays) -> Arrays:
+    """The values of variables to begin with, and under `STEPS` how many steps are behind them, for random ops to count.
+
+    Sessions of TensorFlow that draw random numbers can not be told how many: all of them take as many steps as the one that took most.
+    """
+    sessions = [one for one in held if not isinstance(one.variant.engine, CudaEngine) and draws(one)]
+    most = max((one.since for one in sessions), default=0)
+    for one in sessions:
+        for _ in range(most - one.since):
+            one.step(one.variant.job.feeds)
+    return {**state, STEPS: np.array(most, np.int64)}
+
+
+def draws(one: Running) -> bool:
+    """Tell whether its steps draw random numbers, as far as its functions are not known to be left out."""
+    graph = one.variant.job.flat.graph
+    bodies = (function.body.ops for function in graph.functions.values())
+    return any(not DRAWS.isdisjoint(ops) for ops in (graph.ops, *bodies))
+
+
+def refill(held: dict[str, NDArray[Any]], feeds: Arrays) -> Arrays:
+    """Inputs, in the arrays that were given before where they fit in."""
+    for name, value in feeds.items():
+        fits = name in held and (held[name].dtype, held[name].shape) == (value.dtype, value.shape)
+        held[name] = held[name] if fits else np.array(value)
+        held[name][...] = value
+    return held
