@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
@@ -287,57 +284,3 @@ def _bytes(flat: FlatGraph, node: int, state: Mapping[str, NDArray[Any]]) -> int
     if not isinstance(shape, tuple) or None in shape:
         return 0
     return math.prod(shape) * itemsize(str(attrs.get("dtype")))
-
-
-_RECEIVED = "RecvTensor"
-"""Name that step statistics give a tensor from another task."""
-
-_LABEL = re.compile(r"(?P<tensor>\S+) from (?P<source>/job:\S+) to (?P<target>/job:\S+)$")
-_DEVICE = re.compile(r"/job:(?P<job>[^/]+)(?:/replica:\d+)?/task:(?P<task>\d+)")
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """Bytes that go from one task to another in a step.
-
-    Attributes:
-        source: Such as ``worker 0``.
-        tensors: How many.
-        bytes: All together.
-        largest: What the largest of them is of: a node's name.
-        largest_bytes: Its size.
-    """
-
-    source: str
-    target: str
-    tensors: int
-    bytes: int
-    largest: str
-    largest_bytes: int
-
-
-def sent_in(metadata: Any) -> tuple[Transfer, ...]:
-    """Lists the tensors that a traced step sent between tasks, the most bytes first.
-
-    Args:
-        metadata: RunMetadata of a run with ``trace_level=FULL_TRACE``.
-    """
-    between: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
-    for device in metadata.step_stats.dev_stats:
-        for node in device.node_stats:
-            found = _LABEL.search(node.timeline_label) if node.node_name == _RECEIVED else None
-            if found is not None:
-                size = sum(one.tensor_description.allocation_description.requested_bytes for one in node.output)
-                name = re.sub(r"^edge_\d+_", "", found["tensor"])
-                between[task_of(found["source"]), task_of(found["target"])].append((size, name))
-    sent = [
-        Transfer(source, target, len(tensors), sum(size for size, _ in tensors), max(tensors)[1], max(tensors)[0])
-        for (source, target), tensors in between.items()
-    ]
-    return tuple(sorted(sent, key=lambda one: (-one.bytes, one.source, one.target)))
-
-
-def task_of(device: str) -> str:
-    """The task of a device, such as ``worker 0``; the device's own name where it says none."""
-    found = _DEVICE.search(device)
-    return f"{found['job']} {found['task']}" if found is not None else device
