@@ -145,9 +145,13 @@ class _Spent:
 
 
 def _too_slow(item: pytest.Item, seconds: float) -> str | None:
-    """Why a test that took so many seconds of processor time fails for that, or None. While other work runs, nobody can tell."""
+    """Why a test that took so many seconds of processor time fails for that, or None. While other work runs, nobody can tell.
+
+    The limits are of `scripts/test`: tests on a GPU and tests of kernels in Triton's interpreter, which it skips, have none.
+    """
     limit = SLOW["tests"].get(f"{item.path.name}::{item.name}", SLOW["longest"])
-    if seconds <= limit or CAMPAIGN or item.get_closest_marker("gpu") or _busy():
+    elsewhere = any(map(item.get_closest_marker, ("gpu", "needs_triton", "interpretable")))
+    if seconds <= limit or CAMPAIGN or elsewhere or _busy():
         return None
     return f"{seconds:.1f} s of processor time are more than its limit of {limit} s: see tests/slow.toml"
 

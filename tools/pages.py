@@ -20,8 +20,11 @@ PAGES = ("*.md", "docs/**/*.md", "sample_graphs/*.md", "benchmarks/**/*.md")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s#]+)")
 REFERENCE = "docs/reference.md"
-ENTRY = re.compile(r"(^### `([\w.]+)`\n\n(?: {4}[^\n]*\n\n)?).*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
-"""What the reference says of one name, with its heading."""
+ENTRY = re.compile(
+    r"(^### `[\w.]*\b(\w+)`\n\n(?: {4}[^\n]*\n\n)?)[^#]*?\[Source\]\(\.\./([\w/]+)\.py\).*?(?=^##|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+"""What the reference says of one name, with its heading, and the file that has it."""
 
 
 def linked(page: Path) -> set[Path]:
@@ -54,7 +57,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """
     if page.file.src_uri == REFERENCE:
         entries = markdown.count("\n### ")
-        markdown, found = ENTRY.subn(r"\1::: \2\n\n", markdown)
+        markdown, found = ENTRY.subn(
+            lambda entry: f"{entry[1]}::: {entry[3].replace('/', '.').removesuffix('.__init__')}.{entry[2]}\n\n",
+            markdown,
+        )
         if found != entries:
             raise PluginError(
                 f"{REFERENCE} has {entries} entries, and {found} have the form that scripts/make_reference.py writes"

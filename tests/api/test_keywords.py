@@ -13,7 +13,6 @@ import msplit
 from msplit.engines.base import called_with
 from msplit.errors import EngineError, MsplitError
 from msplit.run.request import BenchOptions, RunRequest, request_of
-from tests.engines.cuda.cases import graph_of
 
 SAMPLE = Path(__file__).parents[2] / "sample_graphs" / "mmoe_small.pb"
 SIMULATED: dict[str, Any] = {"engine": "cuda", "device": "cpu", "effort": "fast", "streams": 2}
@@ -63,6 +62,7 @@ def test_streams_are_one_number_or_several() -> None:
 @pytest.mark.parametrize("how", ["prepare", "pool"])
 def test_what_is_prepared_is_called_by_name(how: str) -> None:
     pytest.importorskip("torch")
+    from tests.engines.cuda.cases import graph_of
 
     def build(tf: Any, v1: Any) -> None:
         first = v1.placeholder(tf.float32, [2, 3], name="z")

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import msplit
-from msplit.engines.cuda.stored import rung
 from msplit.errors import EngineError
 from msplit.formats import build as files
 from msplit.run import build as builds
@@ -25,6 +24,7 @@ from msplit.run.open import load
 from msplit.run.request import RunRequest
 
 torch = pytest.importorskip("torch")
+rung = pytest.importorskip("msplit.engines.cuda.stored.rung")
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 REQUEST = {"streams": (4,), "engine": "cuda", "device": "cpu"}

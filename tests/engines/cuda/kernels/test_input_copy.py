@@ -10,7 +10,7 @@ import numpy as np, torch
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.kernels import copy
-from msplit.engines.cuda.runtime.input_staging import Inputs
+from msplit.engines.cuda.runtime.input_staging import InputStaging
 
 rng = np.random.default_rng(0)
 
@@ -77,7 +77,7 @@ for step in range(3):
 # The same by way of what feeds a step.
 values = {f"ids_{n}": rng.integers(0, 99, (3, n)) for n in range(5)}
 values |= {"picture": rng.standard_normal((1, 180, 181)).astype(np.float32), "flags": rng.integers(0, 2, 9).astype(bool)}
-found = Inputs({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(torch.device("cpu")))
+found = InputStaging({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(torch.device("cpu")))
 found.input_copy = copy.InputCopy(found.block.host, found.memory)
 for step in range(5):
     values = {name: np.roll(value, step) for name, value in values.items()}

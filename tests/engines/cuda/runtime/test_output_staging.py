@@ -21,7 +21,7 @@ rng = np.random.default_rng(0)
 
 
 def outputs(tensors):
-    found = output_staging.Outputs(tensors, Device.of(CPU), captured=True)
+    found = output_staging.OutputStaging(tensors, Device.of(CPU), captured=True)
     arrays, base = found._block.arrays, found._block.host.data_ptr()
     targets = [base + found._block.starts[name] for name in arrays]
     sizes = [array.nbytes for array in arrays.values()]
