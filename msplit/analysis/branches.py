@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.order import canonical
-from msplit.core.dag import Dag, bypass, chains, in_order, quotient
+from msplit.core.dag import Dag, bypass, chains, in_order, longest, quotient
 from msplit.core.graph import Floats, Graph, Ints
 from msplit.core.memory import memoize
 from msplit.cost.costs import Costs
@@ -55,25 +55,6 @@ def critical_path(graph: Graph, weights: NDArray[Any]) -> tuple[float, Ints]:
         node = int(latest.min())
         path.append(node)
     return float(finish.max()), np.array(path[::-1], dtype=np.int32)
-
-
-def longest(weights: NDArray[Any], order: Ints, starts: Ints, others: Ints) -> Floats:
-    """Weight of the heaviest path that ends at each node, the node included. From node v paths go to ``others[starts[v]:starts[v + 1]]``.
-
-    With consumers and a topological order that is when each node ends at the earliest; with producers and the reverse order it is how
-    long it takes from its start to the end of all (HEFT's upward rank without communication). On plain lists: chains make array calls per
-    level slower.
-    """
-    weight = np.asarray(weights, dtype=np.float64).tolist()
-    start, target = starts.tolist(), others.tolist()
-    arrival = [0.0] * len(weight)
-    result = [0.0] * len(weight)
-    for node in order.tolist():
-        done = result[node] = arrival[node] + weight[node]
-        for following in target[start[node] : start[node + 1]]:
-            if done > arrival[following]:
-                arrival[following] = done
-    return np.array(result, dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,8 @@ from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import LOOPS
 from msplit.progress import phase
 from msplit.schedule.bounds import Bounds, bounds
-from msplit.schedule.judge import WORTH, Judgement, foresee, judge, problem_of
+from msplit.schedule.choose import WORTH
+from msplit.schedule.judge import Judgement, foresee, judge, problem_of
 from msplit.schedule.split import SplitJudgement, judge_split
 from msplit.schedule.split_problem import SplitProblem
 from msplit.shapes import Shapes

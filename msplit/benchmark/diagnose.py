@@ -10,7 +10,7 @@ import numpy as np
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import WORTH
+from msplit.schedule.choose import WORTH
 from msplit.verify.results import VariantResult
 
 _HOST_BOUND = 2.0

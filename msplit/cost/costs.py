@@ -22,7 +22,7 @@ from msplit.core.dag import Hashes, mixed
 from msplit.core.graph import CONTROL, Floats, Graph, Ints
 from msplit.opset import schema
 from msplit.opset.traits import CONSTANTS, VARIABLES, ops_with
-from msplit.shapes.infer import Shapes
+from msplit.shapes.result import Shapes
 
 Mask = NDArray[np.bool_]
 

@@ -30,9 +30,8 @@ from msplit.cost.gpus import ACCESS, BROADCAST, DEFAULT_GPU, REACHED, Gpu, data_
 from msplit.flatten.flat import FlatGraph
 from msplit.flatten.placement import host_nodes, stateful_nodes
 from msplit.opset.traits import RESHAPES, SELECT, VIEWS, ops_with, traits
-from msplit.shapes.infer import Shapes
 from msplit.shapes.registry import Node, output_dtypes
-from msplit.shapes.result import FUNCTIONAL
+from msplit.shapes.result import FUNCTIONAL, Shapes
 
 _BRANCHES = ops_with("branch")
 

@@ -9,7 +9,7 @@ from typing import Any
 from msplit.benchmark.bounds import Limits
 from msplit.report.document import Table
 from msplit.report.text import micros, percent
-from msplit.schedule.judge import WORTH
+from msplit.schedule.choose import WORTH
 from msplit.schedule.simulate import Breakdown
 from msplit.verify.results import VariantResult
 

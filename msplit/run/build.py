@@ -161,7 +161,8 @@ def make(
                 (progress or silent)("packing", number / len(wanted))
                 with phase("packing"):
                     rung = _rung(number, batch, runner, ready.chosen.job.feeds)
-                    packed[rung.program] = builds.pack(ready.chosen.job, runner.executable)
+                    job = ready.chosen.job
+                    packed[rung.program] = builds.pack(ENGINE.compile(job), job, runner.executable)
                     references[rung.program] = _reference(ready)
                 rungs.append(rung)
                 chosen.append((runner.label, ready.why, runner.notes))

@@ -25,6 +25,12 @@ from msplit.schedule.refine import EFFORT as REFINING
 from msplit.schedule.refine import canonical, pack_streams, refine
 from msplit.schedule.simulate import Evaluation, evaluate
 
+WORTH = 1.05
+"""A gain below this is none: what is predicted and what is measured differ by as much."""
+
+STREAMS = 16
+"""Streams that the simulator may take; more gained nothing on any model measured."""
+
 ROUNDS = 12
 """More would hardly change anything: each round halves at least what can still be merged in practice."""
 

@@ -17,8 +17,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.analysis.branches import longest
-from msplit.core.dag import Dag, distinct, topological_numbers
+from msplit.core.dag import Dag, distinct, longest, topological_numbers
 from msplit.core.graph import Floats, Ints
 
 

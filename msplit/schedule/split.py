@@ -16,8 +16,7 @@ import numpy as np
 from msplit.core.graph import Ints
 from msplit.cost.gpus import gpu_title
 from msplit.schedule.algorithms import LIST
-from msplit.schedule.choose import best, choose, coarsen
-from msplit.schedule.judge import STREAMS, WORTH
+from msplit.schedule.choose import STREAMS, WORTH, best, choose, coarsen
 from msplit.schedule.split_problem import BlockMemory, SplitProblem, join, simulate
 
 NOT_PLACED = -1

@@ -11,33 +11,29 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit.core.arguments import whole
-from msplit.core.graph import CONTROL, Floats, Function, Graph
+from msplit.core.graph import Floats, Function, Graph
 from msplit.errors import MsplitError
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph, Tensor
 from msplit.opset.traits import ADD, PLACEHOLDERS
 from msplit.shapes.registry import (
     MAX_SIZE,
-    Outputs,
     Shape,
     Sizes,
     Value,
     join,
     known,
     merge,
-    output_dtypes,
     plain_shape,
     shape_text,
 )
-from msplit.shapes.result import InferenceState, Result, key_of
+from msplit.shapes.result import InferenceState, Result, Shapes, key_of
 from msplit.shapes.values import missing
 from msplit.shapes.walk import run
 
@@ -266,60 +262,6 @@ def _counted(
 
 MAX_PASSES = 3
 """Passes over a graph whose loops change the shapes of what they carry; afterwards those shapes count as unknown."""
-
-
-@dataclass(frozen=True, eq=False)
-class Shapes:
-    """Shapes of all tensors of a graph.
-
-    Attributes:
-        graph: The graph.
-        outputs: Per node one shape per output. A shape is a tuple of sizes, None for an unknown size; None alone is an unknown rank.
-        folded: Per node, whether its value is known before anything runs: shape arithmetic.
-        assumed: What was taken for granted, one sentence each, such as an unknown batch size.
-        bodies: For each `While`, `If`, `Case` and call: the shapes inside its functions, by node and attribute.
-        trip_counts: For each `While` that counts to a limit known before it runs: how often its body runs.
-        runs: Per node how often it runs in a step, by the loops of TensorFlow 1 that it is in: NaN where that is not known. None: once.
-        parameters: Of a function's body the nodes that are its parameters, and ..
-        results: .. those that give its results.
-    """
-
-    graph: Graph
-    outputs: Sequence[Outputs]
-    folded: NDArray[np.bool_]
-    assumed: tuple[str, ...] = ()
-    bodies: Mapping[int, Mapping[str, Shapes]] = field(default_factory=dict)
-    trip_counts: Mapping[int, int] = field(default_factory=dict)
-    runs: Floats | None = None
-    parameters: tuple[int, ...] = ()
-    results: tuple[int, ...] = ()
-
-    def shape(self, node: int, port: int = 0) -> Shape:
-        """Shape of a tensor; None where even its rank is unknown."""
-        outputs = self.outputs[node]
-        return outputs[port] if 0 <= port < len(outputs) else None
-
-    def dtype(self, node: int, port: int = 0) -> str:
-        """Type of a tensor as in ``"float32"``, "" where the graph does not say."""
-        dtypes = output_dtypes(self.graph.ops[node], self.graph.attrs[node], port + 1)
-        return dtypes[port] if 0 <= port < len(dtypes) else ""
-
-    @cached_property
-    def known(self) -> NDArray[np.bool_]:
-        """Per node, whether the shapes of its first output and of those that something reads are known in full."""
-        verdicts: dict[int, bool] = {}
-        result = np.empty(len(self.outputs), dtype=np.bool_)
-        for node, outputs in enumerate(self.outputs):
-            # Outputs are shared between nodes: one verdict per object spares most of the work.
-            verdict = verdicts.get(id(outputs))
-            if verdict is None:
-                verdict = verdicts[id(outputs)] = all(known(shape) for shape in outputs)
-            result[node] = verdict
-        for node in np.flatnonzero(~result).tolist():
-            out = self.graph.out_edges(node)
-            read = set(self.graph.edges.port[out].tolist()) - {CONTROL} | {0}
-            result[node] = all(known(shape) for port, shape in enumerate(self.outputs[node]) if port in read)
-        return result
 
 
 def infer(

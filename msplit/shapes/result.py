@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from msplit.core.graph import Function, TensorValue
+import numpy as np
+from numpy.typing import NDArray
+
+from msplit.core.graph import CONTROL, Floats, Function, Graph, TensorValue
 from msplit.errors import LoadError
-from msplit.shapes.registry import Handle, Node, Outputs, Shape, Value
+from msplit.shapes.registry import Handle, Node, Outputs, Shape, Value, known, output_dtypes
 from msplit.shapes.values import LIMIT, as_value
 
 Key = int | tuple[int, int]
@@ -99,6 +103,60 @@ class Result:
                 return None
             found = self.values[key] = decoded
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class Shapes:
+    """Shapes of all tensors of a graph.
+
+    Attributes:
+        graph: The graph.
+        outputs: Per node one shape per output. A shape is a tuple of sizes, None for an unknown size; None alone is an unknown rank.
+        folded: Per node, whether its value is known before anything runs: shape arithmetic.
+        assumed: What was taken for granted, one sentence each, such as an unknown batch size.
+        bodies: For each `While`, `If`, `Case` and call: the shapes inside its functions, by node and attribute.
+        trip_counts: For each `While` that counts to a limit known before it runs: how often its body runs.
+        runs: Per node how often it runs in a step, by the loops of TensorFlow 1 that it is in: NaN where that is not known. None: once.
+        parameters: Of a function's body the nodes that are its parameters, and ..
+        results: .. those that give its results.
+    """
+
+    graph: Graph
+    outputs: Sequence[Outputs]
+    folded: NDArray[np.bool_]
+    assumed: tuple[str, ...] = ()
+    bodies: Mapping[int, Mapping[str, Shapes]] = field(default_factory=dict)
+    trip_counts: Mapping[int, int] = field(default_factory=dict)
+    runs: Floats | None = None
+    parameters: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+
+    def shape(self, node: int, port: int = 0) -> Shape:
+        """Shape of a tensor; None where even its rank is unknown."""
+        outputs = self.outputs[node]
+        return outputs[port] if 0 <= port < len(outputs) else None
+
+    def dtype(self, node: int, port: int = 0) -> str:
+        """Type of a tensor as in ``"float32"``, "" where the graph does not say."""
+        dtypes = output_dtypes(self.graph.ops[node], self.graph.attrs[node], port + 1)
+        return dtypes[port] if 0 <= port < len(dtypes) else ""
+
+    @cached_property
+    def known(self) -> NDArray[np.bool_]:
+        """Per node, whether the shapes of its first output and of those that something reads are known in full."""
+        verdicts: dict[int, bool] = {}
+        result = np.empty(len(self.outputs), dtype=np.bool_)
+        for node, outputs in enumerate(self.outputs):
+            # Outputs are shared between nodes: one verdict per object spares most of the work.
+            verdict = verdicts.get(id(outputs))
+            if verdict is None:
+                verdict = verdicts[id(outputs)] = all(known(shape) for shape in outputs)
+            result[node] = verdict
+        for node in np.flatnonzero(~result).tolist():
+            out = self.graph.out_edges(node)
+            read = set(self.graph.edges.port[out].tolist()) - {CONTROL} | {0}
+            result[node] = all(known(shape) for port, shape in enumerate(self.outputs[node]) if port in read)
+        return result
 
 
 @dataclass(eq=False)

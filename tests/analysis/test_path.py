@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.analysis.branches import critical_path, finish_times, longest
+from msplit.analysis.branches import critical_path, finish_times
+from msplit.core.dag import longest
 from msplit.core.graph import Edges, Graph
 from tests.strategies import graphs
 

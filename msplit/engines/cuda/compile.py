@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,26 @@ LISTED: Family[bool] = Family("listed choices", bool, JsonValue.flag, False)
 FUSED: Family[bool] = Family("fused groups", bool, JsonValue.flag, False)
 """That the kernels of a graph's fused groups are on the disk, all that there was time for: no worker is started for them again."""
 
-Begin = Callable[[Optimized], None]
+
+@dataclass(frozen=True, eq=False)
+class Rewritten(Optimized):
+    """A graph after the passes, with what later passes need.
+
+    Attributes:
+        context: Settings of the passes.
+    """
+
+    context: Context = field(kw_only=True)
+
+    def at(self, stage: Stage, **options: Any) -> Rewritten:
+        """A copy after the passes of a later stage, with these options of the context changed."""
+        context = replace(self.context, **options)
+        graph = self.graph.copy()
+        run_passes(graph, context, stage)
+        return replace(self, graph=graph, context=replace(context, constants=None))
+
+
+Begin = Callable[[Rewritten], None]
 """Is called with a graph as soon as its shapes are known."""
 
 
@@ -137,7 +156,7 @@ def _key(job: Job) -> tuple[Any, ...]:
     return "specialized", _shapes(job), *how, shards, timeout, where, _trains_scaled(job)
 
 
-def _specialized(job: Job, device: Device) -> Optimized:
+def _specialized(job: Job, device: Device) -> Rewritten:
     """Graph specialized to the job's inputs; see `optimize`. It asks neither how products are made nor for what is measured, so that
     whatever is compiled of a graph shares it, and constants on the device that no kernel wants in another way. What trains in float16 has
     a graph of its own."""
@@ -155,12 +174,12 @@ def _specialized(job: Job, device: Device) -> Optimized:
             state={**state, **(FIRST_SCALE if _trains_scaled(job) else {})},
             several=job.options.shards or _split(job),
         )
-    found: Optimized = cache[key]
+    found: Rewritten = cache[key]
     return found
 
 
-def _optimized(job: Job, device: Device) -> Optimized:
-    """Optimized graph of a job; in half precision a copy with other types."""
+def _optimized(job: Job, device: Device) -> Rewritten:
+    """Rewritten graph of a job; in half precision a copy with other types."""
     found, half = _specialized(job, device), job.precision.half
     if not half:
         return found
@@ -168,7 +187,7 @@ def _optimized(job: Job, device: Device) -> Optimized:
     cache, key = device.compiled[job.flat], (*_key(job), half, job.wide, emulate)
     if key not in cache:
         cache[key] = found.at(Stage.TYPED, half=half, wide=job.wide, emulate=emulate)
-    typed: Optimized = cache[key]
+    typed: Rewritten = cache[key]
     return typed
 
 
@@ -210,7 +229,7 @@ def _unfused(job: Job, device: Device, begin: Begin | None) -> Compiled:
 
 
 def _choices_ahead(
-    optimized: Optimized, job: Job, device: Device, nchw: bool, *, will_fuse: bool
+    optimized: Rewritten, job: Job, device: Device, nchw: bool, *, will_fuse: bool
 ) -> Mapping[Key, torch.Tensor]:
     """Compiles the kernels that all choices of a graph will time, where choices were not made before. Meanwhile, what compiles fused
     groups is imported. Gives constants that are on the device then.
@@ -248,7 +267,7 @@ def _fused(job: Job, device: Device) -> Compiled:
     workers, tuner = device.owned(Workers), device.owned(Tuner)
     asked: dict[tuple[Any, ...], bool] = {}
 
-    def begin(optimized: Optimized) -> None:
+    def begin(optimized: Rewritten) -> None:
         key = (optimized.graph.signature(), job.precision.ieee, str(kernel_folder()[0]))
         asked[key] = tuner.known(FUSED, key) is not None
         if not any(asked.values()) and not len(workers):
@@ -256,6 +275,7 @@ def _fused(job: Job, device: Device) -> Compiled:
 
     try:
         plain = _compile(unfused, begin if compiles else None)
+        assert isinstance(plain.optimized, Rewritten)  # it was compiled here
         if compiles:
             begin(plain.optimized)
         held = plain.program.constants
@@ -280,7 +300,7 @@ def optimize(
     group: bool = False,
     state: Arrays | None = None,
     several: Shards | Split | None = None,
-) -> Optimized:
+) -> Rewritten:
     """Imports a graph and runs the passes that every layout and mode has in common.
 
     Args:
@@ -327,7 +347,7 @@ def optimize(
     if shards is not None:
         context = replace(context, resized=_resized(graph, context, _half(own, shards.inputs), part))
     run_passes(graph, context, Stage.IMPORTED, Stage.SPECIALIZED)
-    return Optimized(graph, {name: feeds[name] for name in graph.feeds}, context, part)
+    return Rewritten(graph, {name: feeds[name] for name in graph.feeds}, part, context=context)
 
 
 def _half(feeds: Arrays, inputs: Sequence[str]) -> Arrays:

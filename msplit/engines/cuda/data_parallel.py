@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from msplit.analysis.rows.proof import shared_rows
 from msplit.engines.base import Arrays, Executable, Feeds, Job, is_array, is_tensor, refuse_fed
 from msplit.engines.cuda.compile import compile_job
-from msplit.engines.cuda.coverage import shared_rows
 from msplit.engines.cuda.runtime.executables import executable_of
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.cuda.stored.program import pack
@@ -31,7 +31,9 @@ def build(job: Job) -> Executable:
         EngineError: Its rows can not be shared, or see `compile_job`.
     """
     first, *others = job.options.devices
-    count, rows = shared_rows(job)
+    count, rows = shared_rows(
+        job.flat, {name: value.shape for name, value in job.feeds.items()}, len(job.options.devices)
+    )
     batch = SharedBatch(count, len(job.options.devices), rows.inputs, rows.outputs)
     part = replace(job, feeds=batch.cut(job.feeds)[0], options=job.options.on(first))
     compiled = compile_job(part)

@@ -19,8 +19,7 @@ from msplit.engines.cuda.frontend.variables import Variables, effects_of, keep_o
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain, reachable
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import evaluate
-from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.ops.shape import check_numerics, identity, identity_n
+from msplit.engines.cuda.ops.shape import hands_on
 from msplit.engines.random_seeds import seeds_of
 from msplit.engines.variables import variable_names
 from msplit.errors import EngineError, LoadError
@@ -28,9 +27,6 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE, VARIABLES, ops_with
-
-_HANDS_ON = (identity, identity_n, check_numerics)
-"""Lowerings that give their inputs back: such ops vanish."""
 
 LARGEST_READ = 1 << 16
 """Bytes: larger constants of floats, which decide no shapes, are not read where only shapes are asked for."""
@@ -85,7 +81,7 @@ def build(
             attrs = {"dtype": "float32", **plain(flat.graph.attrs[node]), "seeds": seeds_of(flat, node), "draws": op}
             name = "_SampleCandidates" if op in ops_with("draws classes") else "_StatefulRandom"
             graph.ops[node] = Op(node, flat.graph.names[node], name, attrs, [*inputs, _steps(graph)], [node])
-        elif hands_on(op, flat.graph.attrs[node]):
+        elif op in partition.READS_A_VARIABLE or hands_on(op, flat.graph.attrs[node]):
             for port, key in enumerate(inputs):
                 names.setdefault((node, port), key)
         else:
@@ -151,17 +147,6 @@ def _steps(graph: OpGraph) -> Key:
     if STEPS not in graph.feeds:
         graph.feeds[STEPS] = (graph.fresh(), 0)
     return graph.feeds[STEPS]
-
-
-def hands_on(op: str, attrs: Mapping[str, Any]) -> bool:
-    """Whether an op gives its inputs back, so that it vanishes.
-
-    Nothing assigns, so that a variable has one value, and reading it is the value.
-    """
-    if op in partition.READS_A_VARIABLE or (op == "Cast" and attrs.get("SrcT") == attrs.get("DstT")):
-        return True
-    found = table().get(op)
-    return found is not None and found.function in _HANDS_ON
 
 
 def _constant(flat: FlatGraph, node: int) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import FIRST_SCALE, GOOD_STEPS, LOSS_SCALE
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
-from msplit.engines.cuda.ops.optimizers import OPTIMIZERS, ROW_OPTIMIZERS
+from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS, ROW_OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER
 from msplit.errors import EngineError
 from msplit.opset.traits import DRAWS, HALF, LINEAR_IN_ONE, LINEAR_TOGETHER, Half, ops_with

@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.frontend.importer import hands_on
 from msplit.engines.cuda.frontend.list_values import Result, TensorList, chosen
+from msplit.engines.cuda.frontend.partition import READS_A_VARIABLE
 from msplit.engines.cuda.frontend.row_union import below, row_union
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, OF_LISTS
 from msplit.engines.cuda.ir.functions import FRAME, FUNCTIONAL, Bodies, Body, functions_of, taken
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, final
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.ops.shape import hands_on
 from msplit.errors import EngineError
 from msplit.opset.traits import CALLS, CASE, CONDS, IF, LOOPS
 
@@ -328,7 +329,7 @@ class Unroller:
 
         for piece in body.ops:
             inputs = [find(key) for key in piece.inputs]
-            if hands_on(piece.op, piece.attrs):
+            if piece.op in READS_A_VARIABLE or hands_on(piece.op, piece.attrs):
                 values.update({(piece.node, port): key for port, key in enumerate(inputs)})
                 continue
             op = self.new(piece.op, like, piece.attrs, inputs)

@@ -308,3 +308,15 @@ ROWS = (
     Optimizer("AddSign", add_sign, 2, 6, sparse=False, kernel=False),
     Optimizer("PowerSign", power_sign, 2, 6, sparse=False, kernel=False),
 )
+
+OPTIMIZERS: dict[str, Optimizer] = {f"Apply{row.name}": row for row in ROWS}
+"""Those of whole variables, by the name of the op."""
+
+SPARSE_OPTIMIZERS = {f"SparseApply{row.name}": row.for_rows() for row in ROWS if row.sparse}
+
+ROW_OPTIMIZERS: dict[str, Optimizer] = {
+    "ScatterAdd": Optimizer("ScatterAdd", lambda rows, _, g, *__: [rows[0] + g], 1, 2, indices=1),
+    "ScatterSub": Optimizer("ScatterSub", lambda rows, _, g, *__: [rows[0] - g], 1, 2, indices=1),
+    **SPARSE_OPTIMIZERS,
+}
+"""Those of rows, by the name of the op; those of gradient descent, which are lowered elsewhere, too."""

@@ -18,25 +18,13 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels import optimizers as whole
 from msplit.engines.cuda.kernels import sparse_optimizers as sparse
-from msplit.engines.cuda.kernels.optimizer_formulas import ROWS, Optimizer
+from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS, ROW_OPTIMIZERS, SPARSE_OPTIMIZERS, Optimizer
 from msplit.engines.cuda.kernels.sparse_optimizers import Given, compares
 from msplit.engines.cuda.ops.loss_scale import keep
 from msplit.engines.cuda.ops.scatter_state import all_nowhere_unless, change_rows
 from msplit.engines.cuda.ops.segment import rows_of_segments, sum_rows
 from msplit.engines.cuda.ops.sort import unique_padded
 from msplit.engines.cuda.ops.variables import apart, fit
-
-OPTIMIZERS: dict[str, Optimizer] = {f"Apply{row.name}": row for row in ROWS}
-"""Those of whole variables, by the name of the op."""
-
-_SPARSE = {f"SparseApply{row.name}": row.for_rows() for row in ROWS if row.sparse}
-
-ROW_OPTIMIZERS: dict[str, Optimizer] = {
-    "ScatterAdd": Optimizer("ScatterAdd", lambda rows, _, g, *__: [rows[0] + g], 1, 2, indices=1),
-    "ScatterSub": Optimizer("ScatterSub", lambda rows, _, g, *__: [rows[0] - g], 1, 2, indices=1),
-    **_SPARSE,
-}
-"""Those of rows, by the name of the op; those of gradient descent, which are lowered elsewhere, too."""
 
 
 def _register(op: str, optimizer: Optimizer) -> None:
@@ -56,7 +44,7 @@ def _register(op: str, optimizer: Optimizer) -> None:
     lowering(op, mutates=tuple(range(optimizer.variables)))(lowered)
 
 
-for _op, _row in (OPTIMIZERS | _SPARSE).items():
+for _op, _row in (OPTIMIZERS | SPARSE_OPTIMIZERS).items():
     _register(_op, _row)
 
 

@@ -9,6 +9,8 @@ Without an input on a device a new tensor is on the CPU: such a node is a consta
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.buffers import BUFFER, JOINED, PART, Part
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
-from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.lowering import lowering, table
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.axes import axis_within, integer, integers
 
@@ -217,6 +219,17 @@ def check_numerics(node: Node, x: Tensor) -> Tensor:
 def identity_n(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     """The inputs themselves."""
     return inputs
+
+
+_HANDS_ON = (identity, identity_n, check_numerics)
+
+
+def hands_on(op: str, attrs: Mapping[str, Any]) -> bool:
+    """True if an op gives its inputs back, so that it vanishes from a graph."""
+    if op == "Cast" and attrs.get("SrcT") == attrs.get("DstT"):
+        return True
+    found = table().get(op)
+    return found is not None and found.function in _HANDS_ON
 
 
 @lowering("NoOp", "ControlTrigger", "Assert")

@@ -44,10 +44,10 @@ from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique,
 from msplit.engines.cuda.passes.embedding.row_unions import split_row_unions
 from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
 from msplit.engines.cuda.passes.measured import MeasuredFusion
-from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.precision.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
-from msplit.engines.cuda.passes.specialize import Tracer, specialize
+from msplit.engines.cuda.passes.specialize import Tracer, specialize, trace
 from msplit.engines.cuda.passes.updates.merge_updates import (
     merge_assigns,
     merge_row_updates,
@@ -206,15 +206,9 @@ def _concat_in_place(graph: OpGraph, context: Context) -> bool:
 
 
 def _pointwise_fusion(graph: OpGraph, context: Context) -> bool:
-    fused = fuse(
-        graph,
-        context.feeds,
-        context.device,
-        nchw=context.nchw,
-        measure=context.measure,
-        compile=context.compile,
-        held=context.constants,
-    )
+    measure, held = context.measure, context.constants
+    layouts = observe(graph, context.feeds, context.device, trace, nchw=context.nchw, held=held, measure=measure)
+    fused = fuse(graph, layouts, context.device, measure=measure, compile=context.compile)
     graph.facts |= fused.facts()
     return fused.groups > 0
 

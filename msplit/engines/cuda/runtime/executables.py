@@ -21,9 +21,7 @@ from msplit.engines.cuda.ir.gpus import PEER_COPY
 from msplit.engines.cuda.ir.graph import OpGraph
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.state import StateMemory
-from msplit.engines.cuda.ir.verify import Stage
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
-from msplit.engines.cuda.passes.pipeline import Context, run_passes
 from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
@@ -57,15 +55,7 @@ class Optimized:
 
     graph: OpGraph
     feeds: Arrays
-    context: Context
     host: HostPart | None = None
-
-    def at(self, stage: Stage, **options: Any) -> Optimized:
-        """A copy after the passes of a later stage, with these options of the context changed."""
-        context = replace(self.context, **options)
-        graph = self.graph.copy()
-        run_passes(graph, context, stage)
-        return replace(self, graph=graph, context=replace(context, constants=None))
 
 
 @dataclass(frozen=True, eq=False)

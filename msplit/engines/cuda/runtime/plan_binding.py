@@ -13,7 +13,7 @@ from msplit.core.graph import Ints
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
-from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
+from msplit.engines.cuda.passes.pointwise_fusion.body import FUSED
 from msplit.schedule.plan import Plan, make_plan, topological
 
 

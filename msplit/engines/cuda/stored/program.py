@@ -24,11 +24,9 @@ from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.kernels.codec import decode, decode_array, encode, encode_array
 from msplit.engines.cuda.ops.attention import KERNEL
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
-from msplit.engines.cuda.passes.pipeline import Context
-from msplit.engines.cuda.passes.pointwise_fusion.body import Body
+from msplit.engines.cuda.passes.pointwise_fusion.body import FUSED, Body
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import observe
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, packed_layouts, unpacked_layouts
-from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove
@@ -158,7 +156,7 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
     if STEPS in program.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
     shapes = {(node, port): tuple(shape) for node, port, shape in found["shapes"]}
-    optimized = Optimized(_graph(program, shapes), feeds, Context(feeds, device, 0))
+    optimized = Optimized(_graph(program, shapes), feeds)
     compiled = Compiled(program, str(found["layout"]), optimized, decode(found["facts"]))
     _check(program)
     stored = StoredPlan(
@@ -246,7 +244,7 @@ def _anew(compiled: Compiled, compiler: Compiler) -> Compiled:
     graph.constants |= {key: to_numpy(tensor) for key, tensor in compiled.program.constants.items()}
     fused = [op for op in graph.ops.values() if op.op == FUSED]
     if fused and compiler.device.type == "cuda":
-        layouts = observe(graph, feeds, compiler.device, nchw)
+        layouts = observe(graph, feeds, compiler.device, trace, nchw=nchw)
         for op in fused:
             kernel = compiler.kernel(op.attrs["body"], tuple(layouts[key] for key in op.inputs))
             op.attrs["kernel"] = None if isinstance(kernel, str) else kernel

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Job
-from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.device.capture import empty_cache
 from msplit.engines.cuda.device.device import Device, precision
 from msplit.engines.cuda.device.pools import priorities
@@ -24,7 +23,7 @@ from msplit.engines.cuda.kernels import store
 from msplit.engines.cuda.kernels.store import Store, file_of
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
-from msplit.engines.cuda.runtime.executables import executable_for, executable_of
+from msplit.engines.cuda.runtime.executables import Compiled, executable_for, executable_of
 from msplit.engines.cuda.runtime.host import HostPart, Steps, Wrapped
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored.program import Restored, pack, unpack
@@ -85,13 +84,12 @@ class Builds:
             for name in {*made_for, *self.made_for}.difference(HARMLESS)
         )
 
-    def pack(self, job: Job, executable: Executable) -> Packed:
-        """Packs what a job runs. It was just built, so that it is compiled already.
+    def pack(self, compiled: Compiled, job: Job, executable: Executable) -> Packed:
+        """Packs what a job runs: what it was compiled to, and the kernels of its executable.
 
         Raises:
             EngineError: Something in it can not be stored.
         """
-        compiled = compile_job(job)
         program = pack(compiled, compiled.plan(job), self.weights)
         while isinstance(executable, Wrapped):
             executable = executable.device

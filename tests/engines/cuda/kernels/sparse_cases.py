@@ -10,7 +10,7 @@ import torch
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels import sparse_optimizers as kernel
-from msplit.engines.cuda.ops.optimizers import ROW_OPTIMIZERS
+from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS
 
 IDS = [[3, 1, 3, -1, 3, 6, 1, 9], [5], [0, 0], [-1, 7]]
 SHAPES = [(7, 5), (7,), (7, 2, 2), (7, 1)]

@@ -8,7 +8,7 @@ import torch
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
+from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS
 from tests.engines.cuda.interpreted import run_interpreted
 from tests.engines.cuda.ops.harness import DEVICE, run_lowering
 
@@ -223,7 +223,7 @@ SCRIPT = """
 import torch
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels import optimizers as kernel
-from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
+from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS
 
 COUNTS = dict(zip(sorted(kernel.OPTIONS), (3, 1, 2, 6, 6, 4, 4, 5, 1, 2, 2, 4), strict=True))
 draw = torch.Generator().manual_seed(0)

@@ -22,8 +22,7 @@ import numpy as np
 
 from msplit.engines.base import STEPS
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
-from msplit.engines.cuda.kernels.optimizer_formulas import Optimizer
-from msplit.engines.cuda.ops.optimizers import ROW_OPTIMIZERS
+from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS, Optimizer
 from msplit.engines.cuda.ops.segment import IN_ORDER
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.distributed.collectives import Said, insert

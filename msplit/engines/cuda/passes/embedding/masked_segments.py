@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, mutated
-from msplit.engines.cuda.ops.optimizers import ROW_OPTIMIZERS
+from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS
 from msplit.engines.cuda.passes.embedding.padding import rows_and_ids
 from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Mask, Positions, Proof, is_grid, run_length
 from msplit.opset.traits import SPARSE_SEGMENTS, ops_with

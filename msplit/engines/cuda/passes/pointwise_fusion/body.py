@@ -17,6 +17,9 @@ from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels.codec import decode, encode
 from msplit.engines.cuda.passes.pattern import value_key
 
+FUSED = "_FusedPointwise"
+"""Op of a group that is one kernel."""
+
 Reference = tuple[int, int]
 """A value inside a body: (call, output port), or (-1, number) for a value that the group reads."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,11 @@ from msplit.engines.cuda.passes.pointwise_fusion.inductor import SECONDS, Compil
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Outline, contract, outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import find_groups
 from msplit.engines.cuda.passes.precision.round_results import read_by_products, takes_tf32
-from msplit.engines.cuda.passes.specialize import trace
 from msplit.opset.traits import VIEWS
 from msplit.progress import phase
+
+Trace = Callable[..., object]
+"""`specialize.trace`, which runs a graph once and tells of each step."""
 
 
 @dataclass
@@ -67,21 +69,18 @@ def likely_groups(graph: OpGraph) -> int:
 
 def fuse(
     graph: OpGraph,
-    feeds: Mapping[str, NDArray[Any]],
+    layouts: dict[Key, Layout],
     device: torch.device,
     *,
-    nchw: bool = False,
     measure: bool = True,
     compile: bool = True,
     seconds: float = SECONDS,
-    held: Mapping[Key, torch.Tensor] | None = None,
 ) -> Fused:
     """Makes groups of pointwise ops one op each, which runs its members one by one where kernels are not to be compiled.
 
-    The graph, with known shapes, runs once to learn how every value lies in memory. After so many seconds of compiling no further kernel
-    is begun. Constants that are `held` are on the device already. `measure` is as for `trace`.
+    The graph has known shapes; how its values lie in memory is as `observe` finds it, and those of groups are added. After so many seconds
+    of compiling no further kernel is begun. `measure` is as for `trace`.
     """
-    layouts = observe(graph, feeds, device, nchw, held, measure=measure)
     compiler = Compiler(device, seconds) if compile else None
     done = Fused(report=compiler.report if compiler else None)
     among: set[int] | None = None
@@ -111,15 +110,16 @@ def observe(
     graph: OpGraph,
     feeds: Mapping[str, NDArray[Any]],
     device: torch.device,
+    trace: Trace,
+    *,
     nchw: bool,
     held: Mapping[Key, torch.Tensor] | None = None,
-    *,
     measure: bool = True,
 ) -> dict[Key, Layout]:
     """Layout in memory of every value that an op reads on the device: the graph runs once.
 
     A view of a constant, as grouping leaves them, does not run: it is known before. But a group may have a copy of the view, and
-    then it is the constant that it reads.
+    then it is the constant that it reads. Constants that are `held` are on the device already.
     """
     layouts: dict[Key, Layout] = {}
 

@@ -13,11 +13,9 @@ from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
 from msplit.engines.cuda.ir.tf32 import ROUNDS
 from msplit.engines.cuda.ops.fused import TO_TF32
 from msplit.engines.cuda.passes.pattern import Readers
-from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call, Reference
+from msplit.engines.cuda.passes.pointwise_fusion.body import FUSED, Body, Call, Reference
 from msplit.engines.cuda.passes.pointwise_fusion.partition import FusionGroup
 from msplit.opset.traits import VIEWS
-
-FUSED = "_FusedPointwise"
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.gpus import gpus_of
 from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
-from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
+from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER
 from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
 from msplit.engines.cuda.passes.pattern import Readers

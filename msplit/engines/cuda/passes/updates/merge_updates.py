@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
-from msplit.engines.cuda.ops.optimizers import OPTIMIZERS, ROW_OPTIMIZERS
+from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS, ROW_OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER
 from msplit.engines.cuda.passes.pattern import FLOATS, value_key
 from msplit.opset.traits import SPARSE_SEGMENTS

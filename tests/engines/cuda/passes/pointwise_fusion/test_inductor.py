@@ -19,7 +19,7 @@ from msplit.engines.cuda.kernels import toolchain
 from msplit.engines.cuda.ops.fused import TO_TF32
 from msplit.engines.cuda.passes.pointwise_fusion import inductor as compiler
 from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
-from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout, longest_chain
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.formats import files
@@ -126,7 +126,7 @@ def cell():
 
 def fused(flat, feeds, **options):
     graph = optimize(flat, feeds, CPU).graph
-    done = fuse(graph, feeds, CPU, **options)
+    done = fuse(graph, observe(graph, feeds, CPU, trace, nchw=False), CPU, **options)
     return done, trace(graph, feeds, CPU)
 
 

@@ -15,6 +15,7 @@ from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.pointwise_fusion.outline import outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import MOST_INPUTS, MOST_MEMBERS, find_groups
+from msplit.engines.cuda.passes.specialize import trace
 from msplit.opset.traits import VIEWS
 from tests.campaign import examples
 from tests.engines.cuda.alike_branches import alike_branches
@@ -37,7 +38,7 @@ def test_a_fused_graph_gives_the_same_bits_on_any_streams(case, streams, seed):
 def test_no_value_waits_for_more_than_it_did(case):
     graph_def, feeds, outputs = case
     graph = optimize(flat_of(graph_def, outputs=outputs), feeds, CPU).graph
-    dtypes = {key: dtype_name(found[2]) for key, found in observe(graph, feeds, CPU, nchw=False).items()}
+    dtypes = {key: dtype_name(found[2]) for key, found in observe(graph, feeds, CPU, trace, nchw=False).items()}
     readers = Readers(graph)
     needs = ancestors(graph)
     taken: set[int] = set()
@@ -65,7 +66,8 @@ def test_how_every_value_that_a_group_reads_lies_in_memory_is_known(case, group)
     graph_def, feeds, outputs = case
     optimized = optimize(flat_of(graph_def, outputs=outputs), feeds, CPU, group=group)
     assert (
-        fuse(optimized.graph, optimized.feeds, CPU, seconds=0).groups == 0
+        fuse(optimized.graph, observe(optimized.graph, optimized.feeds, CPU, trace, nchw=False), CPU, seconds=0).groups
+        == 0
     )  # to compile, that is, and nothing was compiled
 
 
@@ -145,7 +147,8 @@ def test_a_group_looks_at_a_constant_through_a_view_that_grouping_left():
     total = g.op("AddV2", product(g, g.feed()), bias)
     last = g.op("Neg", total)
     assert g.groups(last) == [numbers(total, last)]
-    done = fuse(g.graph, {name: np.ones((2, 4), np.float32) for name in g.graph.feeds}, CPU, seconds=0)
+    feeds = {name: np.ones((2, 4), np.float32) for name in g.graph.feeds}
+    done = fuse(g.graph, observe(g.graph, feeds, CPU, trace, nchw=False), CPU, seconds=0)
     assert done.facts()["not_fused"] == {"compiling took more than 0 s": 1}
 
 

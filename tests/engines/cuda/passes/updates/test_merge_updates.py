@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.verify import Stage, verify
-from msplit.engines.cuda.ops.optimizers import OPTIMIZERS
+from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS
 from msplit.engines.cuda.passes.pipeline import tidy
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.passes.updates import merge_updates as passing
