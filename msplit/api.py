@@ -26,9 +26,10 @@ from msplit.rules.ruleset import RuleSet
 from msplit.shapes import Shapes
 
 if TYPE_CHECKING:
-    from msplit.assignment.plans import Chooser
-    from msplit.benchmark.benchmark import Bench, bench
+    from msplit.assignment.plans import ChoosesPlan
+    from msplit.benchmark.benchmark import bench
     from msplit.benchmark.comparison import Compared
+    from msplit.benchmark.results import Bench
     from msplit.engines.cuda.engine import CompiledVariant
     from msplit.run.build import Build, build
     from msplit.run.function import CompiledFunction, compile
@@ -84,7 +85,7 @@ __all__ = [
 ]
 
 _LATER = {
-    "Bench": "msplit.benchmark.benchmark",
+    "Bench": "msplit.benchmark.results",
     "bench": "msplit.benchmark.benchmark",
     "Build": "msplit.run.build",
     "build": "msplit.run.build",
@@ -165,7 +166,7 @@ def pool(
         MsplitError: Rows of requests are to be joined, and are not independent; or there is not enough memory.
     """
     from msplit.run.request import RunOptions, request_of
-    from msplit.serving.pool import making
+    from msplit.serving.pool import sources
     from msplit.serving.pool.settings import PoolSettings
 
     settings = PoolSettings(
@@ -179,7 +180,7 @@ def pool(
         host_threads=host_threads,
         latency_us=latency_us,
     )
-    return making.pool(model, request_of(pool, RunOptions, options), settings, progress=progress)
+    return sources.pool(model, request_of(pool, RunOptions, options), settings, progress=progress)
 
 
 def price(
@@ -217,7 +218,7 @@ def assign(
     gpu: str = DEFAULT_GPU,
     profile: Profile | None = None,
     priced: tuple[Shapes, Costs] | None = None,
-    kernels: Chooser | None = None,
+    kernels: ChoosesPlan | None = None,
     keep_ids: bool | None = None,
 ) -> Assigned:
     """Assigns a stream id to every node by rules. The graph is not changed; `save` writes the ids.
@@ -242,6 +243,12 @@ def assign(
         RulesError: The rules file is wrong.
         AssignError: The rules contradict each other on this graph.
     """
+
+    def chooser(flat: FlatGraph, costs: Costs, workload: Workload) -> ChoosesPlan:
+        from msplit.run.kernels import chooser_of
+
+        return kernels or chooser_of(flat, costs, workload)
+
     return assignment.assign(
         flat,
         ruleset,
@@ -249,7 +256,7 @@ def assign(
         streams=streams,
         wrap=wrap,
         priced=priced,
-        kernels=kernels,
+        kernels=chooser,
         keep_ids=keep_ids,
     )
 

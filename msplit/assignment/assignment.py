@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,11 @@ from msplit.schedule.plan import Plan, make_plan, record_order
 from msplit.shapes import Shapes
 
 if TYPE_CHECKING:
-    from msplit.assignment.plans import Chooser, Chosen
+    from msplit.assignment.plans import ChoosesPlan, Chosen
+
+
+MakesChooser = Callable[[FlatGraph, Costs, Workload], "ChoosesPlan"]
+"""Makes what chooses kernels for a model."""
 
 
 @dataclass(frozen=True)
@@ -136,24 +140,25 @@ def assign(
     streams: int | None = None,
     wrap: bool = False,
     priced: tuple[Shapes, Costs] | None = None,
-    kernels: Chooser | None = None,
+    kernels: MakesChooser | None = None,
     keep_ids: bool | None = None,
 ) -> Assigned:
-    """Assigns a stream id to every node by rules; see `api.assign`."""
+    """Assigns a stream id to every node by rules; see `api.assign`. `kernels` makes what chooses kernels, once a rule asks for that."""
     workload = workload or Workload()
     flat = opened(flat)
     if not isinstance(ruleset, RuleSet):
         ruleset = rules.load(ruleset, streams=streams, wrap=wrap)
     sizes, costs = priced or price(flat, workload)
-    if kernels is None:
-        kernels = _chooser(flat, costs, ruleset, workload)
+    # The engine need not be loaded where no rule asks for it.
+    asks = any(getattr(rule, "kernels", "plain") == "best" for rule in ruleset.rules)
+    chooser = kernels(flat, costs, workload) if asks and kernels is not None else None
     by_hand = _by_hand(flat.model, ruleset, keep_ids)
     with no_collection():
         outcome = rules.assign(
-            flat, costs, ruleset, streams=streams, wrap=wrap, kernels=kernels, by_hand=among(flat, by_hand)
+            flat, costs, ruleset, streams=streams, wrap=wrap, kernels=chooser, by_hand=among(flat, by_hand)
         )
     _refuse_strays(flat, by_hand, outcome)
-    chosen = None if kernels is None else kernels.chosen
+    chosen = None if chooser is None else chooser.chosen
     if chosen is not None and _moved(flat, outcome, chosen):
         text = "a later rule has moved nodes that share a kernel, so the plan is one of plain kernels"
         outcome = replace(outcome, remarks=(*outcome.remarks, rules.Remark("auto", "kernels-moved", text)))
@@ -235,15 +240,6 @@ def _moved(flat: FlatGraph, outcome: RulesResult, chosen: Chosen) -> bool:
     """True if a node that has a part in a kernel is on another stream than that."""
     lanes = chosen.planned.node_ids
     return bool((outcome.ids != lanes)[(lanes >= 0) & ~flat.host].any())
-
-
-def _chooser(flat: FlatGraph, costs: Costs, ruleset: RuleSet, workload: Workload) -> Chooser | None:
-    """The chooser of kernels, where a rule asks for it."""
-    if not any(getattr(rule, "kernels", "plain") == "best" for rule in ruleset.rules):
-        return None  # the engine need not be loaded
-    from msplit.assignment.plans import Chooser, job_of
-
-    return Chooser(lambda: job_of(flat, costs, workload), batch=workload.batch)
 
 
 def present_ids(flat: FlatGraph) -> Ints:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from msplit import rules
 from msplit._version import __version__
 from msplit.cost import profile as profiles
 from msplit.cost import profile_file
@@ -16,7 +15,7 @@ from msplit.cost.profile import Profile, Workload
 from msplit.errors import MsplitError, RulesError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import AssignmentRecord, RecordedProfile, RecordedRules
-from msplit.rules.ruleset import RuleSet
+from msplit.rules.ruleset import RuleSet, parse
 
 GIVEN = "given"
 RECORDED = "recorded with the model"
@@ -100,7 +99,7 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
     if record is not None and found is not None and (ruleset is None or _same(ruleset, found)):
         streams = given.streams or record.streams
         try:  # nothing but the record is read
-            again = rules.parse(found.text, found.source, streams=streams, wrap=record.wrap, files=found.files)
+            again = parse(found.text, found.source, streams=streams, wrap=record.wrap, files=found.files)
         except RulesError as error:
             broken = f"the recorded rules can not be read by this version: {error.what}"
         else:

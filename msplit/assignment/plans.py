@@ -5,37 +5,28 @@ Kernels and streams chosen together, in the simulator: for the rule `auto` with 
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from msplit import formats, progress
+from msplit import formats
 from msplit.core.dag import Dag
 from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
-from msplit.cost.profile import Workload
 from msplit.engines.base import Job
-from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, KernelMode, StoredPlan
 from msplit.engines.environment import environment
-from msplit.errors import INSTALL_PYTORCH, EngineError, MsplitError
+from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.make import feeds_for
-from msplit.progress import Progress
-from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto, claim_rest
-from msplit.rules.base import KernelStreams, Remark, RuleContext
+from msplit.rules.auto import Auto, claim_rest
+from msplit.rules.base import ChoosesKernels, RuleContext
 from msplit.rules.ruleset import RuleSet
 from msplit.schedule import planfile
 from msplit.schedule.plan import Plan, make_plan, topological
-from msplit.schedule.search import PlanCandidate
-
-if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import CompiledVariant, SimulatedVariant, SimulatedVariants
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,16 +62,20 @@ class Planned:
         return replace(job, ids=self.ids, streams=self.streams, options=options)
 
 
-def planned(variant: CompiledVariant, candidate: PlanCandidate, batch: int | None = None) -> Planned:
-    """Translate a schedule of compiled kernels to the graph. Their job has costs; the batch is for the plan file.
+def planned(
+    job: Job, bound: tuple[Plan, StoredPlan, Ints], *, layout: str = "none", batch: int | None = None
+) -> Planned:
+    """Translates a schedule of compiled kernels to the graph.
 
-    Raises:
-        EngineError: The second checker found the plan wrong, which is a bug in msplit.
+    Args:
+        job: What the kernels were made of. It has costs.
+        bound: The plan of the kernels, the same in terms of the graph, and the stream of each node, -1 for one without a kernel.
+        layout: Memory layout of convolutions, for the plan file.
+        batch: Also for the plan file.
     """
-    job = variant.job
     if job.costs is None:
         raise ValueError("a plan needs costs")
-    plan, stored, node_ids = variant.bind(candidate)
+    plan, stored, node_ids = bound
     ids = fill_ids(job.flat, job.costs, node_ids)
     return Planned(
         kernels=job.options.mode,
@@ -89,7 +84,7 @@ def planned(variant: CompiledVariant, candidate: PlanCandidate, batch: int | Non
         waits=plan.waits,
         stored=stored,
         plan=flat_plan(job.flat, job.costs, ids, stored.kernels),
-        made_for=made_for(job, batch, layout=variant.compiled.layout),
+        made_for=made_for(job, batch, layout=layout),
         node_ids=node_ids,
     )
 
@@ -225,10 +220,6 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [f"the plan was made with another {' and another '.join(differ)}: tune again for the best"] if differ else []
 
 
-MADE_HERE = ("gpu", "driver", "torch")
-"""Conditions that a plan does not depend on if no GPU had a part in it."""
-
-
 @dataclass(frozen=True, eq=False)
 class Chosen:
     """Kernels other than plain ones, on streams that an algorithm chose.
@@ -248,96 +239,14 @@ class Chosen:
         return self.one_us / self.predicted_us
 
 
-def why_not() -> str | None:
-    """The reason why larger kernels can not be looked for here, or None."""
-    if importlib.util.find_spec("torch") is None:
-        return f"PyTorch, which tells what kernels a model becomes, is not installed: {INSTALL_PYTORCH}"
-    return None
-
-
-def job_of(flat: FlatGraph, costs: Costs, workload: Workload) -> Job:
-    """The model on one stream with made-up inputs, on the GPU where there is one, otherwise on the CPU."""
-    if workload.profile is not None and workload.batch is None:
-        workload = replace(workload, shapes={**workload.profile.shapes, **workload.shapes})
-    feeds = feeds_for(flat, workload)
-    device = "cpu" if ENGINE.unavailable() else "cuda"
-    return Job(flat, np.zeros(len(flat), np.int32), 1, feeds, costs=costs, options=EngineOptions(device))
-
-
-class Chooser:
-    """Chooses kernels and streams for the rule `auto`; see `rules.base.ChoosesKernels`. Afterwards it tells what it found.
-
-    Args:
-        job: Makes the model, its inputs, its costs, and the engine's options, once that is asked for.
-        batch: For the plan.
-        names: Kernel modes that may be tried, plain ones first.
-        tell: Told what is being done, in place of whoever listens to `msplit.progress`.
+class ChoosesPlan(ChoosesKernels, Protocol):
+    """Chooses kernels for the rule `auto`, and keeps what came of it.
 
     Attributes:
-        tried: All that was tried; None before, and where nothing could be.
         chosen: The best; None where that is plain kernels.
     """
 
-    def __init__(
-        self,
-        job: Callable[[], Job],
-        *,
-        batch: int | None = None,
-        names: Sequence[str] = tuple(KernelMode),
-        tell: Progress | None = None,
-    ) -> None:
-        self._job, self._batch, self._names, self._tell = job, batch, names, tell
-        self.tried: SimulatedVariants | None = None
-        self.chosen: Chosen | None = None
-
-    def __call__(
-        self,
-        streams: int,
-        *,
-        tied: Ints,
-        candidates: Sequence[str] | None = None,
-        wait_us: float | None = None,
-    ) -> KernelStreams | Remark:
-        """Choose kernels, as `rules.base.ChoosesKernels` says."""
-        self.tried = self.chosen = None
-        if (missing := why_not()) is not None:
-            return _not(missing)
-        job = self._job()
-        try:
-            with progress.telling() as tell:
-                tell = self._tell or tell
-                compiled = ENGINE.variants(job, tied, self._names, tell=tell)
-                found = compiled.simulate(streams, candidates=candidates, wait_us=wait_us, tell=tell)
-        except EngineError as error:
-            return _not(error.what)
-        if found is None:
-            return _not("nothing launches a kernel")
-        self.tried = found
-        if found.dynamic:
-            return _not("shapes depend on values, so the model can not be captured")
-        taken = found.favourite
-        plain = found.plain
-        if taken is plain:
-            larger = [name for name in found.variants if name != PLAIN]
-            better = (
-                f"in the simulator neither {' nor '.join(larger)} ones gain" if larger else "larger ones are the same"
-            )
-            return Remark(Auto.key, "kernels", f"kernels stay plain: {better}")
-        made = planned(taken.compiled, taken.candidate(), self._batch)
-        if not job.options.on_gpu:
-            made = _portable(made)
-        self.chosen = Chosen(made, taken.best.name, taken.best.makespan_us, found.one_us, plain.best.makespan_us)
-        ids = np.where(job.flat.host, -1, made.node_ids).astype(np.int32)
-        return KernelStreams(ids, describe(taken, plain))
-
-
-def describe(taken: SimulatedVariant, plain: SimulatedVariant) -> str:
-    """A sentence about what is taken, beside plain kernels."""
-    best, other = taken.best, plain.best
-    where = f"on {best.streams} streams" if best.streams > 1 else "on one stream"
-    text = f"{taken.name} kernels {where} ('{best.name}') are fastest in the simulator: {best.makespan_us:.0f} µs"
-    beside = f", {other.makespan_us:.0f} on {other.streams}" if other.streams > 1 else ""
-    return f"{text}; plain ones take {plain.one.makespan_us:.0f} on one stream{beside}"
+    chosen: Chosen | None
 
 
 def with_kernels(ruleset: RuleSet, kernels: str) -> RuleSet:
@@ -350,14 +259,3 @@ def ends_with_auto(ruleset: RuleSet) -> bool:
     """True if the rule `auto` is the last that claims nodes by itself: what follows are constraints and what fills gaps."""
     deciding = [rule for rule in ruleset.rules if rule.key not in ("colocation", "propagate")]
     return bool(deciding) and isinstance(deciding[-1], Auto)
-
-
-def _portable(made: Planned) -> Planned:
-    """Without what only says how it was lowered: no GPU was there to choose a memory layout, say."""
-    made_for = {key: value for key, value in made.made_for.items() if key not in MADE_HERE}
-    options = {key: value for key, value in made_for.get("options", {}).items() if key != "layout"}
-    return replace(made, made_for={**made_for, "options": options})
-
-
-def _not(why: str) -> Remark:
-    return Remark(Auto.key, NOT_CHOSEN, f"kernels stay plain: {why}")

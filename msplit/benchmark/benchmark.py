@@ -5,94 +5,39 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Unpack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Unpack
 
-from msplit.assignment.model import DisplayMixin, Facts, opened
-from msplit.benchmark.bounds import Limits, limits
+import numpy as np
+
+from msplit.assignment.model import opened
 from msplit.benchmark.diagnose import hints
+from msplit.benchmark.results import Bench, Traced
 from msplit.benchmark.timing import bench as measure
-from msplit.core.graph import Assignment, Ints
-from msplit.cost.costs import Costs
-from msplit.cost.profile import Workload
-from msplit.engines.base import Job, Timeline
+from msplit.benchmark.utilization import Limits
+from msplit.core.graph import Ints
+from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.engines.tensorflow.session import Placement
+from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.examples import Hits, hits
-from msplit.progress import Progress, Sums, timing
-from msplit.run.ablation import AblationStep
+from msplit.inputs.examples import hits
+from msplit.progress import Progress, timing
 from msplit.run.compilation import beside_float32, chosen_variant, compiled
-from msplit.run.request import BenchOptions, RunRequest, as_recorded, request_of
-from msplit.run.stream_ids import StreamIds
+from msplit.run.request import BenchOptions, RunRequest, request_of
+from msplit.run.setup import StreamIds, cuda_options, on_all
 from msplit.run.tuning import Tuned, confirmed
-from msplit.run.variants import cuda_options, naming_open_shapes, on_all, set_up
+from msplit.run.variants import as_recorded, naming_open_shapes, set_up
+from msplit.schedule.bounds import bounds
 from msplit.verify.check import seconds_of
-from msplit.verify.mixed_precision import MixedPrecision
 from msplit.verify.results import BenchResult, Variant
 
+if TYPE_CHECKING:
+    from msplit.engines.cuda.engine import CompiledVariant
 
-@dataclass(frozen=True, eq=False)
-class Traced:
-    """One step of a variant as it ran, the stream of each node of the flat graph, and which rules decided that, if any did."""
-
-    label: str
-    timeline: Timeline
-    ids: Ints
-    assignment: Assignment | None
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Bench(DisplayMixin):
-    """A measured model.
-
-    Attributes:
-        why: Why this engine.
-        notes: What was done to the assignment, and what was not verified.
-        tuned: What tuning found, if it was asked for.
-        traced: Timelines, where they were asked for, of the variants whose engine can tell.
-        layers: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
-        limits: What bounds the kernels, where a device told times.
-        lookups: What share of the inputs' ids and strings is in the model's tables.
-        labels: What variants would be called after what was asked for -> label of the variant that runs that. Several may come to one.
-        workload: What sized and priced the model. Its batch is None where nobody says one.
-        inputs: Dtype and shape of what was fed.
-        mixed: What stays in float32 so that errors are as small as asked for, if that was asked for.
-        placements: Where TensorFlow put each node, by label, if that was asked for.
-        preparation: Where time went before the first step that was measured, by what was done.
-    """
-
-    result: BenchResult
-    engine: str
-    why: str
-    notes: tuple[str, ...]
-    tuned: Tuned | None = None
-    costs: Costs | None = None
-    traced: tuple[Traced, ...] = ()
-    layers: tuple[AblationStep, ...] = ()
-    limits: Limits | None = None
-    lookups: tuple[Hits, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    workload: Workload = field(default_factory=Workload)
-    inputs: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    mixed: MixedPrecision | None = None
-    placements: Mapping[str, Placement] = field(default_factory=dict)
-    preparation: Sums = field(default_factory=lambda: Sums(0.0, ()))
-
-    @property
-    def batch(self) -> int | None:
-        """Size of unknown leading dimensions."""
-        return self.workload.batch
-
-    def _facts(self) -> Facts:
-        times = [
-            (one.label, f"{(one.device or one.host).median * 1e6:,.1f} µs")
-            for one in self.result.variants
-            if one.host is not None
-        ]
-        return [("engine", self.engine), *times]
+MEASURE_SECONDS = 8.0
+"""Most time for timing kernels alone; kernels that there is no time for keep their static cost."""
 
 
 def bench(
@@ -187,3 +132,34 @@ def _traced(result: BenchResult, variants: Sequence[Variant], assignments: Seque
             ids = jobs[one.label].ids
             found.append(Traced(one.label, one.timeline, ids, decided.get(id(ids))))
     return tuple(found)
+
+
+def limits(job: Job, *, plain: CompiledVariant | None = None, ids: Mapping[str, Ints] | None = None) -> Limits | None:
+    """Works out what limits a job's kernels, timing them alone where it runs on a GPU and no profile did.
+
+    Args:
+        job: The model, as the cuda engine runs it on one stream.
+        plain: Its plain kernels, where tuning has timed them already.
+        ids: By variant that runs the same kernels the streams of the graph's nodes.
+
+    Returns:
+        None where the model can not be captured, so that times of steps mean little.
+    """
+    if job.costs is None:
+        return None
+    if plain is None:
+        alone = np.full(len(job.flat), -1, np.int32)
+        try:
+            plain = CUDA.variants(job, alone, ("plain",), seconds=MEASURE_SECONDS)["plain"]
+        except (RuntimeError, EngineError):
+            # Out of memory, say: what was measured before is worth more than bounds by the clock.
+            plain = CUDA.variants(job, alone, ("plain",))["plain"]
+    if plain.compiled.dynamic:
+        return None
+    profiled = job.costs.constants is not None
+    found = plain.bounds()
+    if profiled:
+        found = replace(found, measured=found.steps)
+    source = "the profile" if profiled else "measured" if found.measured else "the data sheet"
+    spent = {label: plain.breakdown(streams) for label, streams in (ids or {}).items()}
+    return Limits(bounds(job.flat, job.costs), found, source, spent)

@@ -24,7 +24,8 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
 from msplit.opset.traits import CONSTANTS, DRAWS
 from msplit.progress import Progress, silent
-from msplit.run.request import RunRequest, as_recorded
+from msplit.run.request import RunRequest
+from msplit.run.variants import as_recorded
 from msplit.verify.compare import OutputComparison, compare, compare_state, computed_in, state_tolerances
 from msplit.verify.tensorflow_process import fit, initial_state
 

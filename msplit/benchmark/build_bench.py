@@ -14,8 +14,8 @@ from msplit.engines.base import Engine, Executable, Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.formats.build import Manifest
 from msplit.progress import Progress
-from msplit.run.ablation import plural
 from msplit.run.open import Loaded, load
+from msplit.run.setup import plural
 from msplit.verify.results import BenchResult, Settings, Variant
 
 

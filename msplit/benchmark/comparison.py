@@ -15,8 +15,7 @@ from msplit import rules
 from msplit.analysis.colocation import groups
 from msplit.assignment.assignment import assign
 from msplit.assignment.model import opened, price
-from msplit.assignment.plans import fill_ids, job_of, with_kernels
-from msplit.assignment.plans import why_not as no_torch
+from msplit.assignment.plans import fill_ids, with_kernels
 from msplit.core import statistics
 from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
@@ -29,6 +28,8 @@ from msplit.progress import Progress, phase
 from msplit.rules.auto import PLAIN, Auto
 from msplit.rules.base import RuleContext
 from msplit.rules.ruleset import RuleSet
+from msplit.run.kernels import job_of
+from msplit.run.kernels import why_not as no_torch
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.choose import best, choose
 from msplit.schedule.judge import predict

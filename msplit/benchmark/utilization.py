@@ -1,11 +1,12 @@
-"""Utilization of the GPU by a model, and advice on the first thing to do to raise it."""
+"""Utilization of the GPU by a model, the bounds on its speed, and advice on the first thing to do to come closer to them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from msplit.benchmark.bounds import Limits
+from msplit.schedule.bounds import Bounds, StepBounds
+from msplit.schedule.simulate import Breakdown
 from msplit.verify.results import VariantResult
 
 _WORKS, _FILLED = 0.8, 0.6
@@ -13,6 +14,38 @@ _WORKS, _FILLED = 0.8, 0.6
 
 _STREAMS = 8
 """With so many streams, more of them seldom gain."""
+
+
+@dataclass(frozen=True, eq=False)
+class Limits:
+    """Lower bounds of a model on the cuda engine.
+
+    Attributes:
+        static: From the data sheet, over the nodes of the graph.
+        steps: Over the steps that run, without larger kernels.
+        source: Where the steps' times come from: "measured", "the profile" or "the data sheet".
+        spent: By variant that runs these steps, where its simulated time goes.
+    """
+
+    static: Bounds
+    steps: StepBounds
+    source: str
+    spent: Mapping[str, Breakdown] = field(default_factory=dict)
+
+    def reached(self, variant: VariantResult) -> float | None:
+        """The lower bound over the time of a variant that runs these steps; None for others, and where no device told the time."""
+        same = variant.facts.get("kernels") == self.steps.steps
+        return _share(self.steps.lower_us, variant) if same else None
+
+    def fused(self, variant: VariantResult) -> float | None:
+        """The bound of larger kernels over the time of a variant, whatever its kernels."""
+        return _share(self.steps.fused_us, variant)
+
+
+def _share(bound_us: float, variant: VariantResult) -> float | None:
+    if variant.device is None or variant.engine != "cuda" or bound_us <= 0:
+        return None
+    return bound_us / (variant.device.median * 1e6)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
     from msplit.benchmark.baseline import Baseline
-    from msplit.benchmark.benchmark import Bench
-    from msplit.benchmark.sweep import Sweep
+    from msplit.benchmark.results import Bench, Sweep
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
     from msplit.run.request import RunRequest
@@ -112,8 +111,7 @@ def refuse(then: Baseline | None, request: RunRequest, limit: float | None, flat
     """
     from msplit.benchmark import baseline
     from msplit.engines.environment import environment
-    from msplit.run.request import as_recorded
-    from msplit.run.variants import choose_engine
+    from msplit.run.variants import as_recorded, choose_engine
 
     if then is None or limit is None:
         return

@@ -174,9 +174,9 @@ class Choice:
 
     def load(self, model: Path, function: str | None = None, *, record: bool = True) -> FlatGraph:
         """Reads and flattens a model, or one function of it."""
-        from msplit import api
+        from msplit.assignment.model import load
 
-        return api.load(
+        return load(
             model,
             tags=self.tags,
             signature=self.signature,

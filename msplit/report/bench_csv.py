@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable
 
 from msplit import escape
-from msplit.benchmark.benchmark import Bench
+from msplit.benchmark.results import Bench
 from msplit.core.statistics import Ratio, Summary
 from msplit.flatten.flat import FlatGraph
 from msplit.verify.results import VariantResult

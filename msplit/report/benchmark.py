@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from msplit.benchmark.benchmark import Bench
+from msplit.benchmark.results import Bench
 from msplit.benchmark.utilization import advice
 from msplit.benchmark.utilization import busy as measured_busy
 from msplit.core.arguments import Precision

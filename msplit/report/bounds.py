@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from msplit.benchmark.bounds import Limits
+from msplit.benchmark.utilization import Limits
 from msplit.report.document import Table
 from msplit.report.text import micros, percent
 from msplit.schedule.choose import WORTH

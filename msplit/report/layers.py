@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msplit.benchmark.benchmark import Bench
+from msplit.benchmark.results import Bench
 from msplit.core.statistics import Ratio
 from msplit.report.document import Table
 from msplit.report.text import gain, micros, plural
-from msplit.run.ablation import AblationStep
+from msplit.run.setup import AblationStep
 from msplit.verify.results import VariantResult
 
 _FEW_SIZES = 4

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from msplit.benchmark.sweep import Line, Sweep, lines
+from msplit.benchmark.results import Line, Sweep, lines
 from msplit.core.statistics import Ratio, Summary
 from msplit.flatten.flat import FlatGraph
 from msplit.report import benchmark

@@ -21,7 +21,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.schedule.judge import Prediction
 
 if TYPE_CHECKING:
-    from msplit.benchmark.benchmark import Bench, Traced
+    from msplit.benchmark.results import Bench, Traced
 
 PROCESS = 1
 FIRST_TRACK = 100

@@ -12,7 +12,7 @@ from msplit.report.document import Table
 from msplit.report.text import micros, plural
 from msplit.run.tuning import Tuned
 from msplit.schedule.search import Found, Measurement
-from msplit.verify.mixed_precision import MixedPrecision
+from msplit.verify.results import MixedPrecision
 
 SHOWN = 8
 """Candidates in the table; JSON has them all."""

@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from msplit.core.graph import Ints
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import KernelMode
 from msplit.errors import EngineError
+from msplit.run.setup import Ablation, AblationStep, plural
 from msplit.verify.results import Variant
-
-if TYPE_CHECKING:
-    from msplit.assignment.plans import Chooser
-
-
-@dataclass(frozen=True)
-class AblationStep:
-    """One step from one stream to everything.
-
-    Attributes:
-        name: What it adds, such as ``"8 streams"`` or ``"fused"``.
-        label: The variant that has it and all before it.
-        before: Label of the variant without it; None for the first, and for what stands beside the others.
-        predicted_us: Simulated time of a step; None where the simulator can not tell.
-    """
-
-    name: str
-    label: str
-    before: str | None
-    predicted_us: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Ablation:
-    """The steps in order, the variants that show them beside those that are measured anyway, and which steps are left out."""
-
-    steps: tuple[AblationStep, ...] = ()
-    variants: tuple[Variant, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-AUTO = "auto"
-"""Name of the step that the rule `auto` would choose of all."""
 
 
 def list_steps(one: Variant, most: tuple[int, Ints, str] | None, modes: Sequence[KernelMode]) -> Ablation:
@@ -124,34 +91,6 @@ def predicted(steps: Sequence[AblationStep], variants: Sequence[Variant]) -> tup
         known = step.predicted_us is not None or not job.options.captures or ENGINE.compile(job).dynamic
         found.append(step if known else replace(step, predicted_us=ENGINE.compile(job).predicted_us(job)))
     return tuple(found)
-
-
-def auto_step(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Ablation:
-    """What the rule `auto` likes best of all kernels on all streams, once it has asked the chooser.
-
-    It may be among the variants that are measured anyway: see `dedupe`.
-    """
-    chosen, tried = chooser.chosen, chooser.tried
-    if tried is None:
-        return Ablation()
-    best = tried.plain.best if chosen is None else tried.favourite.best
-    where = f"on {plural(best.streams, 'stream')}"
-    over = f"predicted {tried.one_us / best.makespan_us:.2f} times one stream of plain ones"
-    said = (
-        f"auto chooses among kernels, too: {'plain' if chosen is None else chosen.planned.kernels} ones {where}, {over}"
-    )
-    if chosen is None:
-        same = one if best.streams == 1 else max(variants, key=lambda variant: variant.job.streams)
-        return Ablation((), (replace(same, label=f"msplit, {AUTO}", asked=(AUTO,), over=()),), (said,))
-    made = chosen.planned
-    label = f"msplit, {AUTO}: {plural(made.streams, 'stream')}, {made.kernels}"
-    step = AblationStep(AUTO, label, None, chosen.predicted_us)
-    return Ablation((step,), (Variant(label, one.engine, made.on(one.job), one.label, asked=(AUTO,)),), (said,))
-
-
-def plural(count: int, unit: str) -> str:
-    """1 stream, 2 streams."""
-    return f"{count} {unit}{'s' * (count != 1)}"
 
 
 def _label(job: Job, name: str) -> str:

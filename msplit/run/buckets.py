@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msplit.engines.base import Executable, Feeds, Following, is_tensor
-from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.tensors import tensor
 from msplit.errors import EngineError
 
 
@@ -120,6 +120,6 @@ class Ladder(Executable):
 def _filled(name: str, value: Any, batch: int, rung: int, entries: int) -> Any:
     """An input with its first row repeated at the end: what is a legal row, an index in range for example, is one there, too."""
     if is_tensor(value):
-        value = ENGINE.tensor(name, value)
+        value = tensor(name, value)
     first = list(range(entries))
     return value[[*range(batch * entries), *first * (rung - batch)]]

@@ -30,8 +30,9 @@ from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.run.exclusions import refuse_exclusions
 from msplit.run.prepare import Ready, make_ready
-from msplit.run.request import BuildOptions, RunRequest, as_recorded, request_of
+from msplit.run.request import BuildOptions, RunRequest, request_of
 from msplit.run.runner import Runner
+from msplit.run.variants import as_recorded
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.compare import computed_in
 

@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from msplit import rules
 from msplit.assignment.assignment import assign
 from msplit.assignment.defaults import anew
-from msplit.assignment.plans import Chooser, ends_with_auto, with_kernels
+from msplit.assignment.plans import ends_with_auto, with_kernels
 from msplit.engines.base import Engine, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.errors import MsplitError
 from msplit.progress import Progress, phase
 from msplit.rules.auto import BEST, Auto
-from msplit.run.ablation import Ablation, AblationStep, auto_step, compile_steps, plural, predicted
+from msplit.run.ablation import compile_steps, predicted
 from msplit.run.dedupe import distinct
+from msplit.run.kernels import Chooser
 from msplit.run.request import RunRequest
+from msplit.run.setup import Ablation, AblationStep, Setup, cuda_options, on_all, one_stream, plan_label, plural
 from msplit.run.tuning import TUNED, Tuned, tune
-from msplit.run.variants import Setup, cuda_options, on_all, one_stream, plan_label
 from msplit.verify.results import Variant
 
 
@@ -143,12 +144,39 @@ def _auto(setup: Setup, variants: Sequence[Variant], progress: Progress | None) 
     ruleset = anew(ruleset, job.flat)
     one = one_stream(variants)
     chooser = Chooser(lambda: one.job, batch=request.batch, names=modes, tell=progress)
-    assigned = assign(job.flat, ruleset, streams=most, priced=setup.priced, kernels=chooser)
+    assigned = assign(job.flat, ruleset, streams=most, priced=setup.priced, kernels=lambda *_: chooser)
     if chooser.tried is None or (assigned.kernels is None and chooser.chosen is not None):
         remarks = assigned.outcome.remarks
         said = (one.text for one in remarks if one.rule == Auto.key and "kernels" in one.kind)
         return Ablation(notes=tuple(f"auto: {text}" for text in said))
-    return auto_step(one, chooser, variants)
+    return _auto_step(one, chooser, variants)
+
+
+_AUTO = "auto"
+"""Name of the step that the rule `auto` would choose of all."""
+
+
+def _auto_step(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Ablation:
+    """What the rule `auto` likes best of all kernels on all streams, once it has asked the chooser.
+
+    It may be among the variants that are measured anyway: see `dedupe`.
+    """
+    chosen, tried = chooser.chosen, chooser.tried
+    if tried is None:
+        return Ablation()
+    best = tried.plain.best if chosen is None else tried.favourite.best
+    where = f"on {plural(best.streams, 'stream')}"
+    over = f"predicted {tried.one_us / best.makespan_us:.2f} times one stream of plain ones"
+    said = (
+        f"auto chooses among kernels, too: {'plain' if chosen is None else chosen.planned.kernels} ones {where}, {over}"
+    )
+    if chosen is None:
+        same = one if best.streams == 1 else max(variants, key=lambda variant: variant.job.streams)
+        return Ablation((), (replace(same, label=f"msplit, {_AUTO}", asked=(_AUTO,), over=()),), (said,))
+    made = chosen.planned
+    label = f"msplit, {_AUTO}: {plural(made.streams, 'stream')}, {made.kernels}"
+    step = AblationStep(_AUTO, label, None, chosen.predicted_us)
+    return Ablation((step,), (Variant(label, one.engine, made.on(one.job), one.label, asked=(_AUTO,)),), (said,))
 
 
 def _modes(request: RunRequest, wanted: Sequence[str]) -> tuple[KernelMode, ...]:

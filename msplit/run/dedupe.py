@@ -9,7 +9,7 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.engines.cuda.engine import ENGINE as CUDA
-from msplit.run.ablation import AblationStep, plural
+from msplit.run.setup import AblationStep, plural
 from msplit.verify.results import Variant
 
 

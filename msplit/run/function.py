@@ -22,6 +22,7 @@ from msplit.assignment.model import DisplayMixin, Facts, load
 from msplit.engines.base import Feeds, is_array, is_tensor, type_name
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.tensorflow.runtime import tensorflow
+from msplit.engines.tensors import as_array, is_tensorflow, lies_on, made_like
 from msplit.errors import MsplitError
 from msplit.run.function_export import export, write_inputs
 from msplit.run.function_state import Trained, Whereabouts, give_back, take, trained_by
@@ -29,7 +30,6 @@ from msplit.run.keras_fit import fit_callback, watch_fit
 from msplit.run.prepare import prepare_for
 from msplit.run.request import RunRequest, StepOptions, request_of
 from msplit.run.runner import Runner
-from msplit.run.tensors import as_array, is_tensorflow, lies_on, made_like
 from msplit.run.variants import choose_engine
 
 STREAMS = 8

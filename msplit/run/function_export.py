@@ -14,11 +14,11 @@ import numpy as np
 from msplit import formats
 from msplit.engines.base import is_array, type_name
 from msplit.engines.tensorflow.runtime import tensorflow
+from msplit.engines.tensors import as_array
 from msplit.errors import MsplitError
 from msplit.formats.model import Model
 from msplit.opset.traits import written
 from msplit.run.function_conds import straighten
-from msplit.run.tensors import as_array
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,7 @@ from msplit.formats.build import KERNELS, WEIGHTS, Manifest, Rung
 from msplit.inputs.reference import Reference, load_reference
 from msplit.progress import Progress, phase, prepared, silent, timing
 from msplit.run.buckets import Ladder
-from msplit.run.prepare import runner_of
-from msplit.run.runner import Runner
+from msplit.run.runner import Runner, runner_of
 from msplit.verify.compare import compare
 from msplit.verify.results import OutputCheck
 

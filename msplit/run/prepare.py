@@ -7,15 +7,13 @@ import random
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
-
-import numpy as np
+from typing import Unpack
 
 from msplit.assignment.model import opened
 from msplit.core import statistics
 from msplit.core.arguments import Precision
 from msplit.core.statistics import Ratio
-from msplit.engines.base import Arrays, Executable, TensorFlowOptions, side_by_side
+from msplit.engines.base import Arrays, TensorFlowOptions, side_by_side
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
@@ -24,10 +22,11 @@ from msplit.run.ablation import on_one_stream
 from msplit.run.compilation import Compiled, chosen_variant, compiled
 from msplit.run.exclusions import refuse_exclusions
 from msplit.run.request import FAST, FULL, RunOptions, RunRequest, request_of
-from msplit.run.runner import Runner
+from msplit.run.runner import Runner, runner_of
+from msplit.run.setup import Setup
 from msplit.run.tuning import Tuned
 from msplit.run.upgrade import Inputs, hurrying, one_at_a_time, start_improving
-from msplit.run.variants import Setup, as_it_runs, naming_open_shapes, set_up
+from msplit.run.variants import as_it_runs, naming_open_shapes, set_up
 from msplit.verify.check import Verification, seconds_of, verified
 from msplit.verify.compare import computed_in
 from msplit.verify.results import Running, Variant
@@ -239,21 +238,6 @@ def _share(ready: Running, request: RunRequest) -> None:
     ready.build(replace(ready.variant.job, tensorflow=shared))
 
 
-def runner_of(
-    executable: Executable, feeds: Arrays, *, outputs: tuple[str, ...], engine: str = CUDA.name, **told: Any
-) -> Runner:
-    """A runner of what is ready to run on inputs of such types and shapes; `told` are its other attributes."""
-    return Runner(
-        engine=engine,
-        inputs={name: (value.dtype.name, value.shape) for name, value in feeds.items()},
-        buffers=_buffers(executable, feeds),
-        outputs=outputs,
-        facts=executable.facts(),
-        executable=executable,
-        **told,
-    )
-
-
 def _why(made: Compiled, label: str) -> str:
     """Why a variant was chosen, in a sentence."""
     if made.tuned is not None:
@@ -279,9 +263,3 @@ def _refuse_wrong(running: Sequence[Running]) -> None:
                     details=check.comparison.describe().splitlines(),
                     fix="see `msplit bench`, which compares every way to run the model",
                 )
-
-
-def _buffers(executable: Executable, feeds: Arrays) -> Arrays:
-    """The executable's own where it has some."""
-    own = executable.buffers()
-    return {name: own[name] if name in own else np.array(value) for name, value in feeds.items()}

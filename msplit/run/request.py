@@ -6,12 +6,11 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypedDict
 
-from msplit.assignment.defaults import ON_COSTS, RECORDED, Given, settle
 from msplit.core.arguments import MAX_STREAMS, Precision, listed, number, path, whole
 from msplit.cost.gpus import DEFAULT_GPU
 from msplit.cost.profile import Profile, Workload
@@ -19,7 +18,6 @@ from msplit.engines.base import ClusterOptions, TensorFlowOptions
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.tensorflow.devices import Function
 from msplit.errors import MsplitError
-from msplit.flatten.flat import FlatGraph
 from msplit.run.exclusions import EXCLUSIONS, refuse_exclusions
 from msplit.verify.results import Settings
 
@@ -291,21 +289,3 @@ def request_of(function: Callable[..., Any], kind: type, options: Mapping[str, A
     if isinstance(found.get("streams"), Integral):
         found["streams"] = (found["streams"],)
     return RunRequest(**found)
-
-
-def as_recorded(flat: FlatGraph, request: RunRequest) -> tuple[RunRequest, tuple[str, ...]]:
-    """A request with what it leaves open and the record of the model's assignment says, and that in words.
-
-    A file of reference outputs says the batch and the shapes itself.
-    """
-    if flat.model.record is None:
-        return request, ()
-    basis = settle(flat, Given(None, None, request.batch, request.shapes, request.gpu, request.profile))
-    work = basis.workload
-    request = replace(request, gpu=work.gpu, profile=work.profile)
-    sized = request.reference is None
-    if sized:
-        request = replace(request, batch=work.batch, shapes=work.shapes)
-    keys = ON_COSTS if sized else ("gpu", "profile")
-    used = any(key in basis.said and basis.origin[key] == RECORDED for key in keys)
-    return request, (f"run with {basis.words(keys)}",) if used or basis.missing else ()

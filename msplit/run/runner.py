@@ -11,13 +11,15 @@ from threading import Thread, current_thread
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from msplit import escape
 from msplit.assignment.model import DisplayMixin, Facts
 from msplit.engines.base import Arrays, Executable, Feeds, Following, called_with, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
+from msplit.engines.tensors import as_array
 from msplit.errors import Closed, EngineError
 from msplit.progress import Sums
-from msplit.run.tensors import as_array
 from msplit.verify.results import OutputCheck
 
 
@@ -198,3 +200,24 @@ class Runner(DisplayMixin):
         """Runs what another one ran from the next step on. In a turn."""
         self.label, self.checks, self.notes = better.label, better.checks, better.notes
         self.facts, self.preparation, self.executable = better.facts, better.preparation, better.executable
+
+
+def runner_of(
+    executable: Executable, feeds: Arrays, *, outputs: tuple[str, ...], engine: str = "cuda", **told: Any
+) -> Runner:
+    """A runner of what is ready to run on inputs of such types and shapes; `told` are its other attributes."""
+    return Runner(
+        engine=engine,
+        inputs={name: (value.dtype.name, value.shape) for name, value in feeds.items()},
+        buffers=_buffers(executable, feeds),
+        outputs=outputs,
+        facts=executable.facts(),
+        executable=executable,
+        **told,
+    )
+
+
+def _buffers(executable: Executable, feeds: Arrays) -> Arrays:
+    """The executable's own where it has some."""
+    own = executable.buffers()
+    return {name: own[name] if name in own else np.array(value) for name, value in feeds.items()}

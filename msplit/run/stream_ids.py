@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,21 +11,13 @@ from msplit import formats, rules
 from msplit.assignment.assignment import assign, present_ids
 from msplit.assignment.defaults import anew
 from msplit.assignment.plans import with_kernels
-from msplit.core.graph import Assignment, Ints
+from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.rules.auto import PLAIN
-from msplit.run.ablation import plural
 from msplit.run.request import RunRequest
+from msplit.run.setup import StreamIds, plural
 from msplit.shapes import Shapes
-
-
-class StreamIds(NamedTuple):
-    """Ids of a graph's nodes on so many streams; `assignment` says which rule decided each, None where no rules did."""
-
-    streams: int
-    ids: Ints
-    assignment: Assignment | None = None
 
 
 def assignments_for(

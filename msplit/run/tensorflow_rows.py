@@ -13,9 +13,8 @@ from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError, MsplitError
 from msplit.formats.files import JsonValue
 from msplit.inputs.make import calling, imported, is_function
-from msplit.run.ablation import plural
 from msplit.run.request import RunRequest
-from msplit.run.stream_ids import StreamIds
+from msplit.run.setup import StreamIds, plural
 from msplit.verify.results import Variant
 from msplit.verify.tensorflow_process import OWN_PROCESS
 

@@ -119,7 +119,8 @@ def tune(
     device.renew()
 
     def result(taken: PlanCandidate, ratios: Mapping[str, statistics.Ratio], why: str, fallback: Tuned | None) -> Tuned:
-        made = planned(variants[taken.mode], taken, batch)
+        variant = variants[taken.mode]
+        made = planned(variant.job, variant.bind(taken), layout=variant.compiled.layout, batch=batch)
         return Tuned(
             **vars(made),
             found=found,

@@ -23,10 +23,10 @@ from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Executable
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.engine import Background
+from msplit.engines.tensors import as_tensors
 from msplit.errors import EngineError
 from msplit.progress import listening
 from msplit.run.runner import FairLock, Improvement, Runner
-from msplit.run.tensors import as_tensors
 from msplit.verify.compare import compare
 from msplit.verify.results import OutputCheck, Settings
 

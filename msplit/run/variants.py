@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
 from msplit import formats
 from msplit.analysis.rows.proof import shared_rows
 from msplit.assignment.assignment import check_places
+from msplit.assignment.defaults import ON_COSTS, RECORDED, Given, settle
 from msplit.assignment.model import price
 from msplit.assignment.plans import stored_job
 from msplit.core.arguments import Precision, spelled
-from msplit.cost.costs import Costs
 from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda.coverage import cover, needed_nodes, toolchain
 from msplit.engines.cuda.engine import ENGINE as CUDA
-from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, EngineOptions, KernelMode
-from msplit.engines.random_seeds import remark
+from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, KernelMode
 from msplit.engines.tensorflow.devices import foreign_text
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
+from msplit.engines.variables import remark
 from msplit.errors import INSTALL_TENSORFLOW, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
@@ -34,15 +33,16 @@ from msplit.inputs.values import setting
 from msplit.opset import schema
 from msplit.opset.traits import DRAWN_ON_DEVICE, DRAWS, ops_with, written
 from msplit.progress import Progress, phase
-from msplit.run.ablation import Ablation, list_steps, plural
+from msplit.run.ablation import list_steps
 from msplit.run.profile import compared
 from msplit.run.request import RunRequest
-from msplit.run.stream_ids import StreamIds, assignments_for
+from msplit.run.setup import Ablation, Setup, StreamIds, cuda_options, on_all, one_stream, plan_label, plural
+from msplit.run.stream_ids import assignments_for
 from msplit.run.tensorflow_rows import mixed, switched, tensorflow_variants
 from msplit.schedule import planfile
-from msplit.shapes import Shapes, infer
+from msplit.shapes import infer
 from msplit.shapes.infer import stated_shapes
-from msplit.verify.mixed_precision import MixedPrecision, keep_within
+from msplit.verify.mixed_precision import keep_within
 from msplit.verify.results import Variant
 from msplit.verify.tensorflow_process import fit, initial_state
 
@@ -55,42 +55,22 @@ _NO_VARIABLES = "the reference holds no variables: what a step makes of them was
 ENGINES: Mapping[str, Engine] = {"cuda": CUDA, "tensorflow": TENSORFLOW}
 
 
-@dataclass(frozen=True, eq=False)
-class Setup:
-    """What a request means for a model.
+def as_recorded(flat: FlatGraph, request: RunRequest) -> tuple[RunRequest, tuple[str, ...]]:
+    """A request with what it leaves open and the record of the model's assignment says, and that in words.
 
-    Attributes:
-        request: The request, with batch and shapes of the reference or the profile where it names none itself.
-        why: Why this engine.
-        job: The model on one stream.
-        priced: Shapes of its tensors and costs of its nodes.
-        assignments: Ids for each number of streams above one.
-        variants: What is compared, before larger kernels.
-        ablation: What shows what larger kernels add, on the cuda engine, as far as it is known before anything is compiled.
-        planned: What runs the plan file, if there is one.
-        reference: What outputs are held against; None where there is nothing.
-        fresh: Makes sets of inputs from seeds.
-        mixed: What stays in float32 so that errors are as small as asked for; None where nothing is asked.
-        notes: What was done to the assignment.
-        unverified: What can not be verified.
-        plan_notes: What does not fit the plan file.
+    A file of reference outputs says the batch and the shapes itself.
     """
-
-    request: RunRequest
-    engine: Engine
-    why: str
-    job: Job
-    priced: tuple[Shapes, Costs]
-    assignments: tuple[StreamIds, ...]
-    variants: tuple[Variant, ...]
-    ablation: Ablation
-    planned: Variant | None
-    reference: Reference | None
-    fresh: Fresh
-    notes: tuple[str, ...]
-    plan_notes: tuple[str, ...]
-    unverified: tuple[str, ...]
-    mixed: MixedPrecision | None = None
+    if flat.model.record is None:
+        return request, ()
+    basis = settle(flat, Given(None, None, request.batch, request.shapes, request.gpu, request.profile))
+    work = basis.workload
+    request = replace(request, gpu=work.gpu, profile=work.profile)
+    sized = request.reference is None
+    if sized:
+        request = replace(request, batch=work.batch, shapes=work.shapes)
+    keys = ON_COSTS if sized else ("gpu", "profile")
+    used = any(key in basis.said and basis.origin[key] == RECORDED for key in keys)
+    return request, (f"run with {basis.words(keys)}",) if used or basis.missing else ()
 
 
 @contextmanager
@@ -349,15 +329,6 @@ def as_it_runs(variant: Variant, request: RunRequest) -> Variant:
     return on_all(whole, request) if request.shared else whole
 
 
-def on_all(variant: Variant, request: RunRequest) -> Variant:
-    """A variant of which all GPUs that are asked for share the rows."""
-    options = replace(variant.job.options, devices=request.shared)
-    label = f"{variant.label}, {len(request.shared)} {'GPUs' if options.on_gpu else 'simulated GPUs'}"
-    return replace(
-        variant, label=label, job=replace(variant.job, options=options), against=variant.label, over=(variant.label,)
-    )
-
-
 def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: RunRequest, sketch: bool) -> list[Variant]:
     how = ("CUDA graph" if request.capture else "eager") + job.precision.suffix
     variants = []
@@ -402,28 +373,6 @@ def _ablation(variants: Sequence[Variant], assignments: Sequence[StreamIds], req
     if request.group:
         larger.append(KernelMode.of(fuses=request.fuses, groups=True))
     return list_steps(one_stream(variants), most, larger)
-
-
-def cuda_options(request: RunRequest) -> EngineOptions:
-    """What the cuda engine is told of a request, larger kernels left out."""
-    return EngineOptions(
-        device=request.places[0],
-        layout=request.layout,
-        capture=request.capture,
-        measure=not request.is_fast,
-        shards=request.shards,
-    )
-
-
-def plan_label(plan: Path) -> str:
-    """What the variant of a plan file is called."""
-    return f"msplit, {plan}"
-
-
-def one_stream(variants: Sequence[Variant]) -> Variant:
-    """What plans are compared with: one stream, as the others run."""
-    alone = [variant for variant in variants if variant.engine is CUDA and variant.job.streams == 1]
-    return next((variant for variant in alone if variant.against is None), alone[0])
 
 
 def own_data(flat: FlatGraph) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class TritonPythonModel:
         served = json.loads(config["parameters"][PARAMETER]["string_value"])
         if args.get("model_instance_kind") == "GPU":
             _see_only(args["model_instance_device_id"])
-        from msplit.serving.pool.making import pool  # once it is known which GPU is ours
+        from msplit.serving.pool.sources import pool  # once it is known which GPU is ours
 
         source = Path(args["model_repository"]) / args["model_version"] / served["source"]
         request = RunRequest(device="cpu", engine="cuda") if served["device"] == "cpu" else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,37 +18,10 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import KernelMode
 from msplit.progress import Progress, phase
 from msplit.verify.compare import compare
+from msplit.verify.results import MixedPrecision
 
 MOST = 32
 """Evaluations. Each compiles the model without timing a kernel, and runs a step per set of inputs."""
-
-
-@dataclass(frozen=True)
-class MixedPrecision:
-    """Choice of the ops that are in half precision.
-
-    Attributes:
-        most: The largest error that was allowed.
-        error: The largest that an output has: the distance from IEEE float32 (see `OutputComparison`).
-        errors: That of each output.
-        ops: How many ops half precision was for.
-        in_half: How many of them run in it.
-        wide: Nodes whose ops stay in float32.
-        evaluations: How many choices were tried.
-    """
-
-    most: float
-    error: float
-    errors: Mapping[str, float]
-    ops: int
-    in_half: int
-    wide: frozenset[int]
-    evaluations: int
-
-    @property
-    def holds(self) -> bool:
-        """True if the bound is kept. Where it is not, all ops are in float32, and that is too far away already."""
-        return self.error <= self.most
 
 
 def keep_within(job: Job, most: float, inputs: Sequence[Arrays], tell: Progress | None = None) -> MixedPrecision:

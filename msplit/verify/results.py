@@ -365,3 +365,31 @@ class Running:
         if self.executable is not None:
             self.executable.close()
             self.executable = None
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Choice of the ops that are in half precision.
+
+    Attributes:
+        most: The largest error that was allowed.
+        error: The largest that an output has: the distance from IEEE float32 (see `OutputComparison`).
+        errors: That of each output.
+        ops: How many ops half precision was for.
+        in_half: How many of them run in it.
+        wide: Nodes whose ops stay in float32.
+        evaluations: How many choices were tried.
+    """
+
+    most: float
+    error: float
+    errors: Mapping[str, float]
+    ops: int
+    in_half: int
+    wide: frozenset[int]
+    evaluations: int
+
+    @property
+    def holds(self) -> bool:
+        """True if the bound is kept. Where it is not, all ops are in float32, and that is too far away already."""
+        return self.error <= self.most

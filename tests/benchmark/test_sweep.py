@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from msplit import api
-from msplit.benchmark.sweep import lines, sweep
+from msplit.benchmark.results import lines
+from msplit.benchmark.sweep import sweep
 from msplit.errors import EngineError, MsplitError
 from msplit.report import bench_csv, jsonio
 from msplit.report import sweep as report

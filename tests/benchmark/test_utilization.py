@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.benchmark.bounds import Limits
 from msplit.benchmark.timing import bench
-from msplit.benchmark.utilization import advice, busy
+from msplit.benchmark.utilization import Limits, advice, busy
 from msplit.cli import machine
 from msplit.core.statistics import summarize
 from msplit.engines.nvidia import utilization, visible

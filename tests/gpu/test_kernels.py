@@ -9,11 +9,12 @@ import pytest
 
 from msplit import api, rules
 from msplit.api import bench, compare
-from msplit.assignment.plans import job_of, stored_job
+from msplit.assignment.plans import stored_job
 from msplit.core.arguments import Precision
 from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE
 from msplit.inputs.reference import Reference, save_reference
+from msplit.run.kernels import job_of
 from msplit.schedule import planfile
 
 pytestmark = pytest.mark.gpu

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from msplit.benchmark.benchmark import Bench
+from msplit.benchmark.results import Bench
 from msplit.core.statistics import Ratio, Summary
 from msplit.report import benchmark
 from msplit.report.render import to_markdown, to_terminal
-from msplit.run.ablation import AblationStep
+from msplit.run.setup import AblationStep
 from msplit.verify.compare import compare
 from msplit.verify.results import BenchResult, OutputCheck, Settings, VariantResult
 from tests.graphs import flat

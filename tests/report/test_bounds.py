@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.benchmark.bounds import limits
+from msplit.benchmark.benchmark import limits
 from msplit.core.statistics import summarize
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions

@@ -16,8 +16,7 @@ import pytest
 
 from msplit import api
 from msplit.api import compare
-from msplit.benchmark.benchmark import bench
-from msplit.benchmark.bounds import limits
+from msplit.benchmark.benchmark import bench, limits
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs

@@ -17,8 +17,8 @@ from msplit.engines.onnxruntime import OnnxRuntime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
-from msplit.run.ablation import AblationStep
 from msplit.run.dedupe import distinct
+from msplit.run.setup import AblationStep
 from msplit.verify.results import Variant
 from tests.assignment.test_plans import QUICK
 from tests.cli.runner import SAMPLES

@@ -25,7 +25,8 @@ from msplit.report.tuning import mixed_notes
 from msplit.run.tuning import TuneSettings
 from msplit.schedule import planfile
 from msplit.verify.compare import compare
-from msplit.verify.mixed_precision import MOST, MixedPrecision, choose, errors_of, keep_within
+from msplit.verify.mixed_precision import MOST, choose, errors_of, keep_within
+from msplit.verify.results import MixedPrecision
 from tests.cli.runner import msplit as run
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"

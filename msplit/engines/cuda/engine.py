@@ -7,21 +7,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from msplit.core.graph import Ints
-from msplit.engines.base import Arrays, Engine, Executable, Job, is_array, starting_pytorch
+from msplit.engines.base import Arrays, Engine, Executable, Job, starting_pytorch
 from msplit.engines.cuda.options import MOST_GPUS, KernelMode
 from msplit.errors import INSTALL_PYTORCH, EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
 
 if TYPE_CHECKING:
-    import torch
-
     from msplit.engines.cuda.runtime.executables import Compiled
     from msplit.engines.cuda.runtime.host import Steps
     from msplit.engines.cuda.search.measurement import (
@@ -217,33 +214,6 @@ class CudaEngine(Engine):
             from msplit.engines.cuda.stored.rung import Builds
 
         return Builds(device)
-
-    def tensor(self, name: str, value: Any, *, settled: bool = False) -> torch.Tensor:
-        """An input as a PyTorch tensor: an array's on the host, a tensor of whatever library where it lies.
-
-        Args:
-            settled: Wait for what its library, and this thread's current stream, still have to do to it: any stream may read it then.
-
-        Raises:
-            EngineError: Its library hands it to nobody.
-        """
-        with starting_pytorch():
-            from msplit.engines.cuda.ir.dtypes import to_torch
-            from msplit.engines.cuda.runtime import input_staging
-
-        if is_array(value):
-            return to_torch(value)
-        return input_staging.settled(name, value) if settled else input_staging.taken(name, value)
-
-    def array(self, name: str, value: Any) -> NDArray[Any]:
-        """An input that is a tensor of whatever library as an array on the host.
-
-        Raises:
-            EngineError: Its library hands it to nobody.
-        """
-        from msplit.engines.cuda.ir.dtypes import to_numpy
-
-        return to_numpy(self.tensor(name, value))
 
     def forget(self, flat: FlatGraph) -> None:
         """Lets go of what was compiled of a graph. Executables keep what they run."""

@@ -16,8 +16,7 @@ import numpy as np
 
 from msplit.core.dag import DisjointSets
 from msplit.core.graph import CONTROL, Edges, Ints
-from msplit.engines.random_seeds import seeds
-from msplit.engines.variables import storage
+from msplit.engines.variables import seeds, storage
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import dtype_name

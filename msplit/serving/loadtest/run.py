@@ -16,8 +16,8 @@ from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as files
 from msplit.progress import Progress, phase, silent
-from msplit.run.ablation import plural
 from msplit.run.request import RunRequest
+from msplit.run.setup import plural
 from msplit.run.variants import own_data
 from msplit.serving.loadtest import corpus as requests
 from msplit.serving.loadtest.clients import Server, ServerTarget
@@ -28,6 +28,7 @@ from msplit.serving.loadtest.results import LoadResult, Point, Run, TargetResult
 from msplit.serving.loadtest.table import Layout, Table
 from msplit.serving.loadtest.targets import SESSIONS, RemoteTarget, Spec, Target, echoes, of_pool
 from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.sources import pool as make_pool
 from msplit.verify.compare import computed_in
 
 AUTO = "auto"
@@ -189,8 +190,6 @@ def load(
         EngineError: The engine can not run the model, or plain steps give other outputs than they should.
         MsplitError: What is asked for does not fit the model.
     """
-    from msplit.serving.pool.making import pool as make_pool
-
     settings, pool_settings = settings or LoadSettings(), pool or PoolSettings()
     request = replace(request or RunRequest(), batch=settings.rows)
     if settings.mix and max(settings.mix) >= pool_settings.priorities:
@@ -324,6 +323,7 @@ def _specs(
             config=settings.config,
             layout=nowhere,
             handle=-1,
+            pool=make_pool,
         )
         for name in dict.fromkeys(names)
     ]

@@ -135,6 +135,7 @@ class Spec:
         threads: Number of threads that call sessions.
         config: File with further options of sessions.
         layout, handle: Layout and descriptor of the table.
+        pool: Makes a pool of a model, for `batcher`.
     """
 
     kind: str
@@ -147,6 +148,7 @@ class Spec:
     config: Path | None
     layout: Layout
     handle: int
+    pool: Callable[..., Any]
 
     @property
     def groups(self) -> int:
@@ -168,11 +170,9 @@ def sessions(spec: Spec) -> Target:
     label, choice = LABELS[spec.kind], spec.choice
     flat = load(spec.model, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs)
     if spec.kind == "batcher":
-        from msplit.serving.pool.making import pool
-
         settings = replace(spec.settings, groups=spec.groups)
         request = replace(spec.request, engine=TENSORFLOW.name)
-        return of_pool(label, spec.about, pool(flat, request, settings=settings), spec.feeds, on_gpu=False)
+        return of_pool(label, spec.about, spec.pool(flat, request, settings=settings), spec.feeds, on_gpu=False)
     options = TensorFlowOptions(xla=spec.kind == "xla", merge_streams=spec.kind == "merge", config=spec.config)
     job = Job(
         flat=flat,

@@ -1,25 +1,22 @@
-"""Makes a pool of a model or of a build: as many slots as are asked for and have room, or as many as are worth it."""
+"""Makes a pool of a recipe for its slots: as many slots as are asked for and have room, or as many as are worth it."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from msplit.engines.base import Feeds
+from msplit.engines.base import Arrays, Executable, Feeds
 from msplit.errors import MsplitError
-from msplit.flatten.flat import FlatGraph
-from msplit.progress import Progress, silent
-from msplit.run.request import RunRequest
+from msplit.progress import Progress
 from msplit.serving.pool.pool import About, Pool
+from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.slots import Slot
-from msplit.serving.pool.sources import Recipe, recipe_of
 from msplit.verify.results import OutputCheck
 
 _MOST_SLOTS = 16
@@ -32,21 +29,51 @@ _TAIL = 3.0
 """Default of the 99th percentile of latency that ``auto`` accepts, in multiples of a step."""
 
 
-def pool(
-    model: FlatGraph | str | os.PathLike[str],
-    request: RunRequest | None = None,
-    settings: PoolSettings | None = None,
-    *,
-    progress: Progress | None = None,
-) -> Pool:
-    """Makes a pool; see `api.pool`."""
-    settings, request, tell = settings or PoolSettings(), request or RunRequest(), progress or silent
-    if settings.groups != AUTO and int(settings.groups) < settings.priorities:
-        raise MsplitError(
-            f"{settings.priorities} levels of priority share {settings.groups} groups, and each has one of its own",
-            fix=f"give {settings.priorities} groups or more",
-        )
-    recipe = recipe_of(model, request, settings, progress)
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """Recipe for the slots of a pool.
+
+    Attributes:
+        ports: Inputs and outputs.
+        slot: Makes a slot, from its priority level, True to run all of it on one stream, and the index of its GPU.
+        verify: Runs a step of each bucket of a slot, and compares the outputs with their reference.
+        feeds: Inputs of a step of the smallest bucket.
+        label: Name in the rows of a bench.
+        outputs: Type and shape of every output by name.
+        notes: Remarks for the user.
+        facts: Facts such as the number of streams.
+        threads: True where a step keeps a thread busy from beginning to end.
+        gpus: Number of GPUs.
+        weight_bytes: Bytes on each GPU that all slots share.
+        arena_bytes: Bytes of each slot, at least, as far as known before one is made.
+        free_bytes: Gives the free bytes of the GPU that has the fewest; None: not known.
+        reserved_bytes: Gives the bytes that this process holds on all GPUs.
+        urgencies: Number of priority levels of each GPU's streams; None: not known.
+        streams: Most streams of a slot.
+        owned: Executables that all slots share, closed together with the pool.
+    """
+
+    ports: Ports
+    slot: Callable[[int, bool, int], Slot]
+    verify: Callable[[Slot], Sequence[OutputCheck]]
+    feeds: Arrays
+    label: str
+    outputs: Mapping[str, Port]
+    notes: tuple[str, ...]
+    facts: Mapping[str, Any]
+    threads: bool
+    gpus: int = 1
+    weight_bytes: int = 0
+    arena_bytes: int = 0
+    free_bytes: Callable[[], int | None] = lambda: None
+    reserved_bytes: Callable[[], int] = lambda: 0
+    urgencies: int | None = None
+    streams: int = 1
+    owned: Sequence[Executable] = ()
+
+
+def make(recipe: Recipe, settings: PoolSettings, tell: Progress) -> Pool:
+    """Makes a pool of a recipe. What its slots share is closed where that fails."""
     try:
         if settings.groups == AUTO:
             return _chosen(recipe, settings, tell)

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Feeds, is_array, is_tensor, refuse
-from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.tensors import as_array, lies_on, tensor
 from msplit.errors import EngineError
-from msplit.run.tensors import as_array, lies_on
 
 Shape = tuple[int, ...]
 
@@ -139,7 +138,7 @@ class Ports:
 
     def _taken(self, name: str, value: Any) -> Any:
         if self._device is not None and name not in self._shared and lies_on(value, self._device):
-            return ENGINE.tensor(name, value, settled=True)
+            return tensor(name, value, settled=True)
         return as_array(name, value) if is_array(value) or is_tensor(value) else value
 
     def _shape(self, name: str, rows: int) -> Shape:

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from msplit.engines.base import Executable, Feeds
-from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.tensors import tensor
 from msplit.errors import EngineError
 from msplit.serving.pool.ports import Ports
 
@@ -114,8 +114,7 @@ class SimulatedSlot:
     def outputs_on_device(self) -> dict[str, Any]:
         """Outputs as PyTorch tensors on the CPU, which stands in for the device; strings as arrays."""
         return {
-            name: value if value.dtype.kind in "OSU" else ENGINE.tensor(name, value)
-            for name, value in self.outputs().items()
+            name: value if value.dtype.kind in "OSU" else tensor(name, value) for name, value in self.outputs().items()
         }
 
     def facts(self) -> Mapping[str, Any]:

@@ -1,30 +1,32 @@
-"""Recipes for the slots of a pool: from a build, from a model that is compiled here, or from a TensorFlow session."""
+"""Pools of a build, of a model that is compiled here, or of a TensorFlow session: the recipe of each for its slots."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from msplit.assignment.model import opened
 from msplit.core.arguments import Precision, path
-from msplit.engines.base import Arrays, Executable, Feeds
+from msplit.engines.base import Arrays, Feeds
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
-from msplit.progress import Progress, phase
+from msplit.progress import Progress, phase, silent
 from msplit.run.build import Made, make, rows_of
 from msplit.run.open import Loaded, load_on, verify_step, whole_reference
 from msplit.run.prepare import make_ready
 from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
-from msplit.serving.pool.ports import Port, Ports, Shape
-from msplit.serving.pool.settings import PoolSettings
+from msplit.serving.pool.making import Recipe
+from msplit.serving.pool.making import make as make_pool
+from msplit.serving.pool.pool import Pool
+from msplit.serving.pool.ports import Ports, Shape
+from msplit.serving.pool.settings import AUTO, PoolSettings
 from msplit.serving.pool.slots import Answer, SimulatedSlot, Slot, StepSlot
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.results import OutputCheck
@@ -37,47 +39,21 @@ _STEP = 4
 Rows = tuple[Mapping[str, int], Mapping[str, int]]
 
 
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """Recipe for the slots of a pool.
-
-    Attributes:
-        ports: Inputs and outputs.
-        slot: Makes a slot, from its priority level, True to run all of it on one stream, and the index of its GPU.
-        verify: Runs a step of each bucket of a slot, and compares the outputs with their reference.
-        feeds: Inputs of a step of the smallest bucket.
-        label: Name in the rows of a bench.
-        outputs: Type and shape of every output by name.
-        notes: Remarks for the user.
-        facts: Facts such as the number of streams.
-        threads: True where a step keeps a thread busy from beginning to end.
-        gpus: Number of GPUs.
-        weight_bytes: Bytes on each GPU that all slots share.
-        arena_bytes: Bytes of each slot, at least, as far as known before one is made.
-        free_bytes: Gives the free bytes of the GPU that has the fewest; None: not known.
-        reserved_bytes: Gives the bytes that this process holds on all GPUs.
-        urgencies: Number of priority levels of each GPU's streams; None: not known.
-        streams: Most streams of a slot.
-        owned: Executables that all slots share, closed together with the pool.
-    """
-
-    ports: Ports
-    slot: Callable[[int, bool, int], Slot]
-    verify: Callable[[Slot], Sequence[OutputCheck]]
-    feeds: Arrays
-    label: str
-    outputs: Mapping[str, Port]
-    notes: tuple[str, ...]
-    facts: Mapping[str, Any]
-    threads: bool
-    gpus: int = 1
-    weight_bytes: int = 0
-    arena_bytes: int = 0
-    free_bytes: Callable[[], int | None] = lambda: None
-    reserved_bytes: Callable[[], int] = lambda: 0
-    urgencies: int | None = None
-    streams: int = 1
-    owned: Sequence[Executable] = ()
+def pool(
+    model: FlatGraph | str | os.PathLike[str],
+    request: RunRequest | None = None,
+    settings: PoolSettings | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Pool:
+    """Makes a pool; see `api.pool`."""
+    settings, request = settings or PoolSettings(), request or RunRequest()
+    if settings.groups != AUTO and int(settings.groups) < settings.priorities:
+        raise MsplitError(
+            f"{settings.priorities} levels of priority share {settings.groups} groups, and each has one of its own",
+            fix=f"give {settings.priorities} groups or more",
+        )
+    return make_pool(recipe_of(model, request, settings, progress), settings, progress or silent)
 
 
 def recipe_of(

@@ -7,9 +7,9 @@ from msplit.core.arguments import Precision
 from msplit.engines.base import Job
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.random_seeds import remark
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference
+from msplit.engines.variables import remark
 from msplit.errors import EngineError
 from msplit.flatten.build import flatten
 from msplit.formats import read

@@ -21,7 +21,7 @@ from msplit.report import load as report
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.run import LoadSettings, load
 from msplit.serving.loadtest.targets import RemoteTarget
-from msplit.serving.pool import making
+from msplit.serving.pool import sources
 from msplit.serving.pool.settings import PoolSettings
 from tests import forked
 from tests.cli.runner import ROOT, SAMPLES, fine, heard, msplit
@@ -62,7 +62,7 @@ def test_levels_of_a_pool_and_of_its_echo(tmp_path: Path) -> None:
 
 
 def test_gpus_are_those_that_the_pool_is_asked_for() -> None:
-    with instead(FakeModel()), mock.patch("msplit.serving.pool.making.pool", return_value=FakeModel()) as made:
+    with instead(FakeModel()), mock.patch("msplit.serving.loadtest.run.make_pool", return_value=FakeModel()) as made:
         more = ("--clients", "1", "--device", "cpu", "--gpus", "0,2", "--groups", "3", "--format", "json")
         done = fine("load", MMOE, *QUICK, *more)
     assert made.call_args.args[1].devices == (0, 2)
@@ -256,7 +256,7 @@ def test_a_model(engine: str) -> None:
 
 @pytest.mark.tf
 def test_an_answer_of_a_real_pool_that_goes_to_somebody_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = making.pool
+    make = sources.pool
 
     def mixing(*arguments: Any, **named: Any) -> Any:
         pool = make(*arguments, **named)
@@ -269,7 +269,7 @@ def test_an_answer_of_a_real_pool_that_goes_to_somebody_else_is_found(monkeypatc
         pool._ports.cut = mixed
         return pool
 
-    monkeypatch.setattr(making, "pool", mixing)
+    monkeypatch.setattr("msplit.serving.loadtest.run.make_pool", mixing)
     settings = LoadSettings(clients=(8,), seconds=0.3, warmup=0.0, repeat=1, distinct=32, beside=())
     found = load(MMOE, RunRequest(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=1, max_batch=4))
     assert 1 <= found.wrong <= 4

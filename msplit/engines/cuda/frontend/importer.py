@@ -20,8 +20,7 @@ from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain, reachable
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.ops.shape import hands_on
-from msplit.engines.random_seeds import seeds_of
-from msplit.engines.variables import variable_names
+from msplit.engines.variables import seeds_of, variable_names
 from msplit.errors import EngineError, LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype

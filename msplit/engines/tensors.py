@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import Arrays, is_array, is_tensor
-from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.base import Arrays, is_array, is_tensor, starting_pytorch
+
+if TYPE_CHECKING:
+    import torch
 
 _HOST = (1, 3)
 """DLPack's names of the host's memory: kDLCPU, and kDLCUDAHost for what is pinned."""
@@ -32,6 +34,24 @@ def lies_on(value: Any, device: str) -> bool:
     return on_host == (device == "cpu")
 
 
+def tensor(name: str, value: Any, *, settled: bool = False) -> torch.Tensor:
+    """An input as a PyTorch tensor: an array's on the host, a tensor of whatever library where it lies.
+
+    Args:
+        settled: Wait for what its library, and this thread's current stream, still have to do to it: any stream may read it then.
+
+    Raises:
+        EngineError: Its library hands it to nobody.
+    """
+    with starting_pytorch():
+        from msplit.engines.cuda.ir.dtypes import to_torch
+        from msplit.engines.cuda.runtime import input_staging
+
+    if is_array(value):
+        return to_torch(value)
+    return input_staging.settled(name, value) if settled else input_staging.taken(name, value)
+
+
 def as_array(name: str, value: Any) -> NDArray[Any]:
     """An input's values on the host.
 
@@ -43,7 +63,9 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     if is_tensorflow(value):
         return np.asarray(value.numpy())
     if "torch" in sys.modules or value.__dlpack_device__()[0] not in _HOST:
-        return ENGINE.array(name, value)
+        from msplit.engines.cuda.ir.dtypes import to_numpy
+
+        return to_numpy(tensor(name, value))
     return np.from_dlpack(value)
 
 
@@ -52,8 +74,7 @@ def as_tensors(arrays: Arrays) -> dict[str, Any]:
     if "torch" not in sys.modules:
         return dict(arrays)
     return {
-        name: value if value.dtype.kind in "OSU" else ENGINE.tensor(name, np.array(value))
-        for name, value in arrays.items()
+        name: value if value.dtype.kind in "OSU" else tensor(name, np.array(value)) for name, value in arrays.items()
     }
 
 
