@@ -14,7 +14,7 @@ from msplit.engines.base import Engine, Executable, Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.formats.build import Manifest
 from msplit.progress import Progress
-from msplit.run.open import Loaded, load
+from msplit.run.open import LoadedBuild, load
 from msplit.run.setup import plural
 from msplit.verify.results import BenchResult, Settings, Variant
 
@@ -42,7 +42,7 @@ class BuildBench:
 class _OneRung(Engine):
     """Engine that makes one batch of a build run."""
 
-    loaded: Loaded
+    loaded: LoadedBuild
     program: str
     one_stream: bool
     name: str = "cuda"

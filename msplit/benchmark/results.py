@@ -82,7 +82,7 @@ class Bench(DisplayMixin):
 
 
 @dataclass(frozen=True, eq=False)
-class Sweep:
+class BatchSweep:
     """Benches of one model by batch, in the order asked for, and why a batch could not be run."""
 
     runs: Mapping[int, Bench]
@@ -102,7 +102,7 @@ class Line:
     variants: Mapping[int, VariantResult]
 
 
-def lines(found: Sweep) -> list[Line]:
+def lines(found: BatchSweep) -> list[Line]:
     """Each way to run the model, over the batches; ways that ran as the same variants throughout once."""
     names: dict[str, dict[int, str]] = {}
     for batch, run in found.runs.items():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from msplit.benchmark.benchmark import bench_for
-from msplit.benchmark.results import Bench, Sweep
+from msplit.benchmark.results import BatchSweep, Bench
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
@@ -15,7 +15,9 @@ from msplit.run.exclusions import refuse_exclusions
 from msplit.run.request import RunRequest
 
 
-def sweep(flat: FlatGraph, request: RunRequest, batches: Sequence[int], *, progress: Progress | None = None) -> Sweep:
+def sweep(
+    flat: FlatGraph, request: RunRequest, batches: Sequence[int], *, progress: Progress | None = None
+) -> BatchSweep:
     """Measures a model with each of several batches, one after the other. See `bench`.
 
     What one batch can not do, such as fit into memory, does not lose what the others gave.
@@ -48,4 +50,4 @@ def sweep(flat: FlatGraph, request: RunRequest, batches: Sequence[int], *, progr
                 raise
         finally:
             CUDA.forget(flat)  # programs of this batch
-    return Sweep(runs, failed)
+    return BatchSweep(runs, failed)

@@ -15,7 +15,7 @@ from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
     from msplit.benchmark.baseline import Baseline
-    from msplit.benchmark.results import Bench, Sweep
+    from msplit.benchmark.results import BatchSweep, Bench
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
     from msplit.run.request import RunRequest
@@ -129,7 +129,9 @@ def _refuse_differences(then: Baseline, differs: Sequence[str]) -> None:
         )
 
 
-def report(flat: FlatGraph, found: Sweep, beside: Beside, then: Baseline | None, style: str, *, force: bool) -> int:
+def report(
+    flat: FlatGraph, found: BatchSweep, beside: Beside, then: Baseline | None, style: str, *, force: bool
+) -> int:
     """Draws and prints what several batches gave. The exit code."""
     from msplit import formats
     from msplit.report import sweep as sweeps

@@ -125,13 +125,13 @@ def told(reply: Any) -> Any:
     Raises:
         EngineError: What it raised.
     """
-    if isinstance(reply, Problem):
+    if isinstance(reply, RemoteError):
         raise reply.error()
     return reply
 
 
 @dataclass(frozen=True)
-class Problem:
+class RemoteError:
     """An error on its way from another process."""
 
     what: str
@@ -140,12 +140,12 @@ class Problem:
     kind: type[EngineError] = EngineError
 
     @staticmethod
-    def of(error: Exception) -> Problem:
+    def of(error: Exception) -> RemoteError:
         """Plain data of an error, to be sent."""
         if isinstance(error, MsplitError):
             kind = type(error) if isinstance(error, EngineError) else EngineError
-            return Problem(error.what, error.where, error.fix, kind)
-        return Problem(f"{type(error).__name__}: {error}", None, "this is a bug in msplit; please report it")
+            return RemoteError(error.what, error.where, error.fix, kind)
+        return RemoteError(f"{type(error).__name__}: {error}", None, "this is a bug in msplit; please report it")
 
     def error(self) -> EngineError:
         """Error made of the plain data, to be raised."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from msplit.benchmark.results import Line, Sweep, lines
+from msplit.benchmark.results import BatchSweep, Line, lines
 from msplit.core.statistics import Ratio, Summary
 from msplit.flatten.flat import FlatGraph
 from msplit.report import benchmark
@@ -17,7 +17,7 @@ from msplit.report.text import heading, micros
 from msplit.verify.results import VariantResult
 
 
-def document(flat: FlatGraph, found: Sweep, written: Sequence[str] = ()) -> Document:
+def document(flat: FlatGraph, found: BatchSweep, written: Sequence[str] = ()) -> Document:
     """Times and gains by batch, and what the benches of the batches have to say."""
     shown = lines(found)
     single = {batch: benchmark.document(flat, run) for batch, run in found.runs.items()}
@@ -47,7 +47,7 @@ def _summary(variant: VariantResult | None, clock: str) -> Summary | None:
     return None if variant is None else variant.device if clock == "device" else variant.host
 
 
-def _times(found: Sweep, shown: Sequence[Line]) -> Table:
+def _times(found: BatchSweep, shown: Sequence[Line]) -> Table:
     clock = clock_of(shown)
     rows = []
     for line in shown:
@@ -57,7 +57,7 @@ def _times(found: Sweep, shown: Sequence[Line]) -> Table:
     return Table("One step, by batch", ("", *(f">{batch}" for batch in found.runs)), rows, f"median; {about}")
 
 
-def _gains(found: Sweep, shown: Sequence[Line]) -> list[Table]:
+def _gains(found: BatchSweep, shown: Sequence[Line]) -> list[Table]:
     """Speedup over the first line that others are compared with in every batch."""
     clock = clock_of(shown)
     variants = [variant for line in shown for variant in line.variants.values()]
@@ -93,7 +93,7 @@ def _by_batch(said: Mapping[int, Sequence[str]]) -> list[str]:
     ]
 
 
-def payload(flat: FlatGraph, found: Sweep, written: Sequence[str] = ()) -> dict[str, Any]:
+def payload(flat: FlatGraph, found: BatchSweep, written: Sequence[str] = ()) -> dict[str, Any]:
     """Everything for JSON: each batch as `benchmark.payload` has it, and the table."""
     shown = lines(found)
     clock = clock_of(shown)
@@ -120,7 +120,7 @@ def payload(flat: FlatGraph, found: Sweep, written: Sequence[str] = ()) -> dict[
     }
 
 
-def page(flat: FlatGraph, found: Sweep) -> str:
+def page(flat: FlatGraph, found: BatchSweep) -> str:
     """One HTML file: the time of a step over the batches, and the tables."""
     shown = lines(found)
     clock = clock_of(shown)

@@ -25,7 +25,7 @@ from msplit.verify.results import Variant
 
 
 @dataclass(frozen=True, eq=False)
-class Compiled:
+class CompiledSetup:
     """What is measured.
 
     Attributes:
@@ -47,7 +47,7 @@ class Compiled:
     rows: tuple[str, ...]
 
 
-def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
+def compiled(setup: Setup, progress: Progress | None = None) -> CompiledSetup:
     """Compiles what is listed, and leaves out what is no other than what is there already. Tuning, where it is asked for, measures.
 
     Raises:
@@ -76,7 +76,7 @@ def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
         found = _tuned_variants(base, tuned, one_stream(variants).label, setup.engine)
         variants += found
     settled = distinct(variants, steps)
-    return Compiled(
+    return CompiledSetup(
         variants=settled.variants,
         steps=predicted(settled.steps, settled.variants),
         tuned=tuned,
@@ -87,7 +87,7 @@ def compiled(setup: Setup, progress: Progress | None = None) -> Compiled:
     )
 
 
-def chosen_variant(setup: Setup, made: Compiled, label: str | None = None) -> Variant:
+def chosen_variant(setup: Setup, made: CompiledSetup, label: str | None = None) -> Variant:
     """The variant to run: of this label; else what tuning found, the plan, or what should be the fastest by simulation.
 
     Raises:
@@ -118,7 +118,7 @@ def chosen_variant(setup: Setup, made: Compiled, label: str | None = None) -> Va
     return next(one for one in made.variants if one.label == best)
 
 
-def beside_float32(setup: Setup, made: Compiled) -> tuple[Variant, ...]:
+def beside_float32(setup: Setup, made: CompiledSetup) -> tuple[Variant, ...]:
     """The variants; of half precision, what should be the fastest once more in float32 behind them, to show what that gains and costs."""
     if not setup.job.precision.half:
         return made.variants

@@ -22,7 +22,7 @@ from msplit.run.function_conds import straighten
 
 
 @dataclass(frozen=True, eq=False)
-class Exported:
+class ExportedFunction:
     """What was exported.
 
     Attributes:
@@ -56,7 +56,7 @@ def export(
     *,
     straight: bool = False,
     rows: int | None = None,
-) -> Exported:
+) -> ExportedFunction:
     """Writes a function as a SavedModel.
 
     Inputs are called ``input_N`` by their place among all leaves of the arguments, outputs ``output_N``.
@@ -121,7 +121,7 @@ def export(
     changed = _changed(traced.graph, variables)
     if changed and straight:
         _straighten(folder / "saved_model.pb")
-    return Exported(structure[0], variables, changed)
+    return ExportedFunction(structure[0], variables, changed)
 
 
 def _tables(traced: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from msplit.engines.base import BESIDE_VARIABLES, Executable
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import EngineError
 from msplit.formats.model import Model
-from msplit.run.function_export import Exported
+from msplit.run.function_export import ExportedFunction
 from msplit.run.runner import Runner
 
 SMALL = 4
@@ -37,7 +37,7 @@ class Trained:
     changed: frozenset[str]
 
 
-def trained_by(runner: Runner, exported: Exported, model: Model) -> Trained:
+def trained_by(runner: Runner, exported: ExportedFunction, model: Model) -> Trained:
     """What a runner makes of variables.
 
     Raises:

@@ -28,7 +28,7 @@ from msplit.verify.compare import compare
 from msplit.verify.results import OutputCheck
 
 if TYPE_CHECKING:
-    from msplit.engines.cuda.engine import Opened, Restored, Steps
+    from msplit.engines.cuda.engine import Opened, Restored, StepCounter
 
 
 def open(
@@ -87,7 +87,7 @@ def open(
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedBuild:
     """A build on its device, not yet running.
 
     Attributes:
@@ -104,12 +104,12 @@ class Loaded:
     restored: Mapping[str, Restored]
 
 
-def load(path: str | os.PathLike[str], *, strict: bool = False) -> Loaded:
+def load(path: str | os.PathLike[str], *, strict: bool = False) -> LoadedBuild:
     """Reads a build, holds it against its hashes, and brings its weights and kernels to the device. See `open`."""
     return load_on(path, (), strict=strict)[0]
 
 
-def load_on(path: str | os.PathLike[str], gpus: Sequence[int], *, strict: bool = False) -> tuple[Loaded, ...]:
+def load_on(path: str | os.PathLike[str], gpus: Sequence[int], *, strict: bool = False) -> tuple[LoadedBuild, ...]:
     """The same for each of several GPUs; none: the current one."""
     folder = arguments.path(path)
     with phase("reading the build"):
@@ -123,7 +123,7 @@ def load_on(path: str | os.PathLike[str], gpus: Sequence[int], *, strict: bool =
         raise EngineError(why, where=str(folder), fix="see `msplit doctor`; CUDA_VISIBLE_DEVICES may hide some")
     with _whole_or_not(folder), phase("loading weights"):
         memory = np.fromfile(folder / WEIGHTS, np.uint8)
-    loaded, steps = list[Loaded](), None
+    loaded, steps = list[LoadedBuild](), None
     for place in places:
         loaded.append(_bring(folder, manifest, memory, place, steps, strict=strict))
         steps = loaded[0].opened.steps
@@ -131,8 +131,8 @@ def load_on(path: str | os.PathLike[str], gpus: Sequence[int], *, strict: bool =
 
 
 def _bring(
-    folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: str, steps: Steps | None, *, strict: bool
-) -> Loaded:
+    folder: Path, manifest: Manifest, memory: NDArray[np.uint8], device: str, steps: StepCounter | None, *, strict: bool
+) -> LoadedBuild:
     """Brings a build that was read to a device."""
     builds = ENGINE.builds(device)
     differs = _differences(manifest.made_for, builds.made_for)
@@ -163,7 +163,7 @@ def _bring(
                 found = whole_reference(load_reference(folder / rung.reference), rung, manifest.computed)
                 references[rung.program] = found
                 restored[rung.program] = opened.restore((folder / rung.program).read_bytes(), found.feeds)
-    return Loaded(manifest, references, tuple(notes), opened, restored)
+    return LoadedBuild(manifest, references, tuple(notes), opened, restored)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, prepared, silent, timing
 from msplit.run.ablation import on_one_stream
-from msplit.run.compilation import Compiled, chosen_variant, compiled
+from msplit.run.compilation import CompiledSetup, chosen_variant, compiled
 from msplit.run.exclusions import refuse_exclusions
 from msplit.run.request import FAST, FULL, RunOptions, RunRequest, request_of
 from msplit.run.runner import Runner, runner_of
@@ -238,7 +238,7 @@ def _share(ready: Running, request: RunRequest) -> None:
     ready.build(replace(ready.variant.job, tensorflow=shared))
 
 
-def _why(made: Compiled, label: str) -> str:
+def _why(made: CompiledSetup, label: str) -> str:
     """Why a variant was chosen, in a sentence."""
     if made.tuned is not None:
         return made.tuned.why

@@ -44,7 +44,7 @@ TYPES = {
 """Type in NumPy, or in TensorFlow -> in Triton, as far as its Python backend has them."""
 
 PARAMETER = "msplit"
-"""Key of the configuration's parameter that holds `Served`, as JSON."""
+"""Key of the configuration's parameter that holds `_Served`, as JSON."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -57,7 +57,7 @@ __all__ = ["TritonPythonModel"]
 
 
 @dataclass(frozen=True)
-class Served:
+class _Served:
     """Settings that the model's process reads.
 
     Attributes:
@@ -129,7 +129,7 @@ def export(
     batched = ports.joins and all(port.shape[:1] == (None,) for port in (*ports.inputs.values(), *outputs.values()))
     max_batch = ports.batches[-1] if batched else 0
     inside = "build" if builds.is_build(source) else source.resolve().name
-    served = Served(inside, device, {key: value for key, value in asdict(settings).items() if value is not None})
+    served = _Served(inside, device, {key: value for key, value in asdict(settings).items() if value is not None})
     text = config(name, ports, outputs, served, max_batch)
 
     def fill(folder: Path) -> None:
@@ -219,7 +219,7 @@ def _unknown(what: str) -> MsplitError:
     )
 
 
-def config(name: str, ports: Ports, outputs: Mapping[str, Port], served: Served, max_batch: int) -> str:
+def config(name: str, ports: Ports, outputs: Mapping[str, Port], served: _Served, max_batch: int) -> str:
     """The text of ``config.pbtxt``."""
     lines = [
         f"# Made by msplit {__version__}.",

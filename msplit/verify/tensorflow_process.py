@@ -25,7 +25,7 @@ from msplit.assignment.model import load
 from msplit.core.arguments import Precision
 from msplit.core.graph import Ints
 from msplit.engines.base import Arrays, Engine, Executable, Job, TensorFlowOptions
-from msplit.engines.process import Problem, Process, serve, told
+from msplit.engines.process import Process, RemoteError, serve, told
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.placed import unplaced
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str]) -> None:
                 return dict(built[0].facts())
             return _done(built[0], what, given, last)
         except Exception as problem:  # noqa: BLE001  the other process tells it
-            return Problem.of(problem)
+            return RemoteError.of(problem)
 
     serve(arguments, answer)
     for executable in built:

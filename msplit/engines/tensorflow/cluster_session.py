@@ -17,7 +17,7 @@ from msplit.core.graph import Ints
 from msplit.engines.base import Arrays, ClusterOptions, Executable, Job
 from msplit.engines.tensorflow import cluster as clusters
 from msplit.engines.tensorflow import variables
-from msplit.engines.tensorflow.placed import Placed, binding_edges, place
+from msplit.engines.tensorflow.placed import PlacedGraph, binding_edges, place
 from msplit.engines.tensorflow.runtime import errors_of, load_op_libraries, tensorflow
 from msplit.engines.variables import storage
 from msplit.errors import EngineError
@@ -62,7 +62,7 @@ class ClusterExecutable(Executable):
 
     keeps_state = True
 
-    def __init__(self, job: Job, placed: Placed, options: ClusterOptions, facts: Mapping[str, Any]) -> None:
+    def __init__(self, job: Job, placed: PlacedGraph, options: ClusterOptions, facts: Mapping[str, Any]) -> None:
         v1 = tensorflow().compat.v1
         self._facts = dict(facts)
         self._cluster, self._limit_s = options.cluster, options.limit_s
@@ -96,7 +96,7 @@ class ClusterExecutable(Executable):
             self.close()
             raise
 
-    def _prepare(self, placed: Placed) -> None:
+    def _prepare(self, placed: PlacedGraph) -> None:
         graph = self._graph
         self._inputs = {name: graph.get_tensor_by_name(tensor) for name, tensor in placed.feeds.items()}
         self._fetched, self._targets = variables.fetched(graph, placed.fetches, placed.targets)

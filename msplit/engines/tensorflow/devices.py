@@ -59,7 +59,7 @@ Function = Callable[[Node], Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class DevicesOfNodes:
     """Device of each node.
 
     Attributes:
@@ -71,7 +71,7 @@ class Places:
     devices: tuple[str, ...]
 
 
-def places(flat: FlatGraph, function: Function, where: str = "") -> Places:
+def places(flat: FlatGraph, function: Function, where: str = "") -> DevicesOfNodes:
     """Asks a function for the device of every node that has a kernel on devices; what only the host can run stays there.
 
     Args:
@@ -94,7 +94,7 @@ def places(flat: FlatGraph, function: Function, where: str = "") -> Places:
                 fix='give "/device:CPU:0", "/device:GPU:1" and the like, or None to leave it to TensorFlow',
             ) from None
         ids[v] = numbers.setdefault(device, len(numbers))
-    return Places(ids, tuple(numbers) or ("",))
+    return DevicesOfNodes(ids, tuple(numbers) or ("",))
 
 
 def _node(graph: Graph, v: int) -> Node:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Arrays, Engine, Executable, Job
 from msplit.engines.tensorflow import cluster_session, runtime
 from msplit.engines.tensorflow.devices import how_many
-from msplit.engines.tensorflow.placed import Placed, place, unplaced
+from msplit.engines.tensorflow.placed import PlacedGraph, place, unplaced
 from msplit.engines.tensorflow.session import Placement, SessionExecutable
 from msplit.errors import INSTALL_TENSORFLOW, EngineError
 from msplit.flatten.flat import FlatGraph
@@ -131,7 +131,7 @@ def _asked(job: Job) -> dict[str, str]:
     return {name: devices[number] for name, op, number, host in named if op != "Const" and not host}
 
 
-def _placed(job: Job, single: bool) -> tuple[Placed, dict[str, Any]]:
+def _placed(job: Job, single: bool) -> tuple[PlacedGraph, dict[str, Any]]:
     """The graph of a job, with devices if it is not for a single one, and what is worth reporting of it."""
     if single:
         return unplaced(job.flat), {}

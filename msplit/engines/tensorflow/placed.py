@@ -31,7 +31,7 @@ HOST = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class PlacedGraph:
     """A graph ready for a session.
 
     Attributes:
@@ -56,14 +56,14 @@ class Placed:
     changed: bool = True
 
 
-def unplaced(flat: FlatGraph) -> Placed:
+def unplaced(flat: FlatGraph) -> PlacedGraph:
     """The model as its user has it: no device, no node changed.
 
     Only random ops without a seed get one, derived from their name, so that two runs can be compared.
     """
     model = flat.model
     graph_def, changed = _seeded(model.graph_def)
-    return Placed(
+    return PlacedGraph(
         graph_def=graph_def,
         feeds={endpoint.name: endpoint.tensor for endpoint in model.inputs},
         fetches={endpoint.name: endpoint.tensor for endpoint in model.outputs},
@@ -81,7 +81,7 @@ def place(
     *,
     pinned: Ints | None = None,
     clone_limit: int = CLONE_LIMIT,
-) -> Placed:
+) -> PlacedGraph:
     """Puts every node of the flat graph on the device of its stream.
 
     Args:
@@ -138,7 +138,7 @@ def place(
         del node.input[:]
         node.input.extend(data + control)
     _release(graph_def, flat, nodes)
-    return Placed(
+    return PlacedGraph(
         graph_def=graph_def,
         feeds={tensor.name: f"{names[tensor.node]}:{tensor.port}" for tensor in flat.inputs},
         fetches={tensor.name: f"{names[tensor.node]}:{tensor.port}" for tensor in flat.outputs},

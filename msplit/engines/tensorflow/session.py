@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from msplit.engines.base import Arrays, Executable, Timeline
 from msplit.engines.tensorflow import variables
 from msplit.engines.tensorflow.devices import here, short
-from msplit.engines.tensorflow.placed import Placed
+from msplit.engines.tensorflow.placed import PlacedGraph
 from msplit.engines.tensorflow.queues import WAITS, Filling, awaited, filling, reached, waits_inside
 from msplit.engines.tensorflow.runtime import errors_of, set_precision, silent_deprecations, tensorflow
 from msplit.engines.tensorflow.timeline import from_metadata
@@ -67,7 +67,7 @@ class SessionExecutable(Executable):
     def __init__(
         self,
         model: Model,
-        placed: Placed,
+        placed: PlacedGraph,
         config: Any,
         *,
         ieee: bool,
@@ -96,7 +96,7 @@ class SessionExecutable(Executable):
             self.close()
             raise
 
-    def _prepare(self, placed: Placed) -> None:
+    def _prepare(self, placed: PlacedGraph) -> None:
         graph = self._graph
         self._inputs = {name: graph.get_tensor_by_name(tensor) for name, tensor in placed.feeds.items()}
         fetched, targets = variables.fetched(graph, placed.fetches, placed.targets)
@@ -314,7 +314,7 @@ def _callable(
     return make(options)
 
 
-def _here(placed: Placed) -> Placed:
+def _here(placed: PlacedGraph) -> PlacedGraph:
     """Leave out jobs and tasks of a cluster, which a session of this process does not have."""
     graph_def = placed.graph_def
     if all(here(device) == device for device in {node.device for node in _nodes(graph_def)}):
@@ -330,7 +330,7 @@ def _nodes(graph_def: Any) -> Iterator[Any]:
     return chain(graph_def.node, *(body.node_def for body in graph_def.library.function))
 
 
-def _load(session: Any, model: Model, placed: Placed) -> None:
+def _load(session: Any, model: Model, placed: PlacedGraph) -> None:
     try:
         _restore(session, model, placed)
     except tensorflow().errors.DataLossError:
@@ -338,7 +338,7 @@ def _load(session: Any, model: Model, placed: Placed) -> None:
         raise
 
 
-def _restore(session: Any, model: Model, placed: Placed) -> None:
+def _restore(session: Any, model: Model, placed: PlacedGraph) -> None:
     placed = _here(placed)
     if model.is_saved_model:
         _load_saved_model(session, model, placed)
@@ -377,7 +377,7 @@ def _run_at_once(session: Any, together: dict[str, Any]) -> None:
         together.clear()
 
 
-def _load_saved_model(session: Any, model: Model, placed: Placed) -> None:
+def _load_saved_model(session: Any, model: Model, placed: PlacedGraph) -> None:
     """Through TensorFlow's own loader, which knows savers, assets and initializers of every age.
 
     A changed graph is written to a temporary SavedModel whose variables and assets are links to the user's.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.base import Arrays
-from msplit.engines.process import Problem, Process, serve, told
+from msplit.engines.process import Process, RemoteError, serve, told
 from msplit.errors import Busy, EngineError, MsplitError, TimedOut
 from msplit.serving.loadtest.dispatcher import Part, Watch, drive, settled
 from msplit.serving.loadtest.table import MOST_PARTS, Layout, Table
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str]) -> None:
             with settled():
                 return dict(drive(table, channel, client.feeds, watch, timeout=message, nap=_NAP, part=client.part))
         except MsplitError as problem:
-            return Problem(problem.what, problem.where, problem.fix)
+            return RemoteError(problem.what, problem.where, problem.fix)
 
     serve(arguments, answer)
 

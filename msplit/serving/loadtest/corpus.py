@@ -20,7 +20,7 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
 from msplit.progress import phase
 from msplit.run.request import RunRequest
-from msplit.serving.loadtest.table import DONE, SENT, Kept, Table, digest
+from msplit.serving.loadtest.table import DONE, SENT, KeptOutput, Table, digest
 from msplit.serving.pool.ports import Port
 from msplit.verify.compare import compare, tolerance_of
 
@@ -106,7 +106,7 @@ class Prepared:
     computed: Mapping[str, str]
 
     @property
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, KeptOutput]:
         """Type and shape of each output in the table.
 
         Raises:
@@ -121,7 +121,7 @@ class Prepared:
                     fix="name other outputs with --outputs",
                 )
         return {
-            name: Kept("object" if value.dtype.kind in "OSU" else value.dtype.name, value.shape)
+            name: KeptOutput("object" if value.dtype.kind in "OSU" else value.dtype.name, value.shape)
             for name, value in self.answers[0].items()
         }
 

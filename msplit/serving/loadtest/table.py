@@ -47,7 +47,7 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptOutput:
     """Type and shape of an output of one answer. Strings (``object``) are kept as a number that stands for them; see `digest`."""
 
     dtype: str
@@ -82,7 +82,7 @@ class Layout:
     """
 
     rows: int
-    outputs: Mapping[str, Kept]
+    outputs: Mapping[str, KeptOutput]
 
     def places(self) -> tuple[dict[str, int], dict[str, int], int]:
         """Where columns and outputs begin, and how large all of it is."""

@@ -14,7 +14,7 @@ import numpy as np
 from msplit.assignment.model import load
 from msplit.core.arguments import Precision
 from msplit.engines.base import Arrays, Job, TensorFlowOptions
-from msplit.engines.process import Problem, Process, serve, told
+from msplit.engines.process import Process, RemoteError, serve, told
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
 from msplit.formats.model import ReadOptions
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str]) -> None:
             with settled():
                 return dict(target.run(table, Watch(table, alive), message))
         except Exception as problem:  # noqa: BLE001  the other process reports it
-            return Problem.of(problem)
+            return RemoteError.of(problem)
 
     serve(arguments, answer)
     for target, _ in opened:

@@ -18,7 +18,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
 from msplit.progress import Progress, phase, silent
 from msplit.run.build import Made, make, rows_of
-from msplit.run.open import Loaded, load_on, verify_step, whole_reference
+from msplit.run.open import LoadedBuild, load_on, verify_step, whole_reference
 from msplit.run.prepare import make_ready
 from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
@@ -124,7 +124,7 @@ def _refuse_to_join(rows: Rows | None, settings: PoolSettings, mixes: str) -> No
         )
 
 
-def _in_memory(made: Made, places: Sequence[str]) -> tuple[Loaded, ...]:
+def _in_memory(made: Made, places: Sequence[str]) -> tuple[LoadedBuild, ...]:
     """Loads a build that is in memory onto each device, as `load_on` does with one on disk."""
     manifest: Manifest = made.manifest
     with phase("loading weights"):
@@ -141,11 +141,11 @@ def _in_memory(made: Made, places: Sequence[str]) -> tuple[Loaded, ...]:
             one = made.packed[rung.program]
             references[rung.program] = whole_reference(made.references[rung.program], rung, manifest.computed)
             restored[rung.program] = opened.restore(one.program, one.feeds, one.host)
-        found.append(Loaded(manifest, references, (), opened, restored))
+        found.append(LoadedBuild(manifest, references, (), opened, restored))
     return tuple(found)
 
 
-def _of_build(every: Sequence[Loaded], why: str, settings: PoolSettings) -> Recipe:
+def _of_build(every: Sequence[LoadedBuild], why: str, settings: PoolSettings) -> Recipe:
     """Makes the recipe for a build that is loaded onto each device."""
     loaded = every[0]
     manifest, found = loaded.manifest, loaded.opened

@@ -54,7 +54,7 @@ async def run(listening: str, port: int, most: int, descriptor: int) -> None:
             if waiting.pop(number, None) is not None:
                 other.say(number, link.CANCEL)
 
-    server = rpc.Server(ask, stopping, most, shared=True)
+    server = rpc.RpcServer(ask, stopping, most, shared=True)
     if await server.start(listening, port):
         other.say(0, link.READY)
         await ended.wait()

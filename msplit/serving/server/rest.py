@@ -31,7 +31,7 @@ _BINARY = "inference-header-content-length"
 
 
 @dataclass(frozen=True)
-class Call:
+class RestCall:
     """A request while it is answered, with what it is answered from."""
 
     service: Service
@@ -70,7 +70,7 @@ class Call:
         return found
 
 
-Handler = Callable[[Call], Awaitable[Any]]
+Handler = Callable[[RestCall], Awaitable[Any]]
 
 
 def app(service: Service, most: int) -> Starlette:
@@ -110,7 +110,7 @@ async def _answer(service: Service, most: int, handler: Handler, request: Reques
     start = perf_counter()
     asked = Asked(service.timeout)
     try:
-        document = await handler(Call(service, request, most, asked))
+        document = await handler(RestCall(service, request, most, asked))
         content = document if isinstance(document, bytes) else json.dumps(document).encode()
         status, name = 200, "OK"
     except ClientDisconnect:
@@ -128,14 +128,14 @@ async def _metrics(service: Service, request: Request) -> Response:
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 
-async def _malformed(call: Call) -> Any:
+async def _malformed(call: RestCall) -> Any:
     raise invalid(f"Malformed request: {call.request.method} {call.request.url.path}")
 
 
 # --- TensorFlow Serving
 
 
-async def _predict(call: Call) -> Any:
+async def _predict(call: RestCall) -> Any:
     version = call.version()
     data = await call.body()
 
@@ -149,7 +149,7 @@ async def _predict(call: Call) -> Any:
     return await call.service.apart(_JSON * size_of(outputs), lambda: json_body.answer(outputs, rows=body.rows))
 
 
-async def _status(call: Call) -> Any:
+async def _status(call: RestCall) -> Any:
     path = call.request.path_params
     request = messages.GetModelStatusRequest()
     request.model_spec.name = path["model"]
@@ -158,7 +158,7 @@ async def _status(call: Call) -> Any:
     return _document(await service.serving_status(call.service, request, call.asked))
 
 
-async def _metadata(call: Call) -> Any:
+async def _metadata(call: RestCall) -> Any:
     version = call.version()
     spec = {"name": version.model, "signature_name": "", "version": str(version.number)}
     return {"model_spec": spec, "metadata": {"signature_def": _document(service.signature_defs(version))}}
@@ -176,12 +176,12 @@ def _document(message: Any) -> Any:
 # --- Open Inference Protocol
 
 
-async def _live(call: Call) -> Any:
+async def _live(call: RestCall) -> Any:
     del call
     return {"live": True}
 
 
-async def _ready(call: Call) -> Any:
+async def _ready(call: RestCall) -> Any:
     if "model" in call.request.path_params:
         call.version()
     elif call.service.stopping.is_set():
@@ -189,11 +189,11 @@ async def _ready(call: Call) -> Any:
     return {"ready": True}
 
 
-async def _open_server(call: Call) -> Any:
+async def _open_server(call: RestCall) -> Any:
     return _document(await service.open_server(call.service, None, call.asked))
 
 
-async def _open_model(call: Call) -> Any:
+async def _open_model(call: RestCall) -> Any:
     path = call.request.path_params
     request = messages.ModelMetadataRequest(name=path["model"], version=path.get("version", ""))
     found = _document(await service.open_model(call.service, request, call.asked))
@@ -202,13 +202,13 @@ async def _open_model(call: Call) -> Any:
     return found
 
 
-async def _infer(call: Call) -> Any:
+async def _infer(call: RestCall) -> Any:
     if _BINARY in call.request.headers:
         raise Refusal(Code.UNIMPLEMENTED, "binary tensors are taken over gRPC; here they are JSON")
     version = call.version()
     data = await call.body()
 
-    def read() -> tuple[Any, service.Wanted, Arrays]:
+    def read() -> tuple[Any, service.WantedOutputs, Arrays]:
         request, feeds = json_body.read_open(data)
         wanted = service.wanted_by(request, version, call.asked)
         return request, wanted, feeds(wanted.signature.pool.inputs)

@@ -231,7 +231,7 @@ async def open_model(service: Service, request: Any, asked: Asked) -> Any:
 async def open_infer(service: Service, data: bytes, asked: Asked) -> Any:
     """`ModelInfer`."""
 
-    def read() -> tuple[Any, Version, Wanted, Arrays]:
+    def read() -> tuple[Any, Version, WantedOutputs, Arrays]:
         parts = decode.infer_request(data)
         request = parts.request
         version = _open_version(service, request.model_name, request.model_version, asked)
@@ -255,7 +255,7 @@ async def open_infer(service: Service, data: bytes, asked: Asked) -> Any:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedOutputs:
     """Read what a ModelInferRequest asks for beside its inputs.
 
     Attributes:
@@ -278,7 +278,7 @@ _PARAMETERS = {"signature_name": "string_param", "priority": "int64_param", "tim
 """Those that are looked at, and their types. Clients may send others."""
 
 
-def wanted_by(request: Any, version: Version, asked: Asked) -> Wanted:
+def wanted_by(request: Any, version: Version, asked: Asked) -> WantedOutputs:
     """Read what a request asks for: its parameters are Triton's `priority` (1 is the most urgent) and `timeout` (µs), and `signature_name`,
     which Triton does not know.
 
@@ -295,7 +295,7 @@ def wanted_by(request: Any, version: Version, asked: Asked) -> Wanted:
     if "timeout" in given and given["timeout"].int64_param > 0:
         limit = given["timeout"].int64_param / 1e6
         timeout = limit if timeout is None else min(limit, timeout)
-    return Wanted(version.signature(name), [output.name for output in request.outputs], timeout, priority)
+    return WantedOutputs(version.signature(name), [output.name for output in request.outputs], timeout, priority)
 
 
 # --- All methods, by path

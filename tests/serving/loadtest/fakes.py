@@ -17,13 +17,13 @@ from msplit.serving.loadtest.corpus import Prepared, Verdict
 from msplit.serving.loadtest.dispatcher import Watch, drive
 from msplit.serving.loadtest.generator import Generator, Sending, Sent
 from msplit.serving.loadtest.results import Run, measured
-from msplit.serving.loadtest.table import Kept, Layout, Table
+from msplit.serving.loadtest.table import KeptOutput, Layout, Table
 from msplit.serving.pool.pool import About, Stats
 from msplit.serving.pool.ports import Port
 from msplit.serving.pool.settings import PoolSettings
 
 DISTINCT = 16
-KEPT = {"score": Kept("float32", (2,)), "id": Kept("int64", ())}
+KEPT = {"score": KeptOutput("float32", (2,)), "id": KeptOutput("int64", ())}
 FEEDS: Sequence[Mapping[str, Any]] = [{"x": np.full((1, 2), number, np.float32)} for number in range(DISTINCT)]
 ANSWERS: Sequence[Mapping[str, Any]] = [
     {"score": np.array([number, number + 0.5], np.float32), "id": np.array(number, np.int64)}

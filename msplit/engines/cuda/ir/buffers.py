@@ -4,8 +4,8 @@ A `_Buffer` takes the memory, and launches nothing. Every op with the attribute 
 outputs are these parts. A `_Joined` is a view of some parts, one next to the other; it has them as inputs, beside the buffer. So who
 reads it comes behind the ops that wrote those parts, and need not wait for the writers of others.
 
-That this holds is looked at in another way, too: `Coverage` tells by their places which parts each step reads and writes, and a plan has to
-order those steps (`Program.conflicts`).
+That this holds is looked at in another way, too: `BufferCoverage` tells by their places which parts each step reads and writes, and
+a plan has to order those steps (`Program.conflicts`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def without_place(op: Op) -> Op:
     return replace(op, attrs={name: value for name, value in op.attrs.items() if name != INTO}, inputs=op.inputs[:-1])
 
 
-class Coverage:
+class BufferCoverage:
     """Which parts of buffers values are made of, step by step. A part is named by its buffer and its place."""
 
     def __init__(self) -> None:

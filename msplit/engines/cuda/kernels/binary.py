@@ -122,7 +122,7 @@ class _Config(ctypes.Structure):
     )
 
 
-class Kernel:
+class LoadedKernel:
     """A binary that is loaded on a GPU. It stays loaded as long as the process runs, as the kernels of the libraries do."""
 
     def __init__(self, binary: Binary, place: torch.device) -> None:

@@ -40,7 +40,7 @@ _VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Tile:
+class SumTile:
     """The shape of what one program sums.
 
     Attributes:
@@ -79,7 +79,7 @@ class Tables:
     terms: Tensor
     boundaries: Tensor
     programs: tuple[int, int, int]
-    tiles: tuple[Tile, Tile]
+    tiles: tuple[SumTile, SumTile]
     block: int
     vector: int
     flags: Mapping[str, bool]
@@ -199,17 +199,17 @@ def _cost(shapes: Sequence[tuple[int, int]], rows: Mapping[tuple[int, int], int]
     return sum(rows[shape] for shape in shapes) * width * ids
 
 
-def tile_of(pieces: Sequence[_Piece]) -> Tile:
+def tile_of(pieces: Sequence[_Piece]) -> SumTile:
     """The tile for some summed columns."""
     if not pieces:
-        return Tile()
+        return SumTile()
     width = power_of_two(max(piece.width for piece in pieces))
     ids = min(power_of_two(max(piece.ids for piece in pieces)), MOST_IDS, max(TILE // width, 1))
     rows = max(TILE // (width * ids), 1)
     while rows // 2 * width * ids >= LEAST_TILE and sum(-(-piece.segment.rows // rows) for piece in pieces) < PROGRAMS:
         rows //= 2
     rows = min(rows, power_of_two(max(piece.segment.rows for piece in pieces)))
-    return Tile(rows, ids, width, all(len(piece.segment.terms) == 1 for piece in pieces))
+    return SumTile(rows, ids, width, all(len(piece.segment.terms) == 1 for piece in pieces))
 
 
 def _block(pieces: Sequence[_Piece]) -> int:

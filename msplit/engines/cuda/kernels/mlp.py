@@ -73,7 +73,7 @@ class Layers(NamedTuple):
         return rows
 
 
-class Shared(NamedTuple):
+class SharedArguments(NamedTuple):
     """What a kernel that ends in two dense layers is launched with, in the order in which it takes it.
 
     Attributes:
@@ -89,7 +89,7 @@ class Shared(NamedTuple):
 
 def shared(
     layers: Layers, data: Tensor, rows: int, parts: int, results_of_block: int, result: torch.dtype | None = None
-) -> Shared | None:
+) -> SharedArguments | None:
     """Memory and arguments for two dense layers of rows that come in parts; None where the device has no more counters.
 
     Args:
@@ -110,7 +110,7 @@ def shared(
     partial = data.new_empty(rows * parts * wide, dtype=torch.float32)
     one, two = layers.biases
     numbers = (NUMBERS[name] for name in layers.activations)
-    return Shared(
+    return SharedArguments(
         out,
         (
             *(out, first, out if one is None else one, second, out if two is None else two, partial, counters),

@@ -35,7 +35,7 @@ _TRIES = 16
 
 
 @dataclass(frozen=True)
-class Generator:
+class PhiloxState:
     """A generator's state.
 
     Attributes:
@@ -69,23 +69,23 @@ class Generator:
         return torch.stack(_philox(self.key, counter), -1).reshape(groups, 4 * length)
 
 
-def from_seed(seed: Tensor) -> Generator:
+def from_seed(seed: Tensor) -> PhiloxState:
     """The generator of a seed of two numbers, as stateless ops without a key make it."""
     low, high = seed.long().unbind()
     key = [torch.full_like(low, word) for word in _SCRAMBLE_KEY]
     mixed = _philox((key[0], key[1]), [*split(low), *split(high)])
     zero = torch.zeros_like(low)
-    return Generator((mixed[0], mixed[1]), (zero, zero, mixed[2], mixed[3]))
+    return PhiloxState((mixed[0], mixed[1]), (zero, zero, mixed[2], mixed[3]))
 
 
-def from_key(key: Tensor, counter: Tensor) -> Generator:
+def from_key(key: Tensor, counter: Tensor) -> PhiloxState:
     """The generator of a key (1 number) and a counter (2 numbers), both uint64."""
     low, high = counter.view(torch.int64)[:2].unbind()
     key_low, key_high = split(key.view(torch.int64)[0])
-    return Generator((key_low, key_high), (*split(low), *split(high)))
+    return PhiloxState((key_low, key_high), (*split(low), *split(high)))
 
 
-def to_key(generator: Generator) -> tuple[Tensor, Tensor]:
+def to_key(generator: PhiloxState) -> tuple[Tensor, Tensor]:
     """The inverse of `from_key`: key and counter as uint64 tensors."""
     words = generator.counter
     key = _join(*generator.key).reshape(1)
@@ -93,7 +93,7 @@ def to_key(generator: Generator) -> tuple[Tensor, Tensor]:
     return key.view(torch.uint64), counter.view(torch.uint64)
 
 
-def bits(generator: Generator, count: int, wide: bool) -> Tensor:
+def bits(generator: PhiloxState, count: int, wide: bool) -> Tensor:
     """`count` random words of 64 bits if `wide`, else of 32."""
     if not wide:
         return generator.words(0, -(-count // 4)).reshape(-1)[:count]
@@ -101,7 +101,7 @@ def bits(generator: Generator, count: int, wide: bool) -> Tensor:
     return _join(words[:, 0], words[:, 1])[:count]
 
 
-def uniform(generator: Generator, count: int, dtype: torch.dtype) -> Tensor:
+def uniform(generator: PhiloxState, count: int, dtype: torch.dtype) -> Tensor:
     """`count` floats of the dtype, uniform in [0, 1)."""
     if dtype == torch.float64:
         words = generator.words(0, -(-count // 2)).reshape(-1, 2)
@@ -115,13 +115,13 @@ def uniform(generator: Generator, count: int, dtype: torch.dtype) -> Tensor:
     return number.to(torch.int16).view(dtype) - 1
 
 
-def normal(generator: Generator, count: int, dtype: torch.dtype) -> Tensor:
+def normal(generator: PhiloxState, count: int, dtype: torch.dtype) -> Tensor:
     """`count` floats of the dtype from the standard normal distribution."""
     double = dtype == torch.float64
     return _normals(generator.words(0, -(-count // (2 if double else 4))), double).reshape(-1)[:count].to(dtype)
 
 
-def truncated_normal(generator: Generator, count: int, dtype: torch.dtype) -> Tensor:
+def truncated_normal(generator: PhiloxState, count: int, dtype: torch.dtype) -> Tensor:
     """`count` floats of the dtype from the standard normal distribution, those beyond two deviations drawn again."""
     double = dtype == torch.float64
     size = 2 if double else 4  # Numbers per group.

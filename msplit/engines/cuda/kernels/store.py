@@ -19,7 +19,7 @@ import torch
 from msplit._version import __version__
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.kernels import toolchain
-from msplit.engines.cuda.kernels.binary import Binary, Kernel
+from msplit.engines.cuda.kernels.binary import Binary, LoadedKernel
 from msplit.errors import MsplitError, WriteError
 from msplit.formats.atomic import write_bytes_atomic
 from msplit.formats.files import read_bytes
@@ -48,7 +48,7 @@ class Store:
         self._place = device.place
         self.folder = kept_in(device, "kernels")
         self.given: tuple[Path, ...] = ()
-        self._kernels: dict[str, Kernel | None] = {}
+        self._kernels: dict[str, LoadedKernel | None] = {}
         self._made: dict[str, Callable[[], bytes | None]] = {}
 
     @staticmethod
@@ -62,17 +62,17 @@ class Store:
             self.given = (*self.given, folder)
             self._kernels = {key: kernel for key, kernel in self._kernels.items() if kernel is not None}
 
-    def kernel(self, key: str) -> Kernel | None:
+    def kernel(self, key: str) -> LoadedKernel | None:
         """The kernel that was compiled from this; None where none is kept, or only one that this process has compiled itself."""
         note(key)
         if key not in self._kernels:
             self._kernels[key] = None if key in self._made else self._load(key)
         return self._kernels[key]
 
-    def _load(self, key: str) -> Kernel | None:
+    def _load(self, key: str) -> LoadedKernel | None:
         with contextlib.suppress(MsplitError):  # damaged: it is compiled anew
             data = self.read(key)
-            return None if data is None else Kernel(Binary.unpack(data, file_of(key)), self._place)
+            return None if data is None else LoadedKernel(Binary.unpack(data, file_of(key)), self._place)
         return None
 
     def read(self, key: str) -> bytes | None:

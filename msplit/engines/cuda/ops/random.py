@@ -14,7 +14,7 @@ from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.philox import (
-    Generator,
+    PhiloxState,
     bits,
     from_key,
     from_seed,
@@ -31,7 +31,7 @@ from msplit.engines.cuda.ops.axes import integer, integers
 _PHILOX = 1
 _AUTO = 3
 
-_Draw = Callable[[Generator, int, torch.dtype], Tensor]
+_Draw = Callable[[PhiloxState, int, torch.dtype], Tensor]
 _DRAWS: dict[str, _Draw] = {
     "RandomUniform": uniform,
     "RandomNormal": normal,
@@ -64,7 +64,7 @@ def stateless_random_words(node: Node, shape: np.ndarray, *state: Any) -> Tensor
     return _from_words(bits(_generator(node, state), math.prod(sizes), dtype.itemsize == 8), dtype).reshape(sizes)
 
 
-def _generator(node: Node, state: Sequence[Any]) -> Generator:
+def _generator(node: Node, state: Sequence[Any]) -> PhiloxState:
     """Generator of a seed, or of a key, a counter and the number of an algorithm."""
     if len(state) == 1:
         return from_seed(state[0])
@@ -89,7 +89,7 @@ def stateful_random(node: Node, shape: np.ndarray, *inputs: Tensor) -> Tensor:
     return _floats(node, shape, generator, _DRAWS[node.attrs["draws"]])
 
 
-def generator_of_step(node: Node, steps: Tensor, reserved: int) -> Generator:
+def generator_of_step(node: Node, steps: Tensor, reserved: int) -> PhiloxState:
     """The generator of a random op with a state, behind what that has set aside in the steps before.
 
     Args:
@@ -99,7 +99,7 @@ def generator_of_step(node: Node, steps: Tensor, reserved: int) -> Generator:
     """
     seed, seed2 = (torch.full_like(steps, value) for value in node.attrs["seeds"])
     low = steps * reserved
-    return Generator(split(seed), (*split(low), *split(seed2)))
+    return PhiloxState(split(seed), (*split(low), *split(seed2)))
 
 
 @lowering("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg")
@@ -128,12 +128,12 @@ def stateless_multinomial(node: Node, logits: Tensor, num_samples: np.ndarray, s
     return found.clamp(max=classes - 1).to(torch_dtype(node.get("output_dtype", "int64")))
 
 
-def _floats(node: Node, shape: np.ndarray, generator: Generator, draw: _Draw) -> Tensor:
+def _floats(node: Node, shape: np.ndarray, generator: PhiloxState, draw: _Draw) -> Tensor:
     sizes = integers(shape)
     return draw(generator, math.prod(sizes), torch_dtype(node.get("dtype", "float32"))).reshape(sizes)
 
 
-def _integers(shape: np.ndarray, generator: Generator, minval: Tensor, maxval: Tensor) -> Tensor:
+def _integers(shape: np.ndarray, generator: PhiloxState, minval: Tensor, maxval: Tensor) -> Tensor:
     sizes = integers(shape)
     dtype = minval.dtype
     wide = dtype.itemsize == 8

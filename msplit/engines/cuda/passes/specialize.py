@@ -21,7 +21,7 @@ from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.frontend.unroll import Unroller
-from msplit.engines.cuda.ir.buffers import BUFFER, INTO, Coverage, parts_of, without_place
+from msplit.engines.cuda.ir.buffers import BUFFER, INTO, BufferCoverage, parts_of, without_place
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
 from msplit.engines.cuda.ir.functions import Bodies
 from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus, apart, gpus_of
@@ -66,7 +66,7 @@ class Tracer:
         self.let_go: set[int] = set()  # ops that do not run here, of a trace that computes no values
         self.filters: dict[Key, Op] = {}  # constant filters, each with the first convolution that reads it
         self.shared: set[Key] = set()  # filters that several convolutions read
-        self.coverage = Coverage()
+        self.coverage = BufferCoverage()
         self.rounding = Rounding(graph)
         self.state: StateMemory | None = None  # variables, which this run may change
         self._written: Counter[str] = Counter()  # how often a variable was

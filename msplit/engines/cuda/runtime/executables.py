@@ -25,7 +25,7 @@ from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
-from msplit.engines.cuda.runtime.host import Counting, HostPart, Steps, WithHost
+from msplit.engines.cuda.runtime.host import Counting, HostPart, StepCounter, WithHost
 from msplit.engines.cuda.runtime.input_staging import taken
 from msplit.engines.cuda.runtime.plan_binding import restore
 from msplit.engines.cuda.runtime.several_gpus import SeparateMemory, gpu_of_streams
@@ -133,7 +133,7 @@ def executable_of(
     *,
     ieee: bool,
     shared: Shared | None = None,
-    steps: Steps | None = None,
+    steps: StepCounter | None = None,
 ) -> Executable:
     """The executable, its host part in front of it where there is one. `shared` is as `executable_for` has it; others that draw random
     numbers with it count the same `steps`."""

@@ -170,7 +170,7 @@ class Wrapped(Executable):
         self.device.close()
 
 
-class Steps:
+class StepCounter:
     """Counter of steps, of all executables that draw random numbers together: an iterator, which any thread may ask."""
 
     def __init__(self) -> None:
@@ -189,9 +189,9 @@ class Steps:
 class Counting(Wrapped):
     """An executable that is told at every step how many there were before, as the state of TensorFlow's random ops has it."""
 
-    def __init__(self, device: Executable, steps: Steps | None = None) -> None:
+    def __init__(self, device: Executable, steps: StepCounter | None = None) -> None:
         super().__init__(device)
-        self._steps = steps or Steps()
+        self._steps = steps or StepCounter()
         self._prefetched: tuple[Feeds | None, Feeds] = (None, {})  # what was sent, and that with its number
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:

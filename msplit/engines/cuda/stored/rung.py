@@ -24,7 +24,7 @@ from msplit.engines.cuda.kernels.store import Store, file_of
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.executables import Compiled, executable_for, executable_of
-from msplit.engines.cuda.runtime.host import HostPart, Steps, Wrapped
+from msplit.engines.cuda.runtime.host import HostPart, StepCounter, Wrapped
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored.program import Restored, pack, unpack
 from msplit.engines.cuda.stored.weights import Weights
@@ -108,7 +108,7 @@ class Builds:
         *,
         ieee: bool,
         fits: bool,
-        steps: Steps | None = None,
+        steps: StepCounter | None = None,
     ) -> Opened:
         """Brings a build's weights and kernels to the device; arguments are those of `Opened`."""
         return Opened(weights, kernels, options, ieee=ieee, fits=fits, steps=steps)
@@ -134,7 +134,7 @@ class Opened:
         *,
         ieee: bool,
         fits: bool,
-        steps: Steps | None = None,
+        steps: StepCounter | None = None,
     ) -> None:
         self._options, self._ieee, self._fits = options, ieee, fits
         place = torch.device(options.device)
@@ -142,7 +142,7 @@ class Opened:
             place = Device.of(place).place
             if fits and kernels is not None:
                 Store.of(place).add(kernels)
-        self._place, self.steps = place, steps or Steps()
+        self._place, self.steps = place, steps or StepCounter()
         empty = torch.empty(0, dtype=torch.uint8, device=place)
         self._memory = torch.from_numpy(weights).to(place) if len(weights) else empty
         self._pool: Any = torch.cuda.graph_pool_handle() if options.on_gpu else None

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from msplit.engines.cuda.device.device import Device  # noqa: E402
 from msplit.engines.cuda.kernels import binary, launch, store  # noqa: E402
-from msplit.engines.cuda.kernels.binary import PARAMETERS, Binary, Kernel  # noqa: E402
+from msplit.engines.cuda.kernels.binary import PARAMETERS, Binary, LoadedKernel  # noqa: E402
 from msplit.engines.cuda.kernels.launch import Code, binary_of, key_of  # noqa: E402
 from msplit.engines.cuda.kernels.store import Store, file_of, noting  # noqa: E402
 from msplit.errors import MsplitError  # noqa: E402
@@ -173,7 +173,7 @@ PLACE = torch.device("cuda", 0)
 
 
 def test_a_launch_hands_on_addresses_and_numbers(driver: Driver) -> None:
-    kernel = Kernel(BINARY, PLACE)
+    kernel = LoadedKernel(BINARY, PLACE)
     driver.types = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
     tensor = torch.arange(4)
     kernel.launch((3, 2), [tensor, -5, 1 << 40])
@@ -184,7 +184,7 @@ def test_a_launch_hands_on_addresses_and_numbers(driver: Driver) -> None:
 
 
 def test_an_early_kernel_is_launched_as_one(driver: Driver) -> None:
-    kernel = Kernel(replace(BINARY, early=True), PLACE)
+    kernel = LoadedKernel(replace(BINARY, early=True), PLACE)
     driver.types = [ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64]
     tensor = torch.arange(4)
     kernel.launch((3, 2), [tensor, -5, 1 << 40])
@@ -193,7 +193,7 @@ def test_an_early_kernel_is_launched_as_one(driver: Driver) -> None:
 
 
 def test_much_shared_memory_is_asked_for(driver: Driver) -> None:
-    Kernel(Binary("big", 4, 100_000, (), (), b"code"), PLACE)
+    LoadedKernel(Binary("big", 4, 100_000, (), (), b"code"), PLACE)
     assert driver.shared == 100_000
 
 

@@ -31,7 +31,7 @@ from msplit.engines.cuda.kernels.attention import WIDEST, names
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.attention import ATTENTION as OP
 from msplit.engines.cuda.ops.attention import EQUATION, KERNEL
-from msplit.engines.cuda.passes.attention.masks import Maker, Mask, mask_of
+from msplit.engines.cuda.passes.attention.masks import AttentionMask, Maker, mask_of
 from msplit.engines.cuda.passes.attention.match import Match, Operand, find
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, lowered
 from msplit.engines.cuda.passes.pattern import become_reshape
@@ -120,7 +120,7 @@ def _by_atom(graph: OpGraph, match: Match, operand: Operand) -> Key:
     return made.node, 0
 
 
-def _with_lost(maker: Maker, match: Match, mask: Mask, op: Op, result: list[int]) -> Key:
+def _with_lost(maker: Maker, match: Match, mask: AttentionMask, op: Op, result: list[int]) -> Key:
     """The result, with what rows become in which nothing counts."""
     key: Key = (op.node, 0)
     if mask.kept is None:

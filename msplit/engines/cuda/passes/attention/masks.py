@@ -46,7 +46,7 @@ Term = Key | NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Mask:
+class AttentionMask:
     """Changes of scores in front of the softmax.
 
     Attributes:
@@ -283,7 +283,7 @@ class _Masks:
         """Returns whether all of them hold."""
         return functools.reduce(lambda first, second: self.binary("LogicalAnd", first, second, "bool"), conditions)
 
-    def mask(self) -> Mask:
+    def mask(self) -> AttentionMask:
         """Implements `mask_of`."""
         match = self.match
         bias: Term = self._scalar(0.0)
@@ -314,19 +314,19 @@ class _Masks:
         if isinstance(counts, tuple):
             if lost is None and "float16" in (match.dtype, self.dtype):
                 raise Illegal
-            return Mask(self.finished(bias), kept=None if lost is None else counts, lost=lost or 0.0)
+            return AttentionMask(self.finished(bias), kept=None if lost is None else counts, lost=lost or 0.0)
         if counts is not None and not counts.any(-1).all():
             raise Illegal
-        return Mask(self.finished(bias)) if isinstance(bias, tuple) else self._known(bias)
+        return AttentionMask(self.finished(bias)) if isinstance(bias, tuple) else self._known(bias)
 
-    def _known(self, bias: NDArray[Any]) -> Mask:
+    def _known(self, bias: NDArray[Any]) -> AttentionMask:
         if self.match.dtype == "float16" and (bias <= _least("float16")).all(-1).any():
             raise Illegal
         if np.isnan(bias).any() or np.isneginf(bias).all(-1).any():
             raise Illegal
         if not bias.any():
-            return Mask()
-        return Mask(causal=True) if self._is_causal(bias) else Mask(self.finished(bias))
+            return AttentionMask()
+        return AttentionMask(causal=True) if self._is_causal(bias) else AttentionMask(self.finished(bias))
 
     def _fit_float16(self) -> None:
         """Makes sure that what is added, and not known, is as large in the type of queries."""
@@ -389,7 +389,7 @@ def _part(axes: Axes, shape: Sequence[int]) -> Axes:
     return tuple(() if size == 1 else axis for size, axis in zip(shape, axes[len(axes) - len(shape) :], strict=True))
 
 
-def mask_of(maker: Maker, match: Match) -> Mask | None:
+def mask_of(maker: Maker, match: Match) -> AttentionMask | None:
     """The addend to the scores of a match, made of ops where it is not known; None where adding can not do the same."""
     try:
         return _Masks(maker, match).mask()

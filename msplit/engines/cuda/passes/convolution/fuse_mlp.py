@@ -33,7 +33,7 @@ _RANK = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class DenseLayer:
     """A product with constant weights, and what follows it.
 
     Attributes:
@@ -75,7 +75,7 @@ class Candidate:
     """
 
     data: Key
-    layers: tuple[Layer, ...]
+    layers: tuple[DenseLayer, ...]
     absorbed: tuple[Op, ...]
     softmax: Op | None = None
     prologue: InFront | None = None
@@ -121,7 +121,7 @@ def find_mlps(graph: OpGraph) -> list[Candidate]:
     return [*pairs, *(one for one in singles if one.softmax or one.layers[0].product.node not in paired)]
 
 
-def _pair(graph: OpGraph, readers: Readers, first: Layer) -> Candidate | None:
+def _pair(graph: OpGraph, readers: Readers, first: DenseLayer) -> Candidate | None:
     between = reshapes_behind(readers, first.result)
     key = (between[-1].node, 0) if between else first.result
     op, reader = first.product, readers.only(key)
@@ -136,7 +136,7 @@ def _pair(graph: OpGraph, readers: Readers, first: Layer) -> Candidate | None:
     return Candidate(data, (first, second), (*before, *first.absorbed, *between, *second.absorbed))
 
 
-def _single(graph: OpGraph, readers: Readers, layer: Layer) -> Candidate | None:
+def _single(graph: OpGraph, readers: Readers, layer: DenseLayer) -> Candidate | None:
     dtype, results = str(layer.product.attrs["T"]), graph.constants[layer.weights].shape[1]
     data, before = _pooled(graph, readers, layer.product.inputs[0], dtype)
     between = reshapes_behind(readers, layer.result)
@@ -157,7 +157,7 @@ def _single(graph: OpGraph, readers: Readers, layer: Layer) -> Candidate | None:
     return Candidate(data, (layer,), (*before, *layer.absorbed, *behind), softmax, prologue)
 
 
-def _layer(graph: OpGraph, readers: Readers, op: Op) -> Layer | None:
+def _layer(graph: OpGraph, readers: Readers, op: Op) -> DenseLayer | None:
     if op.op.removeprefix("_Fused") != "MatMul" or op.attrs.get("T") not in _DTYPES:
         return None
     steps = tuple(op.attrs.get("fused_ops", ()))
@@ -173,8 +173,8 @@ def _layer(graph: OpGraph, readers: Readers, op: Op) -> Layer | None:
     follows = not activation and op.attrs.get(RESULT) in (None, op.attrs["T"])
     name, ops = activation_behind(graph, readers, (last.node, 0)) if follows else (None, [])
     if name is None or name not in NUMBERS:
-        return Layer(op, activation, (op,))
-    return Layer(op, name, (op, *reshapes, *ops))
+        return DenseLayer(op, activation, (op,))
+    return DenseLayer(op, name, (op, *reshapes, *ops))
 
 
 def _pooled(graph: OpGraph, readers: Readers, rows: Key, dtype: str) -> tuple[Key, list[Op]]:

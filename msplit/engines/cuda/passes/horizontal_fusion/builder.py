@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.passes.horizontal_fusion.weights import Weights
+from msplit.engines.cuda.passes.horizontal_fusion.weights import StackedWeights
 from msplit.engines.cuda.passes.pattern import value_key
 
 
@@ -46,7 +46,7 @@ class Builder:
         self.graph, self.types = graph, types
         self.ops: dict[int, Op] = {}
         self.places: dict[Key, StackSlot] = {}
-        self.weights = Weights(graph)
+        self.weights = StackedWeights(graph)
         self._cache: dict[Any, Key] = {}
 
     def emit(
@@ -277,7 +277,7 @@ class Batch:
         return {**layer, "bias": bias[1], "biases": self.count}, [stack, bias[0]]
 
     def _taken(self, slot: int, *, wide: bool = False) -> tuple[Key, int] | None:
-        """A stack in which the members' constants or variables are neighbours, and where the first one is; see `Weights.take`."""
+        """A stack in which the members' constants or variables are neighbours, and where the first one is; see `StackedWeights.take`."""
         if self.constants(slot):
             return self._builder.weights.take(self.column(slot), wide=wide)
         place = self._builder.side_by_side(self.column(slot))

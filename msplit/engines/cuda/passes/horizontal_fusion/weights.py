@@ -35,7 +35,7 @@ class _Stack:
     wide: bool = False
 
 
-class Weights:
+class StackedWeights:
     """The stacks that merges take their constants from. `finish` makes them."""
 
     def __init__(self, graph: OpGraph) -> None:

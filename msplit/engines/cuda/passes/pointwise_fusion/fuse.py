@@ -16,7 +16,14 @@ from msplit.engines.cuda.ir.interpret import device_inputs
 from msplit.engines.cuda.ir.program import KernelCall
 from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
 from msplit.engines.cuda.passes.pattern import Readers
-from msplit.engines.cuda.passes.pointwise_fusion.inductor import SECONDS, Compiler, Kernel, Layout, Report, layout
+from msplit.engines.cuda.passes.pointwise_fusion.inductor import (
+    SECONDS,
+    Compiler,
+    CompileReport,
+    Kernel,
+    Layout,
+    layout,
+)
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Outline, contract, outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import find_groups
 from msplit.engines.cuda.passes.precision.round_results import read_by_products, takes_tf32
@@ -41,7 +48,7 @@ class Fused:
     groups: int = 0
     members: int = 0
     kernels: int = 0
-    report: Report | None = None
+    report: CompileReport | None = None
 
     def facts(self) -> Mapping[str, Any]:
         """For the report of a run."""

@@ -78,7 +78,7 @@ class Kernel:
 
 
 @dataclass
-class Report:
+class CompileReport:
     """Result of compiling.
 
     Attributes:
@@ -116,7 +116,7 @@ class Compiler:
 
     def __init__(self, device: torch.device, seconds: float = SECONDS) -> None:
         self.device, self.budget = device, seconds
-        self.report = Report()
+        self.report = CompileReport()
         self._made = Device.of(device).owned(_Made)
 
     def kernels(self, wanted: Sequence[tuple[Body, tuple[Layout, ...]]]) -> list[Kernel | str]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from msplit.engines.cuda.autotune.timer import CudaTimer
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
-from msplit.engines.cuda.kernels.binary import POINTER, Binary, Kernel
+from msplit.engines.cuda.kernels.binary import POINTER, Binary, LoadedKernel
 from msplit.engines.cuda.kernels.store import Store, note
 from msplit.formats.files import JsonValue
 
@@ -141,7 +141,7 @@ def _output_of(value: JsonValue) -> Output:
 class Recorded:
     """A record that runs, with its key in the store."""
 
-    def __init__(self, key: str, record: Record, kernels: Sequence[Kernel], device: torch.device) -> None:
+    def __init__(self, key: str, record: Record, kernels: Sequence[LoadedKernel], device: torch.device) -> None:
         self.record, self._device = record, device
         self._keys = (key, *(launch.kernel for launch in record.launches))
         self._kernels = tuple(kernels)
@@ -223,7 +223,7 @@ def record(key: str, store: Store, run: Callable[..., Any], examples: Sequence[T
         return None
     made, binaries = described
     device = examples[0].device
-    recorded = Recorded(key, made, [Kernel(binaries[launch.kernel], device) for launch in made.launches], device)
+    recorded = Recorded(key, made, [LoadedKernel(binaries[launch.kernel], device) for launch in made.launches], device)
     again = recorded(*examples, poison=True)
     if len(again) != len(results) or not all(_same(*pair) for pair in zip(again, results, strict=True)):
         return None
