@@ -20,6 +20,7 @@ from msplit.progress import Progress
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.runtime.executables import Compiled
+    from msplit.engines.cuda.runtime.host import StepCounter
     from msplit.engines.cuda.search.measurement import (
         CompiledVariant,
         CompiledVariants,
