@@ -64,7 +64,7 @@ def rows(graphs: Path, name: str, batch: int, precision: Precision, streams: int
     expected = exact.step(job.feeds)
     exact.close()
     sizes, costs = price(flat, work)
-    assigned, _ = assignments_for(flat, sizes, costs, RunRequest(streams=[streams], ruleset=models.RULES[name]))
+    assigned, _ = assignments_for(flat, sizes, costs, RunRequest.of(streams=[streams], ruleset=models.RULES[name]))
     options = replace(job.options, mode=KernelMode.FUSED_AND_GROUPED)
     job = replace(job, costs=costs, options=options, precision=precision)
     for count, ids, _ in [(1, job.ids, None), *assigned]:

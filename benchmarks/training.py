@@ -173,7 +173,7 @@ def ours(arguments: argparse.Namespace, job: Job, batch: int) -> list[Variant]:
     name = training_of(job)
     request = {"streams": [int(one) for one in arguments.streams.split(",")], "ruleset": MODELS[name].rules}
     sizes, costs = price(job.flat, Workload(batch=batch))
-    assigned, _ = assignments_for(job.flat, sizes, costs, RunRequest(**request))
+    assigned, _ = assignments_for(job.flat, sizes, costs, RunRequest.of(**request))
     job = replace(job, costs=costs)
     found = [Variant(ONE, engine, job)]
     if arguments.device == "cuda":

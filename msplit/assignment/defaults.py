@@ -174,7 +174,7 @@ def _said(ruleset: RuleSet | None, workload: Workload) -> dict[str, str]:
     if profile is not None:
         said["profile"] = f"profile {profile.source}"
     else:
-        said["gpu"] = f"gpu {workload.gpu}"
+        said["gpu"] = f"gpu {workload.gpu or DEFAULT_GPU}"
     return said
 
 
@@ -198,7 +198,7 @@ def measured_record(flat: FlatGraph, workload: Workload, streams: int) -> Assign
         streams=streams,
         batch=workload.batch,
         shapes=workload.shapes,
-        gpu=workload.gpu,
+        gpu=workload.gpu or DEFAULT_GPU,
         profile=None if profile is None else RecordedProfile(profile.source, profile_file.hash_of(profile)),
         loaded=flat.model.choice,
     )

@@ -19,6 +19,7 @@ from msplit.core.graph import Ints
 from msplit.core.memory import no_collection
 from msplit.cost import profile as profiles
 from msplit.cost.costs import Costs
+from msplit.cost.gpus import DEFAULT_GPU
 from msplit.cost.profile import Workload
 from msplit.engines.tensorflow.gradients import expanded
 from msplit.errors import LoadError, MsplitError
@@ -113,7 +114,7 @@ def opened(model: FlatGraph | str | os.PathLike[str]) -> FlatGraph:
 
 def price(flat: FlatGraph, workload: Workload) -> tuple[Shapes, Costs]:
     """Shapes of all tensors and cost of all nodes, on a GPU's data sheet or as measured; see `api.price`."""
-    profile, gpu, shapes = workload.profile, workload.gpu, workload.shapes
+    profile, gpu, shapes = workload.profile, workload.gpu or DEFAULT_GPU, workload.shapes
     if profile is not None:
         profiles.check(profile, flat)
         gpu = profile.device.sheet() or gpu

@@ -25,8 +25,8 @@ from msplit.flatten.flat import FlatGraph
 from msplit.inputs.examples import hits
 from msplit.progress import Progress, timing
 from msplit.run.compilation import beside_float32, chosen_variant, compiled
-from msplit.run.request import BenchOptions, RunRequest, request_of
-from msplit.run.setup import StreamIds, cuda_options, on_all
+from msplit.run.request import BenchOptions, keywords_of
+from msplit.run.setup import BenchRequest, StreamIds, on_all
 from msplit.run.tuning import Tuned, confirmed
 from msplit.run.variants import as_recorded, naming_open_shapes, set_up
 from msplit.schedule.bounds import bounds
@@ -56,18 +56,19 @@ def bench(
         EngineError: The engine can not run the model; the message names what and the way out.
         MsplitError: An input does not fit.
     """
-    return bench_for(flat, request_of(bench, BenchOptions, options), progress=progress)
+    return bench_for(flat, BenchRequest.of(**keywords_of(bench, BenchOptions, options)), progress=progress)
 
 
 def bench_for(
-    flat: FlatGraph | str | os.PathLike[str], request: RunRequest, *, progress: Progress | None = None
+    flat: FlatGraph | str | os.PathLike[str], asked: BenchRequest, *, progress: Progress | None = None
 ) -> Bench:
     """`bench`, with its options as a request."""
     with timing() as phases, ExitStack() as errors:
         flat = opened(flat)
-        request, said = as_recorded(flat, request)
+        comparison = asked.comparison
+        request, said = as_recorded(flat, asked.run)
         errors.enter_context(naming_open_shapes(flat, request))
-        setup = set_up(flat, request, progress=progress)
+        setup = set_up(flat, request, comparison, progress=progress)
         made = compiled(setup, progress)
         request, tuned = setup.request, made.tuned
         variants = beside_float32(setup, made)
@@ -79,18 +80,18 @@ def bench_for(
             settings=request.settings,
             reference=setup.reference,
             about=None if setup.job.costs is None else hints(flat, setup.job.costs),
-            command=request.command,
+            command=comparison.command,
             progress=progress,
-            timelines=[one.label for one in variants if request.timelines and one.engine is setup.engine],
+            timelines=[one.label for one in variants if comparison.timelines and one.engine is setup.engine],
         )
         placements = {
             one.label: TENSORFLOW.placement(one.job)
             for one in variants
-            if request.log_placement and one.engine is TENSORFLOW
+            if comparison.log_placement and one.engine is TENSORFLOW
         }
     limited = None
     if setup.engine is CUDA and request.capture and any(variant.device for variant in result.variants):
-        limited = _limited(replace(setup.job, options=cuda_options(request)), variants, tuned)
+        limited = _limited(replace(setup.job, options=request.options), variants, tuned)
     sums = phases.stop()
     return Bench(
         result=result,

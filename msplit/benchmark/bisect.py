@@ -105,7 +105,7 @@ def bisect(flat: FlatGraph, request: RunRequest | None = None, *, progress: Prog
     device = "cpu" if request.device == "cuda" and CUDA.unavailable() else request.device
     loaded = None if request.reference is None else load_reference(request.reference)
     if loaded is not None and request.reference is not None:
-        fit(flat, loaded, request.reference, batch=request.batch, shapes=request.shapes)
+        fit(flat, loaded, request.reference, batch=request.workload.batch, shapes=request.workload.shapes)
         feeds: Arrays = loaded.feeds
     else:
         feeds = feeds_for(flat, request.workload, seed=request.seed)

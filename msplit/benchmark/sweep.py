@@ -11,12 +11,12 @@ from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress
-from msplit.run.exclusions import refuse_exclusions
-from msplit.run.request import RunRequest
+from msplit.run.request import refuse_exclusions
+from msplit.run.setup import BenchRequest
 
 
 def sweep(
-    flat: FlatGraph, request: RunRequest, batches: Sequence[int], *, progress: Progress | None = None
+    flat: FlatGraph, request: BenchRequest, batches: Sequence[int], *, progress: Progress | None = None
 ) -> BatchSweep:
     """Measures a model with each of several batches, one after the other. See `bench`.
 
@@ -43,7 +43,7 @@ def sweep(
                 progress(f"batch {batch}: {what}", (number + share) / len(batches))
 
         try:
-            runs[batch] = bench_for(flat, replace(request, batch=batch), progress=tell)
+            runs[batch] = bench_for(flat, replace(request, run=request.run.sized(batch=batch)), progress=tell)
         except EngineError as problem:
             failed[batch] = problem.what
             if not runs and len(failed) == len(set(batches)):

@@ -97,7 +97,7 @@ def command(
     from msplit.benchmark.sweep import sweep
     from msplit.formats import build
     from msplit.report import benchmark
-    from msplit.run.exclusions import refuse_exclusions
+    from msplit.run.request import refuse_exclusions
 
     if build.is_build(model):
         return _bench_build(model, measured, run.seed, asked.style)
@@ -117,7 +117,7 @@ def command(
     flat = choice.load(model, record=not work.no_record)
     places = (asked.trace, measured.save_reference, beside.plot)
     check_places(flat, [path for path in places if path is not None], force=asked.force)
-    baseline_options.refuse(then, request, beside.limit, flat)
+    baseline_options.refuse(then, request.run, beside.limit, flat)
     if work.several:
         with telling() as tell:
             swept = sweep(flat, request, work.several, progress=tell)

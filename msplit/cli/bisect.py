@@ -43,7 +43,7 @@ def command(model: Path, choice: options.Choice, compared: Compared, work: optio
     from msplit.verify.results import Settings
 
     flat = choice.load(model, record=not work.no_record)
-    request = RunRequest(
+    request = RunRequest.of(
         ruleset=compared.ruleset,
         reference=compared.reference,
         settings=Settings(seed=compared.seed, tolerance=compared.tolerance),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,6 +219,7 @@ def _settings(load: Loaded, beside: Beside) -> LoadSettings:
         beside=() if beside.beside == ("none",) else beside.beside,
         threads=beside.threads,
         config=beside.config,
+        command=("msplit", *sys.argv[1:]),
     )
 
 

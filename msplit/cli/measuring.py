@@ -13,7 +13,7 @@ from msplit.cli import options, tensorflow_options
 from msplit.cli.keys import FILE, Key, keyed
 
 if TYPE_CHECKING:
-    from msplit.run.request import RunRequest
+    from msplit.run.setup import BenchRequest
     from msplit.verify.results import Settings
 
 
@@ -61,11 +61,11 @@ class Run(tensorflow_options.Stock, options.Kernels):
     cluster: str | None
     ps_strategy: str
 
-    def request(self, work: options.Work, measured: Measured, **further: Any) -> RunRequest:
+    def request(self, work: options.Work, measured: Measured, **further: Any) -> BenchRequest:
         """What the options ask for."""
-        from msplit.run.request import RunRequest
+        from msplit.run.setup import BenchRequest
 
-        return RunRequest(
+        return BenchRequest.of(
             streams=self.streams,
             devices=self.devices,
             compare_tensorflow=measured.compare_tensorflow,

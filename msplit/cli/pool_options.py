@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ class Engine(options.Kernels):
         """The same for what prepares it."""
         from msplit.run.request import RunRequest
 
-        return RunRequest(**self.arguments(), shapes=dict(self.shapes), command=("msplit", *sys.argv[1:]))
+        return RunRequest.of(**self.arguments(), shapes=dict(self.shapes))
 
 
 engine_options = options.together(

@@ -199,7 +199,7 @@ def command(
     """
     from msplit.errors import RankLost
     from msplit.report import train as report
-    from msplit.run.exclusions import refuse_exclusions
+    from msplit.run.request import refuse_exclusions
     from msplit.training import hosts
     from msplit.training.loop import train
     from msplit.training.rendezvous import joined
@@ -236,10 +236,10 @@ def _data(trainer: Trainer, feeding: Feeding, request: RunRequest, *, endless: b
     from msplit.training.data import BatchOptions, constant, open_data, own_data, part, whole
 
     specs = whole(trainer.specs, trainer.shards)
-    fixed = constant(specs, request.inputs)
+    fixed = constant(specs, request.workload.inputs)
     if not feeding.data:
         return part(own_data(specs, fixed), trainer.shards, trainer.world.rank)
     epochs = feeding.epochs if feeding.epochs is not None or endless else 1
     how = BatchOptions(feeding.batch, epochs, feeding.shuffle, request.seed)
-    data = open_data(feeding.data, specs, how, shapes=request.shapes, fixed=fixed)
+    data = open_data(feeding.data, specs, how, shapes=request.workload.shapes, fixed=fixed)
     return part(data, trainer.shards, trainer.world.rank)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from msplit.cost.costs import Constants, Costs, carry
-from msplit.cost.gpus import DEFAULT_GPU, gpu_names
+from msplit.cost.gpus import gpu_names
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.summary import structure_hash
@@ -291,12 +291,12 @@ class Workload:
         batch: Size of unknown leading dimensions of inputs; None for 1.
         shapes: Whole shapes by input name.
         inputs: Files by input name, and under "" one that names its inputs itself; the other inputs are made up.
-        gpu: Data sheet that prices the nodes.
+        gpu: Data sheet that prices the nodes; None: the default.
         profile: What was measured on the graph, in place of the data sheet.
     """
 
     batch: int | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     inputs: Mapping[str, Path] = field(default_factory=dict)
-    gpu: str = DEFAULT_GPU
+    gpu: str | None = None
     profile: Profile | None = None

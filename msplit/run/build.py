@@ -28,9 +28,8 @@ from msplit.formats.build import KERNELS, WEIGHTS, Manifest, Rung
 from msplit.inputs.reference import Reference, packed_reference
 from msplit.opset.traits import written
 from msplit.progress import Progress, phase, prepared, silent, timing
-from msplit.run.exclusions import refuse_exclusions
 from msplit.run.prepare import Ready, make_ready
-from msplit.run.request import BuildOptions, RunRequest, request_of
+from msplit.run.request import BuildOptions, RunRequest, refuse_exclusions, request_of
 from msplit.run.runner import Runner
 from msplit.run.variants import as_recorded
 from msplit.shapes.infer import stated_shapes
@@ -151,13 +150,13 @@ def make(
     request = request or RunRequest()
     request = replace(request, engine="cuda", devices=request.devices[:1])  # it runs on whichever it is opened on
     request, said = as_recorded(flat, request)
-    wanted: list[int | None] = [*sorted(set(batches))] or [request.batch]
+    wanted: list[int | None] = [*sorted(set(batches))] or [request.workload.batch]
     builds, references, rungs = ENGINE.builds(request.places[0]), dict[str, Reference](), list[Rung]()
     packed: dict[str, Packed] = {}
     chosen: list[tuple[str, str, tuple[str, ...]]] = []
     with timing() as phases:
         for number, batch in enumerate(wanted, 1):
-            ready = make_ready(flat, replace(request, batch=batch), progress=progress)
+            ready = make_ready(flat, request.sized(batch=batch), progress=progress)
             with ready.runner as runner:
                 (progress or silent)("packing", number / len(wanted))
                 with phase("packing"):
@@ -244,7 +243,7 @@ def _first_rows(value: NDArray[Any], most: int) -> NDArray[Any]:
 def rows_of(flat: FlatGraph, request: RunRequest) -> tuple[tuple[Mapping[str, int], Mapping[str, int]] | None, str]:
     """Entries per row of inputs and outputs, as `Manifest.rows` has them; or None, and why rows are not independent."""
     try:
-        found = independent_rows(flat, shapes=request.shapes)
+        found = independent_rows(flat, shapes=request.workload.shapes)
         found.check()
     except MsplitError as problem:
         return None, "; ".join([problem.what, *problem.details])

@@ -19,7 +19,7 @@ from msplit.run.ablation import compile_steps, predicted
 from msplit.run.dedupe import distinct
 from msplit.run.kernels import Chooser
 from msplit.run.request import RunRequest
-from msplit.run.setup import Ablation, AblationStep, Setup, cuda_options, on_all, one_stream, plan_label, plural
+from msplit.run.setup import Ablation, AblationStep, Setup, on_all, one_stream, plan_label, plural
 from msplit.run.tuning import TUNED, Tuned, tune
 from msplit.verify.results import Variant
 
@@ -67,12 +67,12 @@ def compiled(setup: Setup, progress: Progress | None = None) -> CompiledSetup:
             notes.append("of the plan only the streams are used: it holds no order of the kernels that run here")
     tuned, found = None, list[Variant]()
     if request.tune is not None:
-        base = replace(setup.job, options=cuda_options(request))
+        base = replace(setup.job, options=request.options)
         given = [(f"{request.ruleset or 'rules'}-{streams}", ids) for streams, ids, _ in setup.assignments]
         how = replace(request.tune, kernels=_modes(request, request.tune.kernels))
         most = max(request.streams, default=1)
         with phase("tuning"):
-            tuned = tune(base, how, streams=most, given=given, batch=request.batch or 1, tell=progress)
+            tuned = tune(base, how, streams=most, given=given, batch=request.workload.batch or 1, tell=progress)
         found = _tuned_variants(base, tuned, one_stream(variants).label, setup.engine)
         variants += found
     settled = distinct(variants, steps)
@@ -143,7 +143,7 @@ def _auto(setup: Setup, variants: Sequence[Variant], progress: Progress | None) 
         return Ablation(notes=("auto chooses kernels for CUDA graphs, so it does not choose any here",))
     ruleset = anew(ruleset, job.flat)
     one = one_stream(variants)
-    chooser = Chooser(lambda: one.job, batch=request.batch, names=modes, tell=progress)
+    chooser = Chooser(lambda: one.job, batch=request.workload.batch, names=modes, tell=progress)
     assigned = assign(job.flat, ruleset, streams=most, priced=setup.priced, kernels=lambda *_: chooser)
     if chooser.tried is None or (assigned.kernels is None and chooser.chosen is not None):
         remarks = assigned.outcome.remarks

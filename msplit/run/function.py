@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Unpack
@@ -270,7 +270,7 @@ class CompiledFunction(DisplayMixin):
         flat = load(path)
         if rows is not None:
             shapes = {one.name: tuple(arrays[one.name].shape) for one in flat.inputs if one.name in arrays}
-            request = replace(request, shapes=shapes)
+            request = request.sized(shapes=shapes)
         if not exported.changed:
             return _Rung(prepare_for(flat, request, improve=self._improve), exported.structure, None, folder)
         if self._improve:
@@ -278,8 +278,10 @@ class CompiledFunction(DisplayMixin):
                 "improve=True is for functions that change no variables",
                 fix='leave it out; with effort="fast" new shapes are ready soon',
             )
-        if not request.inputs:  # a step is verified on data that can be trained on, and not on labels that were made up
-            request = replace(request, inputs=write_inputs(values, [one.name for one in flat.inputs], path.parent))
+        if (
+            not request.workload.inputs
+        ):  # a step is verified on data that can be trained on, and not on labels that were made up
+            request = request.sized(inputs=write_inputs(values, [one.name for one in flat.inputs], path.parent))
         runner = prepare_for(flat, request)
         return _Rung(runner, exported.structure, trained_by(runner, exported, flat.model), folder)
 

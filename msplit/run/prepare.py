@@ -20,8 +20,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.progress import Progress, prepared, silent, timing
 from msplit.run.ablation import on_one_stream
 from msplit.run.compilation import CompiledSetup, chosen_variant, compiled
-from msplit.run.exclusions import refuse_exclusions
-from msplit.run.request import FAST, FULL, RunOptions, RunRequest, request_of
+from msplit.run.request import FAST, FULL, RunOptions, RunRequest, refuse_exclusions, request_of
 from msplit.run.runner import Runner, runner_of
 from msplit.run.setup import Setup
 from msplit.run.tuning import Tuned
@@ -139,13 +138,12 @@ def make_ready(
     state: Arrays | None = None,
 ) -> Ready:
     """See `prepare`, which does so. Here the request may ask for tuning: then what that finds runs. What was compiled is kept."""
-    asked = replace(request, compare_tensorflow=False, save_reference=None, timelines=False)
     with timing() as phases, ExitStack() as errors:
         flat = opened(flat)
         errors.enter_context(naming_open_shapes(flat, request))
         # Only what is chosen gets kernels that are timed and compiled. A plan was made for such kernels, and tuning times them.
         setup = set_up(
-            flat, asked, sketch=request.plan is None and request.tune is None, state=state, progress=progress
+            flat, request, sketch=request.plan is None and request.tune is None, state=state, progress=progress
         )
         made = compiled(setup, progress)
         sketched = chosen_variant(setup, made, variant)

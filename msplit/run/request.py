@@ -1,4 +1,4 @@
-"""Options of what runs a model: the keywords of `prepare`, `compile`, `build`, `pool`, `bench`, `Trainer`, and the request made of them."""
+"""Options of what runs a model: keywords of `prepare`, `compile`, `build`, `pool`, `bench` and `Trainer`, and the request made of them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypedDict
 
-from msplit.core.arguments import MAX_STREAMS, Precision, listed, number, path, whole
-from msplit.cost.gpus import DEFAULT_GPU
+from msplit.core.arguments import MAX_STREAMS, Precision, listed, number, path, spelled, whole
 from msplit.cost.profile import Profile, Workload
 from msplit.engines.base import ClusterOptions, TensorFlowOptions
-from msplit.engines.cuda.options import KernelMode, Shards
+from msplit.engines.cuda.options import EngineOptions, KernelMode, Shards
 from msplit.engines.tensorflow.devices import Function
 from msplit.errors import MsplitError
-from msplit.run.exclusions import EXCLUSIONS, refuse_exclusions
 from msplit.verify.results import Settings
 
 FULL, FAST = "full", "fast"
@@ -55,6 +53,46 @@ class TuneSettings:
         whole("the seed", self.seed, 0)
         if self.max_error is not None:
             number("the largest error", self.max_error, above=True)
+
+
+_ONE_BATCH = "several batches are measured one after the other, and it is for one"
+
+EXCLUSIONS: tuple[tuple[tuple[str, Any], tuple[str, Any], str], ...] = (
+    (("tune", None), ("effort", "fast"), "to tune is to measure"),
+    (("tune", None), ("capture", False), "what is tuned are CUDA graphs"),
+    (("tune", None), ("plan", None), "one finds a plan, and the other gives one"),
+    (("cluster", None), ("engine", "cuda"), "a cluster runs TensorFlow"),
+    (("cluster", None), ("timelines", None), "a step over a cluster is not traced"),
+    (("place", None), ("streams", None), "both say where nodes go"),
+    (("improve", None), ("variant", None), "it chooses what runs"),
+    (
+        ("improve", None),
+        ("capture", False),
+        "to launch step by step shares settings of PyTorch with what is being prepared",
+    ),
+    (("resume", None), ("restore", None), "one goes on from a checkpoint, and the other begins with one"),
+    (("batches", None), ("reference", None), "a reference is for one batch"),
+    *(
+        (("batches_in_turn", None), (name, None), _ONE_BATCH)
+        for name in ("tune", "plan", "timelines", "reference", "save_reference", "log_placement")
+    ),
+)
+"""Two options, each with the value that is meant (None: any but its default), and why they exclude each other."""
+
+
+def refuse_exclusions(given: Mapping[str, Any]) -> None:
+    """Refuses options that exclude each other.
+
+    Args:
+        given: Options that have another value than their default.
+
+    Raises:
+        MsplitError: Two of them do.
+    """
+    for one, other, why in EXCLUSIONS:
+        if all(name in given and (value is None or given[name] == value) for name, value in (one, other)):
+            first, second = (spelled(name, value) for name, value in (one, other))
+            raise MsplitError(f"{first} excludes {second}: {why}", fix="leave one of the two out")
 
 
 class StepOptions(TypedDict, total=False):
@@ -99,7 +137,7 @@ class BuildOptions(RunOptions, total=False):
 
 
 class BenchOptions(BuildOptions, total=False):
-    """Keywords of `bench`: also what is compared and kept. See `RunRequest`."""
+    """Keywords of `bench`: also what is compared and kept. See `RunRequest` and `setup.Comparison`."""
 
     compare_tensorflow: bool
     compare_xla: bool
@@ -112,62 +150,46 @@ class BenchOptions(BuildOptions, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """A model's workload, how it is run, and what `bench` compares.
+    """What runs, and how.
 
     Attributes:
+        workload: What sizes and prices the model. Shapes that are not given are its profile's.
         streams: The largest number of streams; of a bench several to compare, and 1 is always measured too.
         ruleset: Rules for a graph without ids (or in place of its ids); None: its own ids, else the rule set ``auto``.
         engine: ``cuda`` or ``tensorflow``; None: ``cuda`` where it can run, else ``tensorflow``.
-        batch: Size of unknown leading dimensions.
-        shapes: Whole shapes by input name.
-        inputs: Files by input name, and under "" one that names its inputs itself: .npy, .npz, TFRecord or JSON.
-        gpu: Data sheet that prices the nodes; None: the default.
-        profile: What was measured on this graph, in place of the data sheet. Shapes that are not given are the profile's.
-        seed: Of made-up inputs.
+        seed: Seed of made-up inputs.
         precision: What float32 is computed in, on every engine: ``ieee``, ``tf32``, ``bf16`` or ``fp16``; see `Precision`.
         capture: Capture the step as one CUDA graph; otherwise it is launched kernel by kernel.
         layout: Memory layout of convolutions: ``auto`` measures.
         effort: ``full``, or ``fast`` to be ready in seconds: no kernel is timed and none is compiled of fused ops, so that libraries run
             what they can, and outputs are held against the same ops without any rewrite and against one stream, unless there is a
             `reference`. Cuda engine only.
-        fuse: Whether to show, on the cuda engine, what one kernel for each group of pointwise ops adds.
-        group: Whether to show what batching alike branches adds to that.
+        fuse: Whether groups of pointwise ops may be one kernel each, on the cuda engine.
+        group: Whether alike branches may run as one batch, on top of that.
         device: ``cuda``, or ``cpu`` to simulate the streams of the cuda engine.
         devices: Numbers of the GPUs to use, as CUDA counts those that it sees; none: the current one. Of several, each runs a share of the
             rows of every step that is prepared (rows have to be independent), and each runs whole steps of a pool. A bench measures the
             first one alone, too. Cuda engine only.
         split: Numbers of the GPUs that the streams of one step are divided over, evenly and in order, as the rule ``device`` assigns them;
             empty: one GPU. Such a step is not captured, whatever `capture` says: it is launched kernel by kernel. Cuda engine only.
-        compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU, and ONNX Runtime, where it and tf2onnx are
-            installed.
-        compare_xla: And with XLA, which compiles for seconds to minutes.
         reference: A file made by `save_reference`, to verify against instead of TensorFlow on the CPU. Where neither a batch nor shapes
             are given, they are the file's.
-        save_reference: Where to save inputs and reference outputs.
-        force: Whether that may replace what is there.
         op_libraries: Shared objects with custom TensorFlow ops.
         cluster: Processes that run it, in place of this one; TensorFlow only. Each stream is a device of theirs.
-        settings: How to measure.
+        settings: How to verify and measure.
         tune: Search for the fastest plan first, for up to the largest number of `streams`; cuda engine only.
         plan: A plan file to run, too: one that `save_plan` wrote runs in its own order; cuda engine only.
         shards: Of a graph that trains on several GPUs: what this process is fed of the batch; see `msplit.Trainer`.
-        timelines: Also time the parts of one step of every variant.
         place: A function that gives each node its device, in place of streams: ``module:function``, a file that
             ``assign --emit placement`` wrote, or the function (see
             `engines.tensorflow.devices`). TensorFlow runs it.
-        log_placement: Also ask where TensorFlow put each node.
         tensorflow: How TensorFlow runs the model. Each of NVIDIA's switches in it is a row of its own of a bench, and of nothing else.
-        command: The command line, for the record.
     """
 
+    workload: Workload = field(default_factory=Workload)
     streams: Sequence[int] = (1, 2, 4)
     ruleset: str | None = None
     engine: str | None = None
-    batch: int | None = None
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    inputs: Mapping[str, Path] = field(default_factory=dict)
-    gpu: str | None = None
-    profile: Profile | None = None
     seed: int = 0
     precision: str = "tf32"
     capture: bool = True
@@ -178,33 +200,36 @@ class RunRequest:
     device: str = "cuda"
     devices: Sequence[int] = ()
     split: Sequence[int] = ()
-    compare_tensorflow: bool = True
-    compare_xla: bool = True
     reference: Path | None = None
-    save_reference: Path | None = None
-    force: bool = False
     op_libraries: Sequence[Path] = ()
     cluster: ClusterOptions | None = None
     settings: Settings = field(default_factory=Settings)
     tune: TuneSettings | None = None
     plan: Path | None = None
     shards: Shards | None = None
-    timelines: bool = False
     place: str | Function | None = None
-    log_placement: bool = False
     tensorflow: TensorFlowOptions = field(default_factory=TensorFlowOptions)
-    command: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, **keywords: Any) -> RunRequest:
+        """The request of keywords as the library's functions have them: those of the workload stand among the others."""
+        work = {one.name: keywords.pop(one.name) for one in fields(Workload) if one.name in keywords}
+        return cls(workload=Workload(**work), **keywords)
+
+    def sized(self, **changes: Any) -> RunRequest:
+        """A copy with another workload: `changes` are attributes of that."""
+        return replace(self, workload=replace(self.workload, **changes))
 
     def __post_init__(self) -> None:
-        for name in ("plan", "reference", "save_reference"):
+        for name in ("plan", "reference"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, path(getattr(self, name)))
         for name in ("streams", "devices", "split"):
             object.__setattr__(self, name, listed(name, getattr(self, name)))
         for streams in self.streams:
             whole("the number of streams", streams, 1, MAX_STREAMS)
-        if self.batch is not None:
-            whole("the batch", self.batch)
+        if self.workload.batch is not None:
+            whole("the batch", self.workload.batch)
         whole("the seed", self.seed, 0)
         Precision.read(self.precision)
         for index in self.devices:
@@ -231,9 +256,7 @@ class RunRequest:
     @property
     def given(self) -> dict[str, Any]:
         """Options of `EXCLUSIONS` that have another value than their default."""
-        excluding = {name for one, other, _ in EXCLUSIONS for name, _ in (one, other)}
-        own = [field for field in fields(self) if field.name in excluding]
-        return {field.name: value for field in own if (value := getattr(self, field.name)) != field.default}
+        return given_of(self)
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -256,13 +279,33 @@ class RunRequest:
         return self.fuse and not self.is_fast
 
     @property
-    def workload(self) -> Workload:
-        """What the model is run with."""
-        return Workload(self.batch, self.shapes, self.inputs, self.gpu or DEFAULT_GPU, self.profile)
+    def options(self) -> EngineOptions:
+        """What the cuda engine is told, larger kernels left out."""
+        return EngineOptions(
+            device=self.places[0],
+            layout=self.layout,
+            capture=self.capture,
+            measure=not self.is_fast,
+            shards=self.shards,
+        )
+
+
+def given_of(options: Any) -> dict[str, Any]:
+    """Options of `EXCLUSIONS`, fields of a dataclass, that have another value than their default."""
+    excluding = {name for one, other, _ in EXCLUSIONS for name, _ in (one, other)}
+    own = [field for field in fields(options) if field.name in excluding]
+    return {field.name: value for field in own if (value := getattr(options, field.name)) != field.default}
 
 
 def request_of(function: Callable[..., Any], kind: type, options: Mapping[str, Any], /, **defaults: Any) -> RunRequest:
-    """The request that the keywords of a function make.
+    """The request that the keywords of a function make; see `keywords_of`."""
+    return RunRequest.of(**keywords_of(function, kind, options, **defaults))
+
+
+def keywords_of(
+    function: Callable[..., Any], kind: type, options: Mapping[str, Any], /, **defaults: Any
+) -> dict[str, Any]:
+    """The keywords of a function, checked.
 
     Args:
         function: A function of the library, or a class.
@@ -288,4 +331,4 @@ def request_of(function: Callable[..., Any], kind: type, options: Mapping[str, A
     found = {**defaults, **options}
     if isinstance(found.get("streams"), Integral):
         found["streams"] = (found["streams"],)
-    return RunRequest(**found)
+    return found

@@ -1,21 +1,78 @@
-"""What a request comes to for a model before anything is compiled: inputs, stream ids, and the variants that are listed."""
+"""Request of a bench, and what a request comes to before anything is compiled: inputs, stream ids, and the variants that are listed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from msplit.core.arguments import path
 from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.engines.base import Engine, Job
-from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.reference import Reference
 from msplit.inputs.special import Fresh
-from msplit.run.request import RunRequest
+from msplit.run.request import RunRequest, given_of, refuse_exclusions
 from msplit.shapes import Shapes
 from msplit.verify.results import MixedPrecision, Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a bench compares and keeps, beside what runs.
+
+    Attributes:
+        compare_tensorflow: Measure TensorFlow beside the cuda engine, where it sees the GPU, and ONNX Runtime, where it and tf2onnx are
+            installed.
+        compare_xla: And with XLA, which compiles for seconds to minutes.
+        save_reference: Where to save inputs and reference outputs.
+        force: Whether that may replace what is there.
+        timelines: Also time the parts of one step of every variant.
+        log_placement: Also ask where TensorFlow put each node.
+        command: The command line, for the record.
+    """
+
+    compare_tensorflow: bool = True
+    compare_xla: bool = True
+    save_reference: Path | None = None
+    force: bool = False
+    timelines: bool = False
+    log_placement: bool = False
+    command: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.save_reference is not None:
+            object.__setattr__(self, "save_reference", path(self.save_reference))
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What runs, and what is compared.
+
+    Attributes:
+        run: What runs. Where node placements are asked for and no engine, TensorFlow.
+        comparison: What it is compared with, and what is kept.
+    """
+
+    run: RunRequest = field(default_factory=RunRequest)
+    comparison: Comparison = field(default_factory=Comparison)
+
+    @classmethod
+    def of(cls, **keywords: Any) -> BenchRequest:
+        """The request of keywords as `bench` has them, all beside each other."""
+        own = {one.name: keywords.pop(one.name) for one in fields(Comparison) if one.name in keywords}
+        return cls(RunRequest.of(**keywords), Comparison(**own))
+
+    def __post_init__(self) -> None:
+        if self.comparison.log_placement and self.run.engine is None:
+            object.__setattr__(self, "run", replace(self.run, engine="tensorflow"))
+        refuse_exclusions(self.given)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Options of `EXCLUSIONS` that have another value than their default."""
+        return {**self.run.given, **given_of(self.comparison)}
 
 
 class StreamIds(NamedTuple):
@@ -93,17 +150,6 @@ class Setup:
 def plural(count: int, unit: str) -> str:
     """1 stream, 2 streams."""
     return f"{count} {unit}{'s' * (count != 1)}"
-
-
-def cuda_options(request: RunRequest) -> EngineOptions:
-    """What the cuda engine is told of a request, larger kernels left out."""
-    return EngineOptions(
-        device=request.places[0],
-        layout=request.layout,
-        capture=request.capture,
-        measure=not request.is_fast,
-        shards=request.shards,
-    )
 
 
 def plan_label(plan: Path) -> str:

@@ -36,7 +36,7 @@ from msplit.progress import Progress, phase
 from msplit.run.ablation import list_steps
 from msplit.run.profile import compared
 from msplit.run.request import RunRequest
-from msplit.run.setup import Ablation, Setup, StreamIds, cuda_options, on_all, one_stream, plan_label, plural
+from msplit.run.setup import Ablation, Comparison, Setup, StreamIds, on_all, one_stream, plan_label, plural
 from msplit.run.stream_ids import assignments_for
 from msplit.run.tensorflow_rows import mixed, switched, tensorflow_variants
 from msplit.schedule import planfile
@@ -62,12 +62,13 @@ def as_recorded(flat: FlatGraph, request: RunRequest) -> tuple[RunRequest, tuple
     """
     if flat.model.record is None:
         return request, ()
-    basis = settle(flat, Given(None, None, request.batch, request.shapes, request.gpu, request.profile))
-    work = basis.workload
-    request = replace(request, gpu=work.gpu, profile=work.profile)
+    work = request.workload
+    basis = settle(flat, Given(None, None, work.batch, work.shapes, work.gpu, work.profile))
+    found = basis.workload
+    request = request.sized(gpu=found.gpu, profile=found.profile)
     sized = request.reference is None
     if sized:
-        request = replace(request, batch=work.batch, shapes=work.shapes)
+        request = request.sized(batch=found.batch, shapes=found.shapes)
     keys = ON_COSTS if sized else ("gpu", "profile")
     used = any(key in basis.said and basis.origin[key] == RECORDED for key in keys)
     return request, (f"run with {basis.words(keys)}",) if used or basis.missing else ()
@@ -79,7 +80,7 @@ def naming_open_shapes(flat: FlatGraph, request: RunRequest) -> Iterator[None]:
     try:
         yield
     except EngineError as error:
-        given = {*request.shapes, *request.inputs}
+        given = {*request.workload.shapes, *request.workload.inputs}
         stated = stated_shapes(flat)
         names = [
             name for name, shape in stated.items() if shape is None and name not in given and setting(name) is None
@@ -92,6 +93,7 @@ def naming_open_shapes(flat: FlatGraph, request: RunRequest) -> Iterator[None]:
 def set_up(
     flat: FlatGraph,
     request: RunRequest,
+    comparison: Comparison | None = None,
     *,
     sketch: bool = False,
     state: Arrays | None = None,
@@ -110,12 +112,13 @@ def set_up(
         MsplitError: An input does not fit.
     """
     engine, why = choose_engine(request, flat)
-    _refuse(request, engine, why)
+    _refuse(request, comparison, engine, why)
     refuse_devices(request, engine, why)
     request, reached = _reached(request)
     stored = None if request.plan is None else planfile.load(request.plan)
-    if request.save_reference is not None:
-        check_places(flat, [request.save_reference], force=request.force)
+    saves = None if comparison is None else comparison.save_reference
+    if comparison is not None and saves is not None:
+        check_places(flat, [saves], force=comparison.force)
     request, loaded, notes = _sized(flat, request)
     sizes, costs = price(flat, request.workload)
 
@@ -133,9 +136,9 @@ def set_up(
             **loaded.feeds,
         }  # in the model's order
         unverified = (_NO_VARIABLES,) if state and engine is CUDA else ()
-    if request.save_reference is not None:
+    if comparison is not None and saves is not None:
         saved = replace(reference or _by_tensorflow(flat, feeds, request, state), source=_ON_CPU)
-        save_reference(request.save_reference, saved, force=request.force)
+        save_reference(saves, saved, force=comparison.force)
     assignments, said = ([], []) if request.place is not None else assignments_for(flat, sizes, costs, request)
     refused = toolchain().refused if engine is CUDA else ()
     if request.is_fast and engine is TENSORFLOW:
@@ -160,7 +163,7 @@ def set_up(
     mixed = None
     if request.tune is not None and request.tune.max_error is not None:
         seeds = range(request.settings.seed + 1, request.settings.seed + 1 + request.settings.verify_inputs)
-        own = replace(job, options=cuda_options(request))
+        own = replace(job, options=request.options)
         mixed = keep_within(own, request.tune.max_error, [feeds, *map(feeds_of, seeds)], progress)
         job = replace(job, wide=mixed.wide)
     if request.shared:  # told before anything is compiled
@@ -168,10 +171,10 @@ def set_up(
     if engine is TENSORFLOW:
         variants = tensorflow_variants(job, assignments, request)
     else:
-        variants = _cuda_variants(job, assignments, request, sketch)
+        variants = _cuda_variants(job, assignments, request, comparison, sketch)
     planned, plan_notes = None, list[str]()
     if stored is not None and request.plan is not None:
-        own, plan_notes = stored_job(replace(job, options=cuda_options(request)), stored)
+        own, plan_notes = stored_job(replace(job, options=request.options), stored)
         planned = Variant(plan_label(request.plan), engine, own, one_stream(variants).label)
     return Setup(
         request=request,
@@ -237,20 +240,21 @@ def _sized(flat: FlatGraph, request: RunRequest) -> tuple[RunRequest, Reference 
     """The request with batch and shapes of its reference or its profile where it names none itself, that reference, and what to tell."""
     notes: list[str] = []
     loaded = None
-    if request.profile is not None:
-        notes += compared(request.profile, precision=request.precision, layout=request.layout)
+    work = request.workload
+    if work.profile is not None:
+        notes += compared(work.profile, precision=request.precision, layout=request.layout)
     if request.reference is not None:
         loaded = load_reference(request.reference)
-        batch, shapes = fit(flat, loaded, request.reference, batch=request.batch, shapes=request.shapes)
-        if batch != request.batch:
+        batch, shapes = fit(flat, loaded, request.reference, batch=work.batch, shapes=work.shapes)
+        if batch != work.batch:
             notes.append(f"the batch is {batch}, as in {request.reference}")
-        request = replace(request, batch=batch, shapes=shapes)
-    if request.profile is not None and request.batch is None:
-        request = replace(request, shapes={**request.profile.shapes, **request.shapes})
-    return request, loaded, notes
+        work = replace(work, batch=batch, shapes=shapes)
+    if work.profile is not None and work.batch is None:
+        work = replace(work, shapes={**work.profile.shapes, **work.shapes})
+    return replace(request, workload=work), loaded, notes
 
 
-def _refuse(request: RunRequest, engine: Engine, why: str) -> None:
+def _refuse(request: RunRequest, comparison: Comparison | None, engine: Engine, why: str) -> None:
     """Raises what is asked for and the engine can not do.
 
     Raises:
@@ -261,7 +265,8 @@ def _refuse(request: RunRequest, engine: Engine, why: str) -> None:
             f"{spelled('tune' if request.tune is not None else 'plan')} is for the cuda engine; {why}",
             fix="see `msplit doctor`",
         )
-    if engine is not TENSORFLOW and (request.place is not None or request.log_placement):
+    logs = comparison is not None and comparison.log_placement
+    if engine is not TENSORFLOW and (request.place is not None or logs):
         option = spelled("place" if request.place is not None else "log_placement")
         raise EngineError(f"{option} is for TensorFlow, which puts nodes on devices", fix="give --engine tensorflow")
     if engine is not CUDA and request.split:
@@ -269,7 +274,7 @@ def _refuse(request: RunRequest, engine: Engine, why: str) -> None:
             f"{spelled('split')} is for the cuda engine; {why}",
             fix="give TensorFlow devices: `msplit assign --rules device --emit placement`",
         )
-    if request.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
+    if comparison is not None and comparison.timelines and engine is TENSORFLOW and _tensorflow_sees_gpu():
         raise EngineError(
             "TensorFlow tells no times of single kernels on a GPU, so its steps can not be traced",
             fix="trace the cuda engine (--engine cuda), or run on the CPU (CUDA_VISIBLE_DEVICES='')",
@@ -297,7 +302,7 @@ def choose_engine(request: RunRequest, flat: FlatGraph | None = None) -> tuple[E
     Raises:
         EngineError: The engine asked for can not run here.
     """
-    if request.cluster is not None or (request.engine is None and (request.place is not None or request.log_placement)):
+    if request.cluster is not None or (request.engine is None and request.place is not None):
         request = replace(request, engine=TENSORFLOW.name)
     if request.engine is not None:
         if request.engine not in ENGINES:
@@ -309,7 +314,11 @@ def choose_engine(request: RunRequest, flat: FlatGraph | None = None) -> tuple[E
         return engine, "asked for"
     why_not = CUDA.unavailable()
     if why_not is None:
-        reasons = [] if flat is None else cover(flat, infer(flat, batch=request.batch, shapes=request.shapes)).reasons
+        reasons = (
+            []
+            if flat is None
+            else cover(flat, infer(flat, batch=request.workload.batch, shapes=request.workload.shapes)).reasons
+        )
         if reasons and request.tune is None and request.plan is None:
             return TENSORFLOW, f"the cuda engine can not run this model: {'; '.join(reasons)}"
         return CUDA, "there are a CUDA device and PyTorch"
@@ -329,21 +338,26 @@ def as_it_runs(variant: Variant, request: RunRequest) -> Variant:
     return on_all(whole, request) if request.shared else whole
 
 
-def _cuda_variants(job: Job, assignments: Sequence[StreamIds], request: RunRequest, sketch: bool) -> list[Variant]:
+def _cuda_variants(
+    job: Job, assignments: Sequence[StreamIds], request: RunRequest, comparison: Comparison | None, sketch: bool
+) -> list[Variant]:
     how = ("CUDA graph" if request.capture else "eager") + job.precision.suffix
     variants = []
-    if request.compare_tensorflow and request.device == "cuda" and _tensorflow_sees_gpu():
+    others = comparison is not None and comparison.compare_tensorflow and request.device == "cuda"
+    if others and _tensorflow_sees_gpu():
         stock = replace(job, precision=job.precision.wide)
         variants.append(Variant("TensorFlow", TENSORFLOW, stock, optional=True))
-        if request.compare_xla and DRAWN_ON_DEVICE.isdisjoint(job.flat.graph.ops):  # XLA draws others
+        if (
+            comparison is not None and comparison.compare_xla and DRAWN_ON_DEVICE.isdisjoint(job.flat.graph.ops)
+        ):  # XLA draws others
             xla = replace(stock, tensorflow=replace(job.tensorflow, xla=True))
             variants.append(Variant("TensorFlow with XLA", TENSORFLOW, xla, "TensorFlow", optional=True))
         variants += [*switched(variants[:1], request), *mixed(variants[0])[: bool(job.precision.half)]]
-    options = cuda_options(request)
+    options = request.options
     if sketch:
         options = replace(options, measure=False, compile=False)
     one = f"msplit, 1 stream, {how}"
-    if request.compare_tensorflow and request.device == "cuda" and onnx.runs_on_gpu() and not onnx.why_not(job.flat):
+    if others and onnx.runs_on_gpu() and not onnx.why_not(job.flat):
         against = variants[0].label if variants else one
         for label, captured in (("ONNX Runtime", False), ("ONNX Runtime, CUDA graph", True)):
             variants.append(Variant(label, onnx.OnnxRuntime(captured), job, against, optional=True))

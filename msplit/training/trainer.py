@@ -209,7 +209,7 @@ class Trainer(DisplayMixin):
         if (first := self.world.share(wanted)) != wanted:
             said = f"rank {self.world.rank} is fed {', '.join(wanted)}, and the first one {', '.join(first)}"
             raise EngineError(said, fix="feed each as many rows")
-        request = replace(self._request, shapes=shapes, compare_tensorflow=False, shards=self.shards)
+        request = replace(self._request.sized(shapes=shapes), shards=self.shards)
         self.runner = runner = prepare_for(self.flat, request, progress=self._progress, state=state)
         if not runner.executable.keeps_state:
             self.close()

@@ -10,17 +10,29 @@ import numpy as np
 import pytest
 
 import msplit
+from msplit.cost.profile import Workload
 from msplit.engines.base import called_with
 from msplit.errors import EngineError, MsplitError
-from msplit.run.request import BenchOptions, RunRequest, request_of
+from msplit.run.request import BenchOptions, BuildOptions, RunRequest, request_of
+from msplit.run.setup import BenchRequest, Comparison
 
 SAMPLE = Path(__file__).parents[2] / "sample_graphs" / "mmoe_small.pb"
 SIMULATED: dict[str, Any] = {"engine": "cuda", "device": "cpu", "effort": "fast", "streams": 2}
 
 
 def test_every_field_of_a_request_is_a_keyword_of_bench() -> None:
-    fields = {field.name for field in dataclasses.fields(RunRequest)}
-    assert fields - {"shards"} == BenchOptions.__annotations__.keys()
+    parts = (RunRequest, Workload, Comparison)
+    fields = {field.name for part in parts for field in dataclasses.fields(part)}
+    assert fields - {"shards", "workload"} == BenchOptions.__annotations__.keys()
+
+
+def test_only_a_bench_is_told_what_is_compared() -> None:
+    compared = {field.name for field in dataclasses.fields(Comparison)}
+    assert not compared & BuildOptions.__annotations__.keys()
+    request = BenchRequest.of(batch=3, streams=(2,), compare_xla=False, log_placement=True)
+    assert (request.run.workload.batch, request.run.streams, request.run.engine) == (3, (2,), "tensorflow")
+    assert not request.comparison.compare_xla
+    assert not compared & {field.name for field in dataclasses.fields(request.run)}
 
 
 @pytest.mark.parametrize(

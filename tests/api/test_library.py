@@ -202,28 +202,28 @@ def test_networkx_for_notebooks() -> None:
 
 
 def test_an_engine_is_chosen_with_a_reason() -> None:
-    engine, why = choose_engine(RunRequest(engine="tensorflow"))
+    engine, why = choose_engine(RunRequest.of(engine="tensorflow"))
     assert (engine.name, why) == ("tensorflow", "asked for")
     engine, why = choose_engine(RunRequest())
     assert why
     if engine.name == "tensorflow":
         with pytest.raises(EngineError, match="the cuda engine can not run here"):
-            choose_engine(RunRequest(engine="cuda"))
+            choose_engine(RunRequest.of(engine="cuda"))
     with pytest.raises(MsplitError, match="there is no engine 'tpu'"):
-        choose_engine(RunRequest(engine="tpu"))
+        choose_engine(RunRequest.of(engine="tpu"))
 
 
 def test_assignments_of_a_bench() -> None:
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
     priced = api.price(flat)
-    found, notes = assignments_for(flat, *priced, RunRequest(streams=(4, 1, 2, 2)))
+    found, notes = assignments_for(flat, *priced, RunRequest.of(streams=(4, 1, 2, 2)))
     assert [one.streams for one in found] == [2, 4]
     assert notes == ["streams are assigned by the rule set auto"]
     flat = msplit.load(SAMPLES / "annotated.pb")
-    found, notes = assignments_for(flat, *api.price(flat), RunRequest(streams=(1,)))
+    found, notes = assignments_for(flat, *api.price(flat), RunRequest.of(streams=(1,)))
     assert [one.streams for one in found] == [3]
     assert np.array_equal(found[0][1], present_ids(flat))
-    found, notes = assignments_for(flat, *api.price(flat), RunRequest(streams=(2,), ruleset="recsys"))
+    found, notes = assignments_for(flat, *api.price(flat), RunRequest.of(streams=(2,), ruleset="recsys"))
     assert notes == ["streams are assigned by the rule set recsys, in place of the ids in the file"]
     assert set(found[0][1].tolist()) == {0, 1}
 

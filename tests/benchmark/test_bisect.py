@@ -46,7 +46,7 @@ def text(flat, found):
 
 def test_nothing_is_found_where_nothing_is_wrong():
     flat = graph_of(tower, outputs=["out"])
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     assert (found.culprit, found.drift, found.differing, found.kernels) == (None, None, 0, "")
     assert found.compared == 4 * 3 + 2 + 1
     assert "Every value and every output agrees" in text(flat, found)
@@ -55,7 +55,7 @@ def test_nothing_is_found_where_nothing_is_wrong():
 def test_a_wrong_lowering_is_named_with_what_it_read(monkeypatch):
     plant(monkeypatch, "Tanh", lambda node, y: y * 1.01 if node.name == "tanh2" else y)
     flat = graph_of(tower, outputs=["out"])
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     culprit = found.culprit
     assert (culprit.node, culprit.op, found.kernels) == ("tanh2", "Tanh", "plain")
     assert culprit.found.shape == (3, 6)
@@ -84,7 +84,7 @@ def test_a_node_that_only_hands_an_error_on_is_not_blamed(monkeypatch):
 
     plant(monkeypatch, "Exp", lambda node, y: y * (1 + 1e-6) if node.name == "small" else y)
     flat = graph_of(graph, outputs=["out"])
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     assert found.culprit is None
     assert found.drift is not None
     assert found.drift.alone.passed
@@ -94,7 +94,7 @@ def test_a_node_that_only_hands_an_error_on_is_not_blamed(monkeypatch):
 def test_a_kernel_of_a_group_is_found_though_every_plain_node_agrees(monkeypatch):
     plant(monkeypatch, "_FusedPointwise", lambda node, ys: tuple(y + 0.5 for y in ys))
     flat = graph_of(tower, outputs=["out"])
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     assert (found.differing, found.kernels) == (0, "fused")
     assert len(found.culprit.group) > 1
     assert found.culprit.node in found.culprit.group
@@ -107,7 +107,7 @@ def test_a_kernel_of_a_group_is_found_though_every_plain_node_agrees(monkeypatch
 def test_a_batched_branch_is_found_though_every_plain_node_agrees(monkeypatch):
     flat = flatten(read(SAMPLES / "towers_small.pb"))
     plant(monkeypatch, "_GroupedMatMul", lambda node, y: y * 2)
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     assert (found.differing, found.kernels) == (0, "grouped")
     assert len(found.culprit.group) > 1
     validate("bisect", json.loads(jsonio.dumps("bisect", report.payload(flat, found))))
@@ -116,7 +116,7 @@ def test_a_batched_branch_is_found_though_every_plain_node_agrees(monkeypatch):
 def test_a_rewrite_is_found(monkeypatch):
     plant(monkeypatch, "_FusedMatMul", lambda node, y: y + 0.5)
     flat = flatten(read(SAMPLES / "mmoe_small.pb"))
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     assert found.culprit is not None
     assert found.kernels == "plain"
     assert len(found.culprit.group) > 1
@@ -124,7 +124,7 @@ def test_a_rewrite_is_found(monkeypatch):
 
 @pytest.mark.parametrize("name", ["cond_v1.pb", "while_v1.pb", "keras_lookup", "ragged_sparse"])
 def test_samples_of_every_kind_agree(name):
-    found = bisect(flatten(read(SAMPLES / name)), RunRequest(batch=2))
+    found = bisect(flatten(read(SAMPLES / name)), RunRequest.of(batch=2))
     assert (found.culprit, found.differing) == (None, 0)
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.tf
 def test_a_wrong_gradient_is_named(monkeypatch, resource):
     plant(monkeypatch, "AvgPoolGrad", lambda node, y: y * 1.001)
     flat = small_net("RMSProp", resource=resource)
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     assert (found.culprit.op, found.kernels, found.culprit.alone.passed) == ("AvgPoolGrad", "plain", False)
     assert all(one.passed for one in found.culprit.inputs)
     validate("bisect", json.loads(jsonio.dumps("bisect", report.payload(flat, found))))
@@ -34,7 +34,7 @@ def test_a_wrong_gradient_is_named(monkeypatch, resource):
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
 def test_gradients_and_variables_are_compared_where_nothing_is_wrong(optimizer, resource):
     flat = small_net(optimizer, resource=resource)
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     forward = fetchable(small_net(optimizer, resource=resource, outputs=["loss"]))
     assert (found.culprit, found.drift, found.differing) == (None, None, 0)
     assert found.compared > len(forward.keys) + 10
@@ -59,7 +59,7 @@ def test_a_wrong_update_is_named_with_the_variable(monkeypatch, optimizer, op, v
 
     plant(monkeypatch, op, wrong)
     flat = small_net(optimizer, resource=resource)
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     assert (found.differing, found.kernels) == (0, "plain")
     assert found.culprit.op == ("Resource" if resource else "") + op
     assert found.culprit.found.name.startswith("change of ")
@@ -78,7 +78,7 @@ def test_an_update_that_only_goes_wrong_with_larger_kernels_is_named(monkeypatch
 
     plant(monkeypatch, "_ApplyFlat", wrong)
     flat = small_net("GradientDescent")
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     assert (found.differing, found.kernels, found.culprit.op) == (0, "grouped", "ResourceApplyGradientDescent")
     assert len(found.culprit.group) == 2
     assert "Every node by itself agrees; with grouped kernels the group of" in text(flat, found)
@@ -87,12 +87,12 @@ def test_an_update_that_only_goes_wrong_with_larger_kernels_is_named(monkeypatch
 @pytest.mark.parametrize("v2", [True, False], ids=["functions", "frames"])
 def test_a_loop_and_its_gradient(monkeypatch, v2):
     flat, _ = trained(recurrent_net("dynamic", "adam"), FETCHES, resource=True, v2=v2)
-    found = bisect(flat, RunRequest(batch=2))
+    found = bisect(flat, RunRequest.of(batch=2))
     assert (found.culprit, found.drift, found.differing) == (None, None, 0)
     assert (IN_LOOPS in found.left_out, FLOWS in found.left_out) == (not v2, not v2)
     plant(monkeypatch, "TanhGrad", lambda node, y: y * 1.01)
     flat, _ = trained(recurrent_net("dynamic", "adam"), FETCHES, resource=True, v2=v2)
-    found = bisect(flat, RunRequest(batch=2))
+    found = bisect(flat, RunRequest.of(batch=2))
     assert found.culprit.op in ("StatelessWhile", "While", "Exit")
     assert found.culprit.node.startswith("gradients/")
     assert found.culprit.inputs
@@ -103,7 +103,7 @@ def test_a_loop_and_its_gradient(monkeypatch, v2):
 @pytest.mark.parametrize("kind", training_graphs.KINDS)
 def test_sparse_updates(monkeypatch, kind):
     flat, _ = training_graphs.graph("deepfm", "Adagrad", kind)
-    found = bisect(flat, RunRequest(batch=4))
+    found = bisect(flat, RunRequest.of(batch=4))
     assert (found.culprit, found.drift, found.differing) == (None, None, 0)
     assert found.variables > 20
 
@@ -123,10 +123,10 @@ def test_an_update_that_reads_what_another_has_written(monkeypatch, resource):
             tf.group(v1.assign_sub(w, 0.1 * total.read_value()), name="train_op")
 
     flat = graph_of(graph, outputs=FETCHES)
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     assert (found.culprit, found.drift, found.differing, found.variables) == (None, None, 0, 2)
     plant(monkeypatch, "AssignAdd", lambda node, outputs: outputs.mul_(1.01))
-    found = bisect(flat, RunRequest(batch=3))
+    found = bisect(flat, RunRequest.of(batch=3))
     assert found.culprit.op.startswith("AssignAdd")
 
 
@@ -146,7 +146,7 @@ def test_a_gradient_that_is_nothing_but_rounding_is_nobodys_fault(resource):
         with tf.control_dependencies([v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)]):
             tf.group(v1.train.ExponentialMovingAverage(0.9).apply([w, bias]), name="train_op")
 
-    found = bisect(graph_of(graph, outputs=FETCHES), RunRequest(batch=3))
+    found = bisect(graph_of(graph, outputs=FETCHES), RunRequest.of(batch=3))
     assert found.culprit is None
 
 
@@ -166,7 +166,7 @@ def test_what_no_order_settles_is_not_compared_and_told():
         tf.group(up, written, name="train_op")
 
     flat = graph_of(graph, outputs=["behind", "both", "train_op"])
-    found = bisect(flat, RunRequest(batch=2))
+    found = bisect(flat, RunRequest.of(batch=2))
     assert (found.culprit, found.differing) == (None, 0)
     assert found.left_out[AMBIGUOUS] == 2, "`both` and the variable `other`"
     assert found.variables == 1

@@ -80,4 +80,4 @@ def test_what_can_not_be_is_told_before_anything_is_compiled(
 @pytest.mark.parametrize("devices", [(-1,), (0, 0), (0.5,)])
 def test_numbers_that_are_none(devices: Any) -> None:
     with pytest.raises(MsplitError):
-        RunRequest(**dict(ONE, devices=devices))
+        RunRequest.of(**dict(ONE, devices=devices))

@@ -17,7 +17,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.report import bench_csv, jsonio
 from msplit.report import sweep as report
 from msplit.report.render import to_markdown
-from msplit.run.request import RunRequest
+from msplit.run.setup import BenchRequest
 from tests.assignment.test_plans import QUICK
 from tests.cli.runner import SAMPLES, fine, msplit
 from tests.report.test_html_page import Reader, data_of
@@ -45,7 +45,7 @@ SHORT = (
 def swept():
     flat = api.load(MODEL)
     request = {"engine": "tensorflow", "streams": (2, 16), "settings": QUICK, "ruleset": "auto"}
-    return flat, sweep(flat, RunRequest(**request), (1, 8))
+    return flat, sweep(flat, BenchRequest.of(**request), (1, 8))
 
 
 def test_each_batch_is_a_column_and_each_way_a_row(swept) -> None:
@@ -108,11 +108,11 @@ def test_a_batch_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyP
 
     real = module.bench_for
     monkeypatch.setattr(module, "bench_for", bench)
-    found = sweep(flat, RunRequest(**request), (2, 4))
+    found = sweep(flat, BenchRequest.of(**request), (2, 4))
     assert (list(found.runs), found.failed) == ([2], {4: "out of memory"})
     assert "batch 4 could not be run: out of memory" in to_markdown(report.document(flat, found))
     with pytest.raises(EngineError, match="out of memory"):
-        sweep(flat, RunRequest(**request), (4,))
+        sweep(flat, BenchRequest.of(**request), (4,))
 
 
 def test_what_is_for_one_batch_is_refused(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_what_is_for_one_batch_is_refused(tmp_path: Path) -> None:
         assert done.code == 2
         assert f"--batch excludes {option[0]}" in " ".join(done.err.split())
     with pytest.raises(MsplitError, match="no input has an unknown size"):
-        sweep(api.load(SAMPLES / "while_v1.pb", inputs=[]), RunRequest(engine="tensorflow"), (1, 2))
+        sweep(api.load(SAMPLES / "while_v1.pb", inputs=[]), BenchRequest.of(engine="tensorflow"), (1, 2))
     done = msplit("bench", MODEL, "--plot", "x.html")
     assert (done.code, "--batch 1,8,32" in done.err) == (2, True)
     assert "ends in .html" in msplit("bench", MODEL, "--batch", "1,2", "--plot", "x.svg").err

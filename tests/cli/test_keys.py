@@ -14,8 +14,7 @@ from msplit.cli.keys import Keys, option_of
 from msplit.cli.main import COMMANDS, FIRST, cli
 from msplit.core.arguments import spelled, spelling
 from msplit.errors import MsplitError
-from msplit.run.exclusions import EXCLUSIONS, refuse_exclusions
-from msplit.run.request import RunRequest
+from msplit.run.request import EXCLUSIONS, RunRequest, refuse_exclusions
 from msplit.serving.loadtest.run import LoadSettings
 from msplit.serving.pool.settings import PoolSettings
 from msplit.training.loop import TrainSettings

@@ -14,6 +14,7 @@ import pytest
 
 import msplit
 from msplit.core.arguments import Precision, listed, number, path, whole
+from msplit.cost.profile import Workload
 from msplit.errors import MsplitError
 from msplit.run.request import RunRequest
 from msplit.serving.pool.settings import PoolSettings
@@ -24,22 +25,22 @@ NUMBERS = ("streams", "batch", "seed", "devices", "split", "tune", "groups", "ma
 NUMBERS += ("priorities", "max_queue", "max_memory", "host_threads", "latency_us")
 
 
-@pytest.mark.parametrize("kind", [RunRequest, PoolSettings])
-def test_settings_of_other_kinds_are_refused(kind: Any) -> None:
-    for field in dataclasses.fields(kind):
+@pytest.mark.parametrize(("make", "kinds"), [(RunRequest.of, (RunRequest, Workload)), (PoolSettings, (PoolSettings,))])
+def test_settings_of_other_kinds_are_refused(make: Any, kinds: tuple[Any, ...]) -> None:
+    for field in (field for kind in kinds for field in dataclasses.fields(kind)):
         for value in STRANGE if field.name in NUMBERS else ():
             with contextlib.suppress(MsplitError):
-                kind(**{field.name: value})
+                make(**{field.name: value})
 
 
 def test_a_number_is_no_list() -> None:
-    for make in (lambda: RunRequest(streams=4), lambda: PoolSettings(batches=4), lambda: RunRequest(devices=0)):  # type: ignore[arg-type]
+    for make in (lambda: RunRequest.of(streams=4), lambda: PoolSettings(batches=4), lambda: RunRequest.of(devices=0)):  # type: ignore[arg-type]
         with pytest.raises(MsplitError, match="is no list"):
             make()
     with pytest.raises(MsplitError, match="is no list"):
         listed("x", np.array(4))  # it has `__iter__`, and can not be gone through
     assert listed("x", np.array([1, 2])) == (1, 2)
-    assert RunRequest(streams=[1, 2]).streams == (1, 2)
+    assert RunRequest.of(streams=[1, 2]).streams == (1, 2)
 
 
 def test_what_is_no_path_is_refused() -> None:

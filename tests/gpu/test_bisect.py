@@ -18,7 +18,7 @@ CASES = [("mmoe", "Adam", "resource"), ("lstm", "Momentum", "ref"), ("deepfm", "
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_gradients_and_updates_agree(case):
     flat, _ = graph(*case)
-    found = bisect(flat, RunRequest(batch=BATCH))
+    found = bisect(flat, RunRequest.of(batch=BATCH))
     assert (found.device, found.culprit, found.drift) == ("cuda", None, None)
     assert found.variables
 

@@ -13,6 +13,7 @@ from msplit.engines.cuda.options import KernelMode
 from msplit.run import variants
 from msplit.run.ablation import compile_steps, list_steps
 from msplit.run.request import RunRequest
+from msplit.run.setup import Comparison
 from msplit.verify.results import Variant
 from tests.engines.cuda.cases import flat_of, job, scattered
 from tests.engines.cuda.random_graphs import _Graph
@@ -76,7 +77,7 @@ def test_a_bench_is_listed_before_anything_is_compiled(monkeypatch: pytest.Monke
     monkeypatch.setattr(CudaEngine, "compile", lambda *_: pytest.fail("compiled to be listed"))
     monkeypatch.setattr(variants, "_reference", lambda *_: (None, ()))
     request = {"engine": "cuda", "device": "cpu", "streams": (1, 2)}
-    setup = variants.set_up(api.load(SAMPLES / "mmoe_small.pb"), RunRequest(**request))
+    setup = variants.set_up(api.load(SAMPLES / "mmoe_small.pb"), RunRequest.of(**request))
     assert [variant.job.streams for variant in setup.variants] == [1, 2]
     assert [variant.job.options.mode for variant in setup.ablation.variants] == ["fused", "fused and grouped"]
 
@@ -85,8 +86,8 @@ def test_a_bench_is_listed_before_anything_is_compiled(monkeypatch: pytest.Monke
 def test_onnx_runtime_is_two_rows_where_it_is_installed(monkeypatch, there, compare) -> None:
     monkeypatch.setattr(variants.onnx, "runs_on_gpu", lambda: there)
     monkeypatch.setattr(variants, "_tensorflow_sees_gpu", lambda: False)
-    request = {"compare_tensorflow": compare}
-    rows = variants._cuda_variants(job(*graph(pointwise=True)), [], RunRequest(**request), False)
+    comparison = Comparison(compare_tensorflow=compare)
+    rows = variants._cuda_variants(job(*graph(pointwise=True)), [], RunRequest(), comparison, False)
     found = {row.label: row for row in rows if row.label.startswith("ONNX")}
     assert [*found] == (["ONNX Runtime", "ONNX Runtime, CUDA graph"] if there and compare else [])
     assert all(row.optional and row.against == "msplit, 1 stream, CUDA graph" for row in found.values())

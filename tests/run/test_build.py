@@ -70,7 +70,7 @@ def test_its_program_and_plan_are_the_same_to_the_last_step(tmp_path: Path) -> N
     from msplit.run.prepare import make_ready
 
     flat = msplit.load(SAMPLES / "keras_inception")
-    ready = make_ready(flat, RunRequest(**REQUEST))
+    ready = make_ready(flat, RunRequest.of(**REQUEST))
     job = ready.chosen.job
     compiled = compile_job(job)
     plan = compiled.plan(job)

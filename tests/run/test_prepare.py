@@ -190,9 +190,9 @@ def test_with_little_effort_a_reference_that_is_given_counts(mmoe, tmp_path):
 
 def test_an_effort_that_there_is_not_and_one_that_measures_nothing_and_tunes():
     with pytest.raises(MsplitError, match="no effort 'some'"):
-        RunRequest(effort="some")
+        RunRequest.of(effort="some")
     with pytest.raises(MsplitError, match="to tune is to measure"):
-        RunRequest(effort="fast", tune=api.TuneSettings())
+        RunRequest.of(effort="fast", tune=api.TuneSettings())
 
 
 def test_any_variant_of_the_bench_can_be_named(mmoe):

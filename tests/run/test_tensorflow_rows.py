@@ -206,7 +206,7 @@ def test_what_can_not_be_a_placement_is_told(options: tuple[str, ...], said: str
 def test_only_tensorflow_places() -> None:
     from msplit.run.variants import choose_engine
 
-    assert choose_engine(RunRequest(place=by_tower))[0] is ENGINE
+    assert choose_engine(RunRequest.of(place=by_tower))[0] is ENGINE
     with pytest.raises((EngineError, LoadError), match="place is for TensorFlow"):
         bench(TOWERS, engine="cuda", device="cpu", place=by_tower)
 

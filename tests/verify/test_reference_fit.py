@@ -17,6 +17,7 @@ from msplit.errors import EngineError, LoadError
 from msplit.inputs.make import make_inputs
 from msplit.inputs.reference import Reference, save_reference
 from msplit.run.request import RunRequest
+from msplit.run.setup import Comparison
 from msplit.run.variants import set_up
 from msplit.verify.tensorflow_process import fit
 from tests.cli.runner import msplit
@@ -42,9 +43,9 @@ def reference_of(name: str, batch: int, outputs: bool = False) -> Reference:
 def test_op_libraries_are_loaded_before_the_reference_is_computed(engine: str, tmp_path: Path) -> None:
     (tmp_path / "ops.so").write_bytes(b"not a library")
     place = tmp_path / "reference.npz"
-    request = {"engine": engine, "device": "cpu", "op_libraries": (tmp_path / "ops.so",), "save_reference": place}
+    request = RunRequest(engine=engine, device="cpu", op_libraries=(tmp_path / "ops.so",))
     with pytest.raises(EngineError, match="op library"):
-        set_up(api.load(MMOE), RunRequest(**request))
+        set_up(api.load(MMOE), request, Comparison(save_reference=place))
     assert not place.exists()
 
 

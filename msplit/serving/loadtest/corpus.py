@@ -41,11 +41,11 @@ def from_model(flat: FlatGraph, request: RunRequest, count: int) -> list[Arrays]
     """Inputs made up for a model, each set from another seed; those that files give are varied, see `from_rows`."""
     with phase("making inputs"):
         made: list[Arrays] = [feeds_for(flat, request.workload, seed=request.seed + number) for number in range(count)]
-    if not request.inputs:
+    if not request.workload.inputs:
         return made
     given = {name: value for name, value in made[0].items() if all(_same(one[name], value) for one in made)}
     shapes = {name: value.shape for name, value in given.items()}
-    rows = [name for name, shape in shapes.items() if shape[:1] == (request.batch or 1,)]
+    rows = [name for name, shape in shapes.items() if shape[:1] == (request.workload.batch or 1,)]
     drawn = from_rows(given, shapes, rows, count, request.seed)
     return [{**own, **new} for own, new in zip(made, drawn, strict=True)]
 

@@ -66,6 +66,7 @@ class LoadSettings:
         threads: Number of threads that call TensorFlow's sessions.
         config: A file with a ConfigProto as text, for those sessions.
         memory: Bytes for the requests of a run and their answers; a run ends when they are full.
+        command: The command line, for the record.
     """
 
     clients: Sequence[int] = (1, 2, 4, 8, 16)
@@ -83,6 +84,7 @@ class LoadSettings:
     threads: int = 16
     config: Path | None = None
     memory: int = 1 << 30
+    command: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, value, low in (
@@ -191,7 +193,7 @@ def load(
         MsplitError: What is asked for does not fit the model.
     """
     settings, pool_settings = settings or LoadSettings(), pool or PoolSettings()
-    request = replace(request or RunRequest(), batch=settings.rows)
+    request = (request or RunRequest()).sized(batch=settings.rows)
     if settings.mix and max(settings.mix) >= pool_settings.priorities:
         pool_settings = replace(pool_settings, priorities=max(settings.mix) + 1)
     is_build = not isinstance(model, FlatGraph) and files.is_build(model)
@@ -249,7 +251,7 @@ def load(
             checked_against=ready.source,
             tolerances=checker.tolerances,
             notes=tuple(notes),
-            environment=environment(request.command),
+            environment=environment(settings.command),
         )
 
 

@@ -107,8 +107,8 @@ def batches_of(
             )
         return tuple(sorted(set(settings.batches))), ()
     if rows is None:
-        return (request.batch or 1,), (f"each request is a step of its own: {mixes}",)
-    largest = settings.max_batch or max(MAX_BATCH, request.batch or 1)
+        return (request.workload.batch or 1,), (f"each request is a step of its own: {mixes}",)
+    largest = settings.max_batch or max(MAX_BATCH, request.workload.batch or 1)
     ladder = [1]
     while ladder[-1] * _STEP < largest:
         ladder.append(ladder[-1] * _STEP)
@@ -221,7 +221,7 @@ def _of_session(
 ) -> Recipe:
     """Makes the recipe for a TensorFlow session: slots call it, with steps of any number of rows."""
     largest = max(batches, default=None)
-    ready = make_ready(flat, replace(request, batch=largest) if largest else request, progress=progress)
+    ready = make_ready(flat, request.sized(batch=largest) if largest else request, progress=progress)
     runner, feeds = ready.runner, ready.chosen.job.feeds
     rows = proof[0] if batches else None
     entries = rows[0] if rows is not None else {}

@@ -273,7 +273,7 @@ def test_pools_and_builds_are_for_one_gpu():
 def test_one_gpu_is_no_split():
     for gpus in ((0,), (0, 0), (-1, 1)):
         with pytest.raises(MsplitError, match="can not be split over the GPUs"):
-            RunRequest(split=gpus)
+            RunRequest.of(split=gpus)
 
 
 def test_streams_that_can_not_be_divided_are_refused():

@@ -237,7 +237,7 @@ def test_a_port_in_use_is_told() -> None:
 def test_what_does_not_go_with_a_cluster_is_refused() -> None:
     options = ClusterOptions(here(2, 2))
     with pytest.raises(msplit.MsplitError, match="cluster excludes engine='cuda': a cluster runs TensorFlow"):
-        RunRequest(engine="cuda", cluster=options)
+        RunRequest.of(engine="cuda", cluster=options)
     with pytest.raises(msplit.MsplitError, match="is not traced"):
         msplit.bench("sample_graphs/towers_small.pb", cluster=options, timelines=True)
     with pytest.raises(msplit.MsplitError, match="plan is for the cuda engine"):

@@ -202,10 +202,10 @@ def test_rows_are_drawn_from_legal_ones_and_stay_together() -> None:
 def test_a_model_has_other_inputs_for_each_request_also_where_a_file_gives_some(tmp_path: Path) -> None:
     flat = msplit.load(SAMPLES / "mmoe_small.pb")
     (name,) = [tensor.name for tensor in flat.inputs]
-    made = from_model(flat, RunRequest(batch=3), 5)
+    made = from_model(flat, RunRequest.of(batch=3), 5)
     assert len({one[name].tobytes() for one in made}) == 5
     np.save(tmp_path / "x.npy", made[0][name])
-    varied = from_model(flat, RunRequest(batch=3, inputs={name: tmp_path / "x.npy"}), 5)
+    varied = from_model(flat, RunRequest.of(batch=3, inputs={name: tmp_path / "x.npy"}), 5)
     assert len({one[name].tobytes() for one in varied}) == 5
     assert all((np.abs(one[name]) <= np.abs(made[0][name]).max()).all() for one in varied)
 

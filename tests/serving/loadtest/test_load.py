@@ -244,7 +244,7 @@ def test_a_model(engine: str) -> None:
     if engine == "cuda":
         pytest.importorskip("torch")
     request = {"engine": engine, "device": "cpu" if engine == "cuda" else "cuda", "effort": "fast", "streams": (2,)}
-    found = load(MMOE, RunRequest(**request), settings=SETTINGS, pool=PoolSettings(groups=2, max_batch=4))
+    found = load(MMOE, RunRequest.of(**request), settings=SETTINGS, pool=PoolSettings(groups=2, max_batch=4))
     assert (found.wrong, found.broken) == (0, 0)
     assert found.distinct[1] > 4
     one, three = (point for point in found.points if point.target == "pool")
@@ -271,7 +271,7 @@ def test_an_answer_of_a_real_pool_that_goes_to_somebody_else_is_found(monkeypatc
 
     monkeypatch.setattr("msplit.serving.loadtest.run.make_pool", mixing)
     settings = LoadSettings(clients=(8,), seconds=0.3, warmup=0.0, repeat=1, distinct=32, beside=())
-    found = load(MMOE, RunRequest(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=1, max_batch=4))
+    found = load(MMOE, RunRequest.of(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=1, max_batch=4))
     assert 1 <= found.wrong <= 4
     assert "has the answer of" in next(run.says for point in found.points for run in point.runs if run.wrong)
 
@@ -289,7 +289,7 @@ def test_tensorflow_beside_it_runs_in_a_process_of_its_own(tmp_path: Path) -> No
         threads=2,
         config=tmp_path / "config",
     )
-    found = load(MMOE, RunRequest(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=2))
+    found = load(MMOE, RunRequest.of(engine="tensorflow"), settings=settings, pool=PoolSettings(groups=2))
     labels = [arm.label for arm in found.targets]
     assert labels == ["pool", "TensorFlow, merged streams", "echo", "echo, threads"]
     assert (found.wrong, found.broken) == (0, 0)

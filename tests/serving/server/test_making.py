@@ -103,7 +103,7 @@ def test_what_can_not_be_served_is_named(tmp_path: Path) -> None:
     configs = [ModelConfig("policy", tmp_path / "m")]
     with (
         pytest.raises(MsplitError) as told,
-        making.ready(configs, RunRequest(**request), PoolSettings(batches=(1, 4)), signatures=making.ALL),
+        making.ready(configs, RunRequest.of(**request), PoolSettings(batches=(1, 4)), signatures=making.ALL),
     ):
         pass
     assert told.value.where == "policy, signature initial"

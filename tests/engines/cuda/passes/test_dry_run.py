@@ -150,7 +150,7 @@ def test_bench_takes_an_engine_that_can_run_the_model(monkeypatch):
     assert "choose" in why
     assert choose_engine(RunRequest(), graph_of(fine_branches, outputs=["out"]))[0].name == "cuda"
     asked = {"engine": "cuda"}
-    assert choose_engine(RunRequest(**asked), graph_of(branches_of_two_shapes, outputs=["out"]))[0].name == "cuda"
+    assert choose_engine(RunRequest.of(**asked), graph_of(branches_of_two_shapes, outputs=["out"]))[0].name == "cuda"
 
 
 def test_check_and_analyze_tell_by_name(tmp_path):
