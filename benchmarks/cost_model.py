@@ -44,7 +44,8 @@ from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
 from msplit.report import jsonio
 from msplit.report.profile import estimated
-from msplit.run.profile import ProfileRequest, profile
+from msplit.run.profile import profile
+from msplit.run.request import RunRequest
 from msplit.schedule.choose import REFINING, best, choose
 from msplit.schedule.judge import predict
 from msplit.schedule.machine import Machine
@@ -91,8 +92,8 @@ def main() -> None:
 def examine(arguments: argparse.Namespace, name: str, batch: int) -> dict[str, Any]:
     """One model: kernels, then assignments."""
     flat = api.load(models.fill(arguments.graphs, Path("/tmp/msplit-models"), name, batch))
-    request = ProfileRequest(batch=batch, device=arguments.device, grids=False, seconds=15)
-    found, notes = profile(flat, request)
+    request = RunRequest.of(batch=batch, device=arguments.device)
+    found, notes = profile(flat, request, seconds=15, grids=False)
     _, static = api.price(flat, batch=batch)
     _, measured = api.price(flat, batch=batch, profile=found)
     feeds = make_inputs(flat, {}, batch=batch)

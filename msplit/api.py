@@ -245,7 +245,7 @@ def assign(
     """
 
     def chooser(flat: FlatGraph, costs: Costs, workload: Workload) -> ChoosesPlan:
-        from msplit.run.kernels import chooser_of
+        from msplit.run.compilation import chooser_of
 
         return kernels or chooser_of(flat, costs, workload)
 

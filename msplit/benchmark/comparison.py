@@ -28,8 +28,8 @@ from msplit.progress import Progress, phase
 from msplit.rules.auto import PLAIN, Auto
 from msplit.rules.base import RuleContext
 from msplit.rules.ruleset import RuleSet
-from msplit.run.kernels import job_of
-from msplit.run.kernels import why_not as no_torch
+from msplit.run.compilation import job_of
+from msplit.run.compilation import why_not as no_torch
 from msplit.schedule.algorithms import ONE
 from msplit.schedule.choose import best, choose
 from msplit.schedule.judge import predict

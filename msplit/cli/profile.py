@@ -52,19 +52,14 @@ def command(
     from msplit import api, formats
     from msplit.cost import profile_file
     from msplit.report import profile as report
-    from msplit.run.profile import ProfileRequest, profile
+    from msplit.run.profile import profile
+    from msplit.run.request import RunRequest
 
     flat = choice.load(model)
     api.check_places(flat, [output], force=force)
-    request = ProfileRequest(
-        batch=work.batch,
-        shapes=dict(work.shapes),
-        seconds=measured.seconds,
-        grids=not measured.no_grids,
-        **measured.arguments(),
-    )
+    request = RunRequest.of(batch=work.batch, shapes=dict(work.shapes), **measured.arguments())
     with telling() as tell:
-        found, notes = profile(flat, request, progress=tell)
+        found, notes = profile(flat, request, seconds=measured.seconds, grids=not measured.no_grids, progress=tell)
     formats.write_bytes_atomic(output, profile_file.dumps(found).encode(), force=force)
     _, static = api.price(flat, batch=work.batch, shapes=found.shapes)
     written = [*notes, f"Written: {output}"]

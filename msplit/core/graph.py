@@ -371,13 +371,12 @@ class Assignment:
         """No node is assigned."""
         return Assignment(np.full(count, UNASSIGNED, np.int32), np.full(count, -1, np.int32))
 
-    def claim(self, nodes: Ints, ids: Ints | int, rule: str, why: str, *, override: bool = False) -> Assignment:
-        """A copy in which `nodes` have `ids`. Nodes that are claimed already keep theirs, unless `override`."""
+    def claim(self, nodes: Ints, ids: Ints | int, rule: str, why: str) -> Assignment:
+        """A copy in which `nodes` have `ids`. Nodes that are claimed already keep theirs."""
         nodes = np.asarray(nodes, dtype=np.int32)
         wanted = np.broadcast_to(np.asarray(ids, dtype=np.int32), nodes.shape)
-        if not override:
-            free = self.ids[nodes] == UNASSIGNED
-            nodes, wanted = nodes[free], wanted[free]
+        free = self.ids[nodes] == UNASSIGNED
+        nodes, wanted = nodes[free], wanted[free]
         if len(nodes) == 0:
             return self
         new_ids, new_reason = self.ids.copy(), self.reason.copy()

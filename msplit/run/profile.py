@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from msplit._version import __version__
 from msplit.assignment.model import opened
-from msplit.core.arguments import Precision, whole
+from msplit.core.arguments import Precision
 from msplit.cost import profile as profiles
-from msplit.cost.profile import InputShape, Profile, ProfiledDevice, ProfiledStep, Workload
+from msplit.cost.profile import InputShape, Profile, ProfiledDevice, ProfiledStep
 from msplit.engines import environment
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
@@ -25,54 +22,27 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.summary import structure_hash
 from msplit.inputs.make import feeds_for
 from msplit.progress import Progress
+from msplit.run.request import RunRequest
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class ProfileRequest:
-    """What to measure.
-
-    Attributes:
-        batch: Size of unknown leading dimensions.
-        shapes: Whole shapes by input name.
-        inputs: Files by input name, and under "" one that names its inputs itself: .npy, .npz, TFRecord or JSON.
-        seed: Of made-up inputs.
-        precision: What float32 is computed in, on every engine: ``ieee``, ``tf32``, ``bf16`` or ``fp16``; see `Precision`.
-        layout: Memory layout of convolutions: ``auto`` measures.
-        seconds: How long measuring may take, building the model not counted. What is not reached is priced statically.
-        grids: Record grids and occupancy too.
-        device: ``cuda``, or ``cpu`` to try it without a GPU: its times say nothing about one.
-        op_libraries: Shared objects with custom TensorFlow ops.
-    """
-
-    batch: int | None = None
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    inputs: Mapping[str, Path] = field(default_factory=dict)
-    seed: int = 0
-    precision: str = "tf32"
-    layout: str = "auto"
-    seconds: float = 20.0
-    grids: bool = True
-    device: str = "cuda"
-    op_libraries: Sequence[Path] = ()
-
-    def __post_init__(self) -> None:
-        if self.batch is not None:
-            whole("the batch", self.batch)
-        whole("the seed", self.seed, 0)
-        Precision.read(self.precision)
-
-
 def profile(
-    flat: FlatGraph | str | os.PathLike[str], request: ProfileRequest | None = None, *, progress: Progress | None = None
+    flat: FlatGraph | str | os.PathLike[str],
+    request: RunRequest | None = None,
+    *,
+    seconds: float = 20.0,
+    grids: bool = True,
+    progress: Progress | None = None,
 ) -> tuple[Profile, tuple[str, ...]]:
     """Times every kind of kernel of a model alone on the GPU, and the GPU's own constants. This executes the model.
 
     Args:
         flat: From `load`, or where the model is.
-        request: What to measure; the defaults are those of `msplit profile`.
+        request: What to measure: its workload, seed, precision, layout, device and libraries of ops.
+        seconds: How long measuring may take, building the model not counted. What is not reached is priced statically.
+        grids: Record grids and occupancy too.
 
     Returns:
         The profile, and what the user should know of how it was made.
@@ -81,7 +51,7 @@ def profile(
         EngineError: There is no GPU, or the engine can not run the model.
     """
     flat = opened(flat)
-    request = request or ProfileRequest()
+    request = request or RunRequest()
     if request.device == "cuda" and (why := ENGINE.unavailable()):
         raise EngineError(
             f"there is nothing to measure on: {why}",
@@ -89,7 +59,7 @@ def profile(
         )
     import torch
 
-    feeds = feeds_for(flat, Workload(request.batch, request.shapes, request.inputs), seed=request.seed)
+    feeds = feeds_for(flat, request.workload, seed=request.seed)
     device = torch.device(request.device)
     job = Job(
         flat,
@@ -103,7 +73,7 @@ def profile(
     if progress is not None:
         progress("building the model", 0.0)
     compiled = ENGINE.compile(job)
-    found = compiled.profile(job, seconds=request.seconds, grids=request.grids, progress=progress)
+    found = compiled.profile(job, seconds=seconds, grids=grids, progress=progress)
     one_us = None
     if device.type == "cuda" and not compiled.dynamic:
         one_us = compiled.one_stream_seconds(job) * 1e6
@@ -128,7 +98,7 @@ def profile(
         made={"msplit": __version__, "time": datetime.now(UTC).isoformat(timespec="seconds")},
     )
     notes = [f"{number} steps are priced statically: {why}" for why, number in found.unmeasured.items()]
-    if request.grids and found.recorded and not made.device.simulated:
+    if grids and found.recorded and not made.device.simulated:
         notes.append(f"no grids: {found.recorded}")
     return made, tuple(notes)
 

@@ -150,7 +150,7 @@ def start_improving(runner: Runner, prepare: Callable[[], tuple[Runner, Inputs]]
             begun, wanted = True, improved.set_running_or_notify_cancel()
             if wanted and found.taken:
                 with turn:
-                    _go_on(better.executable, _state(fast.executable))
+                    _go_on(better.executable, fast.executable.save_state())
                     runner._take_over(better)
                 better = fast
             better.executable.close()
@@ -202,7 +202,7 @@ def _compared(
         feeds = inputs.fresh(settings.seed + 1 + number)
         elsewhere = as_tensors(feeds)  # the caller may be filling the buffers
         with turn:
-            state = _state(fast.executable)
+            state = fast.executable.save_state()
             expected = fast.executable.step(elsewhere)
             _go_on(fast.executable, state)
         _go_on(better.executable, state)
@@ -238,11 +238,6 @@ def _timed(
                 if number:  # the first warms it up
                     found += seconds
     return statistics.median(times[0]) * 1e6, statistics.median(times[1]) * 1e6
-
-
-def _state(executable: Executable) -> Mapping[str, NDArray[Any]]:
-    """What steps change."""
-    return executable.save_state()
 
 
 def _go_on(executable: Executable, state: Mapping[str, NDArray[Any]]) -> None:

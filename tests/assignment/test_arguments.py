@@ -12,7 +12,6 @@ import msplit
 from msplit.api import TuneSettings, compare
 from msplit.engines.base import refuse
 from msplit.errors import EngineError
-from msplit.run.profile import ProfileRequest
 from msplit.run.request import RunRequest
 from tests.cli.runner import SAMPLES
 
@@ -41,7 +40,7 @@ MODEL = SAMPLES / "towers_small.pb"
         (lambda: msplit.Settings(tolerance=-1.0), "tolerance is -1.0"),
         (lambda: msplit.CheckSettings(fork_streams=-3), "fork_streams is -3"),
         (lambda: TuneSettings(max_memory=0), "max_memory is 0"),
-        (lambda: ProfileRequest(batch=-1), "the batch is -1"),
+        (lambda: RunRequest.of(batch=-1), "the batch is -1"),
     ],
 )
 def test_numbers_out_of_range_are_told_before_any_work(call: Any, words: str) -> None:

@@ -24,7 +24,7 @@ from msplit.inputs.reference import Reference, save_reference
 from msplit.report import benchmark, candidates
 from msplit.report.render import to_markdown, to_terminal
 from msplit.rules.auto import NOT_CHOSEN
-from msplit.run import kernels
+from msplit.run import compilation
 from msplit.schedule import planfile
 from tests.campaign import campaign
 from tests.cli.runner import SAMPLES, fine, msplit
@@ -72,7 +72,7 @@ def test_nodes_of_a_group_share_a_stream_and_the_plan_runs_as_it_is_written(name
     fine("check", model, "--plan", plan, "--rules", best, "--batch", "2")
     # It runs kernel by kernel as it was chosen.
     _, costs = api.price(flat, batch=2)
-    job, notes = stored_job(kernels.job_of(flat, costs, Workload(2)), file)
+    job, notes = stored_job(compilation.job_of(flat, costs, Workload(2)), file)
     assert notes == []
     assert ENGINE.compile(job).runs_as_stored(job)
     stream_program = ENGINE.build(job).stream_program
@@ -90,7 +90,7 @@ def test_where_earlier_rules_have_placed_nodes_kernels_stay_plain(best: Path) ->
 
 
 def test_without_pytorch_kernels_stay_plain_and_the_reason_is_told(best: Path, monkeypatch) -> None:
-    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
     flat = api.load(SAMPLES / "mmoe_small.pb")
     assigned = api.assign(flat, best)
     assert assigned.kernels is None
@@ -145,7 +145,7 @@ def reference(tmp_path_factory):
     @functools.cache
     def of(name: str) -> Path:
         flat = api.load(SAMPLES / name)
-        job = kernels.job_of(flat, api.price(flat, batch=2)[1], Workload(2))
+        job = compilation.job_of(flat, api.price(flat, batch=2)[1], Workload(2))
         path = tmp_path_factory.mktemp("reference") / "reference.npz"
         save_reference(path, Reference(job.feeds, ENGINE.build(job).step(job.feeds), "the engine"))
         return path

@@ -102,7 +102,7 @@ def test_a_batch_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyP
     from msplit.benchmark import sweep as module
 
     def bench(flat, request, *, progress=None):
-        if request.batch == 4:
+        if request.run.workload.batch == 4:
             raise EngineError("out of memory")
         return real(flat, request, progress=progress)
 

@@ -14,7 +14,7 @@ from msplit.core.arguments import Precision
 from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE
 from msplit.inputs.reference import Reference, save_reference
-from msplit.run.kernels import job_of
+from msplit.run.compilation import job_of
 from msplit.schedule import planfile
 
 pytestmark = pytest.mark.gpu

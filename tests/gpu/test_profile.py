@@ -12,7 +12,8 @@ from msplit.cost import profile_file
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.inputs.make import make_inputs
-from msplit.run.profile import ProfileRequest, profile
+from msplit.run.profile import profile
+from msplit.run.request import RunRequest
 from tests.cli.runner import SAMPLES, fine, msplit
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +27,7 @@ def flat():
 
 @pytest.fixture(scope="module")
 def found(flat):
-    return profile(flat, ProfileRequest(batch=BATCH, seconds=20))[0]
+    return profile(flat, RunRequest.of(batch=BATCH), seconds=20)[0]
 
 
 @pytest.mark.alone
@@ -64,7 +65,7 @@ def test_measured_times_add_up_to_one_stream(flat, found):
 
 
 def test_two_profiles_agree(flat, found):
-    again = profile(flat, ProfileRequest(batch=BATCH, seconds=20, grids=False))[0]
+    again = profile(flat, RunRequest.of(batch=BATCH), seconds=20, grids=False)[0]
     ratios = [b.time_us / a.time_us for a, b in zip(found.kernels, again.kernels, strict=True)]
     assert 0.9 < float(np.median(ratios)) < 1.1
 

@@ -19,7 +19,8 @@ from msplit.errors import EngineError
 from msplit.report import jsonio
 from msplit.report import profile as report
 from msplit.report.render import to_markdown
-from msplit.run.profile import ProfileRequest, compared, profile
+from msplit.run.profile import compared, profile
+from msplit.run.request import RunRequest
 from msplit.verify.results import Settings
 from tests.cli.runner import ROOT, SAMPLES, fine, msplit, unchanged
 from tests.report.test_schemas import validate
@@ -32,7 +33,7 @@ NO_GPU = pytest.mark.skipif(ENGINE.unavailable() is None, reason="there is a GPU
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
     """A profile of the small MMoE at batch 4."""
-    found, _ = profile(api.load(MMOE), ProfileRequest(device="cpu", batch=4))
+    found, _ = profile(api.load(MMOE), RunRequest.of(device="cpu", batch=4))
     path = tmp_path_factory.mktemp("profile") / "mmoe.json"
     path.write_text(profile_file.dumps(found))
     return path
@@ -55,7 +56,7 @@ def test_measured_costs_add_up_to_the_steps(path):
 @pytest.mark.parametrize("name", ["feature_columns", "lstm_small.pb", "two_signatures", "towers_small.pb"])
 def test_other_models_are_profiled(name):
     flat = api.load(SAMPLES / name)
-    found, notes = profile(flat, ProfileRequest(device="cpu", seconds=2))
+    found, notes = profile(flat, RunRequest(device="cpu"), seconds=2)
     assert found.measured + sum(found.unmeasured.values()) == len(found.steps) > 0
     assert found.measured > 0
     assert len(notes) == len(found.unmeasured)

@@ -228,8 +228,7 @@ def hands_on(op: str, attrs: Mapping[str, Any]) -> bool:
     """True if an op gives its inputs back, so that it vanishes from a graph."""
     if op == "Cast" and attrs.get("SrcT") == attrs.get("DstT"):
         return True
-    found = table().get(op)
-    return found is not None and found.function in _HANDS_ON
+    return op in table() and table()[op].function in _HANDS_ON
 
 
 @lowering("NoOp", "ControlTrigger", "Assert")

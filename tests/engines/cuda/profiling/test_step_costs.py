@@ -18,7 +18,8 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.profiling.step_costs import LEAST_US, estimated
 from msplit.inputs.make import make_inputs
-from msplit.run.profile import ProfileRequest, profile
+from msplit.run.profile import profile
+from msplit.run.request import RunRequest
 from msplit.shapes.infer import infer
 from tests.cli.runner import SAMPLES
 from tests.engines.cuda.cases import flat_of, job, options_of
@@ -52,7 +53,7 @@ def test_a_step_takes_what_its_nodes_take_and_fills_what_its_product_fills(model
 
 def test_measured_costs_come_out_as_they_were_measured(model):
     flat, program = model
-    measured, _ = profile(flat, ProfileRequest(device="cpu", batch=4))
+    measured, _ = profile(flat, RunRequest.of(device="cpu", batch=4))
     _, costs = api.price(flat, profile=measured)
     found = estimated(program, costs)
     kinds = {step.nodes: step.kernel for step in measured.steps}
