@@ -165,7 +165,7 @@ class _Sides:
         found: dict[Key, OutputComparison] = {}
         for part in self._parts(keys):
             cut = self._cut(part)
-            got = self._engine(cut, kernels, given or {})
+            got = self._stepped(cut, kernels, given or {})[0]
             tolerance, computed = self.request.settings.tolerance, computed_in(cut)
             outputs = compare(got, self._tensorflow(part), tolerance=tolerance, computed=computed).outputs
             by_name = {one.name: one for one in outputs}
@@ -192,11 +192,6 @@ class _Sides:
     def _tensorflow(self, keys: Sequence[Key]) -> dict[str, NDArray[Any]]:
         libraries = self.request.op_libraries
         return reference(self._cut(keys), self.feeds, op_libraries=libraries, inlined=True, state=self.state)
-
-    def _engine(
-        self, flat: FlatGraph, kernels: KernelMode, given: Mapping[Key, NDArray[Any]]
-    ) -> dict[str, NDArray[Any]]:
-        return self._stepped(flat, kernels, given)[0]
 
     def _stepped(
         self, flat: FlatGraph, kernels: KernelMode, given: Mapping[Key, NDArray[Any]]

@@ -17,7 +17,7 @@ import numpy as np
 
 from msplit.benchmark.diagnose import Hints, diagnose
 from msplit.core import statistics
-from msplit.engines.base import Arrays
+from msplit.engines.base import Arrays, timed
 from msplit.engines.environment import environment
 from msplit.engines.nvidia import utilization
 from msplit.errors import EndOfData
@@ -138,12 +138,6 @@ def _burst(one: Running) -> list[float]:
     return [_step(one) for _ in range(one.burst)] if own is None else own
 
 
-def _timed(call: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def _measure(measured: Sequence[Running], settings: Settings, tell: Progress, build: int) -> None:
     duration = settings.duration / settings.builds
     least = -(-settings.min_rounds // settings.builds)
@@ -171,7 +165,7 @@ def _measure(measured: Sequence[Running], settings: Settings, tell: Progress, bu
                 device = one.running.device_times(max(2, one.burst))
                 if device:
                     one.device[-1].append(list(device))
-                    one.launch += [_timed(one.running.launch) for _ in range(one.burst)]
+                    one.launch += [timed(one.running.launch) for _ in range(one.burst)]
             rounds += 1
     finally:
         if collecting:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import random
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -289,6 +291,7 @@ class Executable:
     """True if it tells what its variables are: `save_state`."""
     joins_others = False
     """True if its steps may be those of several processes: `join`."""
+    _facts: Mapping[str, Any] = MappingProxyType({})
 
     def step(self, feeds: Arrays) -> dict[str, NDArray[Any]]:
         """Runs one whole step as a user would: host inputs in, host outputs back, synchronous. Outputs by name."""
@@ -308,7 +311,7 @@ class Executable:
 
     def facts(self) -> Mapping[str, Any]:
         """Reports ``streams``, ``waits``, ``peak_bytes``, ``device``, ``kernels`` …; only what is known."""
-        return {}
+        return dict(self._facts)
 
     def close(self) -> None:
         """Frees what the executable holds. It can not run afterwards."""
@@ -404,6 +407,13 @@ class Engine:
             EngineError: The graph has something that the engine can not run; the message names the nodes and the way out.
         """
         raise NotImplementedError
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 BURST_SECONDS = 0.003

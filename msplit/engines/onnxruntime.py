@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,13 +158,6 @@ class Session(Executable):
             self._bind(self._last)
         self._session.run_with_iobinding(self._binding)
         self._binding.synchronize_outputs()
-
-    def device_times(self, count: int) -> None:
-        """None: it does not tell."""
-
-    def facts(self) -> Mapping[str, Any]:
-        """Facts about the run."""
-        return dict(self._facts)
 
     def close(self) -> None:
         """Lets go of the session."""

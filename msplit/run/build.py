@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -18,7 +18,7 @@ from msplit import formats
 from msplit.analysis.rows.proof import independent_rows
 from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core.arguments import listed, whole
-from msplit.engines.base import Arrays
+from msplit.engines.base import Arrays, timed
 from msplit.engines.cuda.coverage import cover
 from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import EngineError, MsplitError
@@ -253,11 +253,7 @@ def rows_of(flat: FlatGraph, request: RunRequest) -> tuple[tuple[Mapping[str, in
 def _rung(number: int, batch: int | None, runner: Runner, feeds: Arrays) -> Rung:
     with phase("timing steps"):
         times = runner.executable.device_times(STEPS) if runner.facts.get("captured") else None
-        host = []
-        for _ in range(STEPS):
-            start = time.perf_counter()
-            runner.executable.step(feeds)
-            host.append(time.perf_counter() - start)
+        host = [timed(partial(runner.executable.step, feeds)) for _ in range(STEPS)]
     return Rung(
         batch=batch,
         inputs={name: value.shape for name, value in feeds.items()},

@@ -18,7 +18,7 @@ from msplit.assignment.model import DisplayMixin, Facts
 from msplit.engines.base import Arrays, Executable, Feeds, Following, called_with, refuse
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensors import as_array
-from msplit.errors import Closed, EngineError
+from msplit.errors import Closed
 from msplit.progress import Sums
 from msplit.verify.results import OutputCheck
 
@@ -157,9 +157,7 @@ class Runner(DisplayMixin):
         """A step in a session, which would take other shapes and types, and hands out its very constants: who changes one changes the
         model."""
         if on_device:
-            raise EngineError(
-                "TensorFlow gives outputs on the host", fix="leave out on_device, or run on the cuda engine"
-            )
+            return self.executable.step_on_device(feeds)  # which it refuses
         refuse(feeds, self.inputs)
         arrays = {name: as_array(name, value) for name, value in feeds.items()}
         with self._turn:

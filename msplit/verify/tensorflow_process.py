@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,7 @@ from numpy.typing import NDArray
 from msplit import formats
 from msplit.assignment.defaults import agree
 from msplit.assignment.model import load
-from msplit.core.arguments import Precision
-from msplit.core.graph import Ints
-from msplit.engines.base import Arrays, Engine, Executable, Job, TensorFlowOptions
+from msplit.engines.base import Arrays, Engine, Executable, Job, TensorFlowOptions, timed
 from msplit.engines.process import Process, RemoteError, serve, told
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -45,18 +44,8 @@ LONGEST = 600.0
 """Seconds after which what such a process does is given up."""
 
 
-@dataclass(frozen=True, eq=False)
-class JobSpec:
-    """Request to the process: a `Job`, of which the graph does not travel, but where its model is and what was chosen of it."""
-
-    model: Path
-    choice: ReadOptions
-    ids: Ints
-    streams: int
-    feeds: Arrays
-    precision: Precision
-    options: TensorFlowOptions
-    op_libraries: Sequence[Path]
+_SENT = ("ids", "streams", "feeds", "precision", "tensorflow", "op_libraries")
+"""Attributes of a job that travel. Its graph does not: where its model is and what was chosen of it do."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +84,9 @@ class Elsewhere(Executable):
     def __init__(self, job: Job) -> None:
         model = job.flat.model
         self._process = Process("msplit.verify.tensorflow_process", "TensorFlow with other options")
-        spec = JobSpec(
-            model.path, model.choice, job.ids, job.streams, job.feeds, job.precision, job.tensorflow, job.op_libraries
-        )
+        given = {name: getattr(job, name) for name in _SENT}
         try:
-            self._facts: Mapping[str, Any] = self._ask("build", spec)
+            self._facts = self._ask("build", (model.path, model.choice, given))
         except BaseException:
             self.close()
             raise
@@ -130,13 +117,6 @@ class Elsewhere(Executable):
         """One more step on the inputs of the last one."""
         self.times(1)
 
-    def device_times(self, count: int) -> None:
-        """None: the stock runtime does not tell a step's time on the device."""
-
-    def facts(self) -> Mapping[str, Any]:
-        """Facts of the run."""
-        return dict(self._facts)
-
     def save_state(self) -> Arrays:
         """Values of the variables."""
         state: Arrays = self._ask("save")
@@ -151,24 +131,14 @@ class Elsewhere(Executable):
         self._process.close()
 
 
-def build(spec: JobSpec) -> Executable:
-    """Makes it ready, in the process that runs it."""
-    if spec.options.private_threads:  # read when a device is made
+def build(path: Path, choice: ReadOptions, given: Mapping[str, Any]) -> Executable:
+    """Makes a job ready, in the process that runs it. `given` are its attributes (`_SENT`)."""
+    options: TensorFlowOptions = given["tensorflow"]
+    if options.private_threads:  # read when a device is made
         os.environ["TF_GPU_THREAD_MODE"] = "gpu_private"
-        os.environ["TF_GPU_THREAD_COUNT"] = str(spec.options.private_threads)
-    choice = spec.choice
-    flat = load(spec.model, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs)
-    return TENSORFLOW.build(
-        Job(
-            flat=flat,
-            ids=np.asarray(spec.ids),
-            streams=spec.streams,
-            feeds=spec.feeds,
-            tensorflow=spec.options,
-            op_libraries=spec.op_libraries,
-            precision=spec.precision,
-        )
-    )
+        os.environ["TF_GPU_THREAD_COUNT"] = str(options.private_threads)
+    flat = load(path, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs)
+    return TENSORFLOW.build(Job(flat=flat, **given))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -180,8 +150,8 @@ def main(arguments: Sequence[str]) -> None:
         what, given = message
         try:
             if what == "build":
-                built.append(build(given))
-                last.append(given.feeds)
+                built.append(build(*given))
+                last.append(given[-1]["feeds"])
                 return dict(built[0].facts())
             return _done(built[0], what, given, last)
         except Exception as problem:  # noqa: BLE001  the other process tells it
@@ -198,14 +168,8 @@ def _done(executable: Executable, what: str, given: Any, last: list[Arrays]) -> 
         last[0] = given
         return outputs
     if what == "times":
-        return [_timed(executable, last[0]) for _ in range(given)]
+        return [timed(partial(executable.step, last[0])) for _ in range(given)]
     return executable.save_state() if what == "save" else executable.load_state(given)
-
-
-def _timed(executable: Executable, feeds: Arrays) -> float:
-    start = time.perf_counter()
-    executable.step(feeds)
-    return time.perf_counter() - start
 
 
 def initial_state(flat: FlatGraph, *, op_libraries: Sequence[Path] = ()) -> dict[str, NDArray[Any]]:

@@ -129,17 +129,10 @@ class ClusterExecutable(Executable):
             raise EngineError("launch was called before the first step", fix="call step once")
         self._run([tensor.op for tensor in self._fetched.values()], self._last)
 
-    def device_times(self, count: int) -> None:
-        """None: the stock runtime does not tell a step's time on the device."""
-
     @property
     def kept(self) -> frozenset[str]:
         """Variables that had a value in the container before, and have it still: an earlier client's, or another one's."""
         return self._kept
-
-    def facts(self) -> Mapping[str, Any]:
-        """Facts about the run."""
-        return dict(self._facts)
 
     def close(self) -> None:
         """Ends the session, and gives up the variables that nobody else has a name for."""

@@ -298,13 +298,6 @@ class CompiledExecutable(Executable):
         self._run(self._last)
         runtime.tensorflow().test.experimental.sync_devices()
 
-    def device_times(self, count: int) -> None:
-        """None: the stock runtime does not tell a step's time on the device."""
-
-    def facts(self) -> Mapping[str, Any]:
-        """Facts about the run."""
-        return dict(self._facts)
-
     def close(self) -> None:
         """Lets go of the compiled program."""
         self._last = []

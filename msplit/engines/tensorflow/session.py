@@ -205,9 +205,6 @@ class SessionExecutable(Executable):
         with errors_of(self._model), self._told():
             self._run(self._launch, self._last)
 
-    def device_times(self, count: int) -> None:
-        """None: the stock runtime does not tell a step's time on the device."""
-
     def timeline(self) -> Timeline:
         """One step as TensorFlow's step statistics tell it. See `Executable`."""
         if self._last is None:
@@ -240,10 +237,6 @@ class SessionExecutable(Executable):
             for name, device in sorted(found.items())
             if name in given
         )
-
-    def facts(self) -> Mapping[str, Any]:
-        """Facts about the run."""
-        return dict(self._facts)
 
     def close(self) -> None:
         """Ends the session, and the threads that fill its queues."""

@@ -91,7 +91,7 @@ class CudaExecutable(Executable):
     ) -> None:
         shared = shared or Shared()
         self.program, self.stream_program, self.device, self.ieee = program, stream_program, device, ieee
-        self._facts = dict(facts)
+        self._facts: dict[str, Any] = dict(facts)
         self._torture = torture or Torture()
         self._chance = random.Random(self._torture.seed)
         self._lent = shared.streams is not None
@@ -489,10 +489,6 @@ class CudaExecutable(Executable):
         """Gives variables other values."""
         self.state.load(state)
         synchronize(self.device.place)
-
-    def facts(self) -> Mapping[str, Any]:
-        """Streams, waits, kernels, memory."""
-        return self._facts
 
     def close(self) -> None:
         """Frees graphs and memory and gives the streams back."""

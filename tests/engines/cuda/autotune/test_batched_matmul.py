@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE, Product, Layer
+from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE, Layer, Product
 from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.ir.graph import Op
