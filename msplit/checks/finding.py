@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from msplit.core.arguments import MAX_STREAMS, whole
-from msplit.schedule.choose import WORTH
-from msplit.schedule.judge import MUCH
+from msplit.schedule.choose import MUCH, WORTH
 
 NODES_SHOWN = 20
 """Most nodes that a finding names; it counts all of them."""

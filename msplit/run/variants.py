@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from msplit import formats
-from msplit.analysis.rows.proof import shared_rows
 from msplit.assignment.assignment import check_places
 from msplit.assignment.defaults import ON_COSTS, RECORDED, Given, settle
 from msplit.assignment.model import price
@@ -17,7 +16,7 @@ from msplit.assignment.plans import stored_job
 from msplit.core.arguments import Precision, spelled
 from msplit.engines import onnxruntime as onnx
 from msplit.engines.base import Arrays, Engine, Job
-from msplit.engines.cuda.coverage import cover, needed_nodes, toolchain
+from msplit.engines.cuda.coverage import cover, needed_nodes, shared_rows, toolchain
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, KernelMode
 from msplit.engines.tensorflow.devices import foreign_text
@@ -167,7 +166,7 @@ def set_up(
         mixed = keep_within(own, request.tune.max_error, [feeds, *map(feeds_of, seeds)], progress)
         job = replace(job, wide=mixed.wide)
     if request.shared:  # told before anything is compiled
-        shared_rows(flat, {name: value.shape for name, value in feeds.items()}, len(request.shared))
+        shared_rows(replace(job, options=replace(request.options, devices=request.shared)))
     if engine is TENSORFLOW:
         variants = tensorflow_variants(job, assignments, request)
     else:

@@ -28,6 +28,9 @@ from msplit.schedule.simulate import Evaluation, evaluate
 WORTH = 1.05
 """A gain below this is none: what is predicted and what is measured differ by as much."""
 
+MUCH = 0.25
+"""A prediction in which more than this share of the kernels is guessed is called a guess."""
+
 STREAMS = 16
 """Streams that the simulator may take; more gained nothing on any model measured."""
 

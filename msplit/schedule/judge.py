@@ -20,14 +20,11 @@ from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule.algorithms import LIST, ONE
 from msplit.schedule.bounds import Bounds
-from msplit.schedule.choose import STREAMS, WORTH, best, choose
+from msplit.schedule.choose import MUCH, STREAMS, WORTH, best, choose
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan import Plan
 from msplit.schedule.problem import Problem
 from msplit.schedule.simulate import Evaluation, Simulation, evaluate
-
-MUCH = 0.25
-"""A prediction in which more than this share of the kernels is guessed is called a guess."""
 
 _ALL = 20_000
 """Blocks up to which all algorithms are tried to see what streams could gain, above it the one that is best most often."""

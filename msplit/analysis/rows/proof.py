@@ -17,7 +17,7 @@ from msplit.analysis.rows.states import (
     UniqueValues,
 )
 from msplit.analysis.rows.walk import RowPass, Setting, writer
-from msplit.errors import EngineError, MsplitError
+from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.shapes.infer import inferred, stated_shapes
 
@@ -97,33 +97,6 @@ def independent_rows(
         else:
             outputs[tensor.name] = verdict
     return Rows(inputs, outputs, refusals)
-
-
-def shared_rows(flat: FlatGraph, shapes: Mapping[str, tuple[int, ...]], devices: int) -> tuple[int, Rows]:
-    """Rows of a batch, proved to be independent, that several devices share: how many, and which inputs and outputs carry them.
-
-    Args:
-        shapes: Shapes of all inputs by name.
-        devices: Number of devices.
-
-    Raises:
-        EngineError: They can not be shared; it says what stands in the way.
-    """
-    try:
-        found = independent_rows(flat, shapes=shapes)
-        found.check()
-    except MsplitError as problem:
-        raise EngineError(
-            f"{devices} devices can not share a step: {problem.what}",
-            details=problem.details,
-            fix="run it on one; a pool on several answers each request on one of them (`msplit serve --gpus`)",
-        ) from problem
-    rows = min(shapes[name][0] // entries for name, entries in found.inputs.items() if entries)
-    if rows < devices:
-        raise EngineError(
-            f"{devices} devices can not share a batch of {rows}", fix="give a larger batch, or fewer GPUs"
-        )
-    return rows, found
 
 
 def walked(

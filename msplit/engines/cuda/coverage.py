@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msplit.analysis.rows.proof import Rows, independent_rows
+from msplit.engines.base import Job
 from msplit.engines.cuda.frontend.functionalize_while import Raised, raise_control
 from msplit.engines.cuda.frontend.partition import (
     Partition,
@@ -24,6 +26,7 @@ from msplit.engines.cuda.ir.functions import FUNCTIONAL, reachable
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import VARIABLES
 from msplit.shapes import Shapes, infer
@@ -201,6 +204,28 @@ def _address_space() -> int | None:
         return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+def shared_rows(job: Job) -> tuple[int, Rows]:
+    """Rows of a job's inputs, proved to be independent, for its devices to share: how many, and which inputs and outputs carry them.
+
+    Raises:
+        EngineError: They can not be shared; it says what stands in the way.
+    """
+    count = len(job.options.devices)
+    try:
+        found = independent_rows(job.flat, shapes={name: value.shape for name, value in job.feeds.items()})
+        found.check()
+    except MsplitError as problem:
+        raise EngineError(
+            f"{count} devices can not share a step: {problem.what}",
+            details=problem.details,
+            fix="run it on one; a pool on several answers each request on one of them (`msplit serve --gpus`)",
+        ) from problem
+    rows = min(job.feeds[name].shape[0] // entries for name, entries in found.inputs.items() if entries)
+    if rows < count:
+        raise EngineError(f"{count} devices can not share a batch of {rows}", fix="give a larger batch, or fewer GPUs")
+    return rows, found
 
 
 @dataclass(frozen=True)

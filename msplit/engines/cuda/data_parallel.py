@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.analysis.rows.proof import shared_rows
+from msplit.analysis.rows.proof import Rows
 from msplit.engines.base import Arrays, Executable, Feeds, Job, is_array, is_tensor, refuse_fed
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.runtime.executables import executable_of
@@ -23,17 +23,18 @@ from msplit.engines.cuda.stored.rung import Builds, Opened
 from msplit.errors import EngineError
 
 
-def build(job: Job) -> Executable:
+def build(job: Job, count: int, rows: Rows) -> Executable:
     """Makes a job ready to run on all of its devices. Kernels are chosen on the first one; where another is of the same kind, it runs the
     very same ones.
 
+    Args:
+        count: Rows of the batch that they share.
+        rows: Inputs and outputs that carry them, proved to be independent (`coverage.shared_rows`).
+
     Raises:
-        EngineError: Its rows can not be shared, or see `compile_job`.
+        EngineError: See `compile_job`.
     """
     first, *others = job.options.devices
-    count, rows = shared_rows(
-        job.flat, {name: value.shape for name, value in job.feeds.items()}, len(job.options.devices)
-    )
     batch = SharedBatch(count, len(job.options.devices), rows.inputs, rows.outputs)
     part = replace(job, feeds=batch.cut(job.feeds)[0], options=job.options.on(first))
     compiled = compile_job(part)

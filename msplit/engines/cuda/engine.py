@@ -132,10 +132,11 @@ class CudaEngine(Engine):
             raise EngineError(f"the cuda engine can not run here: {why}", fix="use --engine tensorflow")
         with starting_pytorch():
             from msplit.engines.cuda import data_parallel
+            from msplit.engines.cuda.coverage import shared_rows
             from msplit.engines.cuda.runtime.executables import executable_of
 
         if job.options.devices:
-            return data_parallel.build(job)
+            return data_parallel.build(job, *shared_rows(job))
         compiled = self.compile(job)
         executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.precision.ieee)
         if job.state:  # the graph may have been compiled with other values

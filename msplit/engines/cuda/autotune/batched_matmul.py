@@ -83,7 +83,7 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class Gemm:
     """What is to be computed: a layer, to which another may be added for the members from `first` on, then an activation.
 
     Attributes:
@@ -121,7 +121,7 @@ class Product:
         return members, self.one.x.dtype, tf32, self.activation, self.one.sizes(), second, *how
 
 
-def dense(data: Tensor, weights: Tensor, steps: Sequence[str], rest: Sequence[Tensor]) -> Product | None:
+def dense(data: Tensor, weights: Tensor, steps: Sequence[str], rest: Sequence[Tensor]) -> Gemm | None:
     """One layer, of [rows, inner] and [inner, columns], as work of one member; None where more follows it than a bias and an activation.
 
     `steps` is what follows, as TensorFlow's `fused_ops` names it, and `rest` its inputs.
@@ -130,15 +130,15 @@ def dense(data: Tensor, weights: Tensor, steps: Sequence[str], rest: Sequence[Te
     follow = steps[1:] if biased else steps
     if len(rest) != biased or len(follow) > 1 or any(step in EPILOGUE_STEPS for step in follow):
         return None
-    return Product(Layer(data, weights.unsqueeze(0), rest[0].unsqueeze(0) if biased else None), "".join(follow))
+    return Gemm(Layer(data, weights.unsqueeze(0), rest[0].unsqueeze(0) if biased else None), "".join(follow))
 
 
-def members(x: Tensor, y: Tensor) -> Product | None:
+def members(x: Tensor, y: Tensor) -> Gemm | None:
     """A product over batch axes, each batch a member; None where these axes are no single axis in memory, or not the same."""
     if x.dim() < 3 or x.shape[:-2] != y.shape[:-2] or x.dtype != y.dtype:
         return None
     try:
-        return Product(Layer(x.view(-1, *x.shape[-2:]), y.view(-1, *y.shape[-2:])))
+        return Gemm(Layer(x.view(-1, *x.shape[-2:]), y.view(-1, *y.shape[-2:])))
     except RuntimeError:
         return None
 
@@ -149,7 +149,7 @@ def may_round(dtype: torch.dtype) -> bool:
     return half or (dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
 
 
-def grouped(attrs: Mapping[str, Any], x: Tensor, weights: Tensor, *rest: Tensor) -> Product:
+def grouped(attrs: Mapping[str, Any], x: Tensor, weights: Tensor, *rest: Tensor) -> Gemm:
     """A `_GroupedMatMul`, given its attributes and inputs.
 
     `layers` says per product where its members' weights and biases are; a second product is added for the members from `first` on,
@@ -161,10 +161,10 @@ def grouped(attrs: Mapping[str, Any], x: Tensor, weights: Tensor, *rest: Tensor)
     addend = next(operands) if first else None
     second = others[0] if others else None
     activation, alpha = attrs.get("activation", ""), attrs.get("leakyrelu_alpha", LEAKY_ALPHA)
-    return with_rounding(Product(one, activation, alpha, second, first, addend, bool(attrs.get("rows_first"))), attrs)
+    return with_rounding(Gemm(one, activation, alpha, second, first, addend, bool(attrs.get("rows_first"))), attrs)
 
 
-def with_rounding(work: Product, attrs: Mapping[str, Any]) -> Product:
+def with_rounding(work: Gemm, attrs: Mapping[str, Any]) -> Gemm:
     """The same, of which an op's attributes say what is rounded to TF32."""
     data, weights, rounds = bool(attrs.get(ROUNDED)), bool(attrs.get(ROUNDED_WEIGHTS)), bool(attrs.get(ROUNDS))
     return replace(work, rounded_data=data, rounded_weights=weights, rounds=rounds)
@@ -185,7 +185,7 @@ def _layer(layer: Mapping[str, int], operands: Iterator[Tensor]) -> Layer:
     return Layer(x, weights, bias.narrow(0, layer["bias"], layer["biases"]))
 
 
-def run(work: Product, attrs: Mapping[str, Any]) -> Tensor:
+def run(work: Gemm, attrs: Mapping[str, Any]) -> Tensor:
     """The result, [members, rows, columns], by the kernel that a grouped product's attributes name."""
     if TILE in attrs:
         return by_kernel(work, attrs[TILE])
@@ -214,9 +214,7 @@ def choose(op: Op, arguments: Sequence[Tensor]) -> Op:
     return replace(op, attrs={**op.attrs, **attrs}) if attrs else op
 
 
-def _fastest(
-    tuner: Tuner, work: Product, candidates: Mapping[str, Mapping[str, Any]]
-) -> tuple[str, Mapping[str, float]]:
+def _fastest(tuner: Tuner, work: Gemm, candidates: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, float]]:
     """The fastest, or the baseline, the library, where others are not clearly faster; and all times."""
     baseline = next(iter(candidates))
     if tuner.is_spent:
@@ -243,17 +241,17 @@ def _fastest(
     return chosen, times
 
 
-def _with_copies(work: Product) -> list[Product]:
+def _with_copies(work: Gemm) -> list[Gemm]:
     """The same work, each time with copies of its weights, as many as `copies` makes."""
     layers = [[replace(layer, weights=own) for own in copies(layer.weights)] for layer in work.layers()]
     return [replace(work, one=one, second=second[0] if second else None) for one, *second in zip(*layers, strict=False)]
 
 
-def _run_next(works: Iterator[Product], attrs: Mapping[str, Any]) -> Tensor:
+def _run_next(works: Iterator[Gemm], attrs: Mapping[str, Any]) -> Tensor:
     return run(next(works), attrs)
 
 
-def tiles(work: Product) -> list[Tile]:
+def tiles(work: Gemm) -> list[Tile]:
     """Tiles of our own kernel that are worth trying; none where it can not do the work."""
     if not can_compile() or work.one.x.dtype not in _TILED:
         return []
@@ -271,7 +269,7 @@ def _fits(layer: Layer) -> bool:
     return all(one.numel() and extent(one) < _LARGEST for one in (layer.rows[:1], layer.weights[:1]))
 
 
-def by_library(work: Product) -> Tensor:
+def by_library(work: Gemm) -> Tensor:
     """cuBLAS' batched product, then what follows it."""
     if work.second is None:
         return _activated(work, _batched(work.one, rows_first=work.rows_first))
@@ -293,11 +291,11 @@ def _batched(layer: Layer, *, rows_first: bool = False) -> Tensor:
     return torch.baddbmm(layer.bias.unsqueeze(1), rows, layer.weights, out=out)
 
 
-def _activated(work: Product, result: Tensor) -> Tensor:
+def _activated(work: Gemm, result: Tensor) -> Tensor:
     return activate(work.activation, work.alpha)(result) if work.activation else result
 
 
-def _is_wide(work: Product) -> bool:
+def _is_wide(work: Gemm) -> bool:
     """Whether all members' weights side by side are one matrix, as they lie, and all read the same rows."""
     if work.second is not None or work.one.x.dim() != 2:
         return False
@@ -308,7 +306,7 @@ def _is_wide(work: Product) -> bool:
     return beside or below or (members == 1 and (row, column) in ((columns, 1), (1, inner)))
 
 
-def by_wide_product(work: Product) -> Tensor:
+def by_wide_product(work: Gemm) -> Tensor:
     """One product with all members' weights side by side; the result is a view of it."""
     layer = work.one
     members, inner, columns = layer.weights.shape
@@ -327,7 +325,7 @@ def by_wide_product(work: Product) -> Tensor:
     return result.view(len(layer.x), members, columns).permute(1, 0, 2)
 
 
-def by_kernel(work: Product, tile: Tile, result: torch.dtype | None = None) -> Tensor:
+def by_kernel(work: Gemm, tile: Tile, result: torch.dtype | None = None) -> Tensor:
     """Our own kernel, with a tile from `tiles`. Gives another type than the data's, if one is asked for."""
     from msplit.engines.cuda.kernels import matmul as kernel
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.autotune import batched_matmul
-from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE, Layer, Product
+from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE, Gemm, Layer
 from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.ir.graph import Op
@@ -38,14 +38,14 @@ def _one(layer, member):
 @pytest.mark.parametrize("biases", [0, 1, 3])
 def test_the_library(activation, shared, biases):
     x = normal(4, 6) if shared else normal(3, 4, 6)
-    work = Product(Layer(x, normal(3, 6, 5), normal(biases, 5) if biases else None), activation)
+    work = Gemm(Layer(x, normal(3, 6, 5), normal(biases, 5) if biases else None), activation)
     torch.testing.assert_close(batched_matmul.run(work, {}), expected(work))
 
 
 @pytest.mark.parametrize("activation", ["", "Relu"])
 @pytest.mark.parametrize("biases", [0, 1, 3])
 def test_rows_first(activation, biases):
-    work = Product(Layer(normal(3, 4, 6), normal(3, 6, 5), normal(biases, 5) if biases else None), activation)
+    work = Gemm(Layer(normal(3, 4, 6), normal(3, 6, 5), normal(biases, 5) if biases else None), activation)
     found = batched_matmul.run(replace(work, rows_first=True), {})
     torch.testing.assert_close(found, expected(work))
     assert found.permute(1, 0, 2).is_contiguous()
@@ -57,7 +57,7 @@ def test_two_products(first, biases):
     one = Layer(normal(3, 4, 6), normal(3, 6, 5), normal(3, 5) if biases[0] else None)
     rest = 3 - first
     second = Layer(normal(rest, 4, 2), normal(rest, 2, 5), normal(rest, 5) if biases[1] else None)
-    work = Product(one, "Relu", second=second, first=first, addend=normal(first, 4, 5) if first else None)
+    work = Gemm(one, "Relu", second=second, first=first, addend=normal(first, 4, 5) if first else None)
     torch.testing.assert_close(batched_matmul.by_library(work), expected(work))
 
 
@@ -67,15 +67,15 @@ def test_two_products(first, biases):
 @pytest.mark.parametrize("biases", [False, True])
 def test_all_weights_side_by_side(activation, turned, members, biases):
     weights = normal(members, 5, 6).mT if turned else normal(6, members, 5).permute(1, 0, 2)
-    work = Product(Layer(normal(4, 6), weights, normal(members, 5) if biases else None), activation)
+    work = Gemm(Layer(normal(4, 6), weights, normal(members, 5) if biases else None), activation)
     assert batched_matmul._is_wide(work)
     torch.testing.assert_close(batched_matmul.by_wide_product(work), expected(work))
 
 
 def test_what_is_not_one_matrix_is_not_wide():
-    assert not batched_matmul._is_wide(Product(Layer(normal(4, 6), normal(3, 6, 5))))
-    assert not batched_matmul._is_wide(Product(Layer(normal(3, 4, 6), normal(6, 3, 5).permute(1, 0, 2))))
-    assert not batched_matmul._is_wide(Product(Layer(normal(4, 6), normal(6, 9, 5).permute(1, 0, 2)[2:5])))
+    assert not batched_matmul._is_wide(Gemm(Layer(normal(4, 6), normal(3, 6, 5))))
+    assert not batched_matmul._is_wide(Gemm(Layer(normal(3, 4, 6), normal(6, 3, 5).permute(1, 0, 2))))
+    assert not batched_matmul._is_wide(Gemm(Layer(normal(4, 6), normal(6, 9, 5).permute(1, 0, 2)[2:5])))
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -83,7 +83,7 @@ def test_copies_of_the_weights_lie_as_the_model_s_do_and_give_the_same(first):
     """All side by side, of which a part is read; and a second product, for the members from the third on."""
     stacked = normal(6, 9, 5).permute(1, 0, 2)[2:5]
     second = Layer(normal(3 - first, 4, 2), normal(3 - first, 5, 2).mT) if first else None
-    work = Product(
+    work = Gemm(
         Layer(normal(3, 4, 6), stacked), second=second, first=first, addend=normal(first, 4, 5) if first else None
     )
     works = batched_matmul._with_copies(work)[:3]
