@@ -14,6 +14,7 @@ from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint
 from msplit.report import isomorphic
 from msplit.report.document import Document, Name, Table, first
+from msplit.report.jsonio import ENDPOINT, picked
 from msplit.report.text import count, dimensions, heading, micros, operations, percent, plural, ratio, size, some
 from msplit.schedule.split import SplitJudgement
 
@@ -280,54 +281,34 @@ def payload(
     split: SplitJudgement | None = None,
 ) -> dict[str, Any]:
     """The analysis for JSON. The arguments are those of `document`."""
-    flat, model, costs, limits = found.flat, found.flat.model, found.costs, found.bounds
-    names = flat.graph.names
+    flat, model, costs, names = found.flat, found.flat.model, found.costs, found.flat.graph.names
     result: dict[str, Any] = {
         "model": {
-            "path": str(model.path),
-            "format": str(model.format),
-            "tags": model.tags,
-            "signature": model.signature,
-            "signatures": model.signatures,
-            "versions": dict(model.versions),
-            "inputs": [_endpoint(endpoint) for endpoint in model.inputs],
-            "outputs": [_endpoint(endpoint) for endpoint in model.outputs],
+            **picked(model, "path format tags signature signatures versions"),
+            "inputs": [picked(endpoint, ENDPOINT) for endpoint in model.inputs],
+            "outputs": [picked(endpoint, ENDPOINT) for endpoint in model.outputs],
             "outputs_guessed": model.left_out is not None,
-            "outputs_left_out": list(model.left_out or ()),
+            "outputs_left_out": model.left_out or (),
         },
-        "gpu": costs.gpu,
-        "costs": costs.source,
+        **picked(costs, "gpu costs=source"),
         "nodes": {"total": len(flat), "host": int(np.count_nonzero(flat.host)), "kernels": found.kernels},
-        "ops": list(found.ops),
-        "functions": list(found.functions),
+        **picked(found, "ops functions"),
         "parameters": {"tensors": len(found.parameters), "bytes": sum(p.bytes for p in found.parameters)},
-        "colocation_groups": list(found.group_sizes),
-        "level_width": found.level_width.width,
-        "max_antichain": found.antichain.size,
+        **picked(found, "colocation_groups=group_sizes level_width=level_width.width max_antichain=antichain.size"),
         "flops": float(costs.flops.sum()),
         "bytes": float(costs.bytes.sum()),
-        "bounds_us": {
-            "serial": limits.serial_us,
-            "critical_path": limits.critical_path_us,
-            "bandwidth": limits.bandwidth_us,
-            "flops": limits.flops_us,
-            "sm_time": limits.sm_time_us,
-            "lower_bound": limits.lower_bound_us,
-            "fused": limits.fused_us,
-            "kept_whole": limits.whole_us,
-        },
-        "gain_at_most": {**{str(k): v for k, v in found.gains.items()}, "any": limits.max_gain},
-        "suggestion": {
-            "rule_set": found.suggestion.rule_set,
-            "helps": found.judgement.helps,
-            "why": found.suggestion.why,
-        },
+        "bounds_us": picked(
+            found.bounds,
+            "serial=serial_us critical_path=critical_path_us bandwidth=bandwidth_us flops=flops_us sm_time=sm_time_us",
+            "lower_bound=lower_bound_us fused=fused_us kept_whole=whole_us",
+        ),
+        "gain_at_most": {**found.gains, "any": found.bounds.max_gain},
+        "suggestion": picked(found, "rule_set=suggestion.rule_set helps=judgement.helps why=suggestion.why"),
         "judgement": found.judgement,
         "next": " ".join(commands[0]) if commands else None,
         "commands": [" ".join(command) for command in commands],
         "unknown_shapes": len(found.guesses.nodes),
-        "proved_dense": found.guesses.dense,
-        "assumed": list(found.shapes.assumed),
+        **picked(found, "proved_dense=guesses.dense assumed=shapes.assumed"),
         "branches": [
             {
                 "first": names[int(b.nodes[0])],
@@ -340,60 +321,29 @@ def payload(
         ],
         **isomorphic.payload(found),
         "embeddings": [
-            {
-                "table": use.table.name,
-                "rows": use.table.rows,
-                "width": use.table.columns,
-                "bytes": use.table.bytes,
-                "lookups": use.lookups,
-                "time_us": use.time_us,
-            }
+            picked(use, "table=table.name rows=table.rows width=table.columns bytes=table.bytes lookups time_us")
             for use in found.tables
         ],
         "regions": [
-            {"kind": r.region.kind, "name": r.region.name, "nodes": len(r.nodes), "time_us": r.time_us}
-            for r in found.regions
+            {**picked(one, "kind=region.kind name=region.name"), "nodes": len(one.nodes), "time_us": one.time_us}
+            for one in found.regions
         ],
     }
     if "nodes" in views or "all" in views:
-        result["node_list"] = [
-            {
-                "name": names[node],
-                "op": flat.graph.ops[node],
-                "host": bool(flat.host[node]),
-                "time_us": float(costs.time_us[node]),
-                "known": bool(costs.known[node]),
-            }
-            for node in range(len(flat))
-        ]
+        columns = {
+            "name": names,
+            "op": flat.graph.ops,
+            "host": flat.host.tolist(),
+            "time_us": costs.time_us.tolist(),
+            "known": costs.known.tolist(),
+        }
+        result["node_list"] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if coverage is not None:
         result["coverage"] = asdict(coverage)
     if split is not None:
-        result["split"] = _split(split)
+        best = "way=name makespan_us copies copied_bytes=copied weight_bytes=weights tables"
+        result["split"] = {
+            **picked(split, "gpus kind helps words one_us gain"),
+            "best": split.best and picked(split.best, best),
+        }
     return result
-
-
-def _split(found: SplitJudgement) -> dict[str, Any]:
-    best = found.best
-    return {
-        "gpus": found.gpus,
-        "kind": found.kind,
-        "helps": found.helps,
-        "words": found.words,
-        "one_us": found.one_us,
-        "gain": found.gain,
-        "best": None
-        if best is None
-        else {
-            "way": best.name,
-            "makespan_us": best.makespan_us,
-            "copies": best.copies,
-            "copied_bytes": best.copied,
-            "weight_bytes": list(best.weights),
-            "tables": list(best.tables),
-        },
-    }
-
-
-def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
-    return {"name": endpoint.name, "tensor": endpoint.tensor, "dtype": endpoint.dtype, "shape": endpoint.shape}

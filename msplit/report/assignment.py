@@ -14,6 +14,7 @@ from msplit.errors import MsplitError
 from msplit.flatten.flat import Conflict, with_ids
 from msplit.formats.writer import WriteReport
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import count, heading, micros, percent, plural, ratio, size
 
 _MOST_REMARKS = 12
@@ -194,23 +195,13 @@ def _explained(assigned: Assigned) -> list[dict[str, Any]]:
     for node, device in devices(assigned).items():
         rule, why = ("host", "runs on the host") if host[node] else _decided(assigned, node)
         stream = None if host[node] else int(assigned.ids[node])
-        about = {"node": graph.names[node], "op": graph.ops[node], "stream": stream, "device": device}
-        found.append({**about, "rule": rule, "why": why})
+        values = (graph.names[node], graph.ops[node], stream, device, rule, why)
+        found.append(dict(zip(("node", "op", "stream", "device", "rule", "why"), values, strict=True)))
     return found
 
 
 def _placement(assigned: Assigned) -> Table:
-    rows = [
-        (
-            one["node"],
-            one["op"],
-            "-" if one["stream"] is None else str(one["stream"]),
-            one["device"],
-            one["rule"],
-            one["why"],
-        )
-        for one in _explained(assigned)
-    ]
+    rows = [["-" if value is None else str(value) for value in one.values()] for one in _explained(assigned)]
     return Table("Placement", ("node", "op", ">stream", "device", "rule", "why"), rows, whole=True)
 
 
@@ -277,7 +268,7 @@ def explanation(assigned: Assigned, name: str, outputs: Outputs) -> dict[str, An
     function, original = flat.origin(node)
     region = int(flat.region[node])
     return {
-        "model": str(flat.model.path),
+        "model": flat.model.path,
         "node": name,
         "op": flat.graph.ops[node],
         "host": bool(flat.host[node]),
@@ -289,49 +280,27 @@ def explanation(assigned: Assigned, name: str, outputs: Outputs) -> dict[str, An
         "function": function,
         "original": original,
         "region": flat.regions[region] if region >= 0 else None,
-        "written": outputs.written,
-        "notes": outputs.notes,
+        **picked(outputs, "written notes"),
     }
 
 
 def payload(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every: bool = False) -> dict[str, Any]:
     """The assignment for JSON."""
-    plan, flat, chosen = assigned.plan, assigned.flat, assigned.kernels
+    flat, chosen = assigned.flat, assigned.kernels
+    kernels = "kernels=planned.kernels algorithm streams=planned.streams groups=planned.groups predicted_us"
     result: dict[str, Any] = {
-        "model": str(flat.model.path),
+        "model": flat.model.path,
         "rules": {"source": assigned.ruleset.source, "rules": [rule.key for rule in assigned.ruleset.rules]},
-        "costs": assigned.costs.source,
-        "streams": assigned.outcome.streams,
-        "loads": list(assigned.loads),
+        **picked(assigned, "costs=costs.source streams=outcome.streams loads"),
         "decided_by": claims(assigned),
-        "cross_stream": {
-            "edges": assigned.cross_edges,
-            "bytes": assigned.cross_bytes,
-            "unknown": assigned.cross_unknown,
-        },
-        "waits": {
-            "minimal": plan.waits,
-            "edges": plan.edges,
-            "once_per_stream": plan.merged_waits,
-            "records": plan.records,
-        },
-        "kernels": chosen
-        and {
-            "kernels": chosen.planned.kernels,
-            "algorithm": chosen.algorithm,
-            "streams": chosen.planned.streams,
-            "groups": chosen.planned.groups,
-            "predicted_us": chosen.predicted_us,
-            "plain_on_one_stream_us": chosen.one_us,
-            "plain_on_streams_us": chosen.streams_us,
-        },
+        "cross_stream": picked(assigned, "edges=cross_edges bytes=cross_bytes unknown=cross_unknown"),
+        "waits": picked(assigned.plan, "minimal=waits edges once_per_stream=merged_waits records"),
+        "kernels": chosen and picked(chosen, kernels, "plain_on_one_stream_us=one_us plain_on_streams_us=streams_us"),
         "judgement": assigned.judgement if _simulated(assigned) else None,
         "unassigned": assigned.unassigned,
         "changed": len(assigned.changed),
-        "remarks": list(assigned.outcome.remarks),
-        "written": outputs.written,
-        "notes": outputs.notes,
-        "warnings": outputs.warnings,
+        "remarks": assigned.outcome.remarks,
+        **picked(outputs, "written notes warnings"),
     }
     if every:
         result["placement"] = _explained(assigned)

@@ -14,6 +14,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.inputs.examples import Hits
 from msplit.report import bounds, busy, layers, placement, tuning
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import count, gain, heading, micros, percent, plural, size
 from msplit.verify.compare import OutputComparison
 from msplit.verify.results import BenchResult, VariantResult
@@ -245,23 +246,17 @@ def _lookups(found: Sequence[Hits]) -> Table:
 def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[str, Any]:
     """The measurement for JSON: every raw time, versions, machine, command."""
     return {
-        "model": str(flat.model.path),
-        "engine": found.engine,
-        "why": found.why,
-        "batch": found.batch,
-        "inputs": {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in found.inputs.items()},
-        "notes": list(found.notes),
-        "result": found.result.to_dict(),
-        "preparation_s": found.preparation.seconds,
-        "preparation": [
-            {"phase": one.phase, "time_s": one.seconds, "times": one.times} for one in found.preparation.phases
-        ],
-        "lookups": [one.to_dict() for one in found.lookups],
+        "model": flat.model.path,
+        **picked(found, "engine why batch"),
+        "inputs": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in found.inputs.items()},
+        **picked(found, "notes result preparation_s=preparation.seconds"),
+        "preparation": [picked(one, "phase time_s=seconds times") for one in found.preparation.phases],
+        "lookups": found.lookups,
         **({"layers": layers.payload(found)} if found.layers else {}),
         "busy": busy.payload(measured_busy(found.result.variants, found.limits)),
         "bounds": None if found.limits is None else bounds.payload(found.limits, found.result.variants),
         **({"placement": placement.payload(found.placements)} if found.placements else {}),
         **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned)}),
         **({} if found.mixed is None else {"mixed_precision": tuning.mixed_payload(flat, found.mixed)}),
-        **({"written": list(written)} if written or found.tuned is not None else {}),
+        **({"written": written} if written or found.tuned is not None else {}),
     }

@@ -9,6 +9,7 @@ from typing import Any
 from msplit.benchmark.build_bench import BuildBench
 from msplit.report import benchmark
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import dimensions, heading, size
 from msplit.run.build import Build
 
@@ -56,32 +57,12 @@ def document(found: Build) -> Document:
 def payload(found: Build) -> dict[str, Any]:
     """Contents of a build as plain data."""
     manifest = found.manifest
-    rows = None if manifest.rows is None else {"inputs": dict(manifest.rows[0]), "outputs": dict(manifest.rows[1])}
     return {
-        "path": str(found.path),
-        "size_bytes": found.bytes,
-        "weight_bytes": found.weight_bytes,
-        "model": manifest.model,
-        "runs": manifest.label,
-        "why": manifest.why,
-        "notes": list(manifest.notes),
-        "made_for": dict(manifest.made_for),
-        "precision": manifest.precision,
-        "captured": manifest.capture,
-        "outputs": list(manifest.outputs),
-        "independent_rows": rows,
+        **picked(found, "path size_bytes=bytes weight_bytes"),
+        **picked(manifest, "model runs=label why notes made_for precision captured=capture outputs"),
+        "independent_rows": manifest.rows and dict(zip(("inputs", "outputs"), manifest.rows, strict=True)),
         "mixes": manifest.mixes,
-        "rungs": [
-            {
-                "batch": rung.batch,
-                "inputs": {name: list(shape) for name, shape in rung.inputs.items()},
-                "streams": rung.streams,
-                "kernels": rung.kernels,
-                "device_us": rung.step_us,
-                "host_us": rung.host_us,
-            }
-            for rung in manifest.rungs
-        ],
+        "rungs": [picked(rung, "batch inputs streams kernels device_us=step_us host_us") for rung in manifest.rungs],
         "preparation": [{"phase": what, "time_s": took} for what, took in manifest.preparation.items()],
     }
 
@@ -102,9 +83,5 @@ def bench_document(path: Path, found: BuildBench) -> Document:
 
 def bench_payload(path: Path, found: BuildBench) -> dict[str, Any]:
     """Times of a build as plain data, every raw time included."""
-    return {
-        "build": str(path),
-        "runs": found.manifest.label,
-        "notes": list(found.notes),
-        "results": [{"batch": batch, "result": result.to_dict()} for batch, result in found.results],
-    }
+    results = [{"batch": batch, "result": result} for batch, result in found.results]
+    return {"build": path, **picked(found, "runs=manifest.label notes"), "results": results}

@@ -26,16 +26,9 @@ def _share(value: float | None) -> str:
 
 def payload(found: Sequence[Utilization]) -> list[dict[str, Any]]:
     """Utilization for JSON."""
+    shares = ("works", "driver", "filled")
+    percent = [{f"{key}_percent": getattr(one, key) for key in shares} for one in found]
     return [
-        {
-            "label": one.label,
-            "works_percent": _percent(one.works),
-            "driver_percent": _percent(one.driver),
-            "filled_percent": _percent(one.filled),
-        }
-        for one in found
+        {"label": one.label, **{key: None if value is None else round(100 * value, 3) for key, value in share.items()}}
+        for one, share in zip(found, percent, strict=True)
     ]
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else round(100 * value, 3)

@@ -8,6 +8,7 @@ from typing import Any
 from msplit.cost.gpus import gpu_title
 from msplit.report.compare import ModelChanges, Node, Side
 from msplit.report.document import Document, Name, Table, first
+from msplit.report.jsonio import picked
 from msplit.report.text import count, micros, more, plural, ratio
 
 SHOWN = 30
@@ -144,27 +145,17 @@ def payload(found: ModelChanges, *, judged_with: str = "") -> dict[str, Any]:
     return {
         "old": _side(found.old),
         "new": _side(found.new),
-        "same": found.same,
-        "moved_us": found.moved_us,
-        "moved": list(found.moved),
-        "added": list(found.added),
-        "removed": list(found.removed),
-        "replaced": list(found.replaced),
+        **picked(found, "same moved_us moved added removed replaced"),
         "judged_with": judged_with or None,
     }
 
 
 def _side(side: Side) -> dict[str, Any]:
-    found = side.prediction
     return {
-        "path": side.flat.model.path,
+        **picked(side.flat, "path=model.path"),
         "nodes": len(side.flat),
         "gpu": side.costs.gpu,
-        "streams": found.lanes,
-        "edges_cut": found.plan.edges,
-        "waits": found.plan.waits,
-        "load_us": found.load_us(),
-        "predicted_us": found.makespan_us,
-        "predicted_one_stream_us": found.one_us,
-        "predicted_gain": found.gain,
+        **picked(side.prediction, "streams=lanes edges_cut=plan.edges waits=plan.waits"),
+        "load_us": side.prediction.load_us(),
+        **picked(side.prediction, "predicted_us=makespan_us predicted_one_stream_us=one_us predicted_gain=gain"),
     }

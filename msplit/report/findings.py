@@ -13,6 +13,7 @@ from msplit.checks.run import CHECKS, Reported
 from msplit.checks.subject import Check
 from msplit.formats.sniffer import SAVED_MODEL_FILES
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import plural
 
 
@@ -71,32 +72,20 @@ def omissions(report: Report) -> tuple[str, ...]:
 def payload(report: Report) -> Mapping[str, Any]:
     """The report for JSON; `data/schemas/check.json` describes it."""
     return {
-        "model": report.model,
-        "failed": report.failed,
-        "streams": list(report.streams),
+        **picked(report, "model failed streams"),
         "summary": {severity.value: report.count(severity) for severity in Severity},
         "findings": [
             {
                 "code": found.code,
                 "name": CHECKS[found.code].name,
-                "severity": found.severity.value,
-                "text": found.finding.text,
-                "fix": found.finding.fix,
+                **picked(found, "severity text=finding.text fix=finding.fix"),
                 "file": file_of(report, found),
-                "line": found.finding.line,
-                "nodes": list(found.finding.nodes),
-                "node_count": found.finding.count,
-                "judged_with": found.judged_with or None,
+                **picked(found, "line=finding.line nodes=finding.nodes node_count=finding.count judged_with?"),
             }
             for found in report.findings
         ],
         "checked": [check.code for check in report.checks if check.code not in report.skipped],
-        "skipped": dict(report.skipped),
-        "omitted": dict(report.omitted),
-        "assumed": list(report.assumed),
-        "judged_with": report.judged_with or None,
-        "known": report.known,
-        "gone": report.gone,
+        **picked(report, "skipped omitted assumed judged_with? known gone"),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from msplit.benchmark.benchmark import Bench
 from msplit.core.statistics import Ratio
 from msplit.report.document import Table
+from msplit.report.jsonio import picked
 from msplit.report.text import gain, micros, plural
 from msplit.run.ablation import AblationStep
 from msplit.verify.results import VariantResult
@@ -115,14 +116,11 @@ def payload(found: Bench) -> list[dict[str, Any]]:
         simulated = _predicted(found, layer)
         layers.append(
             {
-                "name": layer.name,
-                "variant": layer.label,
-                "before": layer.before,
-                "predicted_us": layer.predicted_us,
+                **picked(layer, "name variant=label before predicted_us"),
                 "predicted_gain": simulated[0],
                 "predicted_gain_over_one": simulated[1],
-                "gain": gains[0].to_dict() if gains[0] else None,
-                "gain_over_one": gains[1].to_dict() if gains[1] else None,
+                "gain": gains[0],
+                "gain_over_one": gains[1],
             }
         )
     return layers

@@ -10,8 +10,9 @@ from msplit.report.benchmark import machine
 from msplit.report.document import Document, Table
 from msplit.report.html import document as html
 from msplit.report.html.document import Plot
+from msplit.report.jsonio import picked
 from msplit.report.text import count, micros, percent, plural, ratio
-from msplit.serving.loadtest.results import LoadResult, Point, Run, Spread, TargetResult
+from msplit.serving.loadtest.results import Latency, LoadResult, LoadRun, Point, RepeatSpread, TargetResult
 
 _QUANTITIES = ("p50", "p90", "p99", "mean", "max")
 
@@ -164,86 +165,50 @@ def _lost(point: Point) -> str:
     return ", ".join(parts)
 
 
-def _time(spread: Spread | None) -> str:
+def _time(spread: RepeatSpread | None) -> str:
     return "-" if spread is None else micros(spread.value)
 
 
 def payload(found: LoadResult) -> dict[str, Any]:
     """Everything for JSON: each repeat of each level of each target."""
     return {
-        "model": found.model,
-        "rows": found.rows,
-        "distinct": {"requests": found.distinct[0], "told_apart": found.distinct[1]},
-        "checked_against": found.checked_against,
-        "tolerances": dict(found.tolerances),
-        "wrong": found.wrong,
-        "failed": found.broken,
-        "time_s": found.seconds,
-        "warmup_s": found.warmup,
-        "repeat": found.repeat,
+        **picked(found, "model rows"),
+        "distinct": dict(zip(("requests", "told_apart"), found.distinct, strict=True)),
+        **picked(found, "checked_against tolerances wrong failed=broken time_s=seconds warmup_s=warmup repeat"),
         "arms": [
             {
-                "label": target.label,
-                "about": target.about,
-                "echo": target.echo or None,
-                "skipped": target.skipped or None,
-                "facts": dict(target.facts),
+                **picked(target, "label about echo? skipped? facts"),
                 "points": [_point(point) for point in _points(found, target)],
             }
             for target in found.targets
         ],
-        "notes": list(found.notes),
-        "environment": dict(found.environment),
+        **picked(found, "notes environment"),
     }
 
 
 def _point(point: Point) -> dict[str, Any]:
+    result = picked(point, "name clients=level.clients rate_per_s=level.rate")
+    for name, spread, unit in (
+        ("throughput", point.throughput, "per_s"),
+        *((quantity, point.latency(quantity), "us") for quantity in _QUANTITIES),
+    ):
+        for key, part in (("", "value"), ("_least", "low"), ("_most", "high")):
+            result[f"{name}{key}_{unit}"] = None if spread is None else getattr(spread, part)
+    return {**result, "limited": point.limited or None, "runs": [_run(run) for run in point.runs]}
+
+
+def _run(run: LoadRun) -> dict[str, Any]:
     return {
-        "name": point.name,
-        "clients": point.level.clients,
-        "rate_per_s": point.level.rate,
-        **_spread("throughput", point.throughput, "per_s"),
-        **{
-            key: value
-            for quantity in _QUANTITIES
-            for key, value in _spread(quantity, point.latency(quantity), "us").items()
-        },
-        "limited": point.limited or None,
-        "runs": [_run(run) for run in point.runs],
-    }
-
-
-def _spread(name: str, spread: Spread | None, unit: str) -> dict[str, float | None]:
-    """The median of the repeats, the least and the most of them."""
-    values = (None, None, None) if spread is None else (spread.value, spread.low, spread.high)
-    return dict(zip((f"{name}_{unit}", f"{name}_least_{unit}", f"{name}_most_{unit}"), values, strict=True))
-
-
-def _latency(run: Run, priority: int | None = None) -> dict[str, float] | None:
-    one = run.latency if priority is None else run.by_priority[priority]
-    return None if one is None else {f"{quantity}_us": getattr(one, quantity) for quantity in _QUANTITIES}
-
-
-def _run(run: Run) -> dict[str, Any]:
-    return {
-        "time_s": run.seconds,
-        "requests": run.requests,
-        "answered": run.answered,
-        "refused": run.refused,
-        "timed_out": run.timed_out,
-        "given_up": run.given_up,
-        "failed": run.failed,
-        "checked": run.checked,
-        "wrong": run.wrong,
-        "says": run.says or None,
-        "why": run.why or None,
+        **picked(run, "time_s=seconds requests answered refused timed_out given_up failed checked wrong says? why?"),
         "throughput_per_s": run.throughput,
-        "latency": _latency(run),
-        "by_priority": [{"priority": level, "latency": _latency(run, level)} for level in run.by_priority],
-        "most_in_flight": run.most_in_flight,
-        "late_us": run.late_us,
-        "cut": run.cut,
+        "latency": _latency(run.latency),
+        "by_priority": [{"priority": level, "latency": _latency(one)} for level, one in run.by_priority.items()],
+        **picked(run, "most_in_flight late_us cut"),
     }
+
+
+def _latency(one: Latency | None) -> dict[str, float] | None:
+    return None if one is None else {f"{quantity}_us": getattr(one, quantity) for quantity in _QUANTITIES}
 
 
 _HINT = (

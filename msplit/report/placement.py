@@ -8,6 +8,7 @@ from typing import Any
 
 from msplit.engines.tensorflow.session import Placement
 from msplit.report.document import Table
+from msplit.report.jsonio import picked
 from msplit.report.text import count, plural
 
 
@@ -52,8 +53,5 @@ def _is_moved(asked: str, device: str) -> bool:
 def payload(placements: Mapping[str, Placement]) -> dict[str, Any]:
     """Placement for JSON: nodes by variant."""
     return {
-        label: [
-            {"node": node.name, "op": node.op, "asked": node.asked or None, "device": node.device} for node in nodes
-        ]
-        for label, nodes in placements.items()
+        label: [picked(node, "node=name op asked? device") for node in nodes] for label, nodes in placements.items()
     }

@@ -11,6 +11,7 @@ from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.flatten.flat import FlatGraph
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import count, dimensions, heading, micros, percent, plural
 
 _FEW = 12
@@ -81,19 +82,12 @@ def estimated(found: Profile, flat: FlatGraph, static: Costs) -> np.ndarray[tupl
 def payload(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Profile's summary for JSON; the profile itself is in its file."""
     return {
-        "model": str(flat.model.path),
-        "device": found.device,
-        "precision": found.precision,
-        "layout": found.layout,
-        "inputs": found.inputs,
-        "constants": found.constants,
+        "model": flat.model.path,
+        **picked(found, "device precision layout inputs constants"),
         "steps": len(found.steps),
-        "measured": found.measured,
-        "one_us": found.one_us,
-        "unmeasured": found.unmeasured,
-        "kernels": found.kernels,
+        **picked(found, "measured one_us unmeasured kernels"),
         "static_us": estimated(found, flat, static),
-        "notes": list(notes),
+        "notes": notes,
     }
 
 

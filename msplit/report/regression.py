@@ -6,6 +6,7 @@ from typing import Any
 
 from msplit.benchmark.baseline import BaselineComparison, Change, Timed
 from msplit.report.document import Table
+from msplit.report.jsonio import picked
 from msplit.report.text import micros, plural
 
 
@@ -74,18 +75,14 @@ def failures(found: BaselineComparison) -> list[str]:
 def payload(found: BaselineComparison) -> dict[str, Any]:
     """Everything for JSON."""
     return {
-        "path": str(found.baseline.path),
+        "path": found.baseline.path,
         "failed": bool(found.failing),
         "limit_percent": None if found.limit is None else 100 * found.limit,
-        "differs": list(found.differs),
+        "differs": found.differs,
         "changes": [
             {
-                "batch": one.now.batch,
-                "variant": one.now.label,
-                "then_variant": one.then.label,
-                "clock": one.now.clock,
-                "then_us": one.then.median_us,
-                "now_us": one.now.median_us,
+                **picked(one, "batch=now.batch variant=now.label then_variant=then.label clock=now.clock"),
+                **picked(one, "then_us=then.median_us now_us=now.median_us"),
                 "slower_percent": 100 * one.slower,
                 "noise_percent": 100 * one.noise,
                 "failed": found.limit is not None and one.fails(found.limit),

@@ -15,6 +15,7 @@ from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
 from msplit.report.text import dimensions
 from msplit.schedule.judge import Prediction
+from msplit.schedule.problem import components
 from msplit.shapes import Shapes
 
 
@@ -319,19 +320,7 @@ def _components(state: _State, band: Ints) -> Ints:
     """Per node the first node of its component, over edges within one band and one stream."""
     src, dst = state.dag.src, state.dag.dst()
     inside = (band[src] == band[dst]) & (state.stream[src] == state.stream[dst])
-    leader = list(range(len(state.dag)))
-    for left, right in zip(src[inside].tolist(), dst[inside].tolist(), strict=True):
-        a, b = left, right
-        while leader[a] != a:
-            leader[a] = a = leader[leader[a]]
-        while leader[b] != b:
-            leader[b] = b = leader[leader[b]]
-        if a != b:
-            leader[max(a, b)] = min(a, b)
-    for node, above in enumerate(leader):
-        # Leaders are smaller than what they lead, so that one pass in order reaches every root.
-        leader[node] = leader[above]
-    return np.asarray(leader, np.int32)
+    return components(len(state.dag), src[inside], dst[inside])
 
 
 def _levels(dag: Dag) -> Ints:

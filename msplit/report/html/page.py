@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from msplit.checks.run import Reported
 from msplit.core.graph import Assignment
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
@@ -19,55 +20,15 @@ from msplit.report.document import Table
 from msplit.report.html import embed
 from msplit.report.html.data import columns
 from msplit.report.html.document import facts, framed, table
-from msplit.report.html.runs import Measured, Run
+from msplit.report.html.runs import MeasuredSteps, StepRun
 from msplit.report.text import count, micros, percent, plural, ratio, some
 from msplit.schedule.bounds import Bounds
+from msplit.schedule.choose import Proposal
 from msplit.schedule.judge import Prediction
 from msplit.shapes import Shapes
 
 _MOST_OPS = 12
 _MOST_NODES = 4
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to assign streams that was simulated.
-
-    Attributes:
-        streams: Streams that it uses.
-        waits: Waits of its plan.
-        makespan_us: Simulated time.
-        best: Whether it would be chosen.
-        skipped: Why it was not tried, or None.
-        run: Its timeline, or None where there is none.
-    """
-
-    name: str
-    streams: int
-    waits: int
-    makespan_us: float
-    best: bool = False
-    skipped: str | None = None
-    run: Run | None = None
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that `msplit check` says.
-
-    Attributes:
-        code: Such as "MS001".
-        severity: "error", "warning" or "info".
-        text: What is wrong.
-        fix: How to mend it.
-        nodes: Nodes that it is about, or the first of them.
-    """
-
-    code: str
-    severity: str
-    text: str
-    fix: str = ""
-    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +41,8 @@ class Page:
         origin: Where the ids come from, half a sentence.
         assignment: Which rule decided each node, if rules did.
         candidates: Ways to assign streams that were simulated, or None if none were.
+        chosen: The one of them that the rule `auto` takes.
+        timelines: Runs of those that the timeline can show, by the name of the candidate.
         findings: What the checks say, or None if they were not run.
         findings_note: Why they were not run, or what they could not look at.
         warnings: Sentences that the reader should not miss.
@@ -95,20 +58,21 @@ class Page:
     bounds: Bounds
     origin: str
     assignment: Assignment | None = None
-    candidates: Sequence[Candidate] | None = None
-    findings: Sequence[Finding] | None = None
+    candidates: Sequence[Proposal] | None = None
+    chosen: Proposal | None = None
+    timelines: Mapping[str, StepRun] = field(default_factory=dict)
+    findings: Sequence[Reported] | None = None
     findings_note: str = ""
     warnings: Sequence[str] = ()
     judgement: str = ""
     command: str = ""
     shapes: Shapes | None = None
-    measured: Measured = field(default_factory=Measured)
+    measured: MeasuredSteps = field(default_factory=MeasuredSteps)
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[StepRun]:
         """Runs that the timeline can show beside the ids: candidates, the best first, then measured ones."""
-        tried = sorted(self.candidates or (), key=lambda one: one.makespan_us)
-        return [*(one.run for one in tried if one.run is not None), *self.measured.runs]
+        return [*self.timelines.values(), *self.measured.runs]
 
 
 @no_collection()
@@ -218,27 +182,24 @@ def _ops(page: Page) -> Table:
 def _candidates(page: Page) -> str:
     if page.candidates is None:
         return '<p class="note">No other assignments were simulated (--no-candidates).</p>'
-    own = Candidate(
-        "the ids shown here", len(page.prediction.lanes), page.prediction.plan.waits, page.prediction.makespan_us
-    )
-    one = next(
-        (candidate.makespan_us for candidate in page.candidates if candidate.streams == 1), page.prediction.one_us
-    )
-    tried = sorted(
-        (c for c in page.candidates if c.skipped is None), key=lambda c: (c.makespan_us, not c.best, c.waits)
-    )
-    names = [run.name for run in page.runs]
-    rows = []
-    for candidate in (own, *tried):
-        run = "" if candidate.run is None else f' data-run="{1 + names.index(candidate.run.name)}"'
-        name = text(candidate.name)
-        gain = ratio(one / candidate.makespan_us) if candidate.makespan_us > 0 else "-"
-        rows.append(
-            f"<tr{' class=best' if candidate.best else ''}>"
-            f"<td>{f'<button type=button class=node{run}>{name}</button>' if run else name}</td>"
-            f'<td class="right">{candidate.streams}</td><td class="right">{count(candidate.waits)}</td>'
-            f'<td class="right">{text(micros(candidate.makespan_us))}</td><td class="right">{text(gain)}</td></tr>'
+    found = page.prediction
+    one = next((candidate.makespan_us for candidate in page.candidates if candidate.streams == 1), found.one_us)
+
+    def row(name: str, streams: int, waits: int, time: float, style: str = "") -> str:
+        gain = text(ratio(one / time) if time > 0 else "-")
+        return (
+            f'<tr{style}><td>{name}</td><td class="right">{streams}</td><td class="right">{count(waits)}</td>'
+            f'<td class="right">{text(micros(time))}</td><td class="right">{gain}</td></tr>'
         )
+
+    rows = [row("the ids shown here", len(found.lanes), found.plan.waits, found.makespan_us)]
+    tried = [candidate for candidate in page.candidates if candidate.skipped is None]
+    runs = [*page.timelines]
+    for candidate in sorted(tried, key=lambda c: (c.makespan_us, c is not page.chosen, c.waits)):
+        name, style = text(candidate.name), " class=best" if candidate is page.chosen else ""
+        if candidate.name in runs:
+            name = f'<button type=button class=node data-run="{1 + runs.index(candidate.name)}">{name}</button>'
+        rows.append(row(name, candidate.streams, candidate.waits, candidate.makespan_us, style))
     listed = framed(("assignment", ">streams", ">waits", ">predicted step", ">gain over one stream"), rows)
     skipped = "".join(
         f'<p class="hint">{text(candidate.name)} was not tried: {text(candidate.skipped)}.</p>'
@@ -278,8 +239,9 @@ def _findings(page: Page) -> str:
     if not page.findings:
         return f'<p class="note">The checks found nothing.</p>{note}'
     rows = []
-    for finding in page.findings:
-        style = {"error": "error", "warning": "warn"}.get(finding.severity, "op")
+    for reported in page.findings:
+        finding, severity = reported.finding, reported.severity
+        style = {"error": "error", "warning": "warn"}.get(severity, "op")
         links = [
             f'<button type="button" class="node" data-node="{text(name)}">{text(name)}</button>'
             for name in finding.nodes
@@ -290,7 +252,7 @@ def _findings(page: Page) -> str:
             nodes += f"<details><summary>{len(links) - _MOST_NODES} more</summary>{rest}</details>"
         fix = f'<br><span class="op">{text(finding.fix)}</span>' if finding.fix else ""
         rows.append(
-            f'<tr><td class="short">{text(finding.code)}</td><td class="short {style}">{text(finding.severity)}</td>'
+            f'<tr><td class="short">{text(reported.code)}</td><td class="short {style}">{text(severity)}</td>'
             f"<td>{text(finding.text)}{fix}</td><td>{nodes}</td></tr>"
         )
     return framed(("code", "severity", "finding", "nodes"), rows) + note

@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class StepRun:
     """One step, simulated or measured, as bars on streams.
 
     Attributes:
@@ -52,11 +52,11 @@ class Run:
     label: Sequence[str] = ()
 
     @staticmethod
-    def of(name: str, about: str, command: str, prediction: Prediction) -> Run:
+    def of(name: str, about: str, command: str, prediction: Prediction) -> StepRun:
         """A simulated run."""
         leaves, plan = Leaves.of(prediction), prediction.plan
         waits = zip(leaves.last[plan.wait_on].tolist(), leaves.first[plan.wait_node].tolist(), strict=True)
-        return Run(
+        return StepRun(
             name,
             about,
             command,
@@ -87,7 +87,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSteps:
     """Contents of files of `bench`.
 
     Attributes:
@@ -98,7 +98,7 @@ class Measured:
     """
 
     rows: tuple[tuple[str, int, float | None, float | None], ...] = ()
-    runs: tuple[Run, ...] = ()
+    runs: tuple[StepRun, ...] = ()
     model: str = ""
     command: str = ""
 
@@ -112,13 +112,13 @@ class _Trace:
     title: str = ""
 
 
-def measured(flat: FlatGraph, paths: Sequence[Path]) -> Measured:
+def measured(flat: FlatGraph, paths: Sequence[Path]) -> MeasuredSteps:
     """Reads what `bench` wrote: results (`--format json`) and timelines (`--trace`), told apart by what is in them.
 
     Raises:
         MsplitError: A file can not be read or is neither.
     """
-    found = Measured()
+    found = MeasuredSteps()
     for path in paths:
         try:
             content = json.loads(read_text(path, MOST_BYTES))
@@ -139,7 +139,7 @@ def measured(flat: FlatGraph, paths: Sequence[Path]) -> Measured:
     return found
 
 
-def _result(found: Measured, content: Mapping[str, Any]) -> Measured:
+def _result(found: MeasuredSteps, content: Mapping[str, Any]) -> MeasuredSteps:
     result = content["result"]
     rows = [
         (str(one["label"]), int(one["streams"]), _median(one.get("device")), _median(one.get("host")))
@@ -158,7 +158,7 @@ def _median(summary: Mapping[str, Any] | None) -> float | None:
     return None if not summary else 1e6 * float(summary["median"])
 
 
-def _runs(flat: FlatGraph, content: Mapping[str, Any]) -> list[Run]:
+def _runs(flat: FlatGraph, content: Mapping[str, Any]) -> list[StepRun]:
     """The processes of a trace as runs."""
     processes: dict[int, _Trace] = {}
     for event in content["traceEvents"]:
@@ -177,7 +177,7 @@ def _runs(flat: FlatGraph, content: Mapping[str, Any]) -> list[Run]:
     return [_run(flat, trace) for trace in processes.values() if trace.bars]
 
 
-def _run(flat: FlatGraph, trace: _Trace) -> Run:
+def _run(flat: FlatGraph, trace: _Trace) -> StepRun:
     index = flat.graph.index
     starts = [float(bar["ts"]) for bar in trace.bars]
     times = [float(bar["dur"]) for bar in trace.bars]
@@ -198,7 +198,7 @@ def _run(flat: FlatGraph, trace: _Trace) -> Run:
         and (before := at(place)) is not None
         and (after := at(trace.receives[key])) is not None
     ]
-    return Run(
+    return StepRun(
         name=f"measured: {trace.title.removeprefix('msplit bench: ')}",
         about=f"One step as it ran: {makespan:,.1f} µs from its first kernel to its last.",
         command="",

@@ -34,7 +34,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadRun:
     """One target at one level, once. Warm-up is left out of all but `failed`, `checked`, `wrong`, `says` and
     `why`.
 
@@ -76,7 +76,7 @@ class Run:
     cut: bool
 
 
-def measured(table: Table, sent: Sent, verdict: Verdict, *, is_open: bool, why: str = "") -> Run:
+def measured(table: Table, sent: Sent, verdict: Verdict, *, is_open: bool, why: str = "") -> LoadRun:
     """Makes the result of a finished run from its table and the verdict on its answers."""
     count = table.counters[SENT]
     status, answered = table.status[:count], table.answered[:count]
@@ -89,7 +89,7 @@ def measured(table: Table, sent: Sent, verdict: Verdict, *, is_open: bool, why: 
     seconds = max((sent.end - sent.begin) / 1e9, 1e-9)
     ended = (answered >= sent.begin) & (answered < sent.end) & (status == DONE)
     late = (table.sent[:count] - table.scheduled[:count])[inside] if is_open else np.zeros(0)
-    return Run(
+    return LoadRun(
         seconds=seconds,
         requests=int(inside.sum()),
         answered=int(done.sum()),
@@ -121,7 +121,7 @@ def in_flight(sent: NDArray[np.int64], answered: NDArray[np.int64]) -> int:
 
 
 @dataclass(frozen=True)
-class Spread:
+class RepeatSpread:
     """A number over the repeats: the median, the least and the most."""
 
     value: float
@@ -129,9 +129,9 @@ class Spread:
     high: float
 
     @staticmethod
-    def of(values: Sequence[float]) -> Spread | None:
+    def of(values: Sequence[float]) -> RepeatSpread | None:
         """Spread of values; None where there are none."""
-        return Spread(float(np.median(values)), min(values), max(values)) if values else None
+        return RepeatSpread(float(np.median(values)), min(values), max(values)) if values else None
 
 
 @dataclass(frozen=True)
@@ -149,20 +149,20 @@ class Point:
     target: str
     level: Level
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[LoadRun, ...]
     limited: str = ""
 
     @property
-    def throughput(self) -> Spread:
+    def throughput(self) -> RepeatSpread:
         """Answers per second."""
-        found = Spread.of([run.throughput for run in self.runs])
+        found = RepeatSpread.of([run.throughput for run in self.runs])
         assert found is not None
         return found
 
-    def latency(self, quantity: str, priority: int | None = None) -> Spread | None:
+    def latency(self, quantity: str, priority: int | None = None) -> RepeatSpread | None:
         """``p50``, ``p90``, ``p99``, ``mean`` or ``max`` in µs, of all requests or of a priority; None where nothing was answered."""
         found = [run.latency if priority is None else run.by_priority.get(priority) for run in self.runs]
-        return Spread.of([getattr(one, quantity) for one in found if one is not None])
+        return RepeatSpread.of([getattr(one, quantity) for one in found if one is not None])
 
     @property
     def priorities(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from msplit.serving.loadtest.clients import Server, ServerTarget
 from msplit.serving.loadtest.corpus import Checker, Prepared
 from msplit.serving.loadtest.dispatcher import Watch, settled
 from msplit.serving.loadtest.generator import Generator, Level, Sending
-from msplit.serving.loadtest.results import LoadResult, Point, Run, TargetResult, measured
+from msplit.serving.loadtest.results import LoadResult, LoadRun, Point, TargetResult, measured
 from msplit.serving.loadtest.table import Layout, Table
 from msplit.serving.loadtest.targets import SESSIONS, RemoteTarget, Spec, Target, echoes, of_pool
 from msplit.serving.pool.settings import PoolSettings
@@ -121,7 +121,7 @@ class _Bench:
     parts: int = 1
     targets: dict[str, Target] = field(default_factory=dict)
     checkers: dict[str, Checker] = field(default_factory=dict)
-    runs: dict[tuple[str, str], tuple[Level, list[Run]]] = field(default_factory=dict)
+    runs: dict[tuple[str, str], tuple[Level, list[LoadRun]]] = field(default_factory=dict)
     done: int = 0
 
     def measure(self, label: str, key: str, level: Level, seed: int) -> None:
