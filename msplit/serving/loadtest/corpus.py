@@ -20,7 +20,7 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
 from msplit.progress import phase
 from msplit.run.request import RunRequest
-from msplit.serving.loadtest.table import DONE, SENT, Kept, Table, digest
+from msplit.serving.loadtest.table import DONE, SENT, OutputLayout, RequestTable, digest
 from msplit.serving.pool.ports import Port
 from msplit.verify.compare import compare, tolerance_of
 
@@ -106,7 +106,7 @@ class Prepared:
     computed: Mapping[str, str]
 
     @property
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, OutputLayout]:
         """Type and shape of each output in the table.
 
         Raises:
@@ -121,7 +121,7 @@ class Prepared:
                     fix="name other outputs with --outputs",
                 )
         return {
-            name: Kept("object" if value.dtype.kind in "OSU" else value.dtype.name, value.shape)
+            name: OutputLayout("object" if value.dtype.kind in "OSU" else value.dtype.name, value.shape)
             for name, value in self.answers[0].items()
         }
 
@@ -140,7 +140,7 @@ def by_tensorflow(flat: FlatGraph, feeds: Sequence[Arrays], request: RunRequest)
         )
         executable = TENSORFLOW.build(job)
         try:
-            return [{name: np.array(value) for name, value in executable.step(one).items()} for one in feeds]
+            return by_steps(executable.step, feeds)
         finally:
             executable.close()
 
@@ -228,7 +228,7 @@ class Checker:
         np.fill_diagonal(alike, False)
         return int((~alike.any(1)).sum())
 
-    def check(self, table: Table) -> Verdict:
+    def check(self, table: RequestTable) -> Verdict:
         """Looks at all answers of a run. Rows without an answer are none."""
         rows = np.flatnonzero(table.status[: table.counters[SENT]] == DONE)
         size = max(1, sum(kept.bytes for kept in table.layout.outputs.values()))
@@ -238,7 +238,7 @@ class Checker:
         wrong = np.concatenate([*found, rows[:0]])
         return Verdict(len(rows), len(wrong), self._says(table, int(wrong[0])) if len(wrong) else "")
 
-    def _right(self, table: Table, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+    def _right(self, table: RequestTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Which of some rows have the answer that they should."""
         asked = table.request[rows]
         right = np.ones(len(rows), bool)
@@ -249,7 +249,7 @@ class Checker:
             right &= near.reshape(len(rows), -1).all(1)
         return right
 
-    def _says(self, table: Table, row: int) -> str:
+    def _says(self, table: RequestTable, row: int) -> str:
         """Describes a wrong answer."""
         asked = int(table.request[row])
         for other in range(len(self._prepared.answers)):
@@ -265,7 +265,7 @@ class Checker:
                 return f"request {row}: {said}"
         return f"request {row}: other strings"
 
-    def _passes_for(self, table: Table, row: int, asked: int) -> bool:
+    def _passes_for(self, table: RequestTable, row: int, asked: int) -> bool:
         """True if an answer would be right for another request."""
         kept = int(table.request[row])
         try:

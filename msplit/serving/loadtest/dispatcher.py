@@ -34,7 +34,7 @@ from msplit.serving.loadtest.table import (
     REFUSED,
     SENT,
     TIMED_OUT,
-    Table,
+    RequestTable,
     digest,
 )
 
@@ -67,14 +67,14 @@ Step = Callable[[Arrays], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Part:
+class RowShare:
     """Which rows of a table a process answers: one of so many in turn."""
 
     number: int
     of: int
 
 
-WHOLE = Part(0, 1)
+WHOLE = RowShare(0, 1)
 
 
 @contextmanager
@@ -112,7 +112,7 @@ class Writer:
         problems: Each error message with its count.
     """
 
-    def __init__(self, table: Table, number: int = 0) -> None:
+    def __init__(self, table: RequestTable, number: int = 0) -> None:
         self._counters, self._counter = table.counters, ANSWERED + LINE * number
         self._at, self._status = table.answered.data, table.status.data
         self._outputs = table.outputs
@@ -211,7 +211,7 @@ class Watch:
         EngineError: Nothing was answered for a minute.
     """
 
-    def __init__(self, table: Table, alive: Callable[[], None]) -> None:
+    def __init__(self, table: RequestTable, alive: Callable[[], None]) -> None:
         self._table, self._counters, self._alive = table, table.counters, alive
         self._next = time.monotonic() + _LOOK
         self._answered, self._since = -1, time.monotonic()
@@ -235,14 +235,14 @@ class Watch:
 
 
 def drive(
-    table: Table,
+    table: RequestTable,
     target: Driven,
     feeds: Sequence[Arrays],
     watch: Watch,
     *,
     timeout: float | None = None,
     nap: float = 0.0,
-    part: Part = WHOLE,
+    part: RowShare = WHOLE,
 ) -> Mapping[str, int]:
     """Answers a run by one thread that takes arrivals, submits them, and drives the pool.
 
@@ -304,7 +304,7 @@ class _Arrivals:
         failed: Errors that ended a thread; then no rows are given out.
     """
 
-    def __init__(self, table: Table, watch: Watch) -> None:
+    def __init__(self, table: RequestTable, watch: Watch) -> None:
         self._counters, self._taken_at, self._watch = table.counters, table.taken.data, watch
         self._turn, self._end = threading.Lock(), 0.0
         self.next = 0
@@ -331,7 +331,7 @@ class _Arrivals:
             return None
 
 
-def call(table: Table, steps: Sequence[Step], feeds: Sequence[Arrays], watch: Watch) -> Mapping[str, int]:
+def call(table: RequestTable, steps: Sequence[Step], feeds: Sequence[Arrays], watch: Watch) -> Mapping[str, int]:
     """Answers a run by a thread for each of some steps, as callers of a session do: each takes a request, makes its call, writes the
     answer."""
     request, writer, arrivals = table.request.data, Writer(table), _Arrivals(table, watch)

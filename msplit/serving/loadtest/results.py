@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.serving.loadtest.corpus import Verdict
 from msplit.serving.loadtest.generator import Level, Sent
-from msplit.serving.loadtest.table import DONE, FAILED, GIVEN_UP, MISSHAPEN, REFUSED, SENT, TIMED_OUT, Table
+from msplit.serving.loadtest.table import DONE, FAILED, GIVEN_UP, MISSHAPEN, REFUSED, SENT, TIMED_OUT, RequestTable
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class LoadRun:
     cut: bool
 
 
-def measured(table: Table, sent: Sent, verdict: Verdict, *, is_open: bool, why: str = "") -> LoadRun:
+def measured(table: RequestTable, sent: Sent, verdict: Verdict, *, is_open: bool, why: str = "") -> LoadRun:
     """Makes the result of a finished run from its table and the verdict on its answers."""
     count = table.counters[SENT]
     status, answered = table.status[:count], table.answered[:count]

@@ -20,13 +20,13 @@ from msplit.run.ablation import plural
 from msplit.run.request import RunRequest
 from msplit.run.variants import own_data
 from msplit.serving.loadtest import corpus as requests
-from msplit.serving.loadtest.clients import Server, ServerTarget
+from msplit.serving.loadtest.clients import ServerUnderTest, clients_of
 from msplit.serving.loadtest.corpus import Checker, Prepared
 from msplit.serving.loadtest.dispatcher import Watch, settled
-from msplit.serving.loadtest.generator import Generator, Level, Sending
+from msplit.serving.loadtest.generator import Level, LoadGenerator, Sending
 from msplit.serving.loadtest.results import LoadResult, LoadRun, Point, TargetResult, measured
-from msplit.serving.loadtest.table import Layout, Table
-from msplit.serving.loadtest.targets import SESSIONS, RemoteTarget, Spec, Target, echoes, of_pool
+from msplit.serving.loadtest.table import Layout, RequestTable
+from msplit.serving.loadtest.targets import SESSIONS, SessionTask, Target, echoes, of_pool
 from msplit.serving.pool.settings import PoolSettings
 from msplit.verify.compare import computed_in
 
@@ -114,8 +114,8 @@ class LoadSettings:
 class _Bench:
     """State of a load test: targets and checkers of their answers by label, and the runs so far."""
 
-    table: Table
-    generator: Generator
+    table: RequestTable
+    generator: LoadGenerator
     settings: LoadSettings
     tell: Progress
     parts: int = 1
@@ -127,7 +127,8 @@ class _Bench:
     def measure(self, label: str, key: str, level: Level, seed: int) -> None:
         """One run of one target."""
         target, settings = self.targets[label], self.settings
-        steps = settings.repeat * len(self.targets) * self.levels
+        levels = len(settings.clients) + len(settings.rates) + len(settings.shares)
+        steps = settings.repeat * len(self.targets) * levels
         self.tell(f"{label}, {key}", min(self.done / max(steps, 1), 1.0))
         asked = Sending(
             level=level,
@@ -140,19 +141,14 @@ class _Bench:
             parts=self.parts,
         )
         self.table.clear()
-        self.generator.start(asked)
-        watch = Watch(self.table, self.generator.process.alive)
+        self.generator.send(asked)
+        watch = Watch(self.table, self.generator.alive)
         problems = target.run(self.table, watch, settings.timeout)
-        sent = self.generator.finish()
+        sent = self.generator.receive()
         verdict = self.checkers[label].check(self.table)
         run = measured(self.table, sent, verdict, is_open=level.is_open, why=next(iter(problems), ""))
         self.runs.setdefault((label, key), (level, []))[1].append(run)
         self.done += 1
-
-    @property
-    def levels(self) -> int:
-        """Number of levels."""
-        return len(self.settings.clients) + len(self.settings.rates) + len(self.settings.shares)
 
     def best(self, label: str) -> float:
         """The most that a target has answered in the closed loop, per second."""
@@ -170,7 +166,7 @@ def load(
     *,
     settings: LoadSettings | None = None,
     pool: PoolSettings | None = None,
-    server: Server | None = None,
+    server: ServerUnderTest | None = None,
     progress: Progress | None = None,
 ) -> LoadResult:
     """Sends many requests to a pool of a model or a build from another process, checks every answer, and measures.
@@ -210,8 +206,7 @@ def load(
             notes += made.about.notes
         notes += () if flat is None else own_data(flat)
         ready = _prepared(flat, model, made, request, settings)
-        layout = Layout(_rows(settings, ready), ready.kept)
-        table = Table(layout)
+        table = RequestTable(Layout(_rows(settings, ready), ready.kept))
         stack.callback(table.close)
         main: Target
         if server is None:
@@ -219,13 +214,12 @@ def load(
             main = of_pool("pool", about, made, ready.feeds, on_gpu=request.device == "cuda" and made.polls)
             pool_settings = replace(pool_settings, groups=made.settings.groups)
         else:
-            main = client = ServerTarget(server, ready.feeds, table)
+            main = client = clients_of(server, ready.feeds, table)
             stack.callback(client.close)
             client.ready()
-        specs = _specs(flat, ready, request, settings, pool_settings)
-        others, skipped = _beside(stack, [replace(spec, layout=layout, handle=table.handle) for spec in specs])
+        others, skipped = _beside(stack, _tasks(flat, ready, request, settings, pool_settings, table))
         threads = settings.threads if any(target.echo != main.echo for target in others) else 0
-        generator = Generator(table)
+        generator = LoadGenerator(table)
         stack.callback(generator.close)
         bench = _Bench(table, generator, settings, progress or silent, parts=1 if server is None else server.processes)
         for target in (main, *others, *echoes(ready.feeds, ready.answers, threads)):
@@ -300,9 +294,14 @@ def _rows(settings: LoadSettings, ready: Prepared) -> int:
     return max(1024, min(wanted, settings.memory // each))
 
 
-def _specs(
-    flat: FlatGraph | None, ready: Prepared, request: RunRequest, settings: LoadSettings, pool_settings: PoolSettings
-) -> list[Spec]:
+def _tasks(
+    flat: FlatGraph | None,
+    ready: Prepared,
+    request: RunRequest,
+    settings: LoadSettings,
+    pool_settings: PoolSettings,
+    table: RequestTable,
+) -> list[SessionTask]:
     """Descriptions of the targets with TensorFlow to measure beside the pool."""
     names = list(settings.beside)
     if AUTO in names:
@@ -311,9 +310,8 @@ def _specs(
         raise MsplitError("TensorFlow runs no builds", fix="load the model itself to have it measured beside")
     if flat is None:
         return []
-    nowhere = Layout(0, {})
     return [
-        Spec(
+        SessionTask(
             kind=name,
             model=flat.model.path,
             choice=flat.model.choice,
@@ -322,8 +320,8 @@ def _specs(
             settings=pool_settings,
             threads=settings.threads,
             config=settings.config,
-            layout=nowhere,
-            handle=-1,
+            layout=table.layout,
+            handle=table.handle,
         )
         for name in dict.fromkeys(names)
     ]
@@ -336,15 +334,13 @@ def _sees_gpu() -> bool:
     return ENGINE.unavailable() is None and runtime.has_gpu()
 
 
-def _beside(stack: ExitStack, specs: Sequence[Spec]) -> tuple[list[Target], list[TargetResult]]:
+def _beside(stack: ExitStack, tasks: Sequence[SessionTask]) -> tuple[list[Target], list[TargetResult]]:
     """Starts what is measured beside the pool, all at once, and waits for it."""
     ready: list[Target] = []
     skipped: list[TargetResult] = []
-    started = []
-    for spec in specs:
-        target = RemoteTarget(spec)
+    started = [task.start() for task in tasks]
+    for target in started:
         stack.callback(target.close)
-        started.append(target)
     for target in started:
         with phase(f"opening {target.label}"):
             try:
@@ -378,29 +374,21 @@ def _measure(bench: _Bench) -> None:
     """All levels of all targets in turns, again and again; who goes first changes, and what is sent does not."""
     settings = bench.settings
     labels = list(bench.targets)
+    fixed = {f"{clients} client{'' if clients == 1 else 's'}": Level(clients=clients) for clients in settings.clients}
+    fixed |= {f"{rate:,.6g}/s": Level(rate=rate) for rate in settings.rates}
     best: dict[str, float] = {}
     with phase("measuring"), settled():
         for repeat in range(settings.repeat):
             turn = labels[repeat % len(labels) :] + labels[: repeat % len(labels)]
-            for clients in settings.clients:
+            for key, level in fixed.items():
                 for label in turn:
-                    bench.measure(label, _key(clients=clients), Level(clients=clients), repeat)
-            for rate in settings.rates:
-                for label in turn:
-                    bench.measure(label, _key(rate=rate), Level(rate=rate), repeat)
+                    bench.measure(label, key, level, repeat)
             best = best or {label: bench.best(label) for label in labels if bench.targets[label].echo}
             for share in settings.shares:
                 for label in turn:
                     rate = share * best.get(label, max(best.values(), default=0.0))
                     if rate > 0:
-                        bench.measure(label, _key(share=share), Level(rate=rate), repeat)
-
-
-def _key(*, clients: int = 0, rate: float = 0.0, share: float = 0.0) -> str:
-    """Name of a level in the report."""
-    if clients:
-        return f"{clients} client{'' if clients == 1 else 's'}"
-    return f"{rate:,.6g}/s" if rate else f"{100 * share:.6g} %"
+                        bench.measure(label, f"{100 * share:.6g} %", Level(rate=rate), repeat)
 
 
 def _points(bench: _Bench) -> tuple[Point, ...]:

@@ -47,7 +47,7 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Kept:
+class OutputLayout:
     """Type and shape of an output of one answer. Strings (``object``) are kept as a number that stands for them; see `digest`."""
 
     dtype: str
@@ -82,7 +82,7 @@ class Layout:
     """
 
     rows: int
-    outputs: Mapping[str, Kept]
+    outputs: Mapping[str, OutputLayout]
 
     def places(self) -> tuple[dict[str, int], dict[str, int], int]:
         """Where columns and outputs begin, and how large all of it is."""
@@ -101,7 +101,7 @@ def _after(start: int, size: int) -> int:
     return -(-(start + size) // _ALIGNED) * _ALIGNED
 
 
-class Table:
+class RequestTable:
     """The table, in one of the processes that share it.
 
     Args:

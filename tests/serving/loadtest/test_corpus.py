@@ -16,17 +16,17 @@ from msplit.core.arguments import Precision
 from msplit.errors import MsplitError
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import Checker, Prepared, from_model, of_ports
-from msplit.serving.loadtest.table import DONE, FAILED, SENT, Layout, Table, digest
+from msplit.serving.loadtest.table import DONE, FAILED, SENT, Layout, RequestTable, digest
 from msplit.serving.pool.ports import Port
 from msplit.verify.compare import compare
 from tests.cli.runner import SAMPLES
 from tests.serving.loadtest.fakes import ANSWERS, FEEDS, PREPARED, table
 
 
-def answered(prepared: Prepared, count: int, checker: Checker) -> Table:
+def answered(prepared: Prepared, count: int, checker: Checker) -> RequestTable:
     """A table with right answers."""
     del checker
-    made = Table(Layout(count, prepared.kept))
+    made = RequestTable(Layout(count, prepared.kept))
     made.request[:] = np.arange(count) % len(prepared.answers)
     made.status[:] = DONE
     made.counters[SENT] = count

@@ -13,7 +13,7 @@ import pytest
 
 from msplit.errors import Busy, EngineError, TimedOut
 from msplit.serving.loadtest.dispatcher import Echo, Watch, call, drive
-from msplit.serving.loadtest.generator import Generator, Level, Sending
+from msplit.serving.loadtest.generator import Level, LoadGenerator, Sending
 from msplit.serving.loadtest.table import (
     ANSWERED,
     DONE,
@@ -24,14 +24,14 @@ from msplit.serving.loadtest.table import (
     REFUSED,
     SENT,
     TIMED_OUT,
-    Table,
+    RequestTable,
 )
 from tests.serving.loadtest.fakes import ANSWERS, DISTINCT, FEEDS, FakePool, loaded, run_of, table
 
 ASKED = Sending(Level(clients=4), 0.1, 0.0, DISTINCT, seed=1)
 
 
-def waiting(count: int) -> Table:
+def waiting(count: int) -> RequestTable:
     """A table with requests that all are there."""
     made = table(max(count, 1))
     made.request[:count] = np.arange(count) % DISTINCT
@@ -39,11 +39,11 @@ def waiting(count: int) -> Table:
     return made
 
 
-def nobody(made: Table) -> Watch:
+def nobody(made: RequestTable) -> Watch:
     return Watch(made, lambda: None)
 
 
-def test_what_becomes_of_requests_is_told(shared: Table, generator: Generator) -> None:
+def test_what_becomes_of_requests_is_told(shared: RequestTable, generator: LoadGenerator) -> None:
     outcomes = [Busy("full"), TimedOut("late"), EngineError("broken"), ValueError("odd")]
     kinds = [REFUSED, TIMED_OUT, FAILED, FAILED]
 
@@ -104,7 +104,7 @@ def test_threads_answer_all_and_each_once() -> None:
     assert (made.status[:3000] == DONE).all()
 
 
-def test_as_many_calls_at_once_as_threads_and_no_more(shared: Table, generator: Generator) -> None:
+def test_as_many_calls_at_once_as_threads_and_no_more(shared: RequestTable, generator: LoadGenerator) -> None:
     state = {"now": 0, "most": 0}
     lock = threading.Lock()
 
@@ -118,9 +118,9 @@ def test_as_many_calls_at_once_as_threads_and_no_more(shared: Table, generator: 
         return ANSWERS[int(feeds["x"][0, 0])]
 
     shared.clear()
-    generator.start(Sending(Level(clients=8), 0.15, 0.0, DISTINCT, seed=1))
-    call(shared, [step] * 3, FEEDS, Watch(shared, generator.process.alive))
-    generator.finish()
+    generator.send(Sending(Level(clients=8), 0.15, 0.0, DISTINCT, seed=1))
+    call(shared, [step] * 3, FEEDS, Watch(shared, generator.alive))
+    generator.receive()
     assert state["most"] == 3
     assert shared.counters[ANSWERED] == shared.counters[SENT]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from msplit.serving.loadtest.corpus import Verdict
 from msplit.serving.loadtest.generator import Level, Sent
-from msplit.serving.loadtest.results import Latency, Point, Run, Spread, in_flight, measured
+from msplit.serving.loadtest.results import Latency, LoadRun, Point, RepeatSpread, in_flight, measured
 from msplit.serving.loadtest.run import limit
 from msplit.serving.loadtest.table import DONE, FAILED, GIVEN_UP, MISSHAPEN, REFUSED, SENT, TIMED_OUT
 from tests.serving.loadtest.fakes import table
@@ -60,20 +60,20 @@ def test_most_in_flight(found: list[tuple[int, int]]) -> None:
     assert in_flight(sent, answered) == brute
 
 
-def run(throughput: float, p50: float, late: float = 0.0, *, cut: bool = False) -> Run:
+def run(throughput: float, p50: float, late: float = 0.0, *, cut: bool = False) -> LoadRun:
     latency = Latency(p50, p50, p50, p50, p50)
-    return Run(1.0, 1, 1, 0, 0, 0, 0, throughput, latency, {}, 1, 0, "", "", 1, late, cut)
+    return LoadRun(1.0, 1, 1, 0, 0, 0, 0, throughput, latency, {}, 1, 0, "", "", 1, late, cut)
 
 
 def test_repeats_give_a_median_and_its_spread() -> None:
     point = Point("a", Level(clients=2), "2", (run(10, 5), run(30, 7), run(20, 6)))
-    assert point.throughput == Spread(20, 10, 30)
-    assert point.latency("p99") == Spread(6, 5, 7)
+    assert point.throughput == RepeatSpread(20, 10, 30)
+    assert point.latency("p99") == RepeatSpread(6, 5, 7)
     assert point.latency("p99", priority=1) is None
 
 
 def test_it_is_told_where_the_generator_is_the_limit() -> None:
-    def point(*runs: Run, rate: float | None = None) -> Point:
+    def point(*runs: LoadRun, rate: float | None = None) -> Point:
         return Point("a", Level(rate=rate) if rate else Level(clients=1), "1", runs)
 
     assert "alone reaches 100/s" in limit(point(run(80, 5)), point(run(100, 5)))
