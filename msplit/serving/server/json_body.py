@@ -279,7 +279,7 @@ def open_outputs(outputs: Arrays) -> Iterator[bytes]:
     """Outputs as the Open Inference Protocol writes them: a list in JSON, in parts."""
     yield b"["
     for place, (name, value) in enumerate(outputs.items()):
-        datatype = tensors.open_name("object" if value.dtype.kind in "OSU" else value.dtype.name)
+        datatype = tensors.open_name(tensors.name_of(value.dtype))
         head = _dumped({"name": name, "shape": list(value.shape), "datatype": datatype})
         yield (b", " if place else b"") + head[:-1] + b', "data": '
         yield from _text_of(name, value.reshape(-1))
