@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.samples.layers import ATTRIBUTE, RELU_GAIN, ModelBuilder, Sample, SampleInput, WeightRecipe, fill, kernel
 
 # Module -> filters of (1x1, 3x3 reduction, 3x3, second 3x3's reduction, second 3x3, pool projection);
@@ -162,8 +163,6 @@ def _application(
 
 def _freeze(model: Any, input_name: str, shape: tuple[int | None, ...], seed: int, gain: float) -> tuple[Any, str]:
     import numpy as np
-
-    from msplit.engines.tensorflow.runtime import tensorflow
 
     tf = tensorflow()
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
