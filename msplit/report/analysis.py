@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,9 +38,8 @@ def document(
     everything, summary = "all" in views, "summary" in views
     most = {view: None if everything or view in views else _FEW for view in ("branches", "embeddings", "regions")}
     tables: list[Table] = []
-    facts: list[tuple[str, str]] = []
+    # The summary has the beginning of each table that the model has something for; a view that was asked for has all of its own.
     if everything or summary:
-        facts = _facts(found)
         tables.append(_ops(found, None if everything else _FEW_OPS))
     if summary or most["branches"] is None:
         several = (isomorphic.isomorphic(found, most["branches"]), isomorphic.nearly(found, most["branches"]))
@@ -56,7 +54,7 @@ def document(
         tables.append(_coverage(coverage))
     return Document(
         title=heading(found.flat.model.path, found.flat.model.format),
-        facts=facts,
+        facts=_facts(found) if everything or summary else (),
         tables=tables,
         notes=[*_notes(found, coverage), *([split.words] if split is not None else ())],
         warnings=_warnings(found),
@@ -88,9 +86,8 @@ def _facts(found: Analysis) -> list[tuple[str, str]]:
     facts["critical path"] = f"{micros(limits.critical_path_us)}, {plural(len(limits.path), 'node')}"
     facts["work / path"] = ratio(limits.serial_us / limits.critical_path_us) if limits.critical_path_us else "-"
     facts["level width"] = f"{plural(level.width, 'kernel')} on level {level.level} of {level.levels}"
-    antichain = found.antichain.size
-    independent = None if antichain is None else plural(antichain, "mutually independent kernel")
-    facts["max antichain"] = independent or found.antichain.skipped
+    antichain, skipped = found.antichain.size, found.antichain.skipped
+    facts["max antichain"] = skipped if antichain is None else plural(antichain, "mutually independent kernel")
     facts["gain at most"] = _gains(found)
     facts["bounds"] = _bounds(found)
     return list(facts.items())
@@ -112,11 +109,8 @@ def _gains(found: Analysis) -> str:
         parts.append(f"{ratio(gain)} on {streams}")
     else:
         parts.append(f"{most} on any number of streams")
-    source = (
-        f"on a {gpu_title(found.costs.gpu)}, from its data sheet"
-        if found.costs.source == "static"
-        else "by measured costs"
-    )
+    static = found.costs.source == "static"
+    source = f"on a {gpu_title(found.costs.gpu)}, from its data sheet" if static else "by measured costs"
     return f"{', '.join(parts)} ({source})"
 
 
@@ -131,23 +125,14 @@ def _bounds(found: Analysis) -> str:
 
 def _ops(found: Analysis, most: int | None) -> Table:
     ops = sorted(found.ops, key=lambda op: (-op.time_us, -(op.gpu + op.host), op.op))
+    serial_us = found.bounds.serial_us
     rows = [
-        (
-            op.op,
-            count(op.gpu),
-            count(op.host),
-            count(op.kernels),
-            micros(op.time_us),
-            percent(op.time_us, found.bounds.serial_us),
-        )
+        (op.op, *map(count, (op.gpu, op.host, op.kernels)), micros(op.time_us), percent(op.time_us, serial_us))
         for op in ops[:most]
     ]
-    left = [] if most is None else ops[most:]
-    note = (
-        f"and {plural(len(left), 'more op')} with {plural(sum(op.gpu + op.host for op in left), 'node')} (--show all)"
-        if left
-        else ""
-    )
+    left = ops[len(rows) :]
+    nodes = plural(sum(op.gpu + op.host for op in left), "node")
+    note = f"and {plural(len(left), 'more op')} with {nodes} (--show all)" if left else ""
     return Table("Ops by cost", ("op", ">GPU", ">host", ">kernels", ">time", ">share"), rows, note)
 
 
@@ -198,14 +183,10 @@ def _regions(found: Analysis, most: int | None) -> Table:
 
 def _nodes(found: Analysis) -> Table:
     flat, costs = found.flat, found.costs
+    columns = (flat.graph.names, flat.graph.ops, flat.host.tolist(), costs.time_us.tolist(), costs.known.tolist())
     rows = [
-        (
-            flat.graph.names[node],
-            flat.graph.ops[node],
-            "host" if flat.host[node] else "GPU",
-            micros(float(costs.time_us[node])) + ("" if costs.known[node] or costs.time_us[node] == 0 else " ?"),
-        )
-        for node in range(len(flat))
+        (name, op, "host" if host else "GPU", micros(time) + ("" if known or time == 0 else " ?"))
+        for name, op, host, time, known in zip(*columns, strict=True)
     ]
     note = "? marks a time guessed because a shape is unknown"
     return Table("Nodes", ("name", "op", "side", ">time"), rows, note, whole=True)
@@ -229,15 +210,12 @@ def _coverage(coverage: Coverage) -> Table:
 
 
 def _warnings(found: Analysis) -> list[str]:
-    lines = list(found.shapes.assumed)
-    unknown = found.guesses
-    if len(unknown.nodes):
-        ops = ", ".join(f"{op} ({number})" for op, number in list(unknown.ops.items())[:5])
-        lines.append(
-            f"{count(len(unknown.nodes))} of {plural(found.kernels, 'kernel')} {'has' if len(unknown.nodes) == 1 else 'have'} "
-            f"unknown shapes, so that the cost is a guess: {ops}. {unknown.mend}"
-        )
-    return lines
+    unknown, number = found.guesses, len(found.guesses.nodes)
+    if not number:
+        return [*found.shapes.assumed]
+    ops = ", ".join(f"{op} ({number})" for op, number in list(unknown.ops.items())[:5])
+    of = f"{count(number)} of {plural(found.kernels, 'kernel')} {'has' if number == 1 else 'have'}"
+    return [*found.shapes.assumed, f"{of} unknown shapes, so that the cost is a guess: {ops}. {unknown.mend}"]
 
 
 _IDS = (
@@ -260,10 +238,9 @@ def _notes(found: Analysis, coverage: Coverage | None) -> list[str]:
 
 
 def _coverage_note(coverage: Coverage) -> str:
-    reasons = coverage.reasons
-    if reasons:
+    if coverage.reasons:
         fix = "Use --engine tensorflow, or cut it with --inputs and --outputs."
-        return f"The cuda engine can not run this model: {'; '.join(reasons)}. {fix}"
+        return f"The cuda engine can not run this model: {'; '.join(coverage.reasons)}. {fix}"
     can = "The cuda engine can run every op of this model."
     if coverage.unbuilt:
         can = (
@@ -339,7 +316,7 @@ def payload(
         }
         result["node_list"] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if coverage is not None:
-        result["coverage"] = asdict(coverage)
+        result["coverage"] = coverage
     if split is not None:
         best = "way=name makespan_us copies copied_bytes=copied weight_bytes=weights tables"
         result["split"] = {

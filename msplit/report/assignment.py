@@ -52,6 +52,7 @@ def document(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every:
     ]
     decided = claims(assigned)
     idle = _idle(assigned, decided)
+    unassigned = plural(assigned.unassigned, "GPU node") if assigned.unassigned else ""
     reduced = f", the fewest that order {plural(plan.edges, 'dependency', 'dependencies')} between streams"
     facts = [
         ("rules", f"{assigned.ruleset.source}: " + ", ".join(rule.key for rule in assigned.ruleset.rules)),
@@ -62,12 +63,7 @@ def document(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every:
         ("predicted gain", _predicted(assigned)),
         ("cross-stream edges", _crossing(assigned)),
         ("waits", count(plan.waits) + (reduced if plan.edges else "")),
-        (
-            "unassigned",
-            f"{plural(assigned.unassigned, 'GPU node')}, on the default stream {assigned.ruleset.default}"
-            if assigned.unassigned
-            else "none",
-        ),
+        ("unassigned", f"{unassigned}, on the default stream {assigned.ruleset.default}" if unassigned else "none"),
         ("host nodes", f"{count(int(flat.host.sum()))}, which have no stream"),
         *_old_ids(assigned),
         ("changed", f"{_moving(len(assigned.changed))}, compared with the file"),
@@ -135,11 +131,8 @@ def about_plan(assigned: Assigned) -> str:
     """Contents of a plan file beside order and waits, as the end of a sentence."""
     if assigned.kernels is None:
         return ""
-    planned = assigned.kernels.planned
-    return (
-        f" for {planned.kernels} kernels, with {plural(planned.groups, 'group')} of nodes that share one; "
-        "`msplit bench --plan` runs it"
-    )
+    planned, runs = assigned.kernels.planned, "`msplit bench --plan` runs it"
+    return f" for {planned.kernels} kernels, with {plural(planned.groups, 'group')} of nodes that share one; {runs}"
 
 
 def claims(assigned: Assigned) -> dict[str, int]:
@@ -228,25 +221,18 @@ def explain(assigned: Assigned, name: str) -> Document:
             where=str(flat.model.path),
             fix=f"did you mean {', '.join(near)}?" if near else "`msplit analyze --show nodes` lists them",
         )
-    rule, why = _decided(assigned, node)
-    function, _ = flat.origin(node)
-    region = int(flat.region[node])
+    found = explanation(assigned, name, Outputs())
     facts = [
-        ("op", flat.graph.ops[node]),
-        ("stream", "none: a host node" if flat.host[node] else str(assigned.ids[node])),
-        ("decided by", rule),
-        ("why", why),
-        ("cost", micros(float(assigned.costs.time_us[node])) + ("" if assigned.costs.known[node] else ", a guess")),
+        ("op", found["op"]),
+        ("stream", "none: a host node" if found["host"] else str(found["stream"])),
+        ("decided by", found["rule"]),
+        ("why", found["why"]),
+        ("cost", micros(found["time_us"]) + ("" if found["known"] else ", a guess")),
+        *([("function", found["function"])] if found["function"] else []),
+        *([("region", f"{region.kind} {region.name}")] if (region := found["region"]) is not None else []),
     ]
-    if function:
-        facts.append(("function", function))
-    if region >= 0:
-        facts.append(("region", f"{flat.regions[region].kind} {flat.regions[region].name}"))
-    tables = [
-        _neighbours("Inputs", assigned, flat.graph.predecessors(node)),
-        _neighbours("Consumers", assigned, flat.graph.successors(node)),
-    ]
-    return Document(name, facts, tables)
+    sides = {"Inputs": flat.graph.predecessors(node), "Consumers": flat.graph.successors(node)}
+    return Document(name, facts, [_neighbours(title, assigned, nodes) for title, nodes in sides.items()])
 
 
 def _decided(assigned: Assigned, node: int) -> tuple[str, str]:

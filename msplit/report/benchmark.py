@@ -52,7 +52,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         tables=[table for table in tables if table is not None],
         warnings=[*_grouped(result.warnings, [variant.label for variant in result.variants]), *skipped],
         notes=[
-            *map(_sentence, found.notes),
+            *(text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".") for text in found.notes),
             *_on_the_host(result.variants),
             *result.diagnosis,
             *(bounds.sentence(found.limits, result.variants) if found.limits is not None else ()),
@@ -89,10 +89,6 @@ def times_and_gains(result: BenchResult) -> list[Table]:
     return [_times(result.variants), *_gains(result.variants, ())]
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
-
-
 def _grouped(warnings: Sequence[str], labels: Sequence[str]) -> list[str]:
     """One line for what is said of several variants, with the figures of the first."""
     groups: dict[str, list[tuple[str, str]]] = {}
@@ -112,10 +108,8 @@ def verified(variants: Sequence[VariantResult]) -> str:
     """Names, in a sentence, the reference that outputs were held against."""
     checks = [check for variant in variants for check in variant.checks]
     wrong = [variant.label for variant in variants if variant.failed]
-    if wrong:
-        return f"NO: outputs of {', '.join(wrong)} are wrong"
-    if not checks:
-        return "nothing to compare"
+    if wrong or not checks:
+        return f"NO: outputs of {', '.join(wrong)} are wrong" if wrong else "nothing to compare"
     against = dict.fromkeys(check.against for check in checks)
     precisions = dict.fromkeys(check.precision for check in checks)
     return f"outputs are equal in {plural(len(checks), 'comparison')}, against {'; '.join(against)} ({', '.join(precisions)})"

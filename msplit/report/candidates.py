@@ -55,14 +55,9 @@ def _measured(rows: Sequence[Row]) -> bool:
 
 def _table(title: str, rows: Sequence[Row], note: str, auto: str = "") -> Table:
     measured = _measured(rows)
-    columns = (
-        "",
-        ">streams",
-        ">waits",
-        ">predicted",
-        ">gain",
-        *((">measured", ">gain", ">memory") if measured else ()),
-    )
+    columns = ["", ">streams", ">waits", ">predicted", ">gain"]
+    if measured:
+        columns += [">measured", ">gain", ">memory"]
     return Table(title, columns, [_cells(row, auto, measured) for row in rows], note)
 
 

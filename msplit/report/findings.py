@@ -36,19 +36,16 @@ def document(report: Report, *, verbose: bool = False) -> Document:
 def _summary(report: Report) -> str:
     """One sentence: how many findings of which severity."""
     told = ", ".join(plural(number, severity.value) for severity in Severity if (number := report.count(severity)))
-    ran = len(report.checks) - len(report.skipped)
-    return (
-        f"{told or 'No findings'}. {plural(ran, 'check')} ran; kernels are on {plural(len(report.streams), 'stream')}."
-    )
+    ran, streams = len(report.checks) - len(report.skipped), plural(len(report.streams), "stream")
+    return f"{told or 'No findings'}. {plural(ran, 'check')} ran; kernels are on {streams}."
 
 
 def baseline_notes(report: Report) -> list[str]:
     """Notes on findings that the baseline left out, and on its entries that match nothing."""
     notes = []
     if report.known:
-        notes.append(
-            f"{plural(report.known, 'finding')} known to the baseline {'is' if report.known == 1 else 'are'} not listed."
-        )
+        are = "is" if report.known == 1 else "are"
+        notes.append(f"{plural(report.known, 'finding')} known to the baseline {are} not listed.")
     if report.gone:
         are = "is none any more" if report.gone == 1 else "are none any more"
         notes.append(f"{plural(report.gone, 'finding')} of the baseline {are}: write it anew with --write-baseline.")
@@ -125,10 +122,9 @@ def page(check: Check) -> str:
     ]
     defaults = {field.name: field.default for field in dataclasses.fields(Thresholds)}
     if check.limits:
-        limits = (
-            f"`{name}` ({'no limit' if defaults[name] is None else f'{defaults[name]:g}'})" for name in check.limits
-        )
-        parts.append(f"**Settings and their defaults.** `limits:` {', '.join(limits)}.")
+        values = {name: "no limit" if defaults[name] is None else f"{defaults[name]:g}" for name in check.limits}
+        limits = ", ".join(f"`{name}` ({value})" for name, value in values.items())
+        parts.append(f"**Settings and their defaults.** `limits:` {limits}.")
     return "\n\n".join(parts) + "\n"
 
 

@@ -59,10 +59,8 @@ def _difference(found: Analysis, one: NearlyIsomorphic) -> str:
     if one.lacks >= 0:
         return f"lacks {ops[one.like[one.lacks]]}"
     mine, theirs = one.branches[0][one.differs], one.like[one.differs]
-    sizes = [found.shapes.shape(node) for node in (mine, theirs)]
-    if sizes[0] != sizes[1]:
-        return f"{ops[mine]} {dimensions(sizes[0])}, not {dimensions(sizes[1])}"
-    return f"{ops[mine]} reads other sizes"
+    here, there = found.shapes.shape(mine), found.shapes.shape(theirs)
+    return f"{ops[mine]} {f'{dimensions(here)}, not {dimensions(there)}' if here != there else 'reads other sizes'}"
 
 
 def payload(found: Analysis) -> dict[str, Any]:

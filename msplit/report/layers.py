@@ -13,6 +13,7 @@ from msplit.report.text import gain, micros, plural
 from msplit.run.ablation import AblationStep
 from msplit.verify.results import VariantResult
 
+_PREDICTED = "pred.: predicted, by the simulator"
 _FEW_SIZES = 4
 """Sizes of groups in the sentence about them."""
 
@@ -39,10 +40,7 @@ def table(found: Bench) -> Table | None:
     notes = ["times faster, in brackets: confidence interval"]
     if simulated:
         columns = ("", ">over the one before", ">pred.", ">over 1 stream", ">pred.")
-        notes = [
-            f"times faster by the {clock}'s clock, in brackets: confidence interval",
-            "pred.: predicted, by the simulator",
-        ]
+        notes = [f"times faster by the {clock}'s clock, in brackets: confidence interval", _PREDICTED]
     facts = [variants[layer.label].facts for layer in shown]
     if fused := [one for one in facts if "fused_groups" in one]:
         notes.append(_fusion(fused[0]))

@@ -15,6 +15,7 @@ from msplit.report.text import count, micros, percent, plural, ratio
 from msplit.serving.loadtest.results import Latency, LoadResult, LoadRun, Point, RepeatSpread, TargetResult
 
 _QUANTITIES = ("p50", "p90", "p99", "mean", "max")
+_TABLED = ("p50", "p90", "p99", "max")
 
 
 def document(found: LoadResult) -> Document:
@@ -22,34 +23,28 @@ def document(found: LoadResult) -> Document:
     measured = [target for target in found.targets if not target.skipped]
     answers = sum(point.total("checked") for point in found.points)
     apart = f"{found.distinct[1]} of {count(found.distinct[0])}"
+    rows, times = plural(found.rows, "row"), plural(found.repeat, "time")
+    wrong = _wrong(found.points)
     facts = [
-        (
-            "requests",
-            f"{plural(found.rows, 'row')} each; {apart} prepared ones have an answer that would pass for no other's",
-        ),
+        *([("WRONG ANSWERS", "; ".join(wrong))] if wrong else []),
+        ("requests", f"{rows} each; {apart} prepared ones have an answer that would pass for no other's"),
         ("verified", f"{'all ' if not found.wrong else ''}{count(answers)} answers, against {found.checked_against}"),
-        (
-            "measured",
-            f"{found.seconds:g} s, {plural(found.repeat, 'time')}, in turns, each after {found.warmup:g} s of warming up",
-        ),
+        ("measured", f"{found.seconds:g} s, {times}, in turns, each after {found.warmup:g} s of warming up"),
         ("machine", machine(found.environment)),
     ]
-    wrong = _wrong(found.points)
-    if wrong:
-        facts = [("WRONG ANSWERS", "; ".join(wrong)), *facts]
     return Document(
         title=found.model,
         facts=facts,
-        tables=[
-            _most(found, measured),
-            *(table for target in measured for table in _tables(target, _points(found, target))),
-        ],
+        tables=[_most(found, measured), *(table for one in measured for table in _tables(one, _points(found, one)))],
         warnings=[
             *_warnings(found.points),
             *(f"{target.label}: not measured: {target.skipped}" for target in found.targets if target.skipped),
         ],
         notes=[*(f"{target.label}: {target.about}{_steps(target)}" for target in measured), *found.notes],
     )
+
+
+_GIVEN_UP = "still waiting a second after the end"
 
 
 def _points(found: LoadResult, target: TargetResult) -> list[Point]:
@@ -95,17 +90,10 @@ def _most(found: LoadResult, measured: Sequence[TargetResult]) -> Table:
         if not points:
             continue
         best = max(points, key=lambda point: point.throughput.value)
-        first = first or best.throughput.value
         answered = best.throughput.value
-        rows.append(
-            (
-                target.label,
-                best.name,
-                count(round(answered)),
-                _time(best.latency("p50")),
-                ratio(first / answered) if first and answered and target.echo else "-",
-            )
-        )
+        first = first or answered
+        gain = ratio(first / answered) if first and answered and target.echo else "-"
+        rows.append((target.label, best.name, count(round(answered)), _time(best.latency("p50")), gain))
     note = f"median of the repeats; the last column: {measured[0].label} over this" if measured else ""
     return Table("Most answers per second", ("", "at", ">per s", ">p50", ">gain"), rows, note)
 
@@ -118,30 +106,25 @@ def _tables(target: TargetResult, points: Sequence[Point]) -> list[Table]:
         if not chosen:
             continue
         rows = [
-            (
-                _short(point) + (" *" if point.limited else ""),
-                count(round(point.throughput.value)),
-                *(_time(point.latency(quantity)) for quantity in ("p50", "p90", "p99", "max")),
-            )
+            (_short(point) + (" *" if point.limited else ""), count(round(point.throughput.value)), *_latencies(point))
             for point in chosen
         ]
         notes = list(dict.fromkeys(f"* {point.name}: {point.limited}" for point in chosen if point.limited))
         notes += [f"{point.name}: {lost}" for point in chosen if (lost := _lost(point))]
-        columns = (head, ">per s", ">p50", ">p90", ">p99", ">max")
-        found.append(Table(f"{target.label}, {title}", columns, rows, "; ".join(notes)))
+        columns = [f">{quantity}" for quantity in _TABLED]
+        found.append(Table(f"{target.label}, {title}", (head, ">per s", *columns), rows, "; ".join(notes)))
         by_priority = [
-            (
-                _short(point),
-                str(level),
-                *(_time(point.latency(quantity, level)) for quantity in ("p50", "p90", "p99", "max")),
-            )
+            (_short(point), str(level), *_latencies(point, level))
             for point in chosen
             for level in (point.priorities if "steps" in target.facts else ())
         ]
         if by_priority:
-            columns = (head, ">priority", ">p50", ">p90", ">p99", ">max")
-            found.append(Table(f"{target.label}, {title}, by priority", columns, by_priority))
+            found.append(Table(f"{target.label}, {title}, by priority", (head, ">priority", *columns), by_priority))
     return found
+
+
+def _latencies(point: Point, priority: int | None = None) -> list[str]:
+    return [_time(point.latency(quantity, priority)) for quantity in _TABLED]
 
 
 def _short(point: Point) -> str:
@@ -151,18 +134,9 @@ def _short(point: Point) -> str:
 
 def _lost(point: Point) -> str:
     """Requests without an answer, in words."""
-    requests = point.total("requests")
-    parts = [
-        f"{percent(point.total(key), requests)} {said}"
-        for key, said in (
-            ("refused", "refused"),
-            ("timed_out", "timed out"),
-            ("given_up", "still waiting a second after the end"),
-            ("failed", "failed"),
-        )
-        if point.total(key)
-    ]
-    return ", ".join(parts)
+    said = {"refused": "refused", "timed_out": "timed out", "given_up": _GIVEN_UP, "failed": "failed"}
+    lost = {text: point.total(key) for key, text in said.items()}
+    return ", ".join(f"{percent(number, point.total('requests'))} {text}" for text, number in lost.items() if number)
 
 
 def _time(spread: RepeatSpread | None) -> str:

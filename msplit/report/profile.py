@@ -38,24 +38,17 @@ def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[
         for kind in order
     ]
     more = len(found.kernels) - len(rows)
+    by_sheet = float(estimates @ uses) if len(estimates) else 0.0
     facts = [
         ("device", str(found.device)),
-        (
-            "inputs",
-            ", ".join(f"{name} {dimensions(one.shape)}" for name, one in list(found.inputs.items())[:4]),
-        ),
+        ("inputs", ", ".join(f"{name} {dimensions(one.shape)}" for name, one in list(found.inputs.items())[:4])),
         ("settings", found.precision + (f", convolutions {found.layout}" if found.layout != "none" else "")),
         ("measured", f"{found.measured} of {plural(len(found.steps), 'step')}, {plural(len(found.kernels), 'kind')}"),
-        (
-            "work",
-            f"{micros(whole)} measured, {micros(float(estimates @ uses) if len(estimates) else 0.0)} by the data sheet",
-        ),
+        ("work", f"{micros(whole)} measured, {micros(by_sheet)} by the data sheet"),
         *([("one stream", f"{micros(found.one_us)} for a step")] if found.one_us is not None else []),
         *_constants(found),
     ]
-    warnings = (
-        ["there is no GPU: these are times of the CPU, which say nothing about one"] if found.device.simulated else []
-    )
+    no_gpu = "there is no GPU: these are times of the CPU, which say nothing about one"
     title = f"Kinds of steps by time{f', the first {len(rows)} of {len(found.kernels)}' if more > 0 else ''}"
     columns = ("op", "inputs", ">steps", ">alone", ">static", ">fills", ">blocks", ">of all")
     return Document(
@@ -63,7 +56,7 @@ def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[
         facts=facts,
         tables=[Table(title, columns, rows)],
         notes=notes,
-        warnings=warnings,
+        warnings=[no_gpu] if found.device.simulated else [],
     )
 
 

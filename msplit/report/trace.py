@@ -87,9 +87,8 @@ def from_runs(runs: Sequence[Run]) -> dict[str, Any]:
         names += _names(run, PROCESS + number, number)
         timed += [((at, kind, number, place), event) for at, kind, place, event in found]
         arrows += sum(kind == _FLOW_START for _, kind, _, _ in found)
-        about.append(
-            {"title": run.title, "clipped_us": round(moved / 1000, 3), "waits_not_drawn": undrawn, **run.about}
-        )
+        clipped = {"clipped_us": round(moved / 1000, 3), "waits_not_drawn": undrawn}
+        about.append({"title": run.title, **clipped, **run.about})
     timed.sort(key=lambda entry: entry[0])
     return {
         "displayTimeUnit": "ns",
@@ -107,24 +106,12 @@ def _events(run: Run, process: int, arrows: int) -> tuple[list[tuple[int, int, i
     numbers = _tracks(slices)
     track = [numbers[piece.stream, piece.row] for piece in slices]
     start, end, moved = _placed(slices, np.array(track, np.int64))
-    events = [
-        (
-            int(start[number]),
-            _SLICE,
-            number,
-            {
-                "ph": "X",
-                "name": piece.name,
-                "cat": "kernel",
-                "pid": process,
-                "tid": track[number],
-                "ts": _micros(int(start[number])),
-                "dur": _micros(int(end[number] - start[number])),
-                "args": _plain(piece.args),
-            },
-        )
-        for number, piece in enumerate(slices)
-    ]
+    events = []
+    for number, piece in enumerate(slices):
+        begin, length = int(start[number]), int(end[number] - start[number])
+        kernel = {"ph": "X", "name": piece.name, "cat": "kernel", "pid": process, "tid": track[number]}
+        times = {"ts": _micros(begin), "dur": _micros(length), "args": _plain(piece.args)}
+        events.append((begin, _SLICE, number, {**kernel, **times}))
     undrawn = 0
     for number, (before, after) in enumerate(run.waits):
         arrives = int(start[after])
@@ -148,10 +135,7 @@ def _tracks(slices: Sequence[Slice]) -> dict[tuple[int, int], int]:
 
 
 def from_simulation(
-    flat: FlatGraph,
-    costs: Costs,
-    prediction: Prediction,
-    assignment: Assignment | None = None,
+    flat: FlatGraph, costs: Costs, prediction: Prediction, assignment: Assignment | None = None
 ) -> dict[str, Any]:
     """The trace of a simulated step: a slice per kernel, and one for the join of all streams at the end.
 
@@ -164,10 +148,8 @@ def from_simulation(
         slices += _block(flat, costs, prediction, assignment, block)
         ends.append((first, len(slices) - 1))
     plan = prediction.plan
-    waits = [
-        (ends[before][1], ends[after][0])
-        for before, after in zip(plan.wait_on.tolist(), plan.wait_node.tolist(), strict=True)
-    ]
+    pairs = zip(plan.wait_on.tolist(), plan.wait_node.tolist(), strict=True)
+    waits = [(ends[before][1], ends[after][0]) for before, after in pairs]
     step_us = prediction.problem.machine.step_us
     over = prediction.makespan_us - step_us
     if len(plan.join):
@@ -264,8 +246,8 @@ def _names(run: Run, process: int, place: int) -> list[dict[str, Any]]:
     for (stream, row), number in _tracks(run.slices).items():
         track = {"ph": "M", "pid": process, "tid": number}
         name = f"stream {stream}" if row == 0 else f"stream {stream}, beside"
-        events.append({**track, "name": "thread_name", "args": {"name": name}})
-        events.append({**track, "name": "thread_sort_index", "args": {"sort_index": number}})
+        for kind, args in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": number})):
+            events.append({**track, "name": kind, "args": args})
     return events
 
 

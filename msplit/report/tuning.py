@@ -33,10 +33,11 @@ def table(tuned: Tuned) -> Table:
     )
     more = [f"{measured} more measured"] if measured else []
     more += [f"{number} not measured: {reason}" for reason, number in reasons.items()]
-    note = "; ".join(
-        ["gain: over one stream, in the same rounds", "memory: over one stream's", *([", ".join(more)] if more else [])]
-    )
+    note = "; ".join(filter(None, [_HEADINGS, ", ".join(more)]))
     return Table("Candidates", ("", ">streams", ">waits", ">predicted", ">measured", ">gain", ">memory"), rows, note)
+
+
+_HEADINGS = "gain: over one stream, in the same rounds; memory: over one stream's"
 
 
 def _row(measurement: Measurement) -> tuple[str, ...]:

@@ -88,9 +88,8 @@ def page(
     found, note = _findings(flat, costs, loaded, annotated, basis, own=assignment is None)
     kernel = prediction.kernel_us > 0
     kernels = int(np.count_nonzero(kernel))
-    if shapes is None:
-        guessed, mend, warnings = int(np.count_nonzero(~costs.known & kernel)), "", []
-    else:
+    guessed, mend, warnings = int(np.count_nonzero(~costs.known & kernel)), "", list[str]()
+    if shapes is not None:
         unknown = guesses(flat, costs, shapes)
         guessed, mend, warnings = len(unknown.nodes), f" {unknown.mend}", list(shapes.assumed)
     if guessed:

@@ -232,17 +232,16 @@ def contract(dag: Dag, stream: Ints, shown: int = SHOWN) -> Tree:
             break
     if len(state.dag) > shown:
         _bands(state, shown)
-    boxes = state.boxes
-    _cut(boxes, shown)
-    return Tree(np.asarray(boxes.parent, np.int32), np.asarray(boxes.kind, np.int32), len(dag))
+    _cut(state, shown)
+    return Tree(np.asarray(state.parent, np.int32), np.asarray(state.kind, np.int32), len(dag))
 
 
-class _Boxes:
-    """The tree while it grows."""
+class _State:
+    """The tree while it grows, and the graph that is left to look at: per node its stream and its number in the tree."""
 
-    def __init__(self, leaves: int) -> None:
-        self.parent = [-1] * leaves
-        self.kind: list[int] = []
+    def __init__(self, dag: Dag, stream: Ints) -> None:
+        self.dag, self.stream, self.number = dag, stream, list(range(len(dag)))
+        self.parent, self.kind = [-1] * len(dag), list[int]()
 
     def add(self, members: list[int], kind: str) -> int:
         """A box around members of the first view."""
@@ -253,16 +252,6 @@ class _Boxes:
             self.parent[member] = box
         return box
 
-
-class _State:
-    """The graph that is left to look at: per node its stream and its number in the tree."""
-
-    def __init__(self, dag: Dag, stream: Ints) -> None:
-        self.dag = dag
-        self.stream = stream
-        self.number = list(range(len(dag)))
-        self.boxes = _Boxes(len(dag))
-
     def merge(self, leader: Ints, kind: str) -> Ints:
         """Puts nodes that have one leader into a box. Leaders are their own, and come first. Returns per node its new number."""
         heads, inverse = np.unique(leader, return_inverse=True)
@@ -270,7 +259,7 @@ class _State:
         members: list[list[int]] = [[] for _ in heads]
         for node, box in enumerate(group.tolist()):
             members[box].append(self.number[node])
-        self.number = [found[0] if len(found) == 1 else self.boxes.add(found, kind) for found in members]
+        self.number = [found[0] if len(found) == 1 else self.add(found, kind) for found in members]
         self.stream = self.stream[heads]
         self.dag = quotient(self.dag, group, len(heads))
         return group
@@ -334,7 +323,7 @@ def _levels(dag: Dag) -> Ints:
     return np.asarray(level, np.int32)
 
 
-def _cut(boxes: _Boxes, shown: int) -> None:
+def _cut(boxes: _State, shown: int) -> None:
     """Cuts boxes that hold too many things into pieces of neighbours, and the first view too."""
     parent = np.asarray(boxes.parent)
     order = np.argsort(parent, kind="stable")

@@ -84,14 +84,8 @@ def table(found: Table) -> str:
 
 def framed(columns: Sequence[str], rows: Sequence[str], title: str = "") -> str:
     """A table around rows that are HTML already; headings that start with ">" are aligned right."""
-    head = "".join(
-        f'<th class="right">{text(name[1:])}</th>'
-        if name.startswith(">")
-        else f"<th>{text(name)}</th>"
-        if name
-        else "<td></td>"
-        for name in columns
-    )
+    right = {name: ' class="right"' if name.startswith(">") else "" for name in columns}
+    head = "".join(f"<th{right[name]}>{text(name.removeprefix('>'))}</th>" if name else "<td></td>" for name in columns)
     caption = f"<caption>{text(title)}</caption>" if title else ""
     body = "".join(rows)
     return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

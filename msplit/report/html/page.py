@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -103,7 +103,7 @@ def render(page: Page) -> str:
 
 def _summary(page: Page) -> str:
     flat, found, limits = page.flat, page.prediction, page.bounds
-    kernels = int(np.count_nonzero(found.kernel_us > 0))
+    kernels, host = int(np.count_nonzero(found.kernel_us > 0)), count(int(flat.host.sum()))
     tiles = [
         (micros(found.makespan_us), "predicted step"),
         (ratio(found.gain), f"predicted gain over one stream ({micros(found.one_us)})"),
@@ -115,10 +115,7 @@ def _summary(page: Page) -> str:
         ("model", str(flat.model.path)),
         ("format", str(flat.model.format)),
         ("stream ids", page.origin),
-        (
-            "nodes",
-            f"{count(len(flat))}, {count(kernels)} of them launch a kernel, {count(int(flat.host.sum()))} run on the host",
-        ),
+        ("nodes", f"{count(len(flat))}, {count(kernels)} of them launch a kernel, {host} run on the host"),
         ("inputs", some([tensor.name for tensor in flat.inputs], 8)),
         ("outputs", some([tensor.name for tensor in flat.outputs], 8)),
         ("priced for", f"{gpu_title(page.costs.gpu)}, {page.costs.source}"),
@@ -164,19 +161,17 @@ def _loads(page: Page) -> str:
 
 
 def _ops(page: Page) -> Table:
-    times: dict[str, float] = {}
-    nodes: Counter[str] = Counter()
+    times, nodes = defaultdict[str, float](float), Counter[str]()
     for op, time in zip(page.flat.graph.ops, page.prediction.kernel_us.tolist(), strict=True):
         if time > 0:
-            times[op] = times.get(op, 0.0) + time
+            times[op] += time
             nodes[op] += 1
     total = sum(times.values())
     order = sorted(times, key=lambda op: (-times[op], op))
     rows = [(op, count(nodes[op]), micros(times[op]), percent(times[op], total)) for op in order[:_MOST_OPS]]
     left = len(order) - len(rows)
-    return Table(
-        "Ops by cost", ("op", ">kernels", ">cost", ">share"), rows, f"and {plural(left, 'more op')}" if left > 0 else ""
-    )
+    note = f"and {plural(left, 'more op')}" if left > 0 else ""
+    return Table("Ops by cost", ("op", ">kernels", ">cost", ">share"), rows, note)
 
 
 def _candidates(page: Page) -> str:
@@ -202,9 +197,9 @@ def _candidates(page: Page) -> str:
         rows.append(row(name, candidate.streams, candidate.waits, candidate.makespan_us, style))
     listed = framed(("assignment", ">streams", ">waits", ">predicted step", ">gain over one stream"), rows)
     skipped = "".join(
-        f'<p class="hint">{text(candidate.name)} was not tried: {text(candidate.skipped)}.</p>'
-        for candidate in page.candidates
-        if candidate.skipped is not None
+        f'<p class="hint">{text(one.name)} was not tried: {text(one.skipped)}.</p>'
+        for one in page.candidates
+        if one.skipped is not None
     )
     hint = (
         '<p class="hint">What the rule <code>auto</code> would choose from, by predicted time; its choice is bold. '

@@ -13,6 +13,7 @@ from msplit.escape import lines, visible
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.files import read_text
 from msplit.report.html.data import Leaves, rounded
+from msplit.report.jsonio import picked
 from msplit.schedule.judge import Prediction
 
 MOST_BARS = 150_000
@@ -55,18 +56,9 @@ class StepRun:
     def of(name: str, about: str, command: str, prediction: Prediction) -> StepRun:
         """A simulated run."""
         leaves, plan = Leaves.of(prediction), prediction.plan
-        waits = zip(leaves.last[plan.wait_on].tolist(), leaves.first[plan.wait_node].tolist(), strict=True)
-        return StepRun(
-            name,
-            about,
-            command,
-            leaves.node.tolist(),
-            leaves.stream.tolist(),
-            rounded(leaves.start_us),
-            rounded(leaves.time_us),
-            list(waits),
-            prediction.makespan_us,
-        )
+        waits = [*zip(leaves.last[plan.wait_on].tolist(), leaves.first[plan.wait_node].tolist(), strict=True)]
+        bars = (leaves.node.tolist(), leaves.stream.tolist(), rounded(leaves.start_us), rounded(leaves.time_us))
+        return StepRun(name, about, command, *bars, waits, prediction.makespan_us)
 
     def columns(self) -> dict[str, Any]:
         """For the page's script."""
@@ -74,10 +66,7 @@ class StepRun:
             "name": visible(self.name),
             "about": visible(self.about),
             "command": lines(self.command),
-            "node": list(self.node),
-            "stream": list(self.stream),
-            "start": list(self.start_us),
-            "time": list(self.time_us),
+            **picked(self, "node stream start=start_us time=time_us"),
             "on": [first for first, _ in self.waits],
             "by": [second for _, second in self.waits],
             "lanes": sorted({stream for stream in self.stream if stream >= 0}),
