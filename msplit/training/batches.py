@@ -74,11 +74,8 @@ def fitting(feeds: Feeds, specs: Specs, where: str) -> None:
             fix = f"convert it: array.astype({spec.dtype!r})" if spec.dtype != "string" else "give strings"
             raise EngineError(f"input {name!r} is {spec.dtype}, and is given {found}", where=where, fix=fix)
         if not matches(shape, spec.shape):
-            raise EngineError(
-                f"input {name!r} has shape {shape_text(spec.shape or ())}, and is given {shape_text(shape)}",
-                where=where,
-                fix="give arrays of that shape, where ? may be anything",
-            )
+            what = f"input {name!r} has shape {shape_text(spec.shape or ())}, and is given {shape_text(shape)}"
+            raise EngineError(what, where=where, fix="give arrays of that shape, where ? may be anything")
 
 
 def matches(shape: Sequence[int], wanted: Sequence[int | None] | None) -> bool:

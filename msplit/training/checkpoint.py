@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf import text_encoding
 from numpy.typing import NDArray
 
 from msplit import formats
@@ -153,8 +154,6 @@ def listed(folder: Path) -> CheckpointState:
     Raises:
         LoadError: The file that lists them can not be read.
     """
-    from google.protobuf import text_encoding
-
     place = folder / STATE
     try:
         text = read_bytes(place, _MOST_STATE).decode()
@@ -179,11 +178,8 @@ def last_of(folder: Path) -> Path | None:
     """
     found = listed(folder)
     if found.latest is None and found.named:
-        raise LoadError(
-            f"names {found.named[0].name}, which is not there",
-            where=str(folder / STATE),
-            fix="bring that checkpoint back, or remove this file to begin anew",
-        )
+        fix = "bring that checkpoint back, or remove this file to begin anew"
+        raise LoadError(f"names {found.named[0].name}, which is not there", where=str(folder / STATE), fix=fix)
     return found.latest
 
 
@@ -201,11 +197,8 @@ def latest(path: Path) -> Path:
         return Path(str(path).removesuffix(".index"))
     found = last_of(path)
     if found is None:
-        raise LoadError(
-            "there is no checkpoint in this folder",
-            where=str(path),
-            fix=f"give the folder of a file named {STATE!r}, or the beginning of a checkpoint's file names",
-        )
+        fix = f"give the folder of a file named {STATE!r}, or the beginning of a checkpoint's file names"
+        raise LoadError("there is no checkpoint in this folder", where=str(path), fix=fix)
     return found
 
 
@@ -245,8 +238,6 @@ def _left(folder: Path, name: str) -> list[Path]:
 
 
 def _state(path: Path, kept: Sequence[Path]) -> bytes:
-    from google.protobuf import text_encoding
-
     folder = path.parent
 
     def line(key: str, one: Path) -> str:

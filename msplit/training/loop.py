@@ -137,21 +137,15 @@ def _begin(trainer: Trainer, data: Data, settings: TrainSettings) -> tuple[int, 
     if last is None:
         return 0, None
     if not settings.resume:
-        raise WriteError(
-            f"there are checkpoints already, the last of step {last.name.rpartition('-')[2]}",
-            where=str(folder),
-            fix="go on from it with --resume, or choose another folder",
-        )
+        what = f"there are checkpoints already, the last of step {last.name.rpartition('-')[2]}"
+        raise WriteError(what, where=str(folder), fix="go on from it with --resume, or choose another folder")
     note = trainer.restore(last)
     if not note:
         return trainer.steps, last  # TensorFlow wrote it
     kept = json.loads(note)
-    if kept["data"] != (now := dict(data.described)):
-        changed = [
-            f"{key} {kept['data'].get(key)}, now {now.get(key)}"
-            for key in {**kept["data"], **now}
-            if kept["data"].get(key) != now.get(key)
-        ]
+    if (then := kept["data"]) != (now := dict(data.described)):
+        keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+        changed = [f"{key} {then.get(key)}, now {now.get(key)}" for key in keys]
         raise MsplitError(
             f"the checkpoint was written while other data came: {'; '.join(changed)}",
             where=str(last),
@@ -230,9 +224,8 @@ class _Training:
         note = json.dumps({"batches": self.position, "data": dict(self.data.described)}, sort_keys=True)
         # One of this step that is there was not listed any more when it was written, or is not listed now.
         if trainer.world.rank == 0:
-            self.saved = trainer.save(
-                self.settings.save / NAME, keep=self.settings.keep, force=True, note=note, state=state
-            )
+            place, keep = self.settings.save / NAME, self.settings.keep
+            self.saved = trainer.save(place, keep=keep, force=True, note=note, state=state)
         self.saved_at = trainer.steps
         return ""
 
@@ -249,12 +242,8 @@ class _Training:
         )
         steps = self.settings.steps
         of = f" of {steps:,}" if steps is not None else ""
-        self.tell(
-            ", ".join(
-                [f"step {last.step:,}{of}", *values, f"{rate:,.0f} steps/s", f"{rate * self.rows:,.0f} samples/s"]
-            ),
-            (last.step / steps) if steps else 0.0,
-        )
+        parts = (f"step {last.step:,}{of}", *values, f"{rate:,.0f} steps/s", f"{rate * self.rows:,.0f} samples/s")
+        self.tell(", ".join(parts), (last.step / steps) if steps else 0.0)
 
 
 def _not_finite(names: tuple[str, ...], fetched: Fetched) -> str:
@@ -262,8 +251,7 @@ def _not_finite(names: tuple[str, ...], fetched: Fetched) -> str:
     for name in names:
         value = fetched.values[name]
         if value.dtype.kind == "f" and not np.isfinite(value).all():
-            worst = "NaN" if np.isnan(value).any() else "infinite"
-            return f"{name} is {worst} at step {fetched.step}"
+            return f"{name} is {'NaN' if np.isnan(value).any() else 'infinite'} at step {fetched.step}"
     return ""
 
 

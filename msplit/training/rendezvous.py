@@ -183,12 +183,10 @@ def _meet(rank: Rank, on_gpu: bool, tell: Callable[[str], object]) -> tuple[Worl
         watched = distributed.PrefixStore("msplit", store(False))
     except (RuntimeError, OSError) as error:
         said = str(error).partition("\n")[0]
+        what, fix = "the first process does not answer", "start it, or mend --hosts master="
         if first:
-            fix = "give another port with --hosts master=, or end what uses it"
-            raise RankLost(f"can not listen: {said}", where=where, fix=fix) from None
-        raise RankLost(
-            f"the first process does not answer: {said}", where=where, fix="start it, or mend --hosts master="
-        ) from None
+            what, fix = "can not listen", "give another port with --hosts master=, or end what uses it"
+        raise RankLost(f"{what}: {said}", where=where, fix=fix) from None
     watch = _Watch(rank, watched, tell)
     try:
         _wait_for_all(rank, own, where)
@@ -277,9 +275,8 @@ class _Watch:
         what = str(error).partition("\n")[0] if isinstance(error, MsplitError) else type(error).__name__
         self._waits = True
         with suppress(RuntimeError, OSError):
-            self._store.compare_set(
-                _ENDED, "", f"rank {self._rank.number} on {socket.gethostname()}: {what}"[:_MOST_SAID]
-            )
+            said = f"rank {self._rank.number} on {socket.gethostname()}: {what}"
+            self._store.compare_set(_ENDED, "", said[:_MOST_SAID])
 
     def end(self) -> None:
         """Ends the thread."""

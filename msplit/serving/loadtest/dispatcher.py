@@ -23,20 +23,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays
 from msplit.errors import Busy, EngineError, MsplitError, TimedOut
-from msplit.serving.loadtest.table import (
-    ANSWERED,
-    DONE,
-    FAILED,
-    GIVEN_UP,
-    LINE,
-    MISSHAPEN,
-    OVER,
-    REFUSED,
-    SENT,
-    TIMED_OUT,
-    RequestTable,
-    digest,
-)
+from msplit.serving.loadtest.table import ANSWERED, LINE, OVER, SENT, RequestTable, State, digest
 
 _now = time.perf_counter_ns
 
@@ -157,11 +144,11 @@ class Writer:
         self._at[row] = _now()
         with self._lock:
             if isinstance(problem, Busy | TimedOut):
-                self._status[row] = REFUSED if isinstance(problem, Busy) else TIMED_OUT
+                self._status[row] = State.REFUSED if isinstance(problem, Busy) else State.TIMED_OUT
             elif isinstance(problem, CancelledError):
-                self._status[row] = GIVEN_UP
+                self._status[row] = State.GIVEN_UP
             else:
-                self._status[row] = FAILED
+                self._status[row] = State.FAILED
                 self._tell(problem.what if isinstance(problem, MsplitError) else f"{type(problem).__name__}: {problem}")
             self._counters[self._counter] += 1
 
@@ -175,13 +162,13 @@ class Writer:
         """Copies answers that came. The lock is held."""
         left, self._left = self._left, []
         rows = [row for row, _ in left]
-        state = [DONE] * len(left)
+        state = [State.DONE] * len(left)
         for name, kept in self._kept.items():
             values: list[Any] = [outputs.get(name) for _, outputs in left]
             shape = kept.shape
             bad = [place for place, value in enumerate(values) if value is None or value.shape != shape]
             for place in bad:
-                value, state[place] = values[place], MISSHAPEN
+                value, state[place] = values[place], State.MISSHAPEN
                 self._tell(f"output {name} is {'missing' if value is None else f'{value.shape}, not {shape}'}")
             good = [place for place in range(len(left)) if place not in bad] if bad else range(len(left))
             if not good:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.serving.loadtest.corpus import Verdict
 from msplit.serving.loadtest.generator import Level, Sent
-from msplit.serving.loadtest.table import DONE, FAILED, GIVEN_UP, MISSHAPEN, REFUSED, SENT, TIMED_OUT, RequestTable
+from msplit.serving.loadtest.table import SENT, RequestTable, State
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ def measured(table: RequestTable, sent: Sent, verdict: Verdict, *, is_open: bool
     status, answered = table.status[:count], table.answered[:count]
     began = table.scheduled[:count] if is_open else table.sent[:count]
     inside = (began >= sent.begin) & (began < sent.end)
-    done = inside & (status == DONE)
+    done = inside & (status == State.DONE)
     times = answered - began
     priorities = table.priority[:count]
     levels = np.unique(priorities[inside]).tolist()
     seconds = max((sent.end - sent.begin) / 1e9, 1e-9)
-    ended = (answered >= sent.begin) & (answered < sent.end) & (status == DONE)
+    ended = (answered >= sent.begin) & (answered < sent.end) & (status == State.DONE)
     late = (table.sent[:count] - table.scheduled[:count])[inside] if is_open else np.zeros(0)
     return LoadRun(
         seconds=seconds,
         requests=int(inside.sum()),
         answered=int(done.sum()),
-        refused=int((inside & (status == REFUSED)).sum()),
-        timed_out=int((inside & (status == TIMED_OUT)).sum()),
-        given_up=int((inside & (status == GIVEN_UP)).sum()),
-        failed=int(((status == FAILED) | (status == MISSHAPEN)).sum()),
+        refused=int((inside & (status == State.REFUSED)).sum()),
+        timed_out=int((inside & (status == State.TIMED_OUT)).sum()),
+        given_up=int((inside & (status == State.GIVEN_UP)).sum()),
+        failed=int(((status == State.FAILED) | (status == State.MISSHAPEN)).sum()),
         throughput=float(ended.sum()) / seconds,
         latency=Latency.of(times[done]),
         by_priority={level: Latency.of(times[done & (priorities == level)]) for level in levels}

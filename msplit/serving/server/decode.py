@@ -71,11 +71,10 @@ class Input:
         if port is not None:
             if tensors.name_of(self.dtype) != port.dtype or len(self.shape) != len(port.shape):
                 raise self._misfit(f"; the model takes {port.said}")
+            if wanted > port.most and self.shape[1:] == port.shape[1:]:
+                raise self._misfit(f"; a batch of {self.shape[0]} is larger than any that is ready")
             if wanted > port.most:
-                larger = f"a batch of {self.shape[0]} is larger than any that is ready"
-                raise self._misfit(
-                    f"; {larger if self.shape[1:] == port.shape[1:] else f'the model takes {port.said}'}"
-                )
+                raise self._misfit(f"; the model takes {port.said}")
         try:
             return protos.filled(self.load(), self.shape)
         except LoadError as problem:
@@ -407,8 +406,7 @@ _WIRE_TYPES = {
 
 def _strings(data: bytes, spans: Sequence[Span]) -> NDArray[Any]:
     array = np.empty(len(spans), object)
-    for place, (_, _, start, end) in enumerate(spans):
-        array[place] = data[start:end]
+    array[:] = [data[start:end] for _, _, start, end in spans]
     return array
 
 

@@ -62,11 +62,8 @@ class Long:
             if last > first or start <= first:
                 yield _elements(self.data[start:last])
             start = last + 1
-        yield (
-            _elements(self.data[start : self.end])
-            if self.end - start <= 2 * PIECE
-            else [read(self.data, start, self.end)]
-        )
+        long = self.end - start > 2 * PIECE
+        yield [read(self.data, start, self.end)] if long else _elements(self.data[start : self.end])
 
 
 def read(data: bytes | bytearray, start: int = 0, end: int | None = None) -> Any:

@@ -106,18 +106,12 @@ class Models:
         return versions[asked]
 
 
-def signature_of(pool: Pool, flat: FlatGraph | None, name: str | None = None) -> Signature:
-    """The signature that a pool answers.
-
-    Args:
-        pool: Who answers.
-        flat: The model's graph, None for a build.
-        name: Of the signature; None: the model's, and ``serving_default`` where it has none.
-    """
-    ends = (*flat.model.inputs, *flat.model.outputs) if flat is not None else ()
-    tensors = {end.name: end.tensor for end in ends}
-    chosen = name or (flat.model.signature if flat is not None else None) or DEFAULT_SIGNATURE
-    return Signature(chosen, pool, tensors)
+def signature_of(pool: Pool, flat: FlatGraph | None) -> Signature:
+    """Signature that a pool answers: that of the model's graph; ``serving_default`` where it has none, or there is a build (None)."""
+    if flat is None:
+        return Signature(DEFAULT_SIGNATURE, pool)
+    tensors = {end.name: end.tensor for end in (*flat.model.inputs, *flat.model.outputs)}
+    return Signature(flat.model.signature or DEFAULT_SIGNATURE, pool, tensors)
 
 
 def known_as(name: str, ports: Mapping[str, Port]) -> str | None:

@@ -67,10 +67,8 @@ def refusal(problem: BaseException, *, ran: bool = False) -> Refusal:
         return problem
     if isinstance(problem, MsplitError):
         # Not the fix: it is for whoever runs the server, and names what only they can change.
-        for kind, code in _CODES:
-            if isinstance(problem, kind):
-                return Refusal(code, problem.what)
-        return Refusal(Code.INTERNAL if ran else Code.INVALID_ARGUMENT, problem.what)
+        other = Code.INTERNAL if ran else Code.INVALID_ARGUMENT
+        return Refusal(next((code for kind, code in _CODES if isinstance(problem, kind)), other), problem.what)
     if isinstance(problem, asyncio.CancelledError):
         return Refusal(Code.CANCELLED, "the request was cancelled")
     if isinstance(problem, MemoryError):

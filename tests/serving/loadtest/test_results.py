@@ -11,12 +11,18 @@ from msplit.serving.loadtest.corpus import Verdict
 from msplit.serving.loadtest.generator import Level, Sent
 from msplit.serving.loadtest.results import Latency, LoadRun, Point, RepeatSpread, in_flight, measured
 from msplit.serving.loadtest.run import limit
-from msplit.serving.loadtest.table import DONE, FAILED, GIVEN_UP, MISSHAPEN, REFUSED, SENT, TIMED_OUT
+from msplit.serving.loadtest.table import SENT, State
 from tests.serving.loadtest.fakes import table
 
 times = st.integers(0, 1000)
 rows = st.lists(
-    st.tuples(times, times, times, st.sampled_from([DONE, REFUSED, TIMED_OUT, GIVEN_UP, FAILED, MISSHAPEN])), min_size=1
+    st.tuples(
+        times,
+        times,
+        times,
+        st.sampled_from([State.DONE, State.REFUSED, State.TIMED_OUT, State.GIVEN_UP, State.FAILED, State.MISSHAPEN]),
+    ),
+    min_size=1,
 )
 
 
@@ -33,13 +39,13 @@ def test_figures_of_a_run(found: list[tuple[int, int, int, int]], a: int, b: int
         requests.append((start, due + late + took, status))
     run = measured(made, Sent(begin, end, False), Verdict(0, 0, ""), is_open=is_open)
     inside = [one for one in requests if begin <= one[0] < end]
-    latencies = [answered - start for start, answered, status in inside if status == DONE]
+    latencies = [answered - start for start, answered, status in inside if status == State.DONE]
     assert run.requests == len(inside)
     assert run.answered == len(latencies)
-    kinds = (REFUSED, TIMED_OUT, GIVEN_UP)
+    kinds = (State.REFUSED, State.TIMED_OUT, State.GIVEN_UP)
     assert (run.refused, run.timed_out, run.given_up) == tuple(sum(one[2] == kind for one in inside) for kind in kinds)
-    assert run.failed == sum(one[2] in (FAILED, MISSHAPEN) for one in requests)  # warming up is no excuse
-    ended = sum(begin <= answered < end and status == DONE for _, answered, status in requests)
+    assert run.failed == sum(one[2] in (State.FAILED, State.MISSHAPEN) for one in requests)  # warming up is no excuse
+    ended = sum(begin <= answered < end and status == State.DONE for _, answered, status in requests)
     assert run.throughput == pytest.approx(ended / ((end - begin) / 1e9))
     if latencies:
         assert run.latency is not None
