@@ -28,10 +28,10 @@ class Outputs:
     """Results of an assignment, in sentences.
 
     Attributes:
-        written: What was written where.
-        notes: What the writer says.
-        warnings: What the writer warns of.
-        unwritten: Why nothing was written.
+        written: Files that were written, with their content.
+        notes: Remarks of the writer.
+        warnings: Warnings of the writer.
+        unwritten: Reason why nothing was written.
     """
 
     written: list[str] = field(default_factory=list)
@@ -207,7 +207,7 @@ def conflict_warnings(conflicts: Sequence[Conflict]) -> list[str]:
 
 
 def explain(assigned: Assigned, name: str) -> Document:
-    """Why one node is where it is.
+    """Explains why one node is on its stream.
 
     Raises:
         MsplitError: The graph has no such node.

@@ -19,7 +19,7 @@ _SHOWN = 8
 
 
 def document(flat: FlatGraph, found: Bisected) -> Document:
-    """Which node is to blame, and why one knows."""
+    """Document with the node that is to blame, and the evidence."""
     facts = [
         ("ran", f"the cuda engine {_WHERE.get(found.device, found.device)}; TensorFlow on the CPU; IEEE float32"),
         ("compared", f"{plural(found.compared, 'value')} one by one, {found.differing} differ"),

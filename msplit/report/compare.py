@@ -46,7 +46,7 @@ class Move:
     Attributes:
         old: Stream id before.
         new: Stream id now.
-        time_us: What its kernel takes now.
+        time_us: Time of its kernel in the new model.
         rule: Key of the rule that gives it the new id, for the reason `why`; "" if no rules were given, "graph" if none of them does.
     """
 
@@ -82,7 +82,7 @@ class ModelChanges:
         added: Nodes that only the new one has, likewise.
         removed: Nodes that only the old one has, likewise.
         replaced: Nodes that have another op now, likewise.
-        explained: Whether rules were given, so that `Move.rule` means something.
+        explained: True if rules were given, so that `Move.rule` means something.
     """
 
     old: Side

@@ -19,9 +19,9 @@ def document(found: ModelChanges, limit: int | None = SHOWN, *, judged_with: str
     """The comparison for people.
 
     Args:
-        found: What changed.
+        found: Changes between the models.
         limit: Most rows of each table of nodes; None: all.
-        judged_with: What priced the nodes and says why they moved, in words; "" where that need not be told.
+        judged_with: Source of the costs and of the reasons, in words; "" where that need not be told.
     """
     old, new = found.old, found.new
     title = f"{old.flat.model.path} → {new.flat.model.path}"

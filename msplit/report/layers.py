@@ -56,7 +56,7 @@ def _measured(layer: AblationStep, first: str, variant: VariantResult, clock: st
 
 
 def _predicted(found: Bench, layer: AblationStep) -> tuple[float | None, float | None]:
-    """Likewise, simulated."""
+    """Gains over the layer before, and over the first, as they were simulated; None where there is none."""
     times = {other.label: other.predicted_us for other in found.layers}
     first = found.layers[0]
 

@@ -36,11 +36,11 @@ class Slice:
     """Something that ran on a stream.
 
     Attributes:
-        name: What viewers write on it.
+        name: Text that viewers write on it.
         stream: Its stream id, 0 or more.
-        start_us: When it began, µs.
-        duration_us: How long it took, µs.
-        args: What viewers show when it is clicked: numbers and texts.
+        start_us: Its beginning, µs.
+        duration_us: Its duration, µs.
+        args: Numbers and texts that viewers show when it is clicked.
         row: Track within its stream.
     """
 
@@ -60,7 +60,7 @@ class Run:
         title: Its name.
         slices: In any order.
         waits: Pairs (waited for, waiting) of positions in `slices`.
-        about: What a reader should know of it, such as what the clock was.
+        about: Facts for the reader, such as the clock.
     """
 
     title: str

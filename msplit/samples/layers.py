@@ -119,7 +119,7 @@ class WeightRecipe:
     """Distribution of the values of one weight: uniform over `low <= value < high`, then perhaps centred.
 
     Attributes:
-        key: What the random stream depends on beside the seed; the name the node had when it was built, so that a
+        key: Text that the random stream depends on beside the seed; the name the node had when it was built, so that a
             renamed or cloned node keeps its values.
         seed: The seed given to `build`.
         low: Lower end.
@@ -171,7 +171,7 @@ def generate(recipe: WeightRecipe, shape: Sequence[int], dtype: npt.DTypeLike = 
     its distributions), so equal recipes give equal bytes everywhere.
 
     Args:
-        recipe: What to make.
+        recipe: Recipe of the values.
         shape: Shape of the result.
         dtype: A floating-point or integer type.
     """

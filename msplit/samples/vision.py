@@ -192,11 +192,11 @@ def recipe_for(key: str, seed: int, path: str, shape: tuple[int, ...], gain: flo
     """Return the recipe of a Keras variable, chosen by its role, which is the last part of its path.
 
     Args:
-        key: See `WeightRecipe`.
-        seed: Likewise.
+        key: Key of the recipe (see `WeightRecipe`).
+        seed: Seed of the recipe.
         path: Keras's path of the variable, such as `conv2d_3/kernel`.
-        shape: Of the variable.
-        gain: Of kernels (see `layers.kernel`).
+        shape: Shape of the variable.
+        gain: Gain of kernels (see `layers.kernel`).
 
     Raises:
         ValueError: The role is not known.

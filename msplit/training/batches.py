@@ -27,7 +27,7 @@ def batches_of(dataset: Any, inputs: Sequence[str], where: str = "the data") -> 
     Args:
         dataset: An iterable of mappings, or a `tf.data.Dataset` of them; where there is one input, of its values.
         inputs: Names of the inputs.
-        where: What to call it in messages.
+        where: Name of the data in messages.
 
     Raises:
         LoadError: It is nothing of that kind.

@@ -38,7 +38,7 @@ STEPS, NOTE = "msplit/steps", "msplit/note"
 """Keys of what only msplit reads: how many steps were run, and what goes with them."""
 
 SCALE = {LOSS_SCALE: "msplit/loss_scale", GOOD_STEPS: "msplit/loss_scale_steps"}
-"""Likewise what the engine keeps beside variables where it scales losses."""
+"""Keys of what the engine keeps beside variables where it scales losses, by its name there."""
 
 _ENDINGS = (".data-00000-of-00001", ".index")
 _MOST_STATE = 1 << 20
@@ -52,7 +52,7 @@ class CheckpointContents:
     Attributes:
         state: Values by variable, as `initial_state` names them; without those that only a checkpoint of msplit's has.
         steps: Steps that were run before it; None where it does not say.
-        note: What was to be kept with it.
+        note: Text that is kept with it.
         scale: The values of `SCALE`, where losses are scaled.
     """
 

@@ -45,8 +45,8 @@ class BatchOptions:
 
     Attributes:
         batch: Rows of a batch. What is left over at the end of an epoch is left out.
-        epochs: How often all is gone through; None: without an end.
-        shuffle: Whether in another order in every epoch, by the seed.
+        epochs: Number of times that all data are gone through; None: without an end.
+        shuffle: True for another order in every epoch, by the seed.
     """
 
     batch: int
@@ -61,7 +61,7 @@ class Data:
 
     Attributes:
         start: Gives the batches from a number on, counted from 0 over all epochs.
-        described: What the order of the batches depends on: where it is another, a number means another batch.
+        described: Facts that the order of the batches depends on: with others, a number means another batch.
     """
 
     start: Callable[[int], Iterator[Feeds]]
@@ -96,7 +96,7 @@ def open_data(
     Args:
         sources: One .npz file, TFRecord files or patterns of such, or one ``module:function``.
         specs: The inputs that it is for.
-        how: How it becomes batches.
+        how: Options of batching.
         shapes: Shapes by input, for sizes that the graph leaves open and records do not tell.
         fixed: Inputs with values that are the same at every step, so that the data need not have them.
 

@@ -44,12 +44,12 @@ class Rank:
 
     Attributes:
         number: From 0 on; 0 is the chief, which writes checkpoints.
-        size: How many there are.
-        local: Which one of its host, and so which of its GPUs is its own.
-        host: Where the chief listens.
-        port: And at which port.
-        is_served: Whether something else listens there, as torchrun does.
-        is_child: Whether `msplit train --gpus` has started it, and ends with it.
+        size: Number of processes.
+        local: Number on its host, which is that of its GPU.
+        host: Host at which the chief listens.
+        port: Port at which the chief listens.
+        is_served: True if something else listens there, as torchrun does.
+        is_child: True if `msplit train --gpus` has started it; it ends with that.
         listener: File descriptor of a socket that listens at the port, which who started it handed on; None: the chief opens the port.
     """
 
@@ -80,8 +80,8 @@ class Hosts:
     """The hosts that train together, each with as many processes.
 
     Attributes:
-        count: How many there are.
-        index: Which of them this is; that of the chief is 0.
+        count: Number of hosts.
+        index: Number of this host; that of the chief is 0.
         master: Address at which the chief's first process listens, ``host:port``; "" where there is one host, and any port will do.
     """
 
@@ -132,7 +132,7 @@ def of_file(path: Path, task: str | None) -> Hosts:
     """The hosts of a ClusterSpec in a JSON file: jobs with their addresses, or what TF_CONFIG holds.
 
     Args:
-        task: Which of them this is, as in ``worker:1``; None: what the file says.
+        task: Job and number of this one, as in ``worker:1``; None: as the file says.
 
     Raises:
         MsplitError: It can not be read, or is none.
@@ -225,7 +225,7 @@ def launch(command: Sequence[str], hosts: Hosts, gpus: Sequence[str]) -> int:
 
     Args:
         command: Program and arguments.
-        gpus: Which GPUs of this host, as CUDA_VISIBLE_DEVICES names them.
+        gpus: GPUs of this host, as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
         RankLost: One was killed, or failed where nobody else could tell.

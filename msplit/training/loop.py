@@ -37,9 +37,9 @@ class TrainSettings:
         steps: Train up to so many steps, those before a resumed checkpoint included; None: to the end of the data.
         save: Folder for checkpoints, which is made; None: none are written.
         every: Steps from one checkpoint to the next. One is written at the end, too.
-        keep: How many checkpoints are kept.
+        keep: Number of checkpoints that are kept.
         resume: Go on from the last checkpoint in the folder, with the data where they were; from the beginning where there is none.
-        fetch_every: Of every so many steps, and of the last one, it is kept what they gave.
+        fetch_every: Steps between two whose values are kept; those of the last one are, too.
     """
 
     steps: int | None = None
@@ -66,10 +66,10 @@ class TrainingResult:
         steps: Steps that are run now, those before included.
         seconds: Time of these steps and checkpoints, without what made the model ready.
         rows: Rows of a batch.
-        fetched: What some steps gave.
+        fetched: Values that some steps gave.
         saved: The last checkpoint; None where there is none.
-        stopped: Why it ended before it was to end; "" where it did not.
-        interrupted: Whether somebody asked it to end.
+        stopped: Reason why it ended early; "" where it did not.
+        interrupted: True if somebody asked it to end.
     """
 
     before: int
@@ -101,9 +101,9 @@ def train(
     What is then in the folder was written before, of variables that were finite.
 
     Args:
-        trainer: What trains.
-        data: What it is fed.
-        settings: How long, and where checkpoints go.
+        trainer: Trainer of the model.
+        data: Batches that it is fed.
+        settings: Number of steps, and the folder of checkpoints.
         stop: Asked between steps whether to end: the state is saved then.
         progress: Told how far it is.
 

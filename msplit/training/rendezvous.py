@@ -49,7 +49,7 @@ class World:
 
     Attributes:
         rank: The number of this one; the first one, 0, writes checkpoints and tells what came of it.
-        size: How many there are.
+        size: Number of processes.
     """
 
     rank: int = 0
@@ -117,7 +117,7 @@ def joined(rank: Rank | None, *, on_gpu: bool, tell: Callable[[str], object]) ->
     """A block in which this process trains with others; alone, where it has no rank.
 
     Args:
-        on_gpu: Whether each has a GPU, which is the only one that it sees then.
+        on_gpu: True if each has a GPU, which is the only one that it sees then.
         tell: Called from another thread, before it ends the process, with why: one of the others is gone, and what waits for it can not
             be ended otherwise.
 
@@ -220,8 +220,8 @@ class _Watch:
     """A thread that shows that this process is alive, and ends it when another is not.
 
     Attributes:
-        reason: Which other one ended, and why; "" where none did.
-        leaves: Whether this one is done, so that it is no loss if the first one has gone.
+        reason: Name of the process that ended, and why it did; "" where none did.
+        leaves: True if this one is done, so that it is no loss if the first one has gone.
     """
 
     def __init__(self, rank: Rank, store: Any, tell: Callable[[str], object]) -> None:

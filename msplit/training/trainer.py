@@ -120,10 +120,10 @@ class Trainer(DisplayMixin):
     Attributes:
         flat: The graph of a step.
         steps: Steps that were run, those before the restored checkpoint included.
-        specs: What is known of the inputs that a step takes, by name.
+        specs: Types and shapes of the inputs that a step takes, by name, as far as they are known.
         fetches: Names of what it gives.
-        shards: How a batch is split over them; None where this process trains alone.
-        runner: What runs it, with its label, notes and checks; None before the first step.
+        shards: Split of a batch over them; None where this process trains alone.
+        runner: Runner of the step, with its label, notes and checks; None before the first step.
 
     Raises:
         LoadError: A name is not in the graph.
@@ -175,7 +175,7 @@ class Trainer(DisplayMixin):
         Args:
             feeds: A value for every input by name.
             on_device: As for `Runner.step`, as is the next.
-            then: What the next step will be fed, to be copied to the GPU meanwhile.
+            then: Inputs of the next step, to be copied to the GPU meanwhile.
 
         Returns:
             What is fetched, by name: arrays or, `on_device`, PyTorch tensors.
@@ -222,7 +222,7 @@ class Trainer(DisplayMixin):
                 may be its values alone. A generator may write its arrays over, but not its tensors: later batches are made before
                 earlier ones are trained on.
             steps: At most so many; None: up to the end of the data.
-            fetch_every: Of every so many steps, and of the last one, what is fetched is given.
+            fetch_every: Steps between two whose values are given; those of the last one are, too.
 
         Yields:
             What those steps gave.
@@ -312,7 +312,7 @@ class Trainer(DisplayMixin):
             keep: Remove the oldest of the folder's checkpoints beyond so many, once this one is there; None keeps all.
             force: Replace one of this name.
             note: A text to keep with it.
-            state: What to write, where `variables` was asked for already.
+            state: Values to write, where `variables` was asked for already.
 
         Returns:
             The beginning of its files' names, as `tf.train.latest_checkpoint` gives it.

@@ -57,13 +57,13 @@ def page(
 
     Args:
         flat: The graph.
-        costs: Of its nodes.
+        costs: Costs of its nodes.
         ruleset: Rules that give the ids. By default the model's own ids; for a model without any, the rule set that fits it.
         streams: Number of streams of the rules, instead of what they say.
-        candidates: Whether to simulate other assignments.
+        candidates: True to simulate other assignments.
         shapes: Types and shapes of the tensors, to show them, and what was taken for granted about them.
         options: Options of the command that the model and its sizes need, as typed in a shell, for the commands that the page shows.
-        basis: What the model's own ids are judged with.
+        basis: Rules, costs and sizes that the model's own ids are judged with.
 
     Raises:
         RulesError: The rules file is wrong.

@@ -26,8 +26,8 @@ class Leaves:
     Attributes:
         node: Per leaf its node in the flat graph, -1 for a joint.
         stream: Its stream id, -1 for a joint.
-        start_us: When it begins in the simulated step, 0 for a joint.
-        time_us: How long it takes there.
+        start_us: Its beginning in the simulated step, 0 for a joint.
+        time_us: Its duration there.
         dag: Dependencies.
         first: Per block its first leaf.
         last: Per block its last leaf.
@@ -189,7 +189,7 @@ _STEP = 2
 """Bands become 2 ** _STEP times as thick in a step."""
 
 KINDS = ("chain", "alike", "part", "piece")
-"""Why things are in one box: one after the other; same inputs and same consumers; one stream between two levels; too many to show."""
+"""Kinds of boxes, by the reason why things are in one: one after the other; same inputs and same consumers; one stream between two levels; too many to show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +220,7 @@ def contract(dag: Dag, stream: Ints, shown: int = SHOWN) -> Tree:
     Args:
         dag: Dependencies of the leaves, each once, numbered topologically.
         stream: Per leaf its stream; leaves without one have -1.
-        shown: What "few enough" means.
+        shown: Most boxes that are few enough.
     """
     state = _State(dag, stream)
     state.merge(chains(state.dag, state.stream), "chain")

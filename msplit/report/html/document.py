@@ -21,7 +21,7 @@ class Plot:
         x: Name of the axis across, with its unit.
         y: Name of the axis up, with its unit.
         lines: Name of each line -> its points, x -> (y, lower end, upper end), all above 0; the ends are drawn as a whisker.
-        ticks: Whether the values of x are few and chosen by the user: each is a tick of its own, as far as there is room.
+        ticks: True if the values of x are few and chosen by the user: each is a tick of its own, as far as there is room.
     """
 
     title: str

@@ -37,19 +37,19 @@ class Page:
 
     Attributes:
         prediction: The simulated run of its ids.
-        bounds: What no schedule can beat.
-        origin: Where the ids come from, half a sentence.
-        assignment: Which rule decided each node, if rules did.
+        bounds: Times that no schedule can beat.
+        origin: Source of the ids, half a sentence.
+        assignment: Rule that decided each node, if rules did.
         candidates: Ways to assign streams that were simulated, or None if none were.
         chosen: The one of them that the rule `auto` takes.
         timelines: Runs of those that the timeline can show, by the name of the candidate.
-        findings: What the checks say, or None if they were not run.
-        findings_note: Why they were not run, or what they could not look at.
+        findings: Findings of the checks, or None if they were not run.
+        findings_note: Reason why they were not run, or a list of those that could not be.
         warnings: Sentences that the reader should not miss.
-        judgement: What the ids are worth, in words.
-        command: What makes the ids shown; "" where they are the model's own.
+        judgement: Sentence on what the ids are worth.
+        command: Command that makes the ids shown; "" where they are the model's own.
         shapes: Types and shapes of the tensors, where they are known.
-        measured: What `bench` measured.
+        measured: Measurements of `bench`.
     """
 
     flat: FlatGraph

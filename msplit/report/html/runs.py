@@ -29,15 +29,15 @@ class StepRun:
     """One step, simulated or measured, as bars on streams.
 
     Attributes:
-        name: What the page calls it.
+        name: Name on the page.
         about: A sentence: what it is, and how long it takes.
-        command: What makes it, in lines of a shell; "" where nothing does.
+        command: Command that makes it, in lines of a shell; "" where none does.
         node: Per bar its node in the flat graph, -1 where it belongs to none.
         stream: Per bar its stream; -1 is not drawn.
-        start_us: When it begins.
-        time_us: How long it takes.
+        start_us: Per bar its beginning.
+        time_us: Per bar its duration.
         waits: Pairs (waited for, waiting) of bars.
-        makespan_us: How long the step takes.
+        makespan_us: Duration of the step.
         label: Per bar what stands on it, where that is not the node's name.
     """
 

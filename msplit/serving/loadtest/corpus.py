@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +189,9 @@ class Checker:
             for expected, got in zip(prepared.answers, plain, strict=True)
         ]
         self.wrong = next((one.describe().splitlines()[0] for one in found if not one.passed), "")
-        needed: dict[str, float] = {}
-        for comparison in found:
-            for one in comparison.outputs:
-                needed[one.name] = max(needed.get(one.name, 0.0), one.needed)
+        needed = defaultdict[str, float](float)
+        for one in chain.from_iterable(comparison.outputs for comparison in found):
+            needed[one.name] = max(needed[one.name], one.needed)
         self.tolerances: dict[str, float] = {}
         self._exact: dict[str, NDArray[Any]] = {}
         self._close: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
@@ -239,7 +240,7 @@ class Checker:
         return Verdict(len(rows), len(wrong), self._says(table, int(wrong[0])) if len(wrong) else "")
 
     def _right(self, table: RequestTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Which of some rows have the answer that they should."""
+        """Marks the rows that have the right answer."""
         asked = table.request[rows]
         right = np.ones(len(rows), bool)
         for name, expected in self._exact.items():
@@ -257,12 +258,10 @@ class Checker:
                 return f"request {row}, of the prepared ones {asked}, has the answer of {other}"
         expected = self._prepared.answers[asked]
         for name, tolerance in self.tolerances.items():
-            if table.layout.outputs[name].dtype == "object":
-                continue
-            one = {name: table.outputs[name][row]}
-            said = compare(one, {name: expected[name]}, tolerance=tolerance).describe()
-            if said:
-                return f"request {row}: {said}"
+            if table.layout.outputs[name].dtype != "object":
+                one = {name: table.outputs[name][row]}
+                if said := compare(one, {name: expected[name]}, tolerance=tolerance).describe():
+                    return f"request {row}: {said}"
         return f"request {row}: other strings"
 
     def _passes_for(self, table: RequestTable, row: int, asked: int) -> bool:
@@ -276,7 +275,7 @@ class Checker:
 
 
 def _near(got: NDArray[Any], should: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which numbers are what they should be. Not a number is so, too."""
+    """Marks the numbers that are what they should be; NaN counts as equal to NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         near = np.abs(got - should) <= allowed
         if not near.all():

@@ -55,7 +55,7 @@ Step = Callable[[Arrays], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RowShare:
-    """Which rows of a table a process answers: one of so many in turn."""
+    """Share of a table's rows that one process answers: every `of`-th row, from `number` on."""
 
     number: int
     of: int
@@ -80,9 +80,7 @@ def settled() -> Iterator[None]:
 class Driven(Protocol):
     """Pool, as far as a load test uses it."""
 
-    def submit(
-        self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None
-    ) -> Future[dict[str, NDArray[Any]]]:
+    def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
         """Takes a request."""
         ...
 
@@ -362,12 +360,12 @@ class Echo:
 
     def __init__(self, feeds: Sequence[Arrays], answers: Sequence[Mapping[str, NDArray[Any]]]) -> None:
         self._answers = {id(one): answer for one, answer in zip(feeds, answers, strict=True)}
-        self._futures = {key: _done(answer) for key, answer in self._answers.items()}
+        self._futures = {key: Future[Any]() for key in self._answers}
+        for key, future in self._futures.items():
+            future.set_result(self._answers[key])
 
-    def submit(
-        self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None
-    ) -> Future[dict[str, NDArray[Any]]]:
-        """The answer to one of the prepared requests."""
+    def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
+        """Future with the answer to one of the prepared requests."""
         del priority, timeout
         return self._futures[id(feeds)]
 
@@ -377,11 +375,5 @@ class Echo:
         return False
 
     def step(self, feeds: Arrays) -> Mapping[str, NDArray[Any]]:
-        """Likewise, as a call."""
+        """Answers one of the prepared requests in a call."""
         return self._answers[id(feeds)]
-
-
-def _done(answer: Mapping[str, NDArray[Any]]) -> Future[dict[str, NDArray[Any]]]:
-    future: Future[dict[str, NDArray[Any]]] = Future()
-    future.set_result(dict(answer))
-    return future

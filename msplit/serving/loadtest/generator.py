@@ -16,7 +16,7 @@ import numpy as np
 
 from msplit.engines.process import Process, serve
 from msplit.errors import MsplitError
-from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, Layout, RequestTable
+from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, RequestTable
 
 _now = time.perf_counter_ns
 
@@ -84,7 +84,7 @@ class Sending:
 
 @dataclass(frozen=True)
 class Sent:
-    """When requests were measured, in ns of ``time.perf_counter_ns``, and whether the table was full before its time."""
+    """Time in which requests were measured, in ns of ``time.perf_counter_ns``; `full` if the table was full before its time."""
 
     begin: int
     end: int
@@ -105,7 +105,7 @@ def send(table: RequestTable, asked: Sending, alive: Callable[[], bool]) -> Sent
 
 
 def _draw(table: RequestTable, asked: Sending, rng: np.random.Generator, start: int, end: int) -> None:
-    """Which requests are sent, from one row to another."""
+    """Draws the requests that are sent, from one row to another."""
     table.request[start:end] = rng.integers(0, asked.distinct, end - start, np.int32)
     if asked.mix:
         levels, shares = zip(*asked.mix, strict=True)
@@ -202,9 +202,7 @@ def _main(arguments: list[str]) -> None:
     def answer(message: Any) -> Any:
         if isinstance(message, Sending):
             return send(tables[0], message, lambda: os.getppid() == parent)
-        layout, handle = message
-        assert isinstance(layout, Layout)
-        tables.append(RequestTable(layout, handle))
+        tables.append(RequestTable(*message))
         return None
 
     try:

@@ -51,7 +51,7 @@ class LoadRun:
         checked: Answers that were held against what they should be.
         wrong: Answers among them that are wrong.
         says: Description of the first wrong one; "" where none is.
-        why: Why a request failed; "" where none did.
+        why: Reason why a request failed; "" where none did.
         most_in_flight: Most requests that were sent and not answered.
         late_us: 99th percentile of the time from when a request was due to when it was sent, in µs; 0 for a closed loop.
         cut: True if the table was full before the time was over.
@@ -99,9 +99,7 @@ def measured(table: RequestTable, sent: Sent, verdict: Verdict, *, is_open: bool
         failed=int(((status == State.FAILED) | (status == State.MISSHAPEN)).sum()),
         throughput=float(ended.sum()) / seconds,
         latency=Latency.of(times[done]),
-        by_priority={level: Latency.of(times[done & (priorities == level)]) for level in levels}
-        if len(levels) > 1
-        else {},
+        by_priority={level: Latency.of(times[done & (priorities == level)]) for level in levels if len(levels) > 1},
         checked=verdict.checked,
         wrong=verdict.wrong,
         says=verdict.says,
@@ -183,7 +181,7 @@ class TargetResult:
         about: Description.
         echo: Label of the target that shows what handing over to it costs by itself; "" for such a target.
         facts: Facts, such as the counts of a pool.
-        skipped: Why it was not measured; "" where it was.
+        skipped: Reason why it was not measured; "" where it was.
     """
 
     label: str

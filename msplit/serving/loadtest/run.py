@@ -53,7 +53,7 @@ class LoadSettings:
     Attributes:
         clients: Closed loop: how many clients send, each when it has its answer.
         rates: Open loop: arrivals per second.
-        shares: Likewise, as shares of the most that the same target has answered in the closed loop.
+        shares: Open loop: arrivals as shares of the most that the same target has answered in the closed loop.
         seconds, warmup: Seconds of measuring and before it, for each target and level.
         repeat: Number of repeats of all of it.
         rows: Rows of a request.
@@ -84,27 +84,22 @@ class LoadSettings:
     memory: int = 1 << 30
 
     def __post_init__(self) -> None:
-        for name, value, low in (
-            ("repeat", self.repeat, 1),
-            ("rows", self.rows, 1),
-            ("distinct", self.distinct, 1),
-            ("threads", self.threads, 1),
-            ("most", self.most, 0),
-            *(("the number of clients", one, 1) for one in self.clients),
-        ):
-            whole(name, value, low)
-        for name, time in (("seconds", self.seconds), ("warmup", self.warmup), ("timeout", self.timeout)):
-            if time is not None:
-                number(name, time)
+        for name in ("repeat", "rows", "distinct", "threads"):
+            whole(name, getattr(self, name), 1)
+        whole("most", self.most, 0)
+        for clients in self.clients:
+            whole("the number of clients", clients, 1)
+        for name in ("seconds", "warmup", "timeout"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name))
         if not self.clients and (self.shares or not self.rates):
             said = "shares are of the most that clients find" if self.shares else "there is no load"
             raise MsplitError(said, fix="give clients" if self.shares else "give clients, or rates")
         if not all(0 < one < float("inf") for one in (*self.rates, *self.shares)) or self.seconds <= 0:
             raise MsplitError("rates, shares and seconds are above 0", fix="give numbers above 0")
         if any(share < 0 for share in self.mix.values()) or (self.mix and not sum(self.mix.values()) > 0):
-            raise MsplitError(
-                f"{dict(self.mix)} are no shares", fix="give a share for each priority, such as 0:0.1,1:0.9"
-            )
+            fix = "give a share for each priority, such as 0:0.1,1:0.9"
+            raise MsplitError(f"{dict(self.mix)} are no shares", fix=fix)
         unknown = [name for name in self.beside if name not in (*SESSIONS, AUTO)]
         if unknown:
             raise MsplitError(f"there is no {unknown[0]!r} to measure", fix=f"one of: {', '.join(SESSIONS)}")
@@ -152,12 +147,8 @@ class _Bench:
 
     def best(self, label: str) -> float:
         """The most that a target has answered in the closed loop, per second."""
-        found = [
-            max(run.throughput for run in runs)
-            for (one, _), (level, runs) in self.runs.items()
-            if one == label and not level.is_open
-        ]
-        return max(found, default=0.0)
+        closed = [runs for (one, _), (level, runs) in self.runs.items() if one == label and not level.is_open]
+        return max((run.throughput for runs in closed for run in runs), default=0.0)
 
 
 def load(
@@ -183,7 +174,7 @@ def load(
 
     Raises:
         EngineError: The engine can not run the model, or plain steps give other outputs than they should.
-        MsplitError: What is asked for does not fit the model.
+        MsplitError: The settings do not fit the model.
     """
     from msplit.serving.pool.making import pool as make_pool
 
@@ -210,7 +201,8 @@ def load(
         stack.callback(table.close)
         main: Target
         if server is None:
-            about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}{_of_each(request)}"
+            each = f" on each of {len(request.devices)} GPUs" if len(request.devices) > 1 else ""
+            about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}{each}"
             main = of_pool("pool", about, made, ready.feeds, on_gpu=request.device == "cuda" and made.polls)
             pool_settings = replace(pool_settings, groups=made.settings.groups)
         else:
@@ -248,11 +240,6 @@ def load(
         )
 
 
-def _of_each(request: RunRequest) -> str:
-    """Where a pool's groups are, if that is to be told."""
-    return f" on each of {len(request.devices)} GPUs" if len(request.devices) > 1 else ""
-
-
 def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: RunRequest, settings: LoadSettings) -> Prepared:
     """Requests and what their answers should be: by TensorFlow where there is a model, else by plain steps of a build's pool, which was
     verified when it was opened."""
@@ -262,25 +249,20 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: RunRequest
         else:
             base = requests.of_build(Path(model))
             feeds = requests.of_ports(base, pool.inputs, settings.rows, settings.distinct, request.seed)
-    computed: Mapping[str, str] = {}
-    source = "plain steps, one request at a time"
+    source, answers = "TensorFlow on the CPU", None
     if flat is not None:
-        computed = computed_in(flat)
         try:
             answers = requests.by_tensorflow(flat, feeds, request)
-            source = "TensorFlow on the CPU, one request at a time"
-        except EngineError:
+        except EngineError:  # a pool may run what TensorFlow does not
             if pool is None:
                 raise
-            answers = requests.by_steps(pool.step, feeds)
-    else:
-        answers = requests.by_steps(pool.step, feeds)
-    return Prepared(feeds, answers, source, Precision(request.precision).on(gpu=_may_round(request)), computed)
-
-
-def _may_round(request: RunRequest) -> bool:
-    """True if there is a GPU that may multiply in TF32."""
-    return request.device == "cuda" and bool(gpus())
+    if answers is None:
+        source, answers = "plain steps", requests.by_steps(pool.step, feeds)
+    computed = {} if flat is None else computed_in(flat)
+    precision = Precision(request.precision).on(
+        gpu=request.device == "cuda" and bool(gpus())
+    )  # it may multiply in TF32
+    return Prepared(feeds, answers, f"{source}, one request at a time", precision, computed)
 
 
 def _rows(settings: LoadSettings, ready: Prepared) -> int:
@@ -336,8 +318,7 @@ def _sees_gpu() -> bool:
 
 def _beside(stack: ExitStack, tasks: Sequence[SessionTask]) -> tuple[list[Target], list[TargetResult]]:
     """Starts what is measured beside the pool, all at once, and waits for it."""
-    ready: list[Target] = []
-    skipped: list[TargetResult] = []
+    ready, skipped = list[Target](), list[TargetResult]()
     started = [task.start() for task in tasks]
     for target in started:
         stack.callback(target.close)
@@ -364,10 +345,9 @@ def _refuse_wrong(target: Target, main: Target, checker: Checker, ready: Prepare
         EngineError: It is.
     """
     if target is main:
-        raise EngineError(
-            f"{'the server gives' if target.label == 'server' else 'plain steps give'} other outputs than {ready.source}: {checker.wrong}",
-            fix="see `msplit bench`, which compares every way to run the model; one whose steps change it has no right answers",
-        )
+        gives = "the server gives" if target.label == "server" else "plain steps give"
+        fix = "see `msplit bench`, which compares every way to run the model; one whose steps change it has no right answers"
+        raise EngineError(f"{gives} other outputs than {ready.source}: {checker.wrong}", fix=fix)
 
 
 def _measure(bench: _Bench) -> None:

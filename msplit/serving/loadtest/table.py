@@ -86,7 +86,7 @@ class Layout:
     outputs: Mapping[str, OutputLayout]
 
     def places(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Where columns and outputs begin, and how large all of it is."""
+        """Offsets of columns and of outputs, and the size of the memory."""
         end = _ALIGNED
         columns, outputs = dict[str, int](), dict[str, int]()
         for name, dtype in _COLUMNS.items():

@@ -208,7 +208,7 @@ class ProcessTarget:
     """Target in processes of its own, each of which has a task and answers a share of the requests. Call `ready` before its first run.
 
     Args:
-        name: What messages call a process.
+        name: Name of a process in messages.
     """
 
     def __init__(self, label: str, about: str, echo: str, name: str, tasks: Sequence[Task]) -> None:

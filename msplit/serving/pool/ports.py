@@ -173,10 +173,8 @@ class Ports:
             raise EngineError(f"inputs have different numbers of rows: {said}", fix="give all of them the same batch")
         rows = int(next(iter(sizes.values()), self.batches[-1]))
         if not 0 < rows <= self.batches[-1]:
-            raise EngineError(
-                f"a batch of {rows} is not between 1 and {self.batches[-1]}, the largest that is ready",
-                fix="cut it, or raise max_batch",
-            )
+            what = f"a batch of {rows} is not between 1 and {self.batches[-1]}, the largest that is ready"
+            raise EngineError(what, fix="cut it, or raise max_batch")
         return rows
 
     def _key(self, feeds: Feeds) -> Hashable:
@@ -215,18 +213,14 @@ class Ports:
                 for name, value in outputs.items()
             ]
             return [dict(zip(outputs, values, strict=True)) for values in zip(*columns, strict=True)]
-        answers = []
+        answers: list[dict[str, Any]] = []
         start = 0
         for count in rows:
             end = start + count
-            answers.append(
-                {
-                    name: value[start * made : end * made]
-                    if (made := self._made.get(name))
-                    else (_copied(value) if start else value)
-                    for name, value in outputs.items()
-                }
-            )
+            answers.append({})
+            for name, value in outputs.items():
+                made = self._made.get(name)
+                answers[-1][name] = value[start * made : end * made] if made else _copied(value) if start else value
             start = end
         return answers
 

@@ -117,18 +117,14 @@ def batches_of(
     """
     if not any(shape is None or shape[:1] == (None,) for shape in stated_shapes(flat).values()):
         if (settings.max_batch or 1) > 1 or settings.batches:
-            raise MsplitError(
-                "the model's inputs have fixed shapes, so that no step has room for more",
-                fix="leave --max-batch and --batch out (max_batch and batches in Python)",
-            )
+            fix = "leave --max-batch and --batch out (max_batch and batches in Python)"
+            raise MsplitError("the model's inputs have fixed shapes, so that no step has room for more", fix=fix)
         return (), ()
     _refuse_to_join(rows, settings, mixes)
     if settings.batches:
         if settings.max_batch is not None and settings.max_batch != max(settings.batches):
-            raise MsplitError(
-                f"max_batch is {settings.max_batch}, and the largest of the batches {max(settings.batches)}",
-                fix="leave one of the two out",
-            )
+            what = f"max_batch is {settings.max_batch}, and the largest of the batches {max(settings.batches)}"
+            raise MsplitError(what, fix="leave one of the two out")
         return tuple(sorted(set(settings.batches))), ()
     if rows is None:
         return (request.batch or 1,), (f"each request is a step of its own: {mixes}",)
@@ -142,10 +138,8 @@ def batches_of(
 def _refuse_to_join(rows: Rows | None, settings: PoolSettings, mixes: str) -> None:
     """Refuses settings that join requests, where rows are not independent."""
     if rows is None and (settings.max_batch or 1) > 1:
-        raise MsplitError(
-            f"requests can not share a step of {settings.max_batch} rows: {mixes}",
-            fix="leave --max-batch (max_batch in Python) out: each request is a step",
-        )
+        fix = "leave --max-batch (max_batch in Python) out: each request is a step"
+        raise MsplitError(f"requests can not share a step of {settings.max_batch} rows: {mixes}", fix=fix)
 
 
 def _in_memory(made: Made, places: Sequence[str]) -> tuple[Loaded, ...]:

@@ -24,7 +24,7 @@ class ModelConfig:
         name: As clients call it.
         path: A model's file or folder, a build, or a folder of versions that have numbers for names.
         versions: Numbers of the versions to serve; None: the `latest` ones.
-        latest: How many, the highest first; 0: all.
+        latest: Number of versions, the highest first; 0: all.
         labels: Label -> number of a version.
     """
 
@@ -35,7 +35,7 @@ class ModelConfig:
     labels: Mapping[str, int] = field(default_factory=dict)
 
     def folders(self) -> dict[int, Path]:
-        """Where its versions are, by number. What has no versions is version 1.
+        """Folders of its versions, by number. A path without versions is version 1.
 
         Raises:
             LoadError: There are none, or not those that are asked for.

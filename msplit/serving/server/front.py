@@ -35,9 +35,8 @@ async def run(listening: str, port: int, most: int, descriptor: int) -> None:
             waiter.set_result((kind, data))
 
     def lost() -> None:
-        for waiter in waiting.values():
-            if not waiter.done():
-                waiter.set_result((Code.UNAVAILABLE.grpc, b"the server has ended"))
+        for number in [*waiting]:
+            heard(number, Code.UNAVAILABLE.grpc, None, b"the server has ended")
         stopping.set()
         ended.set()
 

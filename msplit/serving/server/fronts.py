@@ -50,10 +50,8 @@ class Front:
             wait.cancel()
         if not self.ready.is_set():
             self.kill()
-            raise MsplitError(
-                f"a front end can not listen on port {port} of {host}",
-                fix="choose another with --port, or leave --front-ends out",
-            )
+            fix = "choose another with --port, or leave --front-ends out"
+            raise MsplitError(f"a front end can not listen on port {port} of {host}", fix=fix)
 
     def stop(self) -> None:
         """Has health say that the server stops."""

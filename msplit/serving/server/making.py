@@ -46,10 +46,10 @@ def ready(
     """Makes models ready, for as long as the block lasts.
 
     Args:
-        configs: Which.
-        request: What to run them with.
-        settings: How their pools answer.
-        tags: Of the graph, where a SavedModel has several.
+        configs: Models to serve.
+        request: Engine and workload.
+        settings: Settings of their pools.
+        tags: Tags of the graph, where a SavedModel has several.
         signatures: Names of those to serve; none: ``serving_default`` or the only one; `ALL`. Each has a pool, and weights, of its own.
         progress: Told what is being done.
 

@@ -23,7 +23,7 @@ class Signature:
 
     Attributes:
         name: As clients call it.
-        pool: Who answers. Its inputs and outputs are the signature's keys.
+        pool: Pool that answers. Its inputs and outputs are the signature's keys.
         tensors: Key of an input or an output -> TensorFlow's name of the tensor, as in ``"dense/MatMul:0"``.
     """
 
@@ -43,7 +43,7 @@ class Version:
 
     Attributes:
         model: Its name.
-        number: Of the version.
+        number: Number of the version.
         signatures: By name; the first is what is asked where a request names none and there is no ``serving_default``.
         others: Signatures that the model has and that are not served.
     """
@@ -59,19 +59,16 @@ class Version:
         Raises:
             Refusal: It is not there.
         """
+        known = ", ".join(self.signatures)
         if not name:
             if DEFAULT_SIGNATURE in self.signatures or len(self.signatures) == 1:
                 return self.signatures.get(DEFAULT_SIGNATURE) or next(iter(self.signatures.values()))
-            raise invalid(
-                f"{self.model} has no {DEFAULT_SIGNATURE}: signature_name has to be one of {', '.join(self.signatures)}"
-            )
-        found = self.signatures.get(name)
-        if found is not None:
-            return found
+            raise invalid(f"{self.model} has no {DEFAULT_SIGNATURE}: signature_name has to be one of {known}")
         if name in self.others:
             raise invalid(f'signature "{name}" of {self.model} is not served; the server was started without it')
-        known = ", ".join(self.signatures)
-        raise invalid(f'Serving signature name: "{name}" not found in signature def; {self.model} has {known}')
+        if name not in self.signatures:
+            raise invalid(f'Serving signature name: "{name}" not found in signature def; {self.model} has {known}')
+        return self.signatures[name]
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ def place_for(name: str, ports: Mapping[str, Port], found: Collection[str]) -> s
     """The input that a client brings a value for.
 
     Args:
-        name: What the client calls it.
+        name: Name that the client uses.
         ports: The model's inputs.
         found: Those that it has brought values for already.
 

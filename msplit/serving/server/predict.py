@@ -83,10 +83,8 @@ def _keys(signature: Signature, wanted: Sequence[str]) -> dict[str, str]:
     for name in wanted:
         key = known_as(name, outputs)
         if key is None:
-            known = ",".join(outputs)
-            raise invalid(
-                f"output tensor alias not found in signature: {name} Outputs expected to be in the set {{{known}}}."
-            )
+            known = f"Outputs expected to be in the set {{{','.join(outputs)}}}."
+            raise invalid(f"output tensor alias not found in signature: {name} {known}")
         if name in found:
             raise invalid(f"duplicate output tensor alias: {name}")
         found[name] = key

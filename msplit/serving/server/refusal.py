@@ -1,4 +1,4 @@
-"""Why a request is not answered, as the protocols say it."""
+"""Reasons why a request is not answered, as the protocols say them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class HttpCall:
     """A request while it is answered.
 
     Attributes:
-        context: What it is answered from.
+        context: State that it is answered from.
         request: As it came.
         most: Bytes of the largest body.
     """
@@ -80,7 +80,7 @@ def app(service: Service, most: int) -> Starlette:
     """The application of ASGI.
 
     Args:
-        service: What it offers.
+        service: State of the server.
         most: Bytes of the largest request.
     """
 
