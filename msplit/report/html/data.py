@@ -189,7 +189,7 @@ _STEP = 2
 """Bands become 2 ** _STEP times as thick in a step."""
 
 KINDS = ("chain", "alike", "part", "piece")
-"""Kinds of boxes, by the reason why things are in one: one after the other; same inputs and same consumers; one stream between two levels; too many to show."""
+"""Kinds of boxes, by what things in one share: one after the other; same inputs and consumers; one stream between two levels; too many."""
 
 
 @dataclass(frozen=True, eq=False)
