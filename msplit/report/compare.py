@@ -60,7 +60,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeChange:
     """A node that is in only one of the models, or that is in both and had another op, `was`, before."""
 
     name: str
@@ -70,7 +70,7 @@ class Node:
     was: str = ""
 
 
-Entry = TypeVar("Entry", Move, Node)
+Entry = TypeVar("Entry", Move, NodeChange)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +88,9 @@ class ModelChanges:
     old: Side
     new: Side
     moved: tuple[Move, ...]
-    added: tuple[Node, ...]
-    removed: tuple[Node, ...]
-    replaced: tuple[Node, ...]
+    added: tuple[NodeChange, ...]
+    removed: tuple[NodeChange, ...]
+    replaced: tuple[NodeChange, ...]
     explained: bool
 
     @property
@@ -189,9 +189,9 @@ def _reasons(side: Side, ruleset: RuleSet | None) -> Callable[[int], tuple[str, 
     return reason
 
 
-def _node(side: Side, node: int) -> Node:
+def _node(side: Side, node: int) -> NodeChange:
     graph = side.flat.graph
-    return Node(
+    return NodeChange(
         graph.names[node], graph.ops[node], int(side.prediction.ids[node]), float(side.prediction.kernel_us[node])
     )
 

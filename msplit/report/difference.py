@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msplit.cost.gpus import gpu_title
-from msplit.report.compare import ModelChanges, Node, Side
+from msplit.report.compare import ModelChanges, NodeChange, Side
 from msplit.report.document import Document, Name, Table, first
 from msplit.report.jsonio import picked
 from msplit.report.text import count, micros, more, plural, ratio
@@ -114,7 +114,7 @@ def _move_table(found: ModelChanges, limit: int | None) -> Table:
     )
 
 
-def _node_table(entries: Sequence[Node], what: str, limit: int | None) -> Table:
+def _node_table(entries: Sequence[NodeChange], what: str, limit: int | None) -> Table:
     return first(
         f"Nodes {what}",
         ("node", "op", ">stream", ">cost"),

@@ -53,7 +53,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Run:
+class TracedRun:
     """One run, which viewers show as a process.
 
     Attributes:
@@ -69,7 +69,7 @@ class Run:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-def from_runs(runs: Sequence[Run]) -> dict[str, Any]:
+def from_runs(runs: Sequence[TracedRun]) -> dict[str, Any]:
     """The trace of runs, one below the other, all beginning at the same time.
 
     Clocks are not exact: a slice that begins before the one before it on its track has ended begins when that ends instead, and an
@@ -97,7 +97,7 @@ def from_runs(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _events(run: Run, process: int, arrows: int) -> tuple[list[tuple[int, int, int, dict[str, Any]]], int, int]:
+def _events(run: TracedRun, process: int, arrows: int) -> tuple[list[tuple[int, int, int, dict[str, Any]]], int, int]:
     """Time, kind, place and event of each; how far a slice was moved at most, ns; arrows that are not drawn."""
     slices = run.slices
     for piece in slices:
@@ -158,7 +158,7 @@ def from_simulation(
         waits += [(ends[block][1], len(slices) - 1) for block in plan.join.tolist()]
     if slices and step_us > 0:
         slices.append(Slice("start and end of the step", int(prediction.lanes[0]), over, step_us))
-    return from_runs([Run(f"msplit: simulated on {costs.gpu}", slices, waits)])
+    return from_runs([TracedRun(f"msplit: simulated on {costs.gpu}", slices, waits)])
 
 
 def from_bench(flat: FlatGraph, found: Bench) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def from_bench(flat: FlatGraph, found: Bench) -> dict[str, Any]:
     return from_runs([_measured_run(flat, found.costs, one, known) for one in found.traced])
 
 
-def _measured_run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: dict[str, int]) -> Run:
+def _measured_run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: dict[str, int]) -> TracedRun:
     slices = []
     for span in traced.timeline.spans:
         nodes = [node for node in span.nodes if node < len(flat)]
@@ -182,7 +182,7 @@ def _measured_run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: d
         if len(nodes) > 1:
             args["nodes"] = ", ".join(flat.graph.names[node] for node in nodes)
         slices.append(Slice(span.name, stream, span.start_us, span.end_us - span.start_us, args, span.row))
-    return Run(f"msplit bench: {traced.label}", slices, traced.timeline.waits, {"clock": traced.timeline.clock})
+    return TracedRun(f"msplit bench: {traced.label}", slices, traced.timeline.waits, {"clock": traced.timeline.clock})
 
 
 def _block(
@@ -237,7 +237,7 @@ def _placed(slices: Sequence[Slice], track: np.ndarray) -> tuple[np.ndarray, np.
     return start, end, moved
 
 
-def _names(run: Run, process: int, place: int) -> list[dict[str, Any]]:
+def _names(run: TracedRun, process: int, place: int) -> list[dict[str, Any]]:
     here = {"ph": "M", "pid": process, "tid": FIRST_TRACK}
     events = [
         {**here, "name": "process_name", "args": {"name": run.title}},

@@ -18,7 +18,7 @@ from msplit.errors import Busy, EngineError, MsplitError, TimedOut
 from msplit.serving.loadtest.corpus import by_steps
 from msplit.serving.loadtest.dispatcher import RowShare, Watch, drive
 from msplit.serving.loadtest.table import MOST_PARTS, RequestTable
-from msplit.serving.loadtest.targets import ECHO, NAP, LocalTarget, ProcessTarget, Target, Task
+from msplit.serving.loadtest.targets import ECHO, NAP, LocalTarget, ProcessTarget, ProcessTask, Target
 
 TENSORFLOW, KSERVE = "tensorflow", "kserve"
 PROTOCOLS = (TENSORFLOW, KSERVE)
@@ -60,7 +60,7 @@ class ServerUnderTest:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientTask(Task):
+class ClientTask(ProcessTask):
     """Task of one of the client processes."""
 
     server: ServerUnderTest

@@ -22,7 +22,7 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
 from msplit.progress import phase
 from msplit.run.request import RunRequest
-from msplit.serving.loadtest.table import SENT, OutputLayout, RequestTable, State, digest
+from msplit.serving.loadtest.table import SENT, OutputLayout, RequestState, RequestTable, digest
 from msplit.serving.pool.ports import Port
 from msplit.verify.compare import compare, tolerance_of
 
@@ -231,7 +231,7 @@ class Checker:
 
     def check(self, table: RequestTable) -> Verdict:
         """Looks at all answers of a run. Rows without an answer are none."""
-        rows = np.flatnonzero(table.status[: table.counters[SENT]] == State.DONE)
+        rows = np.flatnonzero(table.status[: table.counters[SENT]] == RequestState.DONE)
         size = max(1, sum(kept.bytes for kept in table.layout.outputs.values()))
         step = max(1, _CHUNK // size)
         parts = [rows[start : start + step] for start in range(0, len(rows), step)]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays
 from msplit.errors import Busy, EngineError, MsplitError, TimedOut
-from msplit.serving.loadtest.table import ANSWERED, LINE, OVER, SENT, RequestTable, State, digest
+from msplit.serving.loadtest.table import ANSWERED, LINE, OVER, SENT, RequestState, RequestTable, digest
 
 _now = time.perf_counter_ns
 
@@ -142,11 +142,11 @@ class Writer:
         self._at[row] = _now()
         with self._lock:
             if isinstance(problem, Busy | TimedOut):
-                self._status[row] = State.REFUSED if isinstance(problem, Busy) else State.TIMED_OUT
+                self._status[row] = RequestState.REFUSED if isinstance(problem, Busy) else RequestState.TIMED_OUT
             elif isinstance(problem, CancelledError):
-                self._status[row] = State.GIVEN_UP
+                self._status[row] = RequestState.GIVEN_UP
             else:
-                self._status[row] = State.FAILED
+                self._status[row] = RequestState.FAILED
                 self._tell(problem.what if isinstance(problem, MsplitError) else f"{type(problem).__name__}: {problem}")
             self._counters[self._counter] += 1
 
@@ -160,13 +160,13 @@ class Writer:
         """Copies answers that came. The lock is held."""
         left, self._left = self._left, []
         rows = [row for row, _ in left]
-        state = [State.DONE] * len(left)
+        state = [RequestState.DONE] * len(left)
         for name, kept in self._kept.items():
             values: list[Any] = [outputs.get(name) for _, outputs in left]
             shape = kept.shape
             bad = [place for place, value in enumerate(values) if value is None or value.shape != shape]
             for place in bad:
-                value, state[place] = values[place], State.MISSHAPEN
+                value, state[place] = values[place], RequestState.MISSHAPEN
                 self._tell(f"output {name} is {'missing' if value is None else f'{value.shape}, not {shape}'}")
             good = [place for place in range(len(left)) if place not in bad] if bad else range(len(left))
             if not good:

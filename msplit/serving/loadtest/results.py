@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.serving.loadtest.corpus import Verdict
 from msplit.serving.loadtest.generator import Level, Sent
-from msplit.serving.loadtest.table import SENT, RequestTable, State
+from msplit.serving.loadtest.table import SENT, RequestState, RequestTable
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ def measured(table: RequestTable, sent: Sent, verdict: Verdict, *, is_open: bool
     status, answered = table.status[:count], table.answered[:count]
     began = table.scheduled[:count] if is_open else table.sent[:count]
     inside = (began >= sent.begin) & (began < sent.end)
-    done = inside & (status == State.DONE)
+    done = inside & (status == RequestState.DONE)
     times = answered - began
     priorities = table.priority[:count]
     levels = np.unique(priorities[inside]).tolist()
     seconds = max((sent.end - sent.begin) / 1e9, 1e-9)
-    ended = (answered >= sent.begin) & (answered < sent.end) & (status == State.DONE)
+    ended = (answered >= sent.begin) & (answered < sent.end) & (status == RequestState.DONE)
     late = (table.sent[:count] - table.scheduled[:count])[inside] if is_open else np.zeros(0)
     return LoadRun(
         seconds=seconds,
         requests=int(inside.sum()),
         answered=int(done.sum()),
-        refused=int((inside & (status == State.REFUSED)).sum()),
-        timed_out=int((inside & (status == State.TIMED_OUT)).sum()),
-        given_up=int((inside & (status == State.GIVEN_UP)).sum()),
-        failed=int(((status == State.FAILED) | (status == State.MISSHAPEN)).sum()),
+        refused=int((inside & (status == RequestState.REFUSED)).sum()),
+        timed_out=int((inside & (status == RequestState.TIMED_OUT)).sum()),
+        given_up=int((inside & (status == RequestState.GIVEN_UP)).sum()),
+        failed=int(((status == RequestState.FAILED) | (status == RequestState.MISSHAPEN)).sum()),
         throughput=float(ended.sum()) / seconds,
         latency=Latency.of(times[done]),
         by_priority={level: Latency.of(times[done & (priorities == level)]) for level in levels if len(levels) > 1},

@@ -29,7 +29,7 @@ LINE = 8
 MOST_PARTS = 32
 """Processes that may answer."""
 
-State = IntEnum("State", "WAITING DONE REFUSED TIMED_OUT FAILED MISSHAPEN GIVEN_UP", start=0)
+RequestState = IntEnum("RequestState", "WAITING DONE REFUSED TIMED_OUT FAILED MISSHAPEN GIVEN_UP", start=0)
 """States of a request: a misshapen one gave outputs of wrong shapes, a given up one still waited when the run
 was over for some time."""
 
@@ -115,7 +115,7 @@ class RequestTable:
             where it is due when it is sent), when it was sent, when the target's process took it, and when its answer was there.
         request: Number of the prepared request.
         priority: 0 is the most urgent.
-        status: State; see `State`.
+        status: State; see `RequestState`.
         outputs: By name, an answer per row.
     """
 
@@ -143,7 +143,7 @@ class RequestTable:
     def clear(self) -> None:
         """Makes it ready for another run: what the last one has written is forgotten."""
         used = self.counters[SENT]
-        self.status[:used] = State.WAITING
+        self.status[:used] = RequestState.WAITING
         for place in range(0, _COUNTERS, LINE):
             self.counters[place] = 0
 

@@ -121,7 +121,7 @@ def echoes(feeds: Sequence[Arrays], answers: Sequence[Arrays], threads: int) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class Task(ABC):
+class ProcessTask(ABC):
     """Description of a target that a process of its own opens; it is sent there.
 
     Attributes:
@@ -137,7 +137,7 @@ class Task(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class SessionTask(Task):
+class SessionTask(ProcessTask):
     """Task of a process that answers with TensorFlow.
 
     Attributes:
@@ -211,7 +211,7 @@ class ProcessTarget:
         name: Name of a process in messages.
     """
 
-    def __init__(self, label: str, about: str, echo: str, name: str, tasks: Sequence[Task]) -> None:
+    def __init__(self, label: str, about: str, echo: str, name: str, tasks: Sequence[ProcessTask]) -> None:
         self.label, self.about, self.echo = label, about, echo
         self.plain: Sequence[Arrays] = ()
         self._processes = [Process(__name__, name, [task.handle]) for task in tasks]

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from msplit.serving.server import link, rpc
-from msplit.serving.server.refusal import Code
+from msplit.serving.server.refusal import StatusCode
 
 
 async def run(listening: str, port: int, most: int, descriptor: int) -> None:
@@ -36,7 +36,7 @@ async def run(listening: str, port: int, most: int, descriptor: int) -> None:
 
     def lost() -> None:
         for number in [*waiting]:
-            heard(number, Code.UNAVAILABLE.grpc, None, b"the server has ended")
+            heard(number, StatusCode.UNAVAILABLE.grpc, None, b"the server has ended")
         stopping.set()
         ended.set()
 
@@ -53,7 +53,7 @@ async def run(listening: str, port: int, most: int, descriptor: int) -> None:
             if waiting.pop(number, None) is not None:
                 other.say(number, link.CANCEL)
 
-    server = rpc.Server(ask, stopping, most, shared=True)
+    server = rpc.GrpcServer(ask, stopping, most, shared=True)
     if await server.start(listening, port):
         other.say(0, link.READY)
         await ended.wait()

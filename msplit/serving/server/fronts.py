@@ -10,7 +10,7 @@ from functools import partial
 
 from msplit.errors import MsplitError
 from msplit.serving.server import link, rpc
-from msplit.serving.server.refusal import Code
+from msplit.serving.server.refusal import StatusCode
 from msplit.serving.server.service import Service, answer
 
 _PATIENCE = 30.0
@@ -90,7 +90,7 @@ class Front:
         try:
             self._link.say(number, *await answer(self._service, path, data, left))
         except asyncio.CancelledError:
-            self._link.say(number, Code.CANCELLED.grpc, b"the request was cancelled")
+            self._link.say(number, StatusCode.CANCELLED.grpc, b"the request was cancelled")
 
     def _done(self, number: int, task: asyncio.Task[None]) -> None:
         if self._tasks.get(number) is task:

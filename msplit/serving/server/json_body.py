@@ -24,7 +24,7 @@ Ports = Mapping[str, Port]
 
 
 @dataclass(frozen=True)
-class Body:
+class PredictBody:
     """Body of a request for predictions.
 
     Attributes:
@@ -38,7 +38,7 @@ class Body:
     values: Any
 
 
-def read(data: bytes | bytearray) -> Body:
+def read(data: bytes | bytearray) -> PredictBody:
     """A request of TensorFlow Serving's.
 
     Raises:
@@ -55,7 +55,7 @@ def read(data: bytes | bytearray) -> Body:
     values = found[ROWS if rows else COLUMNS]
     if rows and not (isinstance(values, Long) or (isinstance(values, list) and values)):
         raise invalid("'instances' must be a list of at least one")
-    return Body(signature, rows, values)
+    return PredictBody(signature, rows, values)
 
 
 def _object(data: bytes | bytearray) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _object(data: bytes | bytearray) -> dict[str, Any]:
     return found
 
 
-def feeds(body: Body, ports: Ports) -> Arrays:
+def feeds(body: PredictBody, ports: Ports) -> Arrays:
     """A request's values as arrays of the types that the inputs have.
 
     Raises:

@@ -11,7 +11,7 @@ from msplit.formats.endpoints import DEFAULT_SIGNATURE
 from msplit.serving.pool.drivers import LoopDriver
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
-from msplit.serving.server.refusal import Code, Refusal, invalid
+from msplit.serving.server.refusal import Refusal, StatusCode, invalid
 
 PREDICT = "tensorflow/serving/predict"
 """Method name of a signature that `Predict` can run, in TensorFlow."""
@@ -99,7 +99,7 @@ class Models:
         asked = max(versions, default=0) if number is None else number
         if asked not in versions:
             said = f"Latest({name})" if number is None else f"Specific({name}, {number})"
-            raise Refusal(Code.NOT_FOUND, f"Servable not found for request: {said}")
+            raise Refusal(StatusCode.NOT_FOUND, f"Servable not found for request: {said}")
         return versions[asked]
 
 

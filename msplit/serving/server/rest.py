@@ -20,8 +20,8 @@ from msplit.serving.server import json_body, messages, service
 from msplit.serving.server.metrics import CONTENT_TYPE
 from msplit.serving.server.models import Version
 from msplit.serving.server.predict import Arrays, InferenceRequest
-from msplit.serving.server.refusal import Code, Refusal, invalid
-from msplit.serving.server.service import Context, Service, told
+from msplit.serving.server.refusal import Refusal, StatusCode, invalid
+from msplit.serving.server.service import RequestContext, Service, told
 
 SILENCE = 15.0
 """Seconds that a connection may bring no request, or no more of one that it has begun."""
@@ -40,7 +40,7 @@ class HttpCall:
         most: Bytes of the largest body.
     """
 
-    context: Context
+    context: RequestContext
     request: Request
     most: int
 
@@ -59,17 +59,17 @@ class HttpCall:
             Refusal: It is too large, compressed, or does not come.
         """
         if (encoding := self.request.headers.get("content-encoding", "")).lower() not in ("", "identity"):
-            raise Refusal(Code.UNIMPLEMENTED, f"content-encoding {encoding} is not taken: send the body as it is")
+            raise Refusal(StatusCode.UNIMPLEMENTED, f"content-encoding {encoding} is not taken: send the body as it is")
         found, loop = bytearray(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SILENCE) as limit:
                 async for part in self.request.stream():
                     found += part
                     if len(found) > self.most:
-                        raise Refusal(Code.RESOURCE_EXHAUSTED, f"the request has more than {self.most:,} bytes")
+                        raise Refusal(StatusCode.RESOURCE_EXHAUSTED, f"the request has more than {self.most:,} bytes")
                     limit.reschedule(loop.time() + SILENCE)
         except TimeoutError:
-            raise Refusal(Code.DEADLINE_EXCEEDED, f"no more of the request came for {SILENCE:g} s") from None
+            raise Refusal(StatusCode.DEADLINE_EXCEEDED, f"no more of the request came for {SILENCE:g} s") from None
         return found
 
 
@@ -111,13 +111,13 @@ def app(service: Service, most: int) -> Starlette:
 async def _answer(service: Service, most: int, handler: Handler, request: Request) -> Response:
     """Answers a request in JSON, errors too."""
     start = perf_counter()
-    context = Context(service, service.timeout)
+    context = RequestContext(service, service.timeout)
     try:
         document = await handler(HttpCall(context, request, most))
         content = document if isinstance(document, bytes) else json.dumps(document).encode()
         status, name = 200, "OK"
     except ClientDisconnect:
-        content, status, name = b"", Code.CANCELLED.http, Code.CANCELLED.name
+        content, status, name = b"", StatusCode.CANCELLED.http, StatusCode.CANCELLED.name
     except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
         why = told(service, problem)
         content, status, name = json.dumps({"error": why.said}).encode(), why.code.http, why.code.name
@@ -190,7 +190,7 @@ async def _ready(call: HttpCall) -> Any:
     if "model" in call.request.path_params:
         call.version()
     elif call.context.service.stopping.is_set():
-        raise Refusal(Code.UNAVAILABLE, "the server is stopping")
+        raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
     return {"ready": True}
 
 
@@ -210,7 +210,7 @@ async def _open_model(call: HttpCall) -> Any:
 
 async def _infer(call: HttpCall) -> Any:
     if _BINARY in call.request.headers:
-        raise Refusal(Code.UNIMPLEMENTED, "binary tensors are taken over gRPC; here they are JSON")
+        raise Refusal(StatusCode.UNIMPLEMENTED, "binary tensors are taken over gRPC; here they are JSON")
     version = call.version()
     data = await call.body()
 

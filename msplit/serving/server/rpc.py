@@ -53,7 +53,7 @@ _SO_ATTACH_FILTER = 26
 """Linux's; Python has no name for it."""
 
 
-class Server:
+class GrpcServer:
     """A server that listens nowhere yet.
 
     Args:

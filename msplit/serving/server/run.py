@@ -174,7 +174,7 @@ class _Grpc:
 
     def __init__(self, service: Service, where: Listening) -> None:
         self._where = where
-        self._server = rpc.Server(partial(answer, service), service.stopping, where.most)
+        self._server = rpc.GrpcServer(partial(answer, service), service.stopping, where.most)
 
     async def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen."""

@@ -18,7 +18,7 @@ from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version
 from msplit.serving.server.predict import Arrays, InferenceRequest, predict, size_of
-from msplit.serving.server.refusal import Code, Refusal, invalid, is_internal, refusal
+from msplit.serving.server.refusal import Refusal, StatusCode, invalid, is_internal, refusal
 from msplit.serving.server.rpc import SERVICES
 
 Result = TypeVar("Result")
@@ -88,7 +88,7 @@ class Service:
 
 
 @dataclass
-class Context:
+class RequestContext:
     """A request while it is answered.
 
     Attributes:
@@ -108,19 +108,19 @@ class Context:
             Refusal: There is no such model, or the server takes no more requests.
         """
         if self.service.stopping.is_set():
-            raise Refusal(Code.UNAVAILABLE, "the server is stopping")
+            raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
         self.version = self.service.models.find(name, number, label)
         return self.version
 
 
-def _version(context: Context, spec: Any) -> Version:
+def _version(context: RequestContext, spec: Any) -> Version:
     """Version of a model that a ModelSpec names."""
     choice = spec.WhichOneof("version_choice")
     number = spec.version.value if choice == "version" else None
     return context.find(spec.name, number, spec.version_label if choice == "version_label" else "")
 
 
-async def serving_predict(context: Context, data: bytes) -> bytes:
+async def serving_predict(context: RequestContext, data: bytes) -> bytes:
     """`Predict`."""
     as_content = context.service.as_content
 
@@ -149,7 +149,7 @@ def _say_spec(spec: Any, version: Version, signature: str) -> None:
     spec.version.value = version.number
 
 
-def serving_metadata(context: Context, request: Any) -> Any:
+def serving_metadata(context: RequestContext, request: Any) -> Any:
     """`GetModelMetadata`."""
     if not request.metadata_field:
         raise invalid("GetModelMetadataRequest must specify at least one metadata_field")
@@ -183,13 +183,13 @@ def _infos(infos: Any, ports: Mapping[str, Port], signature: Signature) -> None:
             info.tensor_shape.dim.add().size = -1 if size is None else size
 
 
-def serving_status(context: Context, request: Any) -> Any:
+def serving_status(context: RequestContext, request: Any) -> Any:
     """`GetModelStatus`."""
     spec = request.model_spec
     if spec.WhichOneof("version_choice") is None:
         versions = context.service.models.versions.get(spec.name)
         if not versions:
-            raise Refusal(Code.NOT_FOUND, f"Could not find any versions of model {spec.name}")
+            raise Refusal(StatusCode.NOT_FOUND, f"Could not find any versions of model {spec.name}")
         numbers = sorted(versions, reverse=True)
     else:
         numbers = [_version(context, spec).number]
@@ -204,13 +204,13 @@ def serving_status(context: Context, request: Any) -> Any:
 # --- Open Inference Protocol
 
 
-def _open_version(context: Context, name: str, number: str) -> Version:
+def _open_version(context: RequestContext, name: str, number: str) -> Version:
     if number and not (number.isascii() and number.isdigit() and len(number) < 20):
         raise invalid(f"the version of a model is a number, not {number!r}")
     return context.find(name, int(number) if number else None)
 
 
-def open_model_ready(context: Context, request: Any) -> Any:
+def open_model_ready(context: RequestContext, request: Any) -> Any:
     """`ModelReady`."""
     ready = not context.service.stopping.is_set()
     if ready:
@@ -218,7 +218,7 @@ def open_model_ready(context: Context, request: Any) -> Any:
     return messages.ModelReadyResponse(ready=ready)
 
 
-def open_model(context: Context, request: Any) -> Any:
+def open_model(context: RequestContext, request: Any) -> Any:
     """`ModelMetadata`."""
     version = _open_version(context, request.name, request.version)
     pool = version.signature("").pool
@@ -231,7 +231,7 @@ def open_model(context: Context, request: Any) -> Any:
     return found
 
 
-async def open_infer(context: Context, data: bytes) -> bytes:
+async def open_infer(context: RequestContext, data: bytes) -> bytes:
     """`ModelInfer`."""
 
     def read() -> InferenceRequest:
@@ -258,7 +258,7 @@ _PARAMETERS = {"signature_name": "string_param", "priority": "int64_param", "tim
 
 
 def open_request(
-    context: Context, version: Version, request: Any, feeds: Callable[[Mapping[str, Port]], Arrays]
+    context: RequestContext, version: Version, request: Any, feeds: Callable[[Mapping[str, Port]], Arrays]
 ) -> InferenceRequest:
     """A ModelInferRequest with its inputs. Its parameters are Triton's `priority` (1 is the most urgent) and `timeout` (µs), and
     `signature_name`, which Triton does not know.
@@ -283,20 +283,20 @@ def open_request(
 # --- All methods, by path
 
 
-def health(context: Context, request: Any) -> Any:
+def health(context: RequestContext, request: Any) -> Any:
     """`Check`."""
     if request.service not in SERVICES:
-        raise Refusal(Code.NOT_FOUND, f"unknown service {request.service}")
+        raise Refusal(StatusCode.NOT_FOUND, f"unknown service {request.service}")
     return messages.HealthCheckResponse(status=2 if context.service.stopping.is_set() else 1)
 
 
-_WITH_TENSORS: dict[str, Callable[[Context, bytes], Awaitable[bytes]]] = {
+_WITH_TENSORS: dict[str, Callable[[RequestContext, bytes], Awaitable[bytes]]] = {
     "PredictRequest": serving_predict,
     "ModelInferRequest": open_infer,
 }
 """Requests that are read, and answers that are written, by the methods themselves."""
 
-_METHODS: dict[str, Callable[[Context, Any], Any]] = {
+_METHODS: dict[str, Callable[[RequestContext, Any], Any]] = {
     "GetModelMetadataRequest": serving_metadata,
     "GetModelStatusRequest": serving_status,
     "ServerLiveRequest": lambda context, request: messages.ServerLiveResponse(live=True),
@@ -313,7 +313,7 @@ _METHODS: dict[str, Callable[[Context, Any], Any]] = {
 async def answer(service: Service, path: str, data: bytes, left: float | None) -> tuple[int, bytes]:
     """Answers what came over gRPC; an `Ask`."""
     start = perf_counter()
-    context = Context(service, service.timeout if left is None else left)
+    context = RequestContext(service, service.timeout if left is None else left)
     _, protocol, method = path.split("/")
     kind = "HealthCheckRequest" if method == "Check" else f"{method}Request"
     try:
@@ -338,6 +338,6 @@ def told(service: Service, problem: BaseException) -> Refusal:
     if is_internal(cause):
         service.log("".join(traceback.format_exception(cause)))
     found = refusal(problem)
-    if found.code is Code.INTERNAL and isinstance(cause, MsplitError):
+    if found.code is StatusCode.INTERNAL and isinstance(cause, MsplitError):
         service.log(f"a request failed: {cause}")
     return found

@@ -17,7 +17,7 @@ grpc = pytest.importorskip("grpc")
 from msplit.errors import EngineError, MsplitError  # noqa: E402
 from msplit.serving.loadtest.clients import PROTOCOLS, TENSORFLOW, Channel, ServerUnderTest  # noqa: E402
 from msplit.serving.loadtest.dispatcher import RowShare, Watch, drive  # noqa: E402
-from msplit.serving.loadtest.table import ANSWERED, LINE, OVER, SENT, State  # noqa: E402
+from msplit.serving.loadtest.table import ANSWERED, LINE, OVER, SENT  # noqa: E402
 from msplit.serving.server import decode, messages, tensors  # noqa: E402
 from tests.cli.runner import fine, msplit  # noqa: E402
 from tests.serving.loadtest.fakes import ANSWERS, DISTINCT, FEEDS, FakeModel, FakePool, instead, table  # noqa: E402
@@ -144,9 +144,9 @@ def test_each_process_answers_its_share_of_the_rows() -> None:
     made.request[:] = np.arange(1000) % DISTINCT
     made.counters[SENT], made.counters[OVER] = 1000, 1
     for number in (2, 0, 1):
-        before = int((made.status == State.DONE).sum())
+        before = int((made.status == RequestState.DONE).sum())
         drive(made, FakePool(), FEEDS, Watch(made, lambda: None), part=RowShare(number, 3))
-        rows = np.flatnonzero(made.status == State.DONE)
+        rows = np.flatnonzero(made.status == RequestState.DONE)
         assert len(rows) - before == len(range(number, 1000, 3)) == made.counters[ANSWERED + LINE * number]
         assert set(range(number, 1000, 3)) <= set(rows.tolist())
     assert made.answers == 1000

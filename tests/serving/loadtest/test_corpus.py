@@ -16,7 +16,7 @@ from msplit.core.arguments import Precision
 from msplit.errors import MsplitError
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import Checker, Prepared, from_model, of_ports
-from msplit.serving.loadtest.table import SENT, Layout, RequestTable, State, digest
+from msplit.serving.loadtest.table import SENT, Layout, RequestState, RequestTable, digest
 from msplit.serving.pool.ports import Port
 from msplit.verify.compare import compare
 from tests.cli.runner import SAMPLES
@@ -28,7 +28,7 @@ def answered(prepared: Prepared, count: int, checker: Checker) -> RequestTable:
     del checker
     made = RequestTable(Layout(count, prepared.kept))
     made.request[:] = np.arange(count) % len(prepared.answers)
-    made.status[:] = State.DONE
+    made.status[:] = RequestState.DONE
     made.counters[SENT] = count
     for name, kept in prepared.kept.items():
         for row in range(count):
@@ -72,7 +72,7 @@ def test_one_wrong_number_is_found_and_named() -> None:
 def test_what_has_no_answer_is_none() -> None:
     checker = Checker(PREPARED, ANSWERS)
     made = answered(PREPARED, 10, checker)
-    made.status[3] = State.FAILED
+    made.status[3] = RequestState.FAILED
     made.outputs["id"][3] = 99
     verdict = checker.check(made)
     assert (verdict.checked, verdict.wrong) == (9, 0)
@@ -216,7 +216,7 @@ def test_a_hundred_thousand_answers_take_less_than_a_second() -> None:
     checker = Checker(PREPARED, ANSWERS)
     made = table(100_000)
     made.request[:] = np.arange(100_000) % len(ANSWERS)
-    made.status[:], made.counters[SENT] = State.DONE, 100_000
+    made.status[:], made.counters[SENT] = RequestState.DONE, 100_000
     for name in made.outputs:
         made.outputs[name][:] = np.stack([one[name] for one in ANSWERS])[made.request]
     start = time.process_time()

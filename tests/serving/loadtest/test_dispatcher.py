@@ -14,7 +14,7 @@ import pytest
 from msplit.errors import Busy, EngineError, TimedOut
 from msplit.serving.loadtest.dispatcher import Echo, Watch, call, drive
 from msplit.serving.loadtest.generator import Level, LoadGenerator, Sending
-from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, RequestTable, State
+from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, RequestState, RequestTable
 from tests.serving.loadtest.fakes import ANSWERS, DISTINCT, FEEDS, FakePool, loaded, run_of, table
 
 ASKED = Sending(Level(clients=4), 0.1, 0.0, DISTINCT, seed=1)
@@ -34,14 +34,14 @@ def nobody(made: RequestTable) -> Watch:
 
 def test_what_becomes_of_requests_is_told(shared: RequestTable, generator: LoadGenerator) -> None:
     outcomes = [Busy("full"), TimedOut("late"), EngineError("broken"), ValueError("odd")]
-    kinds = [State.REFUSED, State.TIMED_OUT, State.FAILED, State.FAILED]
+    kinds = [RequestState.REFUSED, RequestState.TIMED_OUT, RequestState.FAILED, RequestState.FAILED]
 
     def answer(number: int, count: int) -> Any:
         return outcomes[count % 5] if count % 5 < 4 else ANSWERS[number]
 
     sent, problems = loaded(shared, generator, FakePool(answer), ASKED)
     count = shared.counters[SENT]
-    assert shared.status[: min(count, 10)].tolist() == ([*kinds, State.DONE] * 2)[:count]
+    assert shared.status[: min(count, 10)].tolist() == ([*kinds, RequestState.DONE] * 2)[:count]
     assert set(problems) == {"broken", "ValueError: odd"}
     run = run_of(shared, sent, ASKED)
     parts = (run.refused, run.timed_out, run.failed, run.answered)
@@ -56,7 +56,7 @@ def test_what_a_pool_does_not_take_is_no_end() -> None:
 
     made = waiting(40)
     assert drive(made, Full(), FEEDS, nobody(made)) == {}
-    assert (made.status[:40] == State.REFUSED).all()
+    assert (made.status[:40] == RequestState.REFUSED).all()
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_outputs_of_another_shape_are_noticed(outputs: Mapping[str, Any]) -> Non
 
     problems = drive(made, FakePool(answer), FEEDS, nobody(made))
     status = made.status[:70]
-    assert (status[1::3] == State.MISSHAPEN).all()
-    assert (np.delete(status, np.s_[1::3]) == State.DONE).all()
+    assert (status[1::3] == RequestState.MISSHAPEN).all()
+    assert (np.delete(status, np.s_[1::3]) == RequestState.DONE).all()
     assert sum(problems.values()) == len(status[1::3]) * (2 if not outputs else 1)
-    right = np.flatnonzero(status == State.DONE)
+    right = np.flatnonzero(status == RequestState.DONE)
     assert (made.outputs["id"][right] == made.request[right]).all()
 
 
@@ -90,7 +90,7 @@ def test_threads_answer_all_and_each_once() -> None:
     assert call(made, [step] * 6, FEEDS, nobody(made)) == {}
     assert len(seen) == made.counters[ANSWERED] == 3000
     assert (made.outputs["id"][:3000] == made.request[:3000]).all()
-    assert (made.status[:3000] == State.DONE).all()
+    assert (made.status[:3000] == RequestState.DONE).all()
 
 
 def test_as_many_calls_at_once_as_threads_and_no_more(shared: RequestTable, generator: LoadGenerator) -> None:
@@ -152,7 +152,7 @@ def test_what_still_waits_long_after_the_end_is_given_up(monkeypatch: pytest.Mon
     started = time.monotonic()
     assert drive(made, pool, FEEDS, nobody(made)) == {}
     assert time.monotonic() - started < 10
-    assert (made.status[:1000] == State.GIVEN_UP).all()
+    assert (made.status[:1000] == RequestState.GIVEN_UP).all()
     other = waiting(1000)
 
     def step(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -161,8 +161,8 @@ def test_what_still_waits_long_after_the_end_is_given_up(monkeypatch: pytest.Mon
 
     assert call(other, [step] * 2, FEEDS, nobody(other)) == {}
     status = other.status[:1000]
-    done = int((status == State.DONE).sum())
+    done = int((status == RequestState.DONE).sum())
     assert 2 <= done < 500
-    assert (status[:done] == State.DONE).all()
-    assert (status[done:] == State.GIVEN_UP).all()
+    assert (status[:done] == RequestState.DONE).all()
+    assert (status[done:] == RequestState.GIVEN_UP).all()
     assert other.counters[ANSWERED] == 1000

@@ -17,7 +17,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.serving.loadtest.dispatcher import Watch, drive
 from msplit.serving.loadtest.generator import Level, LoadGenerator, Sending, send
 from msplit.serving.loadtest.results import in_flight
-from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, RequestTable, State
+from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, RequestState, RequestTable
 from tests import forked
 from tests.cli.runner import ROOT, heard
 from tests.serving.loadtest.fakes import DISTINCT, FEEDS, FakePool, loaded, run_of, table
@@ -47,7 +47,7 @@ def test_a_closed_loop_has_as_many_in_flight_as_clients_and_never_more(
 def test_every_request_is_answered_and_stands_in_the_table(shared: RequestTable, generator: LoadGenerator) -> None:
     loaded(shared, generator, FakePool(), closed(4))
     count = shared.counters[SENT]
-    assert (shared.status[:count] == State.DONE).all()
+    assert (shared.status[:count] == RequestState.DONE).all()
     assert (shared.outputs["id"][:count] == shared.request[:count]).all()
     assert (shared.outputs["score"][:count, 1] == shared.request[:count] + 0.5).all()
     assert (shared.sent[:count] <= shared.taken[:count]).all()

@@ -11,7 +11,7 @@ from msplit.serving.loadtest.corpus import Verdict
 from msplit.serving.loadtest.generator import Level, Sent
 from msplit.serving.loadtest.results import Latency, LoadRun, Point, RepeatSpread, in_flight, measured
 from msplit.serving.loadtest.run import limit
-from msplit.serving.loadtest.table import SENT, State
+from msplit.serving.loadtest.table import SENT, RequestState
 from tests.serving.loadtest.fakes import table
 
 times = st.integers(0, 1000)
@@ -20,7 +20,16 @@ rows = st.lists(
         times,
         times,
         times,
-        st.sampled_from([State.DONE, State.REFUSED, State.TIMED_OUT, State.GIVEN_UP, State.FAILED, State.MISSHAPEN]),
+        st.sampled_from(
+            [
+                RequestState.DONE,
+                RequestState.REFUSED,
+                RequestState.TIMED_OUT,
+                RequestState.GIVEN_UP,
+                RequestState.FAILED,
+                RequestState.MISSHAPEN,
+            ]
+        ),
     ),
     min_size=1,
 )
@@ -39,13 +48,15 @@ def test_figures_of_a_run(found: list[tuple[int, int, int, int]], a: int, b: int
         requests.append((start, due + late + took, status))
     run = measured(made, Sent(begin, end, False), Verdict(0, 0, ""), is_open=is_open)
     inside = [one for one in requests if begin <= one[0] < end]
-    latencies = [answered - start for start, answered, status in inside if status == State.DONE]
+    latencies = [answered - start for start, answered, status in inside if status == RequestState.DONE]
     assert run.requests == len(inside)
     assert run.answered == len(latencies)
-    kinds = (State.REFUSED, State.TIMED_OUT, State.GIVEN_UP)
+    kinds = (RequestState.REFUSED, RequestState.TIMED_OUT, RequestState.GIVEN_UP)
     assert (run.refused, run.timed_out, run.given_up) == tuple(sum(one[2] == kind for one in inside) for kind in kinds)
-    assert run.failed == sum(one[2] in (State.FAILED, State.MISSHAPEN) for one in requests)  # warming up is no excuse
-    ended = sum(begin <= answered < end and status == State.DONE for _, answered, status in requests)
+    assert run.failed == sum(
+        one[2] in (RequestState.FAILED, RequestState.MISSHAPEN) for one in requests
+    )  # warming up is no excuse
+    ended = sum(begin <= answered < end and status == RequestState.DONE for _, answered, status in requests)
     assert run.throughput == pytest.approx(ended / ((end - begin) / 1e9))
     if latencies:
         assert run.latency is not None
