@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from msplit.analysis.inventory import BranchSize, RegionSize, TableUse
 from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
 from msplit.formats.guess import left_out_text
@@ -138,47 +139,32 @@ def _ops(found: Analysis, most: int | None) -> Table:
 
 def _branches(found: Analysis, most: int | None) -> Table:
     names = found.flat.graph.names
-    return first(
-        "Branches that matter, largest first",
-        ("first kernel", ">kernels", ">time", "forks at"),
-        found.branches,
-        lambda branch: (
-            Name(names[int(branch.nodes[0])]),
-            count(len(branch.nodes)),
-            micros(branch.time_us),
-            Name(names[branch.fork]) if branch.fork is not None else "(inputs)",
-        ),
-        most,
-        "--show branches",
-    )
+
+    def row(branch: BranchSize) -> tuple[str, ...]:
+        fork = Name(names[branch.fork]) if branch.fork is not None else "(inputs)"
+        return Name(names[int(branch.nodes[0])]), count(len(branch.nodes)), micros(branch.time_us), fork
+
+    columns = ("first kernel", ">kernels", ">time", "forks at")
+    return first("Branches that matter, largest first", columns, found.branches, row, most, "--show branches")
 
 
 def _embeddings(found: Analysis, most: int | None) -> Table:
-    return first(
-        "Embedding tables",
-        ("table", ">rows × width", ">size", ">lookups", ">time"),
-        sorted(found.tables, key=lambda use: (-use.table.bytes, use.table.name)),
-        lambda use: (
-            Name(use.table.name),
-            f"{count(use.table.rows)} × {use.table.columns}",
-            size(use.table.bytes),
-            count(use.lookups),
-            micros(use.time_us),
-        ),
-        most,
-        "--show embeddings",
-    )
+    def row(use: TableUse) -> tuple[str, ...]:
+        sizes = f"{count(use.table.rows)} × {use.table.columns}"
+        return Name(use.table.name), sizes, size(use.table.bytes), count(use.lookups), micros(use.time_us)
+
+    columns = ("table", ">rows × width", ">size", ">lookups", ">time")
+    uses = sorted(found.tables, key=lambda use: (-use.table.bytes, use.table.name))
+    return first("Embedding tables", columns, uses, row, most, "--show embeddings")
 
 
 def _regions(found: Analysis, most: int | None) -> Table:
-    return first(
-        "Regions that stay on one stream",
-        ("kind", "name", ">nodes", ">time"),
-        sorted(found.regions, key=lambda region: -region.time_us),
-        lambda one: (one.region.kind, Name(one.region.name), count(len(one.nodes)), micros(one.time_us)),
-        most,
-        "--show regions",
-    )
+    def row(one: RegionSize) -> tuple[str, ...]:
+        return one.region.kind, Name(one.region.name), count(len(one.nodes)), micros(one.time_us)
+
+    regions = sorted(found.regions, key=lambda region: -region.time_us)
+    columns = ("kind", "name", ">nodes", ">time")
+    return first("Regions that stay on one stream", columns, regions, row, most, "--show regions")
 
 
 def _nodes(found: Analysis) -> Table:

@@ -126,15 +126,13 @@ def _errors(variants: Sequence[VariantResult]) -> Table | None:
     if not shown:
         return None
     left = f"; {len(rows) - len(shown)} more are no further away" if len(rows) > len(shown) else ""
-    return Table(
-        "What half precision costs",
-        ("", "output", "against", "in", ">distance", ">allowed", "worst element"),
-        [
-            (label, one.name, check.against, check.precision, f"{one.distance:.2g}", f"{one.tolerance:g}", _worst(one))
-            for label, check, one in shown
-        ],
-        f"distance: root mean square of what elements differ by, over that of what is expected{left}",
-    )
+    note = f"distance: root mean square of what elements differ by, over that of what is expected{left}"
+    cells = [
+        (label, one.name, check.against, check.precision, f"{one.distance:.2g}", f"{one.tolerance:g}", _worst(one))
+        for label, check, one in shown
+    ]
+    columns = ("", "output", "against", "in", ">distance", ">allowed", "worst element")
+    return Table("What half precision costs", columns, cells, note)
 
 
 def _worst(one: OutputComparison) -> str:
@@ -175,14 +173,8 @@ def _gains(variants: Sequence[VariantResult], hidden: Container[str | None]) -> 
         compared = [variant for variant in variants if any(ratio.over == over for ratio in variant.ratios)]
         clocks = list(dict.fromkeys(r.clock for variant in compared for r in variant.ratios if r.over == over))
         rows = [(variant.label, *(gain(variant.ratio_over(over, clock)) for clock in clocks)) for variant in compared]
-        tables.append(
-            Table(
-                f"Times faster than {over}",
-                ("", *(f">{clock}" for clock in clocks)),
-                rows,
-                "in brackets: confidence interval; above 1 is faster",
-            )
-        )
+        columns, note = ("", *(f">{clock}" for clock in clocks)), "in brackets: confidence interval; above 1 is faster"
+        tables.append(Table(f"Times faster than {over}", columns, rows, note))
     return tables
 
 
@@ -193,16 +185,11 @@ def _memory(variants: Sequence[VariantResult]) -> Table | None:
     layout = any(variant.facts.get("layout", "none") != "none" for variant in shown)
     rows = []
     for variant in shown:
-        facts = variant.facts
-        row = (
-            bounds.short(variant.label),
-            str(facts.get("streams", "-")),
-            count(int(facts.get("kernels", 0))),
-            f"{facts.get('waits', 0)} of {facts.get('waits_before_reduction', 0)}",
-            size(float(facts["peak_bytes"])),
-            size(float(facts.get("peak_bytes_one_stream", facts["peak_bytes"]))),
-        )
-        rows.append((*row, str(facts.get("layout", "-"))) if layout else row)
+        facts, peak = variant.facts, float(variant.facts["peak_bytes"])
+        waits = f"{facts.get('waits', 0)} of {facts.get('waits_before_reduction', 0)}"
+        memory = (size(peak), size(float(facts.get("peak_bytes_one_stream", peak))))
+        ran = (str(facts.get("streams", "-")), count(int(facts.get("kernels", 0))), waits, *memory)
+        rows.append((bounds.short(variant.label), *ran, *([str(facts.get("layout", "-"))] if layout else [])))
     return Table(
         "What ran",
         ("", ">used", ">kernels", ">waits", ">memory", ">1 stream", *(["layout"] if layout else [])),

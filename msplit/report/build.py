@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.benchmark.build_bench import BuildBench
+from msplit.formats.build import Rung
 from msplit.report import benchmark
 from msplit.report.document import Document, Table
 from msplit.report.jsonio import picked
@@ -27,28 +28,21 @@ def document(found: Build) -> Document:
         ("rows", "independent: smaller batches are filled up" if manifest.rows else manifest.mixes or "not looked at"),
         ("outputs", ", ".join(manifest.outputs)),
     ]
-    rows = [
-        [
-            "-" if rung.batch is None else str(rung.batch),
-            "; ".join(f"{name} {dimensions(shape)}" for name, shape in rung.inputs.items()),
-            str(rung.streams),
-            str(rung.kernels),
-            "-" if rung.step_us is None else f"{rung.step_us:,.1f}",
-            "-" if rung.host_us is None else f"{rung.host_us:,.1f}",
-        ]
-        for rung in manifest.rungs
-    ]
+
+    def row(rung: Rung) -> list[str]:
+        inputs = "; ".join(f"{name} {dimensions(shape)}" for name, shape in rung.inputs.items())
+        times = ["-" if time is None else f"{time:,.1f}" for time in (rung.step_us, rung.host_us)]
+        batch = "-" if rung.batch is None else str(rung.batch)
+        return [batch, inputs, str(rung.streams), str(rung.kernels), *times]
+
     columns = ["batch", "inputs", "streams", "kernels", "device, µs", "with inputs and outputs, µs"]
     spent = sorted(manifest.preparation.items(), key=lambda one: -one[1])
-    made = Table(
-        "Where building took its time",
-        ["phase", "seconds"],
-        [[what, f"{took:.1f}"] for what, took in spent if took >= 0.05],
-    )
+    phases = [[what, f"{took:.1f}"] for what, took in spent if took >= 0.05]
+    made = Table("Where building took its time", ["phase", "seconds"], phases)
     return Document(
         heading(str(found.path), "build"),
         facts,
-        [Table("Batches", columns, rows), *([made] if made.rows else [])],
+        [Table("Batches", columns, [*map(row, manifest.rungs)]), *([made] if made.rows else [])],
         manifest.notes,
         following=[["msplit bench", str(found.path)]],
     )

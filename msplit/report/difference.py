@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msplit.cost.gpus import gpu_title
-from msplit.report.compare import ModelChanges, NodeChange, Side
+from msplit.report.compare import ModelChanges, Move, NodeChange, Side
 from msplit.report.document import Document, Name, Table, first
 from msplit.report.jsonio import picked
 from msplit.report.text import count, micros, more, plural, ratio
@@ -96,39 +96,22 @@ def _group_table(found: ModelChanges, limit: int | None) -> Table:
 
 
 def _move_table(found: ModelChanges, limit: int | None) -> Table:
-    explained = found.explained
-    return first(
-        "Nodes whose stream changed",
-        ("node", "op", "stream", ">cost", *(("rule",) if explained else ())),
-        found.moved,
-        lambda move: (
-            Name(move.name),
-            move.op,
-            f"{move.old} → {move.new}",
-            micros(move.time_us),
-            *((move.rule,) if explained else ()),
-        ),
-        limit,
-        "--all",
-        "node",
-    )
+    rule = ("rule",) if found.explained else ()
+
+    def row(move: Move) -> tuple[str, ...]:
+        told = (Name(move.name), move.op, f"{move.old} → {move.new}", micros(move.time_us))
+        return (*told, move.rule) if found.explained else told
+
+    columns = ("node", "op", "stream", ">cost", *rule)
+    return first("Nodes whose stream changed", columns, found.moved, row, limit, "--all", "node")
 
 
 def _node_table(entries: Sequence[NodeChange], what: str, limit: int | None) -> Table:
-    return first(
-        f"Nodes {what}",
-        ("node", "op", ">stream", ">cost"),
-        entries,
-        lambda node: (
-            Name(node.name),
-            f"{node.was} → {node.op}" if node.was else node.op,
-            str(node.stream),
-            micros(node.time_us),
-        ),
-        limit,
-        "--all",
-        "node",
-    )
+    def row(node: NodeChange) -> tuple[str, ...]:
+        op = f"{node.was} → {node.op}" if node.was else node.op
+        return Name(node.name), op, str(node.stream), micros(node.time_us)
+
+    return first(f"Nodes {what}", ("node", "op", ">stream", ">cost"), entries, row, limit, "--all", "node")
 
 
 def _conclusion(old: Side, new: Side) -> str:

@@ -24,19 +24,16 @@ def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[
     totals = np.asarray([kernel.time_us for kernel in found.kernels]) * uses
     whole = float(totals.sum())
     order = np.argsort(-totals, kind="stable")[:_FEW].tolist()
-    rows = [
-        (
-            found.kernels[kind].op,
-            _sizes(found, kind),
-            count(int(uses[kind])),
-            micros(found.kernels[kind].time_us),
-            micros(estimates[kind]),
-            "-" if (share := found.kernels[kind].share) is None else percent(share, 1.0),
-            "-" if (blocks := found.kernels[kind].blocks) is None else count(blocks),
-            percent(float(totals[kind]), whole),
-        )
-        for kind in order
-    ]
+
+    def row(kind: int) -> tuple[str, ...]:
+        kernel = found.kernels[kind]
+        share = "-" if kernel.share is None else percent(kernel.share, 1.0)
+        blocks = "-" if kernel.blocks is None else count(kernel.blocks)
+        times = (micros(kernel.time_us), micros(estimates[kind]))
+        part = percent(float(totals[kind]), whole)
+        return kernel.op, _sizes(found, kind), count(int(uses[kind])), *times, share, blocks, part
+
+    rows = [*map(row, order)]
     more = len(found.kernels) - len(rows)
     by_sheet = float(estimates @ uses) if len(estimates) else 0.0
     facts = [
