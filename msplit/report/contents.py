@@ -20,11 +20,8 @@ def document(found: Contents, *, everything: bool = False) -> Document:
     tables = [table for graph in found.graphs for table in _tables(found, graph, everything=everything)]
     facts = [("graph", _about(graph)) for graph in found.graphs]
     warnings = [] if found.graphs else ["the SavedModel holds no graph"]
-    warnings += [
-        f"{_named(found, graph)}inputs and outputs are not known: {graph.why_not}"
-        for graph in found.graphs
-        if graph.why_not
-    ]
+    unknown = [graph for graph in found.graphs if graph.why_not]
+    warnings += [f"{_named(found, graph)}inputs and outputs are not known: {graph.why_not}" for graph in unknown]
     return Document(heading(found.path, found.format), facts, tables, _hints(found), warnings)
 
 

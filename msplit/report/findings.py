@@ -19,7 +19,11 @@ from msplit.report.text import plural
 
 def document(report: Report, *, verbose: bool = False) -> Document:
     """The findings as a table; `verbose` tells why checks were skipped."""
-    rows = [(found.code, found.severity.value, (f"{_placed(found)}.", *found.mend)) for found in report.findings]
+    texts = [": ".join(filter(None, (_in_file(found), found.finding.text))) for found in report.findings]
+    rows = [
+        (found.code, found.severity.value, (f"{text}.", *found.mend))
+        for found, text in zip(report.findings, texts, strict=True)
+    ]
     notes = [_summary(report), *baseline_notes(report)]
     if report.judged_with:
         notes.append(f"Judged with {report.judged_with}.")
@@ -98,16 +102,14 @@ def file_of(report: Report, found: Reported) -> str:
 
 def place_of(report: Report, found: Reported) -> str:
     """File and line, or the first node, or the model."""
-    finding = found.finding
-    if finding.file is not None:
-        return f"{finding.file}:{finding.line}" if finding.line else finding.file
-    return finding.nodes[0] if finding.nodes else report.model
+    nodes = found.finding.nodes
+    return _in_file(found) or (nodes[0] if nodes else report.model)
 
 
-def _placed(found: Reported) -> str:
+def _in_file(found: Reported) -> str:
+    """File and line of a finding; "" where it names no file."""
     finding = found.finding
-    place = f"{finding.file}:{finding.line}: " if finding.line else f"{finding.file}: " if finding.file else ""
-    return place + finding.text
+    return f"{finding.file}:{finding.line}" if finding.line else finding.file or ""
 
 
 def page(check: Check) -> str:

@@ -27,6 +27,7 @@ def table(found: Bench) -> Table | None:
     clock = "device" if all(variants[layer.label].device for layer in shown) else "host"
     first = shown[0].label
     simulated = all(layer.predicted_us for layer in shown)
+    # Where every layer was simulated, its prediction stands beside each gain, and the time itself gives way to it.
     rows: list[tuple[str, ...]] = []
     for layer in shown:
         variant = variants[layer.label]
@@ -41,6 +42,7 @@ def table(found: Bench) -> Table | None:
     if simulated:
         columns = ("", ">over the one before", ">pred.", ">over 1 stream", ">pred.")
         notes = [f"times faster by the {clock}'s clock, in brackets: confidence interval", _PREDICTED]
+    # What fusion and grouping did is told of the first layer that has it.
     facts = [variants[layer.label].facts for layer in shown]
     if fused := [one for one in facts if "fused_groups" in one]:
         notes.append(_fusion(fused[0]))

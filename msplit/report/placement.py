@@ -19,15 +19,10 @@ def tables(placements: Mapping[str, Placement]) -> list[Table]:
         found = Counter(node.device for node in nodes)
         moved = Counter(node.device for node in nodes if _is_moved(node.asked, node.device))
         rows += [(label, device, count(found[device]), count(moved[device])) for device in sorted(found)]
-    logs = [
-        Table(
-            f"Placement: {label}",
-            ("node", "op", "asked", "device"),
-            [(node.name, node.op, node.asked or "-", node.device) for node in nodes],
-            whole=True,
-        )
-        for label, nodes in placements.items()
-    ]
+    logs = []
+    for label, nodes in placements.items():
+        placed = [(node.name, node.op, node.asked or "-", node.device) for node in nodes]
+        logs.append(Table(f"Placement: {label}", ("node", "op", "asked", "device"), placed, whole=True))
     note = "moved: nodes that were to be elsewhere: no such device, no kernel for them there, or a variable or loop binds them"
     return [Table("Devices", ("", "device", ">nodes", ">moved"), rows, note), *logs] if placements else []
 
@@ -39,10 +34,10 @@ def notes(placements: Mapping[str, Placement]) -> list[str]:
         moved = [node for node in nodes if _is_moved(node.asked, node.device)]
         if moved:
             one, verb = moved[0], "is" if len(moved) == 1 else "are"
-            found.append(
-                f"{label}: {plural(len(moved), 'node')} of {count(len(nodes))} {verb} elsewhere than asked, such as {one.name} on "
-                f"{one.device} instead of {one.asked}; --tensorflow soft-placement=no refuses devices that are not there."
-            )
+            of = f"{plural(len(moved), 'node')} of {count(len(nodes))} {verb} elsewhere than asked"
+            such = f"such as {one.name} on {one.device} instead of {one.asked}"
+            refuses = "--tensorflow soft-placement=no refuses devices that are not there"
+            found.append(f"{label}: {of}, {such}; {refuses}.")
     return found
 
 

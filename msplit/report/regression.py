@@ -45,6 +45,9 @@ def _verdict(one: Change, limit: float | None) -> str:
     return "slower" if limit is None else "slower, within the limit"
 
 
+_MEASURE_LONGER = "measure longer, or on a machine with nothing else to do"
+
+
 def warnings(found: BaselineComparison) -> list[str]:
     """Warnings about circumstances that make the comparison doubtful."""
     said = [f"{found.baseline.path} was measured with {difference}" for difference in found.differs]
@@ -54,10 +57,8 @@ def warnings(found: BaselineComparison) -> list[str]:
         said.append(f"not in the baseline, so not compared: {'; '.join(map(_name, found.new))}")
     vague = [one for one in found.changes if found.limit is not None and one.noise > found.limit]
     if vague:
-        said.append(
-            f"{plural(len(vague), 'variant varies', 'variants vary')} by more than the limit of {100 * (found.limit or 0):g} %, so that "
-            "much slower would not be noticed: measure longer, or on a machine with nothing else to do"
-        )
+        vary = f"{plural(len(vague), 'variant varies', 'variants vary')} by more than the limit of {100 * (found.limit or 0):g} %"
+        said.append(f"{vary}, so that much slower would not be noticed: {_MEASURE_LONGER}")
     if not found.changes:
         said.append("nothing could be compared with the baseline")
     return said

@@ -35,16 +35,8 @@ class Told:
     def of(trainer: Trainer, trained: TrainingResult) -> Told:
         """Takes the results of a trainer that is not closed yet."""
         runner, model = trainer.runner, trainer.flat.model
-        return Told(
-            str(model.path),
-            model.targets,
-            trainer.fetches,
-            "" if runner is None else runner.label,
-            "" if runner is None else runner.engine,
-            () if runner is None else runner.notes,
-            trained,
-            trainer.world.size,
-        )
+        ran = ("", "", ()) if runner is None else (runner.label, runner.engine, runner.notes)
+        return Told(str(model.path), model.targets, trainer.fetches, *ran, trained, trainer.world.size)
 
 
 def document(told: Told) -> Document:

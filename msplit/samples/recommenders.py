@@ -14,6 +14,10 @@ from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.samples.layers import ATTRIBUTE, ModelBuilder, Sample, SampleInput, WeightRecipe, fill, generate, kernel
 
 
+def _ids(b: ModelBuilder, count: int, rows: int) -> list[Any]:
+    return [b.input(f"id_{number}", (), "int32", rows) for number in range(count)]
+
+
 def deepfm(
     seed: int | ModelBuilder,
     *,
@@ -32,9 +36,7 @@ def deepfm(
         units: Widths of the deep part's layers.
     """
     b = ModelBuilder.of(seed, batch)
-    tf = b.tf
-    values = b.input("numeric", (numeric,))
-    ids = [b.input(f"id_{field}", (), "int32", rows) for field in range(categorical)]
+    tf, values, ids = b.tf, b.input("numeric", (numeric,)), _ids(b, categorical, rows)
     linear, vectors = [], []
     for field, column in enumerate(ids):
         with b.scope(f"field_{field}"):
@@ -88,9 +90,7 @@ def dlrm(
         top: Widths of the top MLP's hidden layers.
     """
     b = ModelBuilder.of(seed, batch)
-    tf = b.tf
-    values = b.input("numeric", (numeric,))
-    ids = [b.input(f"id_{table}", (), "int32", rows) for table in range(tables)]
+    tf, values, ids = b.tf, b.input("numeric", (numeric,)), _ids(b, tables, rows)
     with b.scope("bottom"):
         vectors = [b.mlp(values, (*bottom, width))]
     for table, column in enumerate(ids):
@@ -166,9 +166,8 @@ def towers(
         units: Widths of a tower's MLP.
     """
     b = ModelBuilder.of(seed, batch)
-    ids = [b.input(f"id_{tower}", (), "int32", rows) for tower in range(towers)]
     parts = []
-    for tower, column in enumerate(ids):
+    for tower, column in enumerate(_ids(b, towers, rows)):
         with b.scope(f"tower_{tower}"):
             parts.append(b.mlp(b.embedding(column, rows, width, "embedding"), units))
     with b.scope("head"):

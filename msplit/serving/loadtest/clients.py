@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,11 +107,10 @@ class Channel:
         self._call = self._channel.unary_unary(method)
         self._requests = {id(one): encode(one) for one in feeds}
 
-    def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
+    def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Sends one of the prepared requests. The protocols have no priorities that all servers know."""
         del priority
-        reply: Any = _Reply(self._call.future(self._requests[id(feeds)], timeout=timeout), self)
-        return reply  # type: ignore[no-any-return]
+        return _Reply(self._call.future(self._requests[id(feeds)], timeout=timeout), self)
 
     def step(self, feeds: Arrays) -> Arrays:
         """Sends one, and waits for its answer."""
@@ -155,8 +154,7 @@ class _Reply:
         self.call.add_done_callback(lambda call: told(self))
 
     def cancel(self) -> bool:
-        found: bool = self.call.cancel()
-        return found
+        return bool(self.call.cancel())
 
     def result(self) -> Arrays:
         return self.channel.decoded(self.call)
@@ -171,8 +169,7 @@ def _protocol(server: ServerUnderTest) -> tuple[Callable[[Arrays], bytes], Calla
         request.model_spec.name = server.model
         for name, value in feeds.items():
             tensors.to_tensor_proto(np.asarray(value), request.inputs[name], as_content=True)
-        data: bytes = request.SerializeToString()
-        return data
+        return bytes(request.SerializeToString())
 
     def predicted(data: bytes) -> Arrays:
         response = messages.PredictResponse.FromString(data)
@@ -184,8 +181,7 @@ def _protocol(server: ServerUnderTest) -> tuple[Callable[[Arrays], bytes], Calla
             datatype = tensors.open_name(tensors.name_of(value.dtype))
             request.inputs.add(name=name, datatype=datatype, shape=value.shape)
             request.raw_input_contents.append(b"".join(tensors.raw_content(value)))
-        data: bytes = request.SerializeToString()
-        return data
+        return bytes(request.SerializeToString())
 
     def inferred(data: bytes) -> Arrays:
         response = messages.ModelInferResponse.FromString(data)

@@ -163,22 +163,23 @@ class Writer:
         state = [RequestState.DONE] * len(left)
         for name, kept in self._kept.items():
             values: list[Any] = [outputs.get(name) for _, outputs in left]
-            shape = kept.shape
-            bad = [place for place, value in enumerate(values) if value is None or value.shape != shape]
-            for place in bad:
-                value, state[place] = values[place], RequestState.MISSHAPEN
-                self._tell(f"output {name} is {'missing' if value is None else f'{value.shape}, not {shape}'}")
-            good = [place for place in range(len(left)) if place not in bad] if bad else range(len(left))
+            good = [place for place, value in enumerate(values) if value is not None and value.shape == kept.shape]
+            # An answer without this output, or with another shape, is told of; the others of its batch are kept.
+            if len(good) < len(values):
+                for place in [place for place in range(len(values)) if place not in good]:
+                    value, state[place] = values[place], RequestState.MISSHAPEN
+                    self._tell(f"output {name} is {'missing' if value is None else f'{value.shape}, not {kept.shape}'}")
+                values = [values[place] for place in good]
             if not good:
                 continue
-            chosen = [rows[place] for place in good] if bad else rows
+            chosen = [rows[place] for place in good]
+            # One copy for all answers: strings by what stands for them, arrays joined, scalars as a list.
             if kept.dtype == "object":
-                self._outputs[name][chosen] = [digest(values[place]) for place in good]
-            elif shape:
-                joined = np.concatenate([values[place] for place in good] if bad else values)
-                self._outputs[name][chosen] = joined.reshape(len(good), *shape)
+                self._outputs[name][chosen] = [digest(value) for value in values]
+            elif kept.shape:
+                self._outputs[name][chosen] = np.concatenate(values).reshape(len(good), *kept.shape)
             else:
-                self._outputs[name][chosen] = [values[place] for place in good]
+                self._outputs[name][chosen] = values
         for row, one in zip(rows, state, strict=True):
             self._status[row] = one
 

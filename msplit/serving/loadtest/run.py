@@ -84,6 +84,7 @@ class LoadSettings:
     memory: int = 1 << 30
 
     def __post_init__(self) -> None:
+        # Numbers first, each by itself; then what they say together.
         for name in ("repeat", "rows", "distinct", "threads"):
             whole(name, getattr(self, name), 1)
         whole("most", self.most, 0)
@@ -178,6 +179,7 @@ def load(
     """
     from msplit.serving.pool.making import pool as make_pool
 
+    # What is asked for: as many levels of priority as requests have, rows that stand in for a batch, a model where a server is measured.
     settings, pool_settings = settings or LoadSettings(), pool or PoolSettings()
     request = replace(request or RunRequest(), batch=settings.rows)
     if settings.mix and max(settings.mix) >= pool_settings.priorities:
@@ -189,6 +191,7 @@ def load(
     if server is not None:
         settings = replace(settings, beside=[name for name in settings.beside if name != AUTO])
     with ExitStack() as stack:
+        # Requests and right answers come first: the table has as much room as the answers need.
         made: Any = None
         notes: list[str] = []
         if server is None:
@@ -199,6 +202,7 @@ def load(
         ready = _prepared(flat, model, made, request, settings)
         table = RequestTable(Layout(_rows(settings, ready), ready.kept))
         stack.callback(table.close)
+        # The target in question: the pool here, or a server that client processes ask.
         main: Target
         if server is None:
             each = f" on each of {len(request.devices)} GPUs" if len(request.devices) > 1 else ""
@@ -209,11 +213,13 @@ def load(
             main = client = clients_of(server, ready.feeds, table)
             stack.callback(client.close)
             client.ready()
+        # Beside it TensorFlow, and echoes, which show what the benchmark itself takes in the same ways.
         others, skipped = _beside(stack, _tasks(flat, ready, request, settings, pool_settings, table))
         threads = settings.threads if any(target.echo != main.echo for target in others) else 0
         generator = LoadGenerator(table)
         stack.callback(generator.close)
         bench = _Bench(table, generator, settings, progress or silent, parts=1 if server is None else server.processes)
+        # A target whose plain steps are wrong is left out; if it is the one in question there is nothing to measure.
         for target in (main, *others, *echoes(ready.feeds, ready.answers, threads)):
             checker = Checker(ready, target.plain)
             if checker.wrong:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,35 +89,29 @@ class LocalTarget:
 def of_pool(label: str, about: str, pool: Any, feeds: Sequence[Arrays], *, on_gpu: bool) -> LocalTarget:
     """Makes a target of a pool, which is closed with it. This thread drives the pool; where it has no GPU, other threads do the work."""
     nap = 0.0 if on_gpu else NAP
-    return LocalTarget(
-        label,
-        about,
-        by_steps(pool.step, feeds),
-        lambda table, watch, timeout: drive(table, pool, feeds, watch, timeout=timeout, nap=nap),
-        ECHO,
-        lambda: asdict(pool.stats()),
-        lambda: pool.close(finish=False),
-    )
+
+    def run(table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
+        return drive(table, pool, feeds, watch, timeout=timeout, nap=nap)
+
+    plain, close = by_steps(pool.step, feeds), partial(pool.close, finish=False)
+    return LocalTarget(label, about, plain, run, ECHO, lambda: asdict(pool.stats()), close)
 
 
 def echoes(feeds: Sequence[Arrays], answers: Sequence[Arrays], threads: int) -> list[Target]:
     """Makes the targets that measure the cost of handing requests over: to one thread that drives and, if `threads` is not 0, to so many
     threads that call."""
     echo = Echo(feeds, answers)
-    found: list[Target] = [
-        LocalTarget(
-            ECHO,
-            "answers at once, without running anything",
-            answers,
-            lambda table, watch, timeout: drive(table, echo, feeds, watch, timeout=timeout),
-        )
-    ]
+
+    def driven(table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
+        return drive(table, echo, feeds, watch, timeout=timeout)
+
+    def called(table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
+        del timeout
+        return call(table, [echo.step] * threads, feeds, watch)
+
+    found: list[Target] = [LocalTarget(ECHO, "answers at once, without running anything", answers, driven)]
     if threads:
-        steps = [echo.step] * threads
-        about = f"the same, from {threads} threads"
-        found.append(
-            LocalTarget(ECHO_THREADS, about, answers, lambda table, watch, _: call(table, steps, feeds, watch))
-        )
+        found.append(LocalTarget(ECHO_THREADS, f"the same, from {threads} threads", answers, called))
     return found
 
 

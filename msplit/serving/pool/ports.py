@@ -73,8 +73,10 @@ class Ports:
         self.batches = tuple(batch for batch in shapes if batch)
         self._pads, self._device = pads, device
         self.joins, self._mixes = rows is not None and bool(self.batches), mixes
+        # Shapes are told as those of the largest step, in which an axis that belongs to rows has no size.
         largest = [*shapes.values()][-1]
         dtypes = {name: _kept_as(dtype) for name, dtype in dtypes.items()}
+        # Where rows were not shown to be independent no input has any: each request is a step of its own.
         entries, self._made = rows if rows is not None and self.joins else ({}, {})
         self._entries = {name: entries.get(name, 0) for name in largest}
         changing = [name for name in largest if len({shape[name][:1] for shape in shapes.values()}) > 1]
@@ -87,6 +89,7 @@ class Ports:
             )
             for name, shape in largest.items()
         }
+        # For `check` and `join`: what each input must be, and those that requests of one step have to agree in.
         self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
         self._shapes = dict(shapes)
         self._shared = [name for name, count in self._entries.items() if not count and self.joins]

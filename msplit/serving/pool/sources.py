@@ -170,14 +170,17 @@ def _of_build(every: Sequence[Loaded], why: str, settings: PoolSettings) -> Reci
     rungs = {rung.batch or 0: rung for rung in manifest.rungs}
     rows = manifest.rows if 0 not in rungs else None
     largest = max(rungs)
+    # A build has the batches that it has: another largest one can not be asked for, and without independent rows nothing is joined.
     if settings.max_batch is not None and settings.max_batch not in (1, largest):
         said = f"the largest batch of the build is {largest}" if largest else "the build has one batch, of its own"
         raise MsplitError(f"max_batch is {settings.max_batch}, and {said}", fix="leave it out")
     _refuse_to_join(rows, settings, manifest.mixes)
+    # Everything by batch, 0 for the one batch of a model without rows; what was restored is there once for each GPU.
     references = {batch: loaded.references[rung.program] for batch, rung in rungs.items()}
     restored = [{batch: one.restored[rung.program] for batch, rung in rungs.items()} for one in every]
     shapes: dict[int, Mapping[str, Shape]] = {batch: rung.inputs for batch, rung in sorted(rungs.items())}
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
+    # Steps fly where one call starts a captured graph. Else they run in threads; on the CPU without a host part they only seem to fly.
     flies, hosted = found.can_fly(restored[0].values()), any(one.hosted for one in restored[0].values())
     ports = Ports(dtypes, shapes, rows, manifest.mixes, device="cuda" if flies else None)
     polls = flies or (manifest.made_for.get("device") == "cpu" and not hosted)

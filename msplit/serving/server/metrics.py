@@ -35,13 +35,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         labels = ("model", "version", "protocol")
         self._answers = Counter("msplit_requests", "Requests by status.", (*labels, "status"), registry=self._registry)
-        self._seconds = Histogram(
-            "msplit_request_seconds",
-            "From reading a request to its answer.",
-            labels,
-            buckets=_BUCKETS,
-            registry=self._registry,
-        )
+        said = "From reading a request to its answer."
+        self._seconds = Histogram("msplit_request_seconds", said, labels, buckets=_BUCKETS, registry=self._registry)
         self._registry.register(self)
         self._known: dict[tuple[Version | None, str, str], tuple[Counter, Histogram]] = {}
 

@@ -144,6 +144,5 @@ def refuse_missing(found: Collection[str], ports: Mapping[str, Port]) -> None:
     Raises:
         Refusal: It does.
     """
-    for name in ports:
-        if name not in found:
-            raise invalid(f"no value for input {name}; the inputs are: {', '.join(ports)}")
+    if missing := [name for name in ports if name not in found]:
+        raise invalid(f"no value for input {missing[0]}; the inputs are: {', '.join(ports)}")
