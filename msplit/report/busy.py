@@ -14,14 +14,16 @@ _SHARES = ("works", "driver", "filled")
 
 def table(found: Sequence[Utilization]) -> Table:
     """A row per variant."""
-    shares = [[getattr(one, key) for key in _SHARES] for one in found]
-    texts = [["-" if share is None else f"{share:.0%}" for share in row] for row in shares]
-    rows = [(short(one.label), *row) for one, row in zip(found, texts, strict=True)]
+    rows = [(short(one.label), *(_share(getattr(one, key)) for key in _SHARES)) for one in found]
     note = (
         "works: share of a user's step in which the device works; driver: share of the time in which a kernel ran (NVML), steps one behind "
         "the other; filled: share of the processors that kernels fill meanwhile, by their times alone"
     )
     return Table("How busy the GPU is", ("", *(f">{key}" for key in _SHARES)), rows, note)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
 
 
 def payload(found: Sequence[Utilization]) -> list[dict[str, Any]]:
