@@ -16,7 +16,7 @@ from msplit.cli.pool_options import Engine, Pooling, engine_options, pool_option
 from msplit.progress import telling
 
 if TYPE_CHECKING:
-    from msplit.serving.loadtest.clients import Server
+    from msplit.serving.loadtest.clients import ServerUnderTest
     from msplit.serving.loadtest.run import LoadSettings
 
 
@@ -244,11 +244,11 @@ def _as_multistream(
     )
 
 
-def _server(serving: Serving, model: Path) -> Server | None:
-    from msplit.serving.loadtest.clients import Server
+def _server(serving: Serving, model: Path) -> ServerUnderTest | None:
+    from msplit.serving.loadtest.clients import ServerUnderTest
 
     if serving.address is None:
         return None
     whole = model.resolve()
     name = serving.model_name or (whole.stem if whole.is_file() else whole.name)
-    return Server(serving.address, name, serving.protocol, serving.processes)
+    return ServerUnderTest(serving.address, name, serving.protocol, serving.processes)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from msplit.analysis.inventory import BranchSize, RegionSize, TableUse
 from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
 from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint
 from msplit.report import isomorphic
 from msplit.report.document import Document, Name, Table, first
+from msplit.report.jsonio import ENDPOINT, picked
 from msplit.report.text import count, dimensions, heading, micros, operations, percent, plural, ratio, size, some
 from msplit.schedule.split import SplitJudgement
 
@@ -38,9 +39,8 @@ def document(
     everything, summary = "all" in views, "summary" in views
     most = {view: None if everything or view in views else _FEW for view in ("branches", "embeddings", "regions")}
     tables: list[Table] = []
-    facts: list[tuple[str, str]] = []
+    # The summary has the beginning of each table that the model has something for; a view that was asked for has all of its own.
     if everything or summary:
-        facts = _facts(found)
         tables.append(_ops(found, None if everything else _FEW_OPS))
     if summary or most["branches"] is None:
         several = (isomorphic.isomorphic(found, most["branches"]), isomorphic.nearly(found, most["branches"]))
@@ -55,7 +55,7 @@ def document(
         tables.append(_coverage(coverage))
     return Document(
         title=heading(found.flat.model.path, found.flat.model.format),
-        facts=facts,
+        facts=_facts(found) if everything or summary else (),
         tables=tables,
         notes=[*_notes(found, coverage), *([split.words] if split is not None else ())],
         warnings=_warnings(found),
@@ -87,9 +87,8 @@ def _facts(found: Analysis) -> list[tuple[str, str]]:
     facts["critical path"] = f"{micros(limits.critical_path_us)}, {plural(len(limits.path), 'node')}"
     facts["work / path"] = ratio(limits.serial_us / limits.critical_path_us) if limits.critical_path_us else "-"
     facts["level width"] = f"{plural(level.width, 'kernel')} on level {level.level} of {level.levels}"
-    antichain = found.antichain.size
-    independent = None if antichain is None else plural(antichain, "mutually independent kernel")
-    facts["max antichain"] = independent or found.antichain.skipped
+    antichain, skipped = found.antichain.size, found.antichain.skipped
+    facts["max antichain"] = skipped if antichain is None else plural(antichain, "mutually independent kernel")
     facts["gain at most"] = _gains(found)
     facts["bounds"] = _bounds(found)
     return list(facts.items())
@@ -111,11 +110,8 @@ def _gains(found: Analysis) -> str:
         parts.append(f"{ratio(gain)} on {streams}")
     else:
         parts.append(f"{most} on any number of streams")
-    source = (
-        f"on a {gpu_title(found.costs.gpu)}, from its data sheet"
-        if found.costs.source == "static"
-        else "by measured costs"
-    )
+    static = found.costs.source == "static"
+    source = f"on a {gpu_title(found.costs.gpu)}, from its data sheet" if static else "by measured costs"
     return f"{', '.join(parts)} ({source})"
 
 
@@ -130,81 +126,53 @@ def _bounds(found: Analysis) -> str:
 
 def _ops(found: Analysis, most: int | None) -> Table:
     ops = sorted(found.ops, key=lambda op: (-op.time_us, -(op.gpu + op.host), op.op))
+    serial_us = found.bounds.serial_us
     rows = [
-        (
-            op.op,
-            count(op.gpu),
-            count(op.host),
-            count(op.kernels),
-            micros(op.time_us),
-            percent(op.time_us, found.bounds.serial_us),
-        )
+        (op.op, *map(count, (op.gpu, op.host, op.kernels)), micros(op.time_us), percent(op.time_us, serial_us))
         for op in ops[:most]
     ]
-    left = [] if most is None else ops[most:]
-    note = (
-        f"and {plural(len(left), 'more op')} with {plural(sum(op.gpu + op.host for op in left), 'node')} (--show all)"
-        if left
-        else ""
-    )
+    left = ops[len(rows) :]
+    nodes = plural(sum(op.gpu + op.host for op in left), "node")
+    note = f"and {plural(len(left), 'more op')} with {nodes} (--show all)" if left else ""
     return Table("Ops by cost", ("op", ">GPU", ">host", ">kernels", ">time", ">share"), rows, note)
 
 
 def _branches(found: Analysis, most: int | None) -> Table:
     names = found.flat.graph.names
-    return first(
-        "Branches that matter, largest first",
-        ("first kernel", ">kernels", ">time", "forks at"),
-        found.branches,
-        lambda branch: (
-            Name(names[int(branch.nodes[0])]),
-            count(len(branch.nodes)),
-            micros(branch.time_us),
-            Name(names[branch.fork]) if branch.fork is not None else "(inputs)",
-        ),
-        most,
-        "--show branches",
-    )
+
+    def row(branch: BranchSize) -> tuple[str, ...]:
+        fork = Name(names[branch.fork]) if branch.fork is not None else "(inputs)"
+        return Name(names[int(branch.nodes[0])]), count(len(branch.nodes)), micros(branch.time_us), fork
+
+    columns = ("first kernel", ">kernels", ">time", "forks at")
+    return first("Branches that matter, largest first", columns, found.branches, row, most, "--show branches")
 
 
 def _embeddings(found: Analysis, most: int | None) -> Table:
-    return first(
-        "Embedding tables",
-        ("table", ">rows × width", ">size", ">lookups", ">time"),
-        sorted(found.tables, key=lambda use: (-use.table.bytes, use.table.name)),
-        lambda use: (
-            Name(use.table.name),
-            f"{count(use.table.rows)} × {use.table.columns}",
-            size(use.table.bytes),
-            count(use.lookups),
-            micros(use.time_us),
-        ),
-        most,
-        "--show embeddings",
-    )
+    def row(use: TableUse) -> tuple[str, ...]:
+        sizes = f"{count(use.table.rows)} × {use.table.columns}"
+        return Name(use.table.name), sizes, size(use.table.bytes), count(use.lookups), micros(use.time_us)
+
+    columns = ("table", ">rows × width", ">size", ">lookups", ">time")
+    uses = sorted(found.tables, key=lambda use: (-use.table.bytes, use.table.name))
+    return first("Embedding tables", columns, uses, row, most, "--show embeddings")
 
 
 def _regions(found: Analysis, most: int | None) -> Table:
-    return first(
-        "Regions that stay on one stream",
-        ("kind", "name", ">nodes", ">time"),
-        sorted(found.regions, key=lambda region: -region.time_us),
-        lambda one: (one.region.kind, Name(one.region.name), count(len(one.nodes)), micros(one.time_us)),
-        most,
-        "--show regions",
-    )
+    def row(one: RegionSize) -> tuple[str, ...]:
+        return one.region.kind, Name(one.region.name), count(len(one.nodes)), micros(one.time_us)
+
+    regions = sorted(found.regions, key=lambda region: -region.time_us)
+    columns = ("kind", "name", ">nodes", ">time")
+    return first("Regions that stay on one stream", columns, regions, row, most, "--show regions")
 
 
 def _nodes(found: Analysis) -> Table:
     flat, costs = found.flat, found.costs
+    columns = (flat.graph.names, flat.graph.ops, flat.host.tolist(), costs.time_us.tolist(), costs.known.tolist())
     rows = [
-        (
-            flat.graph.names[node],
-            flat.graph.ops[node],
-            "host" if flat.host[node] else "GPU",
-            micros(float(costs.time_us[node])) + ("" if costs.known[node] or costs.time_us[node] == 0 else " ?"),
-        )
-        for node in range(len(flat))
+        (name, op, "host" if host else "GPU", micros(time) + ("" if known or time == 0 else " ?"))
+        for name, op, host, time, known in zip(*columns, strict=True)
     ]
     note = "? marks a time guessed because a shape is unknown"
     return Table("Nodes", ("name", "op", "side", ">time"), rows, note, whole=True)
@@ -228,15 +196,12 @@ def _coverage(coverage: Coverage) -> Table:
 
 
 def _warnings(found: Analysis) -> list[str]:
-    lines = list(found.shapes.assumed)
-    unknown = found.guesses
-    if len(unknown.nodes):
-        ops = ", ".join(f"{op} ({number})" for op, number in list(unknown.ops.items())[:5])
-        lines.append(
-            f"{count(len(unknown.nodes))} of {plural(found.kernels, 'kernel')} {'has' if len(unknown.nodes) == 1 else 'have'} "
-            f"unknown shapes, so that the cost is a guess: {ops}. {unknown.mend}"
-        )
-    return lines
+    unknown, number = found.guesses, len(found.guesses.nodes)
+    if not number:
+        return [*found.shapes.assumed]
+    ops = ", ".join(f"{op} ({number})" for op, number in list(unknown.ops.items())[:5])
+    of = f"{count(number)} of {plural(found.kernels, 'kernel')} {'has' if number == 1 else 'have'}"
+    return [*found.shapes.assumed, f"{of} unknown shapes, so that the cost is a guess: {ops}. {unknown.mend}"]
 
 
 _IDS = (
@@ -259,10 +224,9 @@ def _notes(found: Analysis, coverage: Coverage | None) -> list[str]:
 
 
 def _coverage_note(coverage: Coverage) -> str:
-    reasons = coverage.reasons
-    if reasons:
+    if coverage.reasons:
         fix = "Use --engine tensorflow, or cut it with --inputs and --outputs."
-        return f"The cuda engine can not run this model: {'; '.join(reasons)}. {fix}"
+        return f"The cuda engine can not run this model: {'; '.join(coverage.reasons)}. {fix}"
     can = "The cuda engine can run every op of this model."
     if coverage.unbuilt:
         can = (
@@ -280,54 +244,34 @@ def payload(
     split: SplitJudgement | None = None,
 ) -> dict[str, Any]:
     """The analysis for JSON. The arguments are those of `document`."""
-    flat, model, costs, limits = found.flat, found.flat.model, found.costs, found.bounds
-    names = flat.graph.names
+    flat, model, costs, names = found.flat, found.flat.model, found.costs, found.flat.graph.names
     result: dict[str, Any] = {
         "model": {
-            "path": str(model.path),
-            "format": str(model.format),
-            "tags": model.tags,
-            "signature": model.signature,
-            "signatures": model.signatures,
-            "versions": dict(model.versions),
-            "inputs": [_endpoint(endpoint) for endpoint in model.inputs],
-            "outputs": [_endpoint(endpoint) for endpoint in model.outputs],
+            **picked(model, "path format tags signature signatures versions"),
+            "inputs": [picked(endpoint, ENDPOINT) for endpoint in model.inputs],
+            "outputs": [picked(endpoint, ENDPOINT) for endpoint in model.outputs],
             "outputs_guessed": model.left_out is not None,
-            "outputs_left_out": list(model.left_out or ()),
+            "outputs_left_out": model.left_out or (),
         },
-        "gpu": costs.gpu,
-        "costs": costs.source,
+        **picked(costs, "gpu costs=source"),
         "nodes": {"total": len(flat), "host": int(np.count_nonzero(flat.host)), "kernels": found.kernels},
-        "ops": list(found.ops),
-        "functions": list(found.functions),
+        **picked(found, "ops functions"),
         "parameters": {"tensors": len(found.parameters), "bytes": sum(p.bytes for p in found.parameters)},
-        "colocation_groups": list(found.group_sizes),
-        "level_width": found.level_width.width,
-        "max_antichain": found.antichain.size,
+        **picked(found, "colocation_groups=group_sizes level_width=level_width.width max_antichain=antichain.size"),
         "flops": float(costs.flops.sum()),
         "bytes": float(costs.bytes.sum()),
-        "bounds_us": {
-            "serial": limits.serial_us,
-            "critical_path": limits.critical_path_us,
-            "bandwidth": limits.bandwidth_us,
-            "flops": limits.flops_us,
-            "sm_time": limits.sm_time_us,
-            "lower_bound": limits.lower_bound_us,
-            "fused": limits.fused_us,
-            "kept_whole": limits.whole_us,
-        },
-        "gain_at_most": {**{str(k): v for k, v in found.gains.items()}, "any": limits.max_gain},
-        "suggestion": {
-            "rule_set": found.suggestion.rule_set,
-            "helps": found.judgement.helps,
-            "why": found.suggestion.why,
-        },
+        "bounds_us": picked(
+            found.bounds,
+            "serial=serial_us critical_path=critical_path_us bandwidth=bandwidth_us flops=flops_us sm_time=sm_time_us",
+            "lower_bound=lower_bound_us fused=fused_us kept_whole=whole_us",
+        ),
+        "gain_at_most": {**found.gains, "any": found.bounds.max_gain},
+        "suggestion": picked(found, "rule_set=suggestion.rule_set helps=judgement.helps why=suggestion.why"),
         "judgement": found.judgement,
         "next": " ".join(commands[0]) if commands else None,
         "commands": [" ".join(command) for command in commands],
         "unknown_shapes": len(found.guesses.nodes),
-        "proved_dense": found.guesses.dense,
-        "assumed": list(found.shapes.assumed),
+        **picked(found, "proved_dense=guesses.dense assumed=shapes.assumed"),
         "branches": [
             {
                 "first": names[int(b.nodes[0])],
@@ -340,60 +284,29 @@ def payload(
         ],
         **isomorphic.payload(found),
         "embeddings": [
-            {
-                "table": use.table.name,
-                "rows": use.table.rows,
-                "width": use.table.columns,
-                "bytes": use.table.bytes,
-                "lookups": use.lookups,
-                "time_us": use.time_us,
-            }
+            picked(use, "table=table.name rows=table.rows width=table.columns bytes=table.bytes lookups time_us")
             for use in found.tables
         ],
         "regions": [
-            {"kind": r.region.kind, "name": r.region.name, "nodes": len(r.nodes), "time_us": r.time_us}
-            for r in found.regions
+            {**picked(one, "kind=region.kind name=region.name"), "nodes": len(one.nodes), "time_us": one.time_us}
+            for one in found.regions
         ],
     }
     if "nodes" in views or "all" in views:
-        result["node_list"] = [
-            {
-                "name": names[node],
-                "op": flat.graph.ops[node],
-                "host": bool(flat.host[node]),
-                "time_us": float(costs.time_us[node]),
-                "known": bool(costs.known[node]),
-            }
-            for node in range(len(flat))
-        ]
+        columns = {
+            "name": names,
+            "op": flat.graph.ops,
+            "host": flat.host.tolist(),
+            "time_us": costs.time_us.tolist(),
+            "known": costs.known.tolist(),
+        }
+        result["node_list"] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if coverage is not None:
-        result["coverage"] = asdict(coverage)
+        result["coverage"] = coverage
     if split is not None:
-        result["split"] = _split(split)
+        best = "way=name makespan_us copies copied_bytes=copied weight_bytes=weights tables"
+        result["split"] = {
+            **picked(split, "gpus kind helps words one_us gain"),
+            "best": split.best and picked(split.best, best),
+        }
     return result
-
-
-def _split(found: SplitJudgement) -> dict[str, Any]:
-    best = found.best
-    return {
-        "gpus": found.gpus,
-        "kind": found.kind,
-        "helps": found.helps,
-        "words": found.words,
-        "one_us": found.one_us,
-        "gain": found.gain,
-        "best": None
-        if best is None
-        else {
-            "way": best.name,
-            "makespan_us": best.makespan_us,
-            "copies": best.copies,
-            "copied_bytes": best.copied,
-            "weight_bytes": list(best.weights),
-            "tables": list(best.tables),
-        },
-    }
-
-
-def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
-    return {"name": endpoint.name, "tensor": endpoint.tensor, "dtype": endpoint.dtype, "shape": endpoint.shape}

@@ -14,6 +14,7 @@ from msplit.errors import MsplitError
 from msplit.flatten.flat import Conflict, with_ids
 from msplit.formats.writer import WriteReport
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import count, heading, micros, percent, plural, ratio, size
 
 _MOST_REMARKS = 12
@@ -27,10 +28,10 @@ class Outputs:
     """Results of an assignment, in sentences.
 
     Attributes:
-        written: What was written where.
-        notes: What the writer says.
-        warnings: What the writer warns of.
-        unwritten: Why nothing was written.
+        written: Files that were written, with their content.
+        notes: Remarks of the writer.
+        warnings: Warnings of the writer.
+        unwritten: Reason why nothing was written.
     """
 
     written: list[str] = field(default_factory=list)
@@ -51,6 +52,7 @@ def document(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every:
     ]
     decided = claims(assigned)
     idle = _idle(assigned, decided)
+    unassigned = plural(assigned.unassigned, "GPU node") if assigned.unassigned else ""
     reduced = f", the fewest that order {plural(plan.edges, 'dependency', 'dependencies')} between streams"
     facts = [
         ("rules", f"{assigned.ruleset.source}: " + ", ".join(rule.key for rule in assigned.ruleset.rules)),
@@ -61,12 +63,7 @@ def document(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every:
         ("predicted gain", _predicted(assigned)),
         ("cross-stream edges", _crossing(assigned)),
         ("waits", count(plan.waits) + (reduced if plan.edges else "")),
-        (
-            "unassigned",
-            f"{plural(assigned.unassigned, 'GPU node')}, on the default stream {assigned.ruleset.default}"
-            if assigned.unassigned
-            else "none",
-        ),
+        ("unassigned", f"{unassigned}, on the default stream {assigned.ruleset.default}" if unassigned else "none"),
         ("host nodes", f"{count(int(flat.host.sum()))}, which have no stream"),
         *_old_ids(assigned),
         ("changed", f"{_moving(len(assigned.changed))}, compared with the file"),
@@ -134,11 +131,8 @@ def about_plan(assigned: Assigned) -> str:
     """Contents of a plan file beside order and waits, as the end of a sentence."""
     if assigned.kernels is None:
         return ""
-    planned = assigned.kernels.planned
-    return (
-        f" for {planned.kernels} kernels, with {plural(planned.groups, 'group')} of nodes that share one; "
-        "`msplit bench --plan` runs it"
-    )
+    planned, runs = assigned.kernels.planned, "`msplit bench --plan` runs it"
+    return f" for {planned.kernels} kernels, with {plural(planned.groups, 'group')} of nodes that share one; {runs}"
 
 
 def claims(assigned: Assigned) -> dict[str, int]:
@@ -194,23 +188,13 @@ def _explained(assigned: Assigned) -> list[dict[str, Any]]:
     for node, device in devices(assigned).items():
         rule, why = ("host", "runs on the host") if host[node] else _decided(assigned, node)
         stream = None if host[node] else int(assigned.ids[node])
-        about = {"node": graph.names[node], "op": graph.ops[node], "stream": stream, "device": device}
-        found.append({**about, "rule": rule, "why": why})
+        values = (graph.names[node], graph.ops[node], stream, device, rule, why)
+        found.append(dict(zip(("node", "op", "stream", "device", "rule", "why"), values, strict=True)))
     return found
 
 
 def _placement(assigned: Assigned) -> Table:
-    rows = [
-        (
-            one["node"],
-            one["op"],
-            "-" if one["stream"] is None else str(one["stream"]),
-            one["device"],
-            one["rule"],
-            one["why"],
-        )
-        for one in _explained(assigned)
-    ]
+    rows = [["-" if value is None else str(value) for value in one.values()] for one in _explained(assigned)]
     return Table("Placement", ("node", "op", ">stream", "device", "rule", "why"), rows, whole=True)
 
 
@@ -223,7 +207,7 @@ def conflict_warnings(conflicts: Sequence[Conflict]) -> list[str]:
 
 
 def explain(assigned: Assigned, name: str) -> Document:
-    """Why one node is where it is.
+    """Explains why one node is on its stream.
 
     Raises:
         MsplitError: The graph has no such node.
@@ -237,25 +221,18 @@ def explain(assigned: Assigned, name: str) -> Document:
             where=str(flat.model.path),
             fix=f"did you mean {', '.join(near)}?" if near else "`msplit analyze --show nodes` lists them",
         )
-    rule, why = _decided(assigned, node)
-    function, _ = flat.origin(node)
-    region = int(flat.region[node])
+    found = explanation(assigned, name, Outputs())
     facts = [
-        ("op", flat.graph.ops[node]),
-        ("stream", "none: a host node" if flat.host[node] else str(assigned.ids[node])),
-        ("decided by", rule),
-        ("why", why),
-        ("cost", micros(float(assigned.costs.time_us[node])) + ("" if assigned.costs.known[node] else ", a guess")),
+        ("op", found["op"]),
+        ("stream", "none: a host node" if found["host"] else str(found["stream"])),
+        ("decided by", found["rule"]),
+        ("why", found["why"]),
+        ("cost", micros(found["time_us"]) + ("" if found["known"] else ", a guess")),
+        *([("function", found["function"])] if found["function"] else []),
+        *([("region", f"{region.kind} {region.name}")] if (region := found["region"]) is not None else []),
     ]
-    if function:
-        facts.append(("function", function))
-    if region >= 0:
-        facts.append(("region", f"{flat.regions[region].kind} {flat.regions[region].name}"))
-    tables = [
-        _neighbours("Inputs", assigned, flat.graph.predecessors(node)),
-        _neighbours("Consumers", assigned, flat.graph.successors(node)),
-    ]
-    return Document(name, facts, tables)
+    sides = {"Inputs": flat.graph.predecessors(node), "Consumers": flat.graph.successors(node)}
+    return Document(name, facts, [_neighbours(title, assigned, nodes) for title, nodes in sides.items()])
 
 
 def _decided(assigned: Assigned, node: int) -> tuple[str, str]:
@@ -277,7 +254,7 @@ def explanation(assigned: Assigned, name: str, outputs: Outputs) -> dict[str, An
     function, original = flat.origin(node)
     region = int(flat.region[node])
     return {
-        "model": str(flat.model.path),
+        "model": flat.model.path,
         "node": name,
         "op": flat.graph.ops[node],
         "host": bool(flat.host[node]),
@@ -289,49 +266,27 @@ def explanation(assigned: Assigned, name: str, outputs: Outputs) -> dict[str, An
         "function": function,
         "original": original,
         "region": flat.regions[region] if region >= 0 else None,
-        "written": outputs.written,
-        "notes": outputs.notes,
+        **picked(outputs, "written notes"),
     }
 
 
 def payload(assigned: Assigned, outputs: Outputs, *, diff: bool = False, every: bool = False) -> dict[str, Any]:
     """The assignment for JSON."""
-    plan, flat, chosen = assigned.plan, assigned.flat, assigned.kernels
+    flat, chosen = assigned.flat, assigned.kernels
+    kernels = "kernels=planned.kernels algorithm streams=planned.streams groups=planned.groups predicted_us"
     result: dict[str, Any] = {
-        "model": str(flat.model.path),
+        "model": flat.model.path,
         "rules": {"source": assigned.ruleset.source, "rules": [rule.key for rule in assigned.ruleset.rules]},
-        "costs": assigned.costs.source,
-        "streams": assigned.outcome.streams,
-        "loads": list(assigned.loads),
+        **picked(assigned, "costs=costs.source streams=outcome.streams loads"),
         "decided_by": claims(assigned),
-        "cross_stream": {
-            "edges": assigned.cross_edges,
-            "bytes": assigned.cross_bytes,
-            "unknown": assigned.cross_unknown,
-        },
-        "waits": {
-            "minimal": plan.waits,
-            "edges": plan.edges,
-            "once_per_stream": plan.merged_waits,
-            "records": plan.records,
-        },
-        "kernels": chosen
-        and {
-            "kernels": chosen.planned.kernels,
-            "algorithm": chosen.algorithm,
-            "streams": chosen.planned.streams,
-            "groups": chosen.planned.groups,
-            "predicted_us": chosen.predicted_us,
-            "plain_on_one_stream_us": chosen.one_us,
-            "plain_on_streams_us": chosen.streams_us,
-        },
+        "cross_stream": picked(assigned, "edges=cross_edges bytes=cross_bytes unknown=cross_unknown"),
+        "waits": picked(assigned.plan, "minimal=waits edges once_per_stream=merged_waits records"),
+        "kernels": chosen and picked(chosen, kernels, "plain_on_one_stream_us=one_us plain_on_streams_us=streams_us"),
         "judgement": assigned.judgement if _simulated(assigned) else None,
         "unassigned": assigned.unassigned,
         "changed": len(assigned.changed),
-        "remarks": list(assigned.outcome.remarks),
-        "written": outputs.written,
-        "notes": outputs.notes,
-        "warnings": outputs.warnings,
+        "remarks": assigned.outcome.remarks,
+        **picked(outputs, "written notes warnings"),
     }
     if every:
         result["placement"] = _explained(assigned)

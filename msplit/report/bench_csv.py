@@ -48,10 +48,8 @@ def _row(variant: VariantResult, over: str) -> dict[str, object]:
         "over": "" if variant.label == over else over,
         **{key: variant.facts.get(key) for key in ("kernels", "waits", "peak_bytes")},
     }
-    for key in ("median", "p90", "p99", "iqr"):
-        row[f"host_{key}_us"] = _us(variant.host, key)
-        row[f"device_{key}_us"] = _us(variant.device, key)
-    for clock in ("host", "device"):
+    for clock, summary in (("host", variant.host), ("device", variant.device)):
+        row |= {f"{clock}_{key}_us": _us(summary, key) for key in ("median", "p90", "p99", "iqr")}
         row |= _gain(clock, variant.ratio_over(over, clock))
     return row
 

@@ -14,6 +14,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.inputs.examples import Hits
 from msplit.report import bounds, busy, layers, placement, tuning
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import count, gain, heading, micros, percent, plural, size
 from msplit.verify.compare import OutputComparison
 from msplit.verify.results import BenchResult, VariantResult
@@ -51,7 +52,7 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         tables=[table for table in tables if table is not None],
         warnings=[*_grouped(result.warnings, [variant.label for variant in result.variants]), *skipped],
         notes=[
-            *map(_sentence, found.notes),
+            *(text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".") for text in found.notes),
             *_on_the_host(result.variants),
             *result.diagnosis,
             *(bounds.sentence(found.limits, result.variants) if found.limits is not None else ()),
@@ -88,10 +89,6 @@ def times_and_gains(result: BenchResult) -> list[Table]:
     return [_times(result.variants), *_gains(result.variants, ())]
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
-
-
 def _grouped(warnings: Sequence[str], labels: Sequence[str]) -> list[str]:
     """One line for what is said of several variants, with the figures of the first."""
     groups: dict[str, list[tuple[str, str]]] = {}
@@ -111,10 +108,8 @@ def verified(variants: Sequence[VariantResult]) -> str:
     """Names, in a sentence, the reference that outputs were held against."""
     checks = [check for variant in variants for check in variant.checks]
     wrong = [variant.label for variant in variants if variant.failed]
-    if wrong:
-        return f"NO: outputs of {', '.join(wrong)} are wrong"
-    if not checks:
-        return "nothing to compare"
+    if wrong or not checks:
+        return f"NO: outputs of {', '.join(wrong)} are wrong" if wrong else "nothing to compare"
     against = dict.fromkeys(check.against for check in checks)
     precisions = dict.fromkeys(check.precision for check in checks)
     return f"outputs are equal in {plural(len(checks), 'comparison')}, against {'; '.join(against)} ({', '.join(precisions)})"
@@ -131,15 +126,13 @@ def _errors(variants: Sequence[VariantResult]) -> Table | None:
     if not shown:
         return None
     left = f"; {len(rows) - len(shown)} more are no further away" if len(rows) > len(shown) else ""
-    return Table(
-        "What half precision costs",
-        ("", "output", "against", "in", ">distance", ">allowed", "worst element"),
-        [
-            (label, one.name, check.against, check.precision, f"{one.distance:.2g}", f"{one.tolerance:g}", _worst(one))
-            for label, check, one in shown
-        ],
-        f"distance: root mean square of what elements differ by, over that of what is expected{left}",
-    )
+    note = f"distance: root mean square of what elements differ by, over that of what is expected{left}"
+    cells = [
+        (label, one.name, check.against, check.precision, f"{one.distance:.2g}", f"{one.tolerance:g}", _worst(one))
+        for label, check, one in shown
+    ]
+    columns = ("", "output", "against", "in", ">distance", ">allowed", "worst element")
+    return Table("What half precision costs", columns, cells, note)
 
 
 def _worst(one: OutputComparison) -> str:
@@ -180,14 +173,8 @@ def _gains(variants: Sequence[VariantResult], hidden: Container[str | None]) -> 
         compared = [variant for variant in variants if any(ratio.over == over for ratio in variant.ratios)]
         clocks = list(dict.fromkeys(r.clock for variant in compared for r in variant.ratios if r.over == over))
         rows = [(variant.label, *(gain(variant.ratio_over(over, clock)) for clock in clocks)) for variant in compared]
-        tables.append(
-            Table(
-                f"Times faster than {over}",
-                ("", *(f">{clock}" for clock in clocks)),
-                rows,
-                "in brackets: confidence interval; above 1 is faster",
-            )
-        )
+        columns, note = ("", *(f">{clock}" for clock in clocks)), "in brackets: confidence interval; above 1 is faster"
+        tables.append(Table(f"Times faster than {over}", columns, rows, note))
     return tables
 
 
@@ -198,16 +185,11 @@ def _memory(variants: Sequence[VariantResult]) -> Table | None:
     layout = any(variant.facts.get("layout", "none") != "none" for variant in shown)
     rows = []
     for variant in shown:
-        facts = variant.facts
-        row = (
-            bounds.short(variant.label),
-            str(facts.get("streams", "-")),
-            count(int(facts.get("kernels", 0))),
-            f"{facts.get('waits', 0)} of {facts.get('waits_before_reduction', 0)}",
-            size(float(facts["peak_bytes"])),
-            size(float(facts.get("peak_bytes_one_stream", facts["peak_bytes"]))),
-        )
-        rows.append((*row, str(facts.get("layout", "-"))) if layout else row)
+        facts, peak = variant.facts, float(variant.facts["peak_bytes"])
+        waits = f"{facts.get('waits', 0)} of {facts.get('waits_before_reduction', 0)}"
+        memory = (size(peak), size(float(facts.get("peak_bytes_one_stream", peak))))
+        ran = (str(facts.get("streams", "-")), count(int(facts.get("kernels", 0))), waits, *memory)
+        rows.append((bounds.short(variant.label), *ran, *([str(facts.get("layout", "-"))] if layout else [])))
     return Table(
         "What ran",
         ("", ">used", ">kernels", ">waits", ">memory", ">1 stream", *(["layout"] if layout else [])),
@@ -245,23 +227,17 @@ def _lookups(found: Sequence[Hits]) -> Table:
 def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[str, Any]:
     """The measurement for JSON: every raw time, versions, machine, command."""
     return {
-        "model": str(flat.model.path),
-        "engine": found.engine,
-        "why": found.why,
-        "batch": found.batch,
-        "inputs": {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in found.inputs.items()},
-        "notes": list(found.notes),
-        "result": found.result.to_dict(),
-        "preparation_s": found.preparation.seconds,
-        "preparation": [
-            {"phase": one.phase, "time_s": one.seconds, "times": one.times} for one in found.preparation.phases
-        ],
-        "lookups": [one.to_dict() for one in found.lookups],
+        "model": flat.model.path,
+        **picked(found, "engine why batch"),
+        "inputs": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in found.inputs.items()},
+        **picked(found, "notes result preparation_s=preparation.seconds"),
+        "preparation": [picked(one, "phase time_s=seconds times") for one in found.preparation.phases],
+        "lookups": found.lookups,
         **({"layers": layers.payload(found)} if found.layers else {}),
         "busy": busy.payload(measured_busy(found.result.variants, found.limits)),
         "bounds": None if found.limits is None else bounds.payload(found.limits, found.result.variants),
         **({"placement": placement.payload(found.placements)} if found.placements else {}),
         **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned)}),
         **({} if found.mixed is None else {"mixed_precision": tuning.mixed_payload(flat, found.mixed)}),
-        **({"written": list(written)} if written or found.tuned is not None else {}),
+        **({"written": written} if written or found.tuned is not None else {}),
     }

@@ -7,6 +7,7 @@ from typing import Any
 from msplit.benchmark.bisect import Bisected, Suspect
 from msplit.flatten.flat import FlatGraph
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import dimensions, heading, plural
 from msplit.verify.compare import OutputComparison
 
@@ -18,7 +19,7 @@ _SHOWN = 8
 
 
 def document(flat: FlatGraph, found: Bisected) -> Document:
-    """Which node is to blame, and why one knows."""
+    """Document with the node that is to blame, and the evidence."""
     facts = [
         ("ran", f"the cuda engine {_WHERE.get(found.device, found.device)}; TensorFlow on the CPU; IEEE float32"),
         ("compared", f"{plural(found.compared, 'value')} one by one, {found.differing} differ"),
@@ -79,26 +80,6 @@ def _conclusion(found: Bisected) -> str:
 def payload(flat: FlatGraph, found: Bisected) -> dict[str, Any]:
     """Result as plain data."""
     return {
-        "model": {"path": str(flat.model.path), "format": str(flat.model.format)},
-        "device": found.device,
-        "compared": found.compared,
-        "differing": found.differing,
-        "variables": found.variables,
-        "left_out": dict(found.left_out),
-        "kernels": found.kernels,
-        "culprit": _plain(found.culprit),
-        "drift": _plain(found.drift),
-    }
-
-
-def _plain(suspect: Suspect | None) -> dict[str, Any] | None:
-    if suspect is None:
-        return None
-    return {
-        "node": suspect.node,
-        "op": suspect.op,
-        "found": suspect.found.to_dict(),
-        "inputs": [one.to_dict() for one in suspect.inputs],
-        "alone": None if suspect.alone is None else suspect.alone.to_dict(),
-        "group": suspect.group,
+        "model": picked(flat.model, "path format"),
+        **picked(found, "device compared differing variables left_out kernels culprit drift"),
     }

@@ -91,12 +91,11 @@ def _where(label: str, spent: Breakdown) -> str:
 
 def payload(found: Limits, variants: Sequence[VariantResult]) -> dict[str, Any]:
     """Everything for JSON."""
-    static = {key: value for key, value in vars(found.static).items() if key != "path"}
     return {
         "source": found.source,
-        "static": static,
+        "static": {key: value for key, value in vars(found.static).items() if key != "path"},
         "steps": {**asdict(found.steps), "max_gain": found.steps.max_gain},
         "reached": {variant.label: found.reached(variant) for variant in variants},
         "reached_of_larger_kernels": {variant.label: found.fused(variant) for variant in variants},
-        "spent": {label: asdict(spent) for label, spent in found.spent.items()},
+        "spent": found.spent,
     }

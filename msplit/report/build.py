@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from msplit.benchmark.build_bench import BuildBench
+from msplit.formats.build import Rung
 from msplit.report import benchmark
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import dimensions, heading, size
 from msplit.run.build import Build
 
@@ -26,28 +28,21 @@ def document(found: Build) -> Document:
         ("rows", "independent: smaller batches are filled up" if manifest.rows else manifest.mixes or "not looked at"),
         ("outputs", ", ".join(manifest.outputs)),
     ]
-    rows = [
-        [
-            "-" if rung.batch is None else str(rung.batch),
-            "; ".join(f"{name} {dimensions(shape)}" for name, shape in rung.inputs.items()),
-            str(rung.streams),
-            str(rung.kernels),
-            "-" if rung.step_us is None else f"{rung.step_us:,.1f}",
-            "-" if rung.host_us is None else f"{rung.host_us:,.1f}",
-        ]
-        for rung in manifest.rungs
-    ]
+
+    def row(rung: Rung) -> list[str]:
+        inputs = "; ".join(f"{name} {dimensions(shape)}" for name, shape in rung.inputs.items())
+        times = ["-" if time is None else f"{time:,.1f}" for time in (rung.step_us, rung.host_us)]
+        batch = "-" if rung.batch is None else str(rung.batch)
+        return [batch, inputs, str(rung.streams), str(rung.kernels), *times]
+
     columns = ["batch", "inputs", "streams", "kernels", "device, µs", "with inputs and outputs, µs"]
     spent = sorted(manifest.preparation.items(), key=lambda one: -one[1])
-    made = Table(
-        "Where building took its time",
-        ["phase", "seconds"],
-        [[what, f"{took:.1f}"] for what, took in spent if took >= 0.05],
-    )
+    phases = [[what, f"{took:.1f}"] for what, took in spent if took >= 0.05]
+    made = Table("Where building took its time", ["phase", "seconds"], phases)
     return Document(
         heading(str(found.path), "build"),
         facts,
-        [Table("Batches", columns, rows), *([made] if made.rows else [])],
+        [Table("Batches", columns, [*map(row, manifest.rungs)]), *([made] if made.rows else [])],
         manifest.notes,
         following=[["msplit bench", str(found.path)]],
     )
@@ -56,32 +51,12 @@ def document(found: Build) -> Document:
 def payload(found: Build) -> dict[str, Any]:
     """Contents of a build as plain data."""
     manifest = found.manifest
-    rows = None if manifest.rows is None else {"inputs": dict(manifest.rows[0]), "outputs": dict(manifest.rows[1])}
     return {
-        "path": str(found.path),
-        "size_bytes": found.bytes,
-        "weight_bytes": found.weight_bytes,
-        "model": manifest.model,
-        "runs": manifest.label,
-        "why": manifest.why,
-        "notes": list(manifest.notes),
-        "made_for": dict(manifest.made_for),
-        "precision": manifest.precision,
-        "captured": manifest.capture,
-        "outputs": list(manifest.outputs),
-        "independent_rows": rows,
+        **picked(found, "path size_bytes=bytes weight_bytes"),
+        **picked(manifest, "model runs=label why notes made_for precision captured=capture outputs"),
+        "independent_rows": manifest.rows and dict(zip(("inputs", "outputs"), manifest.rows, strict=True)),
         "mixes": manifest.mixes,
-        "rungs": [
-            {
-                "batch": rung.batch,
-                "inputs": {name: list(shape) for name, shape in rung.inputs.items()},
-                "streams": rung.streams,
-                "kernels": rung.kernels,
-                "device_us": rung.step_us,
-                "host_us": rung.host_us,
-            }
-            for rung in manifest.rungs
-        ],
+        "rungs": [picked(rung, "batch inputs streams kernels device_us=step_us host_us") for rung in manifest.rungs],
         "preparation": [{"phase": what, "time_s": took} for what, took in manifest.preparation.items()],
     }
 
@@ -102,9 +77,5 @@ def bench_document(path: Path, found: BuildBench) -> Document:
 
 def bench_payload(path: Path, found: BuildBench) -> dict[str, Any]:
     """Times of a build as plain data, every raw time included."""
-    return {
-        "build": str(path),
-        "runs": found.manifest.label,
-        "notes": list(found.notes),
-        "results": [{"batch": batch, "result": result.to_dict()} for batch, result in found.results],
-    }
+    results = [{"batch": batch, "result": result} for batch, result in found.results]
+    return {"build": path, **picked(found, "runs=manifest.label notes"), "results": results}

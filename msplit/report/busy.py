@@ -9,15 +9,17 @@ from msplit.benchmark.utilization import Utilization
 from msplit.report.bounds import short
 from msplit.report.document import Table
 
+_SHARES = ("works", "driver", "filled")
+
 
 def table(found: Sequence[Utilization]) -> Table:
     """A row per variant."""
-    rows = [(short(one.label), _share(one.works), _share(one.driver), _share(one.filled)) for one in found]
+    rows = [(short(one.label), *(_share(getattr(one, key)) for key in _SHARES)) for one in found]
     note = (
         "works: share of a user's step in which the device works; driver: share of the time in which a kernel ran (NVML), steps one behind "
         "the other; filled: share of the processors that kernels fill meanwhile, by their times alone"
     )
-    return Table("How busy the GPU is", ("", ">works", ">driver", ">filled"), rows, note)
+    return Table("How busy the GPU is", ("", *(f">{key}" for key in _SHARES)), rows, note)
 
 
 def _share(value: float | None) -> str:
@@ -26,15 +28,7 @@ def _share(value: float | None) -> str:
 
 def payload(found: Sequence[Utilization]) -> list[dict[str, Any]]:
     """Utilization for JSON."""
-    return [
-        {
-            "label": one.label,
-            "works_percent": _percent(one.works),
-            "driver_percent": _percent(one.driver),
-            "filled_percent": _percent(one.filled),
-        }
-        for one in found
-    ]
+    return [{"label": one.label, **{f"{key}_percent": _percent(getattr(one, key)) for key in _SHARES}} for one in found]
 
 
 def _percent(value: float | None) -> float | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from msplit.benchmark.comparison import Compared, Row
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import heading, micros, plural, ratio
 
 _MARK = " ←"
@@ -54,14 +55,9 @@ def _measured(rows: Sequence[Row]) -> bool:
 
 def _table(title: str, rows: Sequence[Row], note: str, auto: str = "") -> Table:
     measured = _measured(rows)
-    columns = (
-        "",
-        ">streams",
-        ">waits",
-        ">predicted",
-        ">gain",
-        *((">measured", ">gain", ">memory") if measured else ()),
-    )
+    columns = ["", ">streams", ">waits", ">predicted", ">gain"]
+    if measured:
+        columns += [">measured", ">gain", ">memory"]
     return Table(title, columns, [_cells(row, auto, measured) for row in rows], note)
 
 
@@ -123,31 +119,19 @@ def _verdict(found: Compared, tried: Sequence[Row]) -> list[str]:
 def payload(found: Compared, written: Sequence[str] = ()) -> dict[str, Any]:
     """Everything for JSON."""
     return {
-        "model": str(found.flat.model.path),
-        "streams": found.streams,
-        "costs": found.costs.source,
-        "gpu": found.costs.gpu,
-        "bound_us": found.bound_us,
-        "auto": found.auto,
-        "measured_on": found.device or None,
+        **picked(
+            found, "model=flat.model.path streams costs=costs.source gpu=costs.gpu bound_us auto measured_on=device?"
+        ),
         "not_measured": found.why_not or None,
         "candidates": [_row(row) for row in found.rows],
         "kernels": [_row(row) for row in found.kernels],
         "no_kernels": found.no_kernels or None,
-        "written": list(written),
+        "written": written,
     }
 
 
 def _row(row: Row) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "streams": row.streams,
-        "waits": row.waits,
-        "predicted_us": None if row.skipped else row.predicted_us,
-        "predicted_gain": None if row.skipped else row.predicted_gain,
-        "measured_us": row.measured_us,
-        "gain": row.gain.to_dict() if row.gain else None,
-        "memory": row.memory,
-        "memory_ratio": row.memory,
-        "skipped": row.skipped,
-    }
+    found = picked(
+        row, "name streams waits predicted_us predicted_gain measured_us gain memory memory_ratio=memory skipped"
+    )
+    return found | dict.fromkeys(("predicted_us", "predicted_gain") if row.skipped else ())

@@ -41,15 +41,12 @@ def github(*reports: Report) -> str:
 def junit(*reports: Report, fail_on: Severity = Severity.ERROR) -> str:
     """JUnit XML: a suite per model, in it a test case per check. Findings of `fail_on` or worse fail it; others are its output."""
     failing = [{found.code for found in report.findings if found.severity.rank <= fail_on.rank} for report in reports]
-    root = ElementTree.Element(
-        "testsuites",
-        {
-            "name": "msplit check",
-            "tests": str(sum(len(report.checks) for report in reports)),
-            "failures": str(sum(map(len, failing))),
-            "errors": "0",
-        },
-    )
+    counts = {
+        "tests": str(sum(len(report.checks) for report in reports)),
+        "failures": str(sum(map(len, failing))),
+        "errors": "0",
+    }
+    root = ElementTree.Element("testsuites", {"name": "msplit check", **counts})
     for report, codes in zip(reports, failing, strict=True):
         _suite(root, report, codes)
     ElementTree.indent(root)
@@ -102,16 +99,12 @@ def sarif(*reports: Report) -> str:
         said = [f"{code} was skipped: {why}" for code, why in report.skipped.items()]
         said += [*omissions(report), *baseline_notes(report)]
         notes += said if len(reports) == 1 else [f"{report.model}: {note}" for note in said]
+    told = [{"level": "note", "message": {"text": note}} for note in notes]
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "msplit", "version": __version__, "rules": [_rule(check) for check in checks]}},
         "columnKind": "unicodeCodePoints",
         "results": [_result(report, found, number[found.code]) for report in reports for found in report.findings],
-        "invocations": [
-            {
-                "executionSuccessful": True,
-                "toolExecutionNotifications": [{"level": "note", "message": {"text": note}} for note in notes],
-            }
-        ],
+        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": told}],
     }
     log = {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
     return json_document(json.dumps(log, indent=2, ensure_ascii=False))

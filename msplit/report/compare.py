@@ -46,7 +46,7 @@ class Move:
     Attributes:
         old: Stream id before.
         new: Stream id now.
-        time_us: What its kernel takes now.
+        time_us: Time of its kernel in the new model.
         rule: Key of the rule that gives it the new id, for the reason `why`; "" if no rules were given, "graph" if none of them does.
     """
 
@@ -60,7 +60,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeChange:
     """A node that is in only one of the models, or that is in both and had another op, `was`, before."""
 
     name: str
@@ -70,7 +70,7 @@ class Node:
     was: str = ""
 
 
-Entry = TypeVar("Entry", Move, Node)
+Entry = TypeVar("Entry", Move, NodeChange)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +82,15 @@ class ModelChanges:
         added: Nodes that only the new one has, likewise.
         removed: Nodes that only the old one has, likewise.
         replaced: Nodes that have another op now, likewise.
-        explained: Whether rules were given, so that `Move.rule` means something.
+        explained: True if rules were given, so that `Move.rule` means something.
     """
 
     old: Side
     new: Side
     moved: tuple[Move, ...]
-    added: tuple[Node, ...]
-    removed: tuple[Node, ...]
-    replaced: tuple[Node, ...]
+    added: tuple[NodeChange, ...]
+    removed: tuple[NodeChange, ...]
+    replaced: tuple[NodeChange, ...]
     explained: bool
 
     @property
@@ -189,9 +189,9 @@ def _reasons(side: Side, ruleset: RuleSet | None) -> Callable[[int], tuple[str, 
     return reason
 
 
-def _node(side: Side, node: int) -> Node:
+def _node(side: Side, node: int) -> NodeChange:
     graph = side.flat.graph
-    return Node(
+    return NodeChange(
         graph.names[node], graph.ops[node], int(side.prediction.ids[node]), float(side.prediction.kernel_us[node])
     )
 

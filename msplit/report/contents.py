@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from msplit.formats.model import Endpoint
-from msplit.formats.summary import Contents, FunctionHead, GraphContents
+from msplit.formats.summary import Contents, FunctionHead, GraphContents, SignatureSummary
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import count, dimensions, heading, plural
 
 _FEW_FUNCTIONS = 20
@@ -19,11 +20,8 @@ def document(found: Contents, *, everything: bool = False) -> Document:
     tables = [table for graph in found.graphs for table in _tables(found, graph, everything=everything)]
     facts = [("graph", _about(graph)) for graph in found.graphs]
     warnings = [] if found.graphs else ["the SavedModel holds no graph"]
-    warnings += [
-        f"{_named(found, graph)}inputs and outputs are not known: {graph.why_not}"
-        for graph in found.graphs
-        if graph.why_not
-    ]
+    unknown = [graph for graph in found.graphs if graph.why_not]
+    warnings += [f"{_named(found, graph)}inputs and outputs are not known: {graph.why_not}" for graph in unknown]
     return Document(heading(found.path, found.format), facts, tables, _hints(found), warnings)
 
 
@@ -94,20 +92,15 @@ def _hints(found: Contents) -> list[str]:
 
 def payload(found: Contents) -> dict[str, Any]:
     """Everything for JSON."""
-    return {"model": str(found.path), "format": found.format.value, "graphs": [_graph(graph) for graph in found.graphs]}
+    return {"model": found.path, "format": found.format, "graphs": [_graph(graph) for graph in found.graphs]}
 
 
 def _graph(graph: GraphContents) -> dict[str, Any]:
     guessed = not graph.signatures and not graph.why_not
     return {
-        "tags": list(graph.tags),
-        "tensorflow": graph.tensorflow or None,
-        "nodes": graph.nodes,
-        "signatures": [
-            {"name": one.name, "method": one.method or None, "inputs": _list(one.inputs), "outputs": _list(one.outputs)}
-            for one in graph.signatures
-        ],
-        "guessed": {"inputs": _list(graph.inputs), "outputs": _list(graph.outputs)} if guessed else None,
+        **picked(graph, "tags tensorflow? nodes"),
+        "signatures": [{**picked(one, "name method?"), **_endpoints(one)} for one in graph.signatures],
+        "guessed": _endpoints(graph) if guessed else None,
         "why_not": graph.why_not or None,
         "functions": [
             {"name": one.name, "nodes": one.nodes, "inputs": _pairs(one.inputs), "outputs": _pairs(one.outputs)}
@@ -116,16 +109,9 @@ def _graph(graph: GraphContents) -> dict[str, Any]:
     }
 
 
-def _list(ends: Sequence[Endpoint]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": end.name,
-            "tensor": end.tensor,
-            "dtype": end.dtype or None,
-            "shape": None if end.shape is None else list(end.shape),
-        }
-        for end in ends
-    ]
+def _endpoints(found: GraphContents | SignatureSummary) -> dict[str, Any]:
+    sides = {"inputs": found.inputs, "outputs": found.outputs}
+    return {key: [picked(end, "name tensor dtype? shape") for end in ends] for key, ends in sides.items()}
 
 
 def _pairs(arguments: Sequence[tuple[str, str]]) -> list[dict[str, str]]:

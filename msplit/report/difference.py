@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msplit.cost.gpus import gpu_title
-from msplit.report.compare import ModelChanges, Node, Side
+from msplit.report.compare import ModelChanges, Move, NodeChange, Side
 from msplit.report.document import Document, Name, Table, first
+from msplit.report.jsonio import picked
 from msplit.report.text import count, micros, more, plural, ratio
 
 SHOWN = 30
@@ -18,9 +19,9 @@ def document(found: ModelChanges, limit: int | None = SHOWN, *, judged_with: str
     """The comparison for people.
 
     Args:
-        found: What changed.
+        found: Changes between the models.
         limit: Most rows of each table of nodes; None: all.
-        judged_with: What priced the nodes and says why they moved, in words; "" where that need not be told.
+        judged_with: Source of the costs and of the reasons, in words; "" where that need not be told.
     """
     old, new = found.old, found.new
     title = f"{old.flat.model.path} → {new.flat.model.path}"
@@ -95,39 +96,22 @@ def _group_table(found: ModelChanges, limit: int | None) -> Table:
 
 
 def _move_table(found: ModelChanges, limit: int | None) -> Table:
-    explained = found.explained
-    return first(
-        "Nodes whose stream changed",
-        ("node", "op", "stream", ">cost", *(("rule",) if explained else ())),
-        found.moved,
-        lambda move: (
-            Name(move.name),
-            move.op,
-            f"{move.old} → {move.new}",
-            micros(move.time_us),
-            *((move.rule,) if explained else ()),
-        ),
-        limit,
-        "--all",
-        "node",
-    )
+    rule = ("rule",) if found.explained else ()
+
+    def row(move: Move) -> tuple[str, ...]:
+        told = (Name(move.name), move.op, f"{move.old} → {move.new}", micros(move.time_us))
+        return (*told, move.rule) if found.explained else told
+
+    columns = ("node", "op", "stream", ">cost", *rule)
+    return first("Nodes whose stream changed", columns, found.moved, row, limit, "--all", "node")
 
 
-def _node_table(entries: Sequence[Node], what: str, limit: int | None) -> Table:
-    return first(
-        f"Nodes {what}",
-        ("node", "op", ">stream", ">cost"),
-        entries,
-        lambda node: (
-            Name(node.name),
-            f"{node.was} → {node.op}" if node.was else node.op,
-            str(node.stream),
-            micros(node.time_us),
-        ),
-        limit,
-        "--all",
-        "node",
-    )
+def _node_table(entries: Sequence[NodeChange], what: str, limit: int | None) -> Table:
+    def row(node: NodeChange) -> tuple[str, ...]:
+        op = f"{node.was} → {node.op}" if node.was else node.op
+        return Name(node.name), op, str(node.stream), micros(node.time_us)
+
+    return first(f"Nodes {what}", ("node", "op", ">stream", ">cost"), entries, row, limit, "--all", "node")
 
 
 def _conclusion(old: Side, new: Side) -> str:
@@ -144,27 +128,17 @@ def payload(found: ModelChanges, *, judged_with: str = "") -> dict[str, Any]:
     return {
         "old": _side(found.old),
         "new": _side(found.new),
-        "same": found.same,
-        "moved_us": found.moved_us,
-        "moved": list(found.moved),
-        "added": list(found.added),
-        "removed": list(found.removed),
-        "replaced": list(found.replaced),
+        **picked(found, "same moved_us moved added removed replaced"),
         "judged_with": judged_with or None,
     }
 
 
 def _side(side: Side) -> dict[str, Any]:
-    found = side.prediction
     return {
-        "path": side.flat.model.path,
+        **picked(side.flat, "path=model.path"),
         "nodes": len(side.flat),
         "gpu": side.costs.gpu,
-        "streams": found.lanes,
-        "edges_cut": found.plan.edges,
-        "waits": found.plan.waits,
-        "load_us": found.load_us(),
-        "predicted_us": found.makespan_us,
-        "predicted_one_stream_us": found.one_us,
-        "predicted_gain": found.gain,
+        **picked(side.prediction, "streams=lanes edges_cut=plan.edges waits=plan.waits"),
+        "load_us": side.prediction.load_us(),
+        **picked(side.prediction, "predicted_us=makespan_us predicted_one_stream_us=one_us predicted_gain=gain"),
     }

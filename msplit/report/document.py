@@ -24,7 +24,7 @@ class Table:
     """Rows under a title.
 
     Attributes:
-        title: What the rows are.
+        title: Heading that says what the rows are.
         columns: Headings; one that starts with ">" is aligned right.
         rows: Cells. What a model says is escaped where the document is printed, not here.
         note: A sentence below the table, "" for none.

@@ -13,12 +13,17 @@ from msplit.checks.run import CHECKS, Reported
 from msplit.checks.subject import Check
 from msplit.formats.sniffer import SAVED_MODEL_FILES
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import plural
 
 
 def document(report: Report, *, verbose: bool = False) -> Document:
     """The findings as a table; `verbose` tells why checks were skipped."""
-    rows = [(found.code, found.severity.value, (f"{_placed(found)}.", *found.mend)) for found in report.findings]
+    texts = [": ".join(filter(None, (_in_file(found), found.finding.text))) for found in report.findings]
+    rows = [
+        (found.code, found.severity.value, (f"{text}.", *found.mend))
+        for found, text in zip(report.findings, texts, strict=True)
+    ]
     notes = [_summary(report), *baseline_notes(report)]
     if report.judged_with:
         notes.append(f"Judged with {report.judged_with}.")
@@ -35,19 +40,16 @@ def document(report: Report, *, verbose: bool = False) -> Document:
 def _summary(report: Report) -> str:
     """One sentence: how many findings of which severity."""
     told = ", ".join(plural(number, severity.value) for severity in Severity if (number := report.count(severity)))
-    ran = len(report.checks) - len(report.skipped)
-    return (
-        f"{told or 'No findings'}. {plural(ran, 'check')} ran; kernels are on {plural(len(report.streams), 'stream')}."
-    )
+    ran, streams = len(report.checks) - len(report.skipped), plural(len(report.streams), "stream")
+    return f"{told or 'No findings'}. {plural(ran, 'check')} ran; kernels are on {streams}."
 
 
 def baseline_notes(report: Report) -> list[str]:
     """Notes on findings that the baseline left out, and on its entries that match nothing."""
     notes = []
     if report.known:
-        notes.append(
-            f"{plural(report.known, 'finding')} known to the baseline {'is' if report.known == 1 else 'are'} not listed."
-        )
+        are = "is" if report.known == 1 else "are"
+        notes.append(f"{plural(report.known, 'finding')} known to the baseline {are} not listed.")
     if report.gone:
         are = "is none any more" if report.gone == 1 else "are none any more"
         notes.append(f"{plural(report.gone, 'finding')} of the baseline {are}: write it anew with --write-baseline.")
@@ -71,32 +73,20 @@ def omissions(report: Report) -> tuple[str, ...]:
 def payload(report: Report) -> Mapping[str, Any]:
     """The report for JSON; `data/schemas/check.json` describes it."""
     return {
-        "model": report.model,
-        "failed": report.failed,
-        "streams": list(report.streams),
+        **picked(report, "model failed streams"),
         "summary": {severity.value: report.count(severity) for severity in Severity},
         "findings": [
             {
                 "code": found.code,
                 "name": CHECKS[found.code].name,
-                "severity": found.severity.value,
-                "text": found.finding.text,
-                "fix": found.finding.fix,
+                **picked(found, "severity text=finding.text fix=finding.fix"),
                 "file": file_of(report, found),
-                "line": found.finding.line,
-                "nodes": list(found.finding.nodes),
-                "node_count": found.finding.count,
-                "judged_with": found.judged_with or None,
+                **picked(found, "line=finding.line nodes=finding.nodes node_count=finding.count judged_with?"),
             }
             for found in report.findings
         ],
         "checked": [check.code for check in report.checks if check.code not in report.skipped],
-        "skipped": dict(report.skipped),
-        "omitted": dict(report.omitted),
-        "assumed": list(report.assumed),
-        "judged_with": report.judged_with or None,
-        "known": report.known,
-        "gone": report.gone,
+        **picked(report, "skipped omitted assumed judged_with? known gone"),
     }
 
 
@@ -112,16 +102,14 @@ def file_of(report: Report, found: Reported) -> str:
 
 def place_of(report: Report, found: Reported) -> str:
     """File and line, or the first node, or the model."""
-    finding = found.finding
-    if finding.file is not None:
-        return f"{finding.file}:{finding.line}" if finding.line else finding.file
-    return finding.nodes[0] if finding.nodes else report.model
+    nodes = found.finding.nodes
+    return _in_file(found) or (nodes[0] if nodes else report.model)
 
 
-def _placed(found: Reported) -> str:
+def _in_file(found: Reported) -> str:
+    """File and line of a finding; "" where it names no file."""
     finding = found.finding
-    place = f"{finding.file}:{finding.line}: " if finding.line else f"{finding.file}: " if finding.file else ""
-    return place + finding.text
+    return f"{finding.file}:{finding.line}" if finding.line else finding.file or ""
 
 
 def page(check: Check) -> str:
@@ -136,10 +124,9 @@ def page(check: Check) -> str:
     ]
     defaults = {field.name: field.default for field in dataclasses.fields(Thresholds)}
     if check.limits:
-        limits = (
-            f"`{name}` ({'no limit' if defaults[name] is None else f'{defaults[name]:g}'})" for name in check.limits
-        )
-        parts.append(f"**Settings and their defaults.** `limits:` {', '.join(limits)}.")
+        values = {name: "no limit" if defaults[name] is None else f"{defaults[name]:g}" for name in check.limits}
+        limits = ", ".join(f"`{name}` ({value})" for name, value in values.items())
+        parts.append(f"**Settings and their defaults.** `limits:` {limits}.")
     return "\n\n".join(parts) + "\n"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msplit.analysis.isomorphic import NearlyIsomorphic
+from msplit.analysis.isomorphic import Isomorphic, NearlyIsomorphic
 from msplit.assignment.analysis import Analysis
 from msplit.report.document import Name, Table, first
 from msplit.report.text import count, dimensions, micros
@@ -16,40 +16,26 @@ _LISTED = 100
 def isomorphic(found: Analysis, most: int | None) -> Table:
     """Branches that can run as one."""
     names = found.flat.graph.names
-    return first(
-        "Alike branches, which could run as one",
-        ("first kernel", ">branches", ">kernels each", ">groups", ">saves"),
-        found.isomorphic_branches.isomorphic,
-        lambda one: (
-            Name(names[one.branches[0][0]]),
-            count(len(one.branches)),
-            count(len(one.branches[0])),
-            count(one.groups),
-            micros(one.saved_us),
-        ),
-        most,
-        "--show branches",
-        "kind",
-    )
+
+    def row(one: Isomorphic) -> tuple[str, ...]:
+        counts = (len(one.branches), len(one.branches[0]), one.groups)
+        return Name(names[one.branches[0][0]]), *map(count, counts), micros(one.saved_us)
+
+    title, columns = "Alike branches, which could run as one", (">branches", ">kernels each", ">groups", ">saves")
+    alike = found.isomorphic_branches.isomorphic
+    return first(title, ("first kernel", *columns), alike, row, most, "--show branches", "kind")
 
 
 def nearly(found: Analysis, most: int | None) -> Table:
     """Branches that miss it."""
     names = found.flat.graph.names
-    return first(
-        "Nearly alike branches",
-        ("first kernel", ">branches", "is like", "but", ">costs"),
-        found.isomorphic_branches.nearly,
-        lambda one: (
-            Name(names[one.branches[0][0]]),
-            count(len(one.branches)),
-            Name(names[one.like[0]]),
-            _difference(found, one),
-            micros(one.cost_us),
-        ),
-        most,
-        "--show branches",
-    )
+
+    def row(one: NearlyIsomorphic) -> tuple[str, ...]:
+        first_kernel, like = Name(names[one.branches[0][0]]), Name(names[one.like[0]])
+        return first_kernel, count(len(one.branches)), like, _difference(found, one), micros(one.cost_us)
+
+    columns = ("first kernel", ">branches", "is like", "but", ">costs")
+    return first("Nearly alike branches", columns, found.isomorphic_branches.nearly, row, most, "--show branches")
 
 
 def _difference(found: Analysis, one: NearlyIsomorphic) -> str:
@@ -59,10 +45,8 @@ def _difference(found: Analysis, one: NearlyIsomorphic) -> str:
     if one.lacks >= 0:
         return f"lacks {ops[one.like[one.lacks]]}"
     mine, theirs = one.branches[0][one.differs], one.like[one.differs]
-    sizes = [found.shapes.shape(node) for node in (mine, theirs)]
-    if sizes[0] != sizes[1]:
-        return f"{ops[mine]} {dimensions(sizes[0])}, not {dimensions(sizes[1])}"
-    return f"{ops[mine]} reads other sizes"
+    here, there = found.shapes.shape(mine), found.shapes.shape(theirs)
+    return f"{ops[mine]} {f'{dimensions(here)}, not {dimensions(there)}' if here != there else 'reads other sizes'}"
 
 
 def payload(found: Analysis) -> dict[str, Any]:

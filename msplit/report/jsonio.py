@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from msplit.escape import json_document
 
 SCHEMA_VERSION = 1
 
+ENDPOINT = "name tensor dtype shape"
+"""Keys of an input or output of a model."""
+
 
 def plain(value: Any) -> Any:
     """A value made of dicts, lists, strings, numbers, booleans and None. Infinity and NaN, which JSON lacks, become None."""
+    if hasattr(value, "to_dict"):  # a result that JSON has other keys of than its fields
+        return plain(value.to_dict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -38,6 +44,22 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value
+
+
+def picked(value: object, *keys: str) -> dict[str, Any]:
+    """Attributes of a result by the keys that they have in JSON; `plain` makes the rest of it.
+
+    Args:
+        value: The result.
+        keys: Words, in the order of the JSON: the key of an attribute of that name; ``key=name`` for one of another name, in which a dot
+            leads to an attribute of the attribute. A "?" behind either writes null for what is empty.
+    """
+    found = {}
+    for word in " ".join(keys).split():
+        key, _, name = word.removesuffix("?").partition("=")
+        item = attrgetter(name or key)(value)
+        found[key] = item or None if word.endswith("?") else item
+    return found
 
 
 def dumps(command: str, payload: Mapping[str, Any]) -> str:

@@ -8,10 +8,12 @@ from typing import Any
 from msplit.benchmark.results import Bench
 from msplit.core.statistics import Ratio
 from msplit.report.document import Table
+from msplit.report.jsonio import picked
 from msplit.report.text import gain, micros, plural
 from msplit.run.setup import AblationStep
 from msplit.verify.results import VariantResult
 
+_PREDICTED = "pred.: predicted, by the simulator"
 _FEW_SIZES = 4
 """Sizes of groups in the sentence about them."""
 
@@ -25,6 +27,7 @@ def table(found: Bench) -> Table | None:
     clock = "device" if all(variants[layer.label].device for layer in shown) else "host"
     first = shown[0].label
     simulated = all(layer.predicted_us for layer in shown)
+    # Where every layer was simulated, its prediction stands beside each gain, and the time itself gives way to it.
     rows: list[tuple[str, ...]] = []
     for layer in shown:
         variant = variants[layer.label]
@@ -38,10 +41,8 @@ def table(found: Bench) -> Table | None:
     notes = ["times faster, in brackets: confidence interval"]
     if simulated:
         columns = ("", ">over the one before", ">pred.", ">over 1 stream", ">pred.")
-        notes = [
-            f"times faster by the {clock}'s clock, in brackets: confidence interval",
-            "pred.: predicted, by the simulator",
-        ]
+        notes = [f"times faster by the {clock}'s clock, in brackets: confidence interval", _PREDICTED]
+    # What fusion and grouping did is told of the first layer that has it.
     facts = [variants[layer.label].facts for layer in shown]
     if fused := [one for one in facts if "fused_groups" in one]:
         notes.append(_fusion(fused[0]))
@@ -57,7 +58,7 @@ def _measured(layer: AblationStep, first: str, variant: VariantResult, clock: st
 
 
 def _predicted(found: Bench, layer: AblationStep) -> tuple[float | None, float | None]:
-    """Likewise, simulated."""
+    """Gains over the layer before, and over the first, as they were simulated; None where there is none."""
     times = {other.label: other.predicted_us for other in found.layers}
     first = found.layers[0]
 
@@ -115,14 +116,11 @@ def payload(found: Bench) -> list[dict[str, Any]]:
         simulated = _predicted(found, layer)
         layers.append(
             {
-                "name": layer.name,
-                "variant": layer.label,
-                "before": layer.before,
-                "predicted_us": layer.predicted_us,
+                **picked(layer, "name variant=label before predicted_us"),
                 "predicted_gain": simulated[0],
                 "predicted_gain_over_one": simulated[1],
-                "gain": gains[0].to_dict() if gains[0] else None,
-                "gain_over_one": gains[1].to_dict() if gains[1] else None,
+                "gain": gains[0],
+                "gain_over_one": gains[1],
             }
         )
     return layers

@@ -10,10 +10,12 @@ from msplit.report.benchmark import machine
 from msplit.report.document import Document, Table
 from msplit.report.html import document as html
 from msplit.report.html.document import Plot
+from msplit.report.jsonio import picked
 from msplit.report.text import count, micros, percent, plural, ratio
-from msplit.serving.loadtest.results import LoadResult, Point, Run, Spread, TargetResult
+from msplit.serving.loadtest.results import Latency, LoadResult, LoadRun, Point, RepeatSpread, TargetResult
 
 _QUANTITIES = ("p50", "p90", "p99", "mean", "max")
+_TABLED = ("p50", "p90", "p99", "max")
 
 
 def document(found: LoadResult) -> Document:
@@ -21,34 +23,28 @@ def document(found: LoadResult) -> Document:
     measured = [target for target in found.targets if not target.skipped]
     answers = sum(point.total("checked") for point in found.points)
     apart = f"{found.distinct[1]} of {count(found.distinct[0])}"
+    rows, times = plural(found.rows, "row"), plural(found.repeat, "time")
+    wrong = _wrong(found.points)
     facts = [
-        (
-            "requests",
-            f"{plural(found.rows, 'row')} each; {apart} prepared ones have an answer that would pass for no other's",
-        ),
+        *([("WRONG ANSWERS", "; ".join(wrong))] if wrong else []),
+        ("requests", f"{rows} each; {apart} prepared ones have an answer that would pass for no other's"),
         ("verified", f"{'all ' if not found.wrong else ''}{count(answers)} answers, against {found.checked_against}"),
-        (
-            "measured",
-            f"{found.seconds:g} s, {plural(found.repeat, 'time')}, in turns, each after {found.warmup:g} s of warming up",
-        ),
+        ("measured", f"{found.seconds:g} s, {times}, in turns, each after {found.warmup:g} s of warming up"),
         ("machine", machine(found.environment)),
     ]
-    wrong = _wrong(found.points)
-    if wrong:
-        facts = [("WRONG ANSWERS", "; ".join(wrong)), *facts]
     return Document(
         title=found.model,
         facts=facts,
-        tables=[
-            _most(found, measured),
-            *(table for target in measured for table in _tables(target, _points(found, target))),
-        ],
+        tables=[_most(found, measured), *(table for one in measured for table in _tables(one, _points(found, one)))],
         warnings=[
             *_warnings(found.points),
             *(f"{target.label}: not measured: {target.skipped}" for target in found.targets if target.skipped),
         ],
         notes=[*(f"{target.label}: {target.about}{_steps(target)}" for target in measured), *found.notes],
     )
+
+
+_GIVEN_UP = "still waiting a second after the end"
 
 
 def _points(found: LoadResult, target: TargetResult) -> list[Point]:
@@ -94,17 +90,10 @@ def _most(found: LoadResult, measured: Sequence[TargetResult]) -> Table:
         if not points:
             continue
         best = max(points, key=lambda point: point.throughput.value)
-        first = first or best.throughput.value
         answered = best.throughput.value
-        rows.append(
-            (
-                target.label,
-                best.name,
-                count(round(answered)),
-                _time(best.latency("p50")),
-                ratio(first / answered) if first and answered and target.echo else "-",
-            )
-        )
+        first = first or answered
+        gain = ratio(first / answered) if first and answered and target.echo else "-"
+        rows.append((target.label, best.name, count(round(answered)), _time(best.latency("p50")), gain))
     note = f"median of the repeats; the last column: {measured[0].label} over this" if measured else ""
     return Table("Most answers per second", ("", "at", ">per s", ">p50", ">gain"), rows, note)
 
@@ -117,30 +106,25 @@ def _tables(target: TargetResult, points: Sequence[Point]) -> list[Table]:
         if not chosen:
             continue
         rows = [
-            (
-                _short(point) + (" *" if point.limited else ""),
-                count(round(point.throughput.value)),
-                *(_time(point.latency(quantity)) for quantity in ("p50", "p90", "p99", "max")),
-            )
+            (_short(point) + (" *" if point.limited else ""), count(round(point.throughput.value)), *_latencies(point))
             for point in chosen
         ]
         notes = list(dict.fromkeys(f"* {point.name}: {point.limited}" for point in chosen if point.limited))
         notes += [f"{point.name}: {lost}" for point in chosen if (lost := _lost(point))]
-        columns = (head, ">per s", ">p50", ">p90", ">p99", ">max")
-        found.append(Table(f"{target.label}, {title}", columns, rows, "; ".join(notes)))
+        columns = [f">{quantity}" for quantity in _TABLED]
+        found.append(Table(f"{target.label}, {title}", (head, ">per s", *columns), rows, "; ".join(notes)))
         by_priority = [
-            (
-                _short(point),
-                str(level),
-                *(_time(point.latency(quantity, level)) for quantity in ("p50", "p90", "p99", "max")),
-            )
+            (_short(point), str(level), *_latencies(point, level))
             for point in chosen
             for level in (point.priorities if "steps" in target.facts else ())
         ]
         if by_priority:
-            columns = (head, ">priority", ">p50", ">p90", ">p99", ">max")
-            found.append(Table(f"{target.label}, {title}, by priority", columns, by_priority))
+            found.append(Table(f"{target.label}, {title}, by priority", (head, ">priority", *columns), by_priority))
     return found
+
+
+def _latencies(point: Point, priority: int | None = None) -> list[str]:
+    return [_time(point.latency(quantity, priority)) for quantity in _TABLED]
 
 
 def _short(point: Point) -> str:
@@ -150,100 +134,55 @@ def _short(point: Point) -> str:
 
 def _lost(point: Point) -> str:
     """Requests without an answer, in words."""
-    requests = point.total("requests")
-    parts = [
-        f"{percent(point.total(key), requests)} {said}"
-        for key, said in (
-            ("refused", "refused"),
-            ("timed_out", "timed out"),
-            ("given_up", "still waiting a second after the end"),
-            ("failed", "failed"),
-        )
-        if point.total(key)
-    ]
-    return ", ".join(parts)
+    said = {"refused": "refused", "timed_out": "timed out", "given_up": _GIVEN_UP, "failed": "failed"}
+    lost = {text: point.total(key) for key, text in said.items()}
+    return ", ".join(f"{percent(number, point.total('requests'))} {text}" for text, number in lost.items() if number)
 
 
-def _time(spread: Spread | None) -> str:
+def _time(spread: RepeatSpread | None) -> str:
     return "-" if spread is None else micros(spread.value)
 
 
 def payload(found: LoadResult) -> dict[str, Any]:
     """Everything for JSON: each repeat of each level of each target."""
     return {
-        "model": found.model,
-        "rows": found.rows,
-        "distinct": {"requests": found.distinct[0], "told_apart": found.distinct[1]},
-        "checked_against": found.checked_against,
-        "tolerances": dict(found.tolerances),
-        "wrong": found.wrong,
-        "failed": found.broken,
-        "time_s": found.seconds,
-        "warmup_s": found.warmup,
-        "repeat": found.repeat,
+        **picked(found, "model rows"),
+        "distinct": dict(zip(("requests", "told_apart"), found.distinct, strict=True)),
+        **picked(found, "checked_against tolerances wrong failed=broken time_s=seconds warmup_s=warmup repeat"),
         "arms": [
             {
-                "label": target.label,
-                "about": target.about,
-                "echo": target.echo or None,
-                "skipped": target.skipped or None,
-                "facts": dict(target.facts),
+                **picked(target, "label about echo? skipped? facts"),
                 "points": [_point(point) for point in _points(found, target)],
             }
             for target in found.targets
         ],
-        "notes": list(found.notes),
-        "environment": dict(found.environment),
+        **picked(found, "notes environment"),
     }
 
 
 def _point(point: Point) -> dict[str, Any]:
+    result = picked(point, "name clients=level.clients rate_per_s=level.rate")
+    for name, spread, unit in (
+        ("throughput", point.throughput, "per_s"),
+        *((quantity, point.latency(quantity), "us") for quantity in _QUANTITIES),
+    ):
+        for key, part in (("", "value"), ("_least", "low"), ("_most", "high")):
+            result[f"{name}{key}_{unit}"] = None if spread is None else getattr(spread, part)
+    return {**result, "limited": point.limited or None, "runs": [_run(run) for run in point.runs]}
+
+
+def _run(run: LoadRun) -> dict[str, Any]:
     return {
-        "name": point.name,
-        "clients": point.level.clients,
-        "rate_per_s": point.level.rate,
-        **_spread("throughput", point.throughput, "per_s"),
-        **{
-            key: value
-            for quantity in _QUANTITIES
-            for key, value in _spread(quantity, point.latency(quantity), "us").items()
-        },
-        "limited": point.limited or None,
-        "runs": [_run(run) for run in point.runs],
-    }
-
-
-def _spread(name: str, spread: Spread | None, unit: str) -> dict[str, float | None]:
-    """The median of the repeats, the least and the most of them."""
-    values = (None, None, None) if spread is None else (spread.value, spread.low, spread.high)
-    return dict(zip((f"{name}_{unit}", f"{name}_least_{unit}", f"{name}_most_{unit}"), values, strict=True))
-
-
-def _latency(run: Run, priority: int | None = None) -> dict[str, float] | None:
-    one = run.latency if priority is None else run.by_priority[priority]
-    return None if one is None else {f"{quantity}_us": getattr(one, quantity) for quantity in _QUANTITIES}
-
-
-def _run(run: Run) -> dict[str, Any]:
-    return {
-        "time_s": run.seconds,
-        "requests": run.requests,
-        "answered": run.answered,
-        "refused": run.refused,
-        "timed_out": run.timed_out,
-        "given_up": run.given_up,
-        "failed": run.failed,
-        "checked": run.checked,
-        "wrong": run.wrong,
-        "says": run.says or None,
-        "why": run.why or None,
+        **picked(run, "time_s=seconds requests answered refused timed_out given_up failed checked wrong says? why?"),
         "throughput_per_s": run.throughput,
-        "latency": _latency(run),
-        "by_priority": [{"priority": level, "latency": _latency(run, level)} for level in run.by_priority],
-        "most_in_flight": run.most_in_flight,
-        "late_us": run.late_us,
-        "cut": run.cut,
+        "latency": _latency(run.latency),
+        "by_priority": [{"priority": level, "latency": _latency(one)} for level, one in run.by_priority.items()],
+        **picked(run, "most_in_flight late_us cut"),
     }
+
+
+def _latency(one: Latency | None) -> dict[str, float] | None:
+    return None if one is None else {f"{quantity}_us": getattr(one, quantity) for quantity in _QUANTITIES}
 
 
 _HINT = (

@@ -8,6 +8,7 @@ from typing import Any
 
 from msplit.engines.tensorflow.session import Placement
 from msplit.report.document import Table
+from msplit.report.jsonio import picked
 from msplit.report.text import count, plural
 
 
@@ -18,15 +19,10 @@ def tables(placements: Mapping[str, Placement]) -> list[Table]:
         found = Counter(node.device for node in nodes)
         moved = Counter(node.device for node in nodes if _is_moved(node.asked, node.device))
         rows += [(label, device, count(found[device]), count(moved[device])) for device in sorted(found)]
-    logs = [
-        Table(
-            f"Placement: {label}",
-            ("node", "op", "asked", "device"),
-            [(node.name, node.op, node.asked or "-", node.device) for node in nodes],
-            whole=True,
-        )
-        for label, nodes in placements.items()
-    ]
+    logs = []
+    for label, nodes in placements.items():
+        placed = [(node.name, node.op, node.asked or "-", node.device) for node in nodes]
+        logs.append(Table(f"Placement: {label}", ("node", "op", "asked", "device"), placed, whole=True))
     note = "moved: nodes that were to be elsewhere: no such device, no kernel for them there, or a variable or loop binds them"
     return [Table("Devices", ("", "device", ">nodes", ">moved"), rows, note), *logs] if placements else []
 
@@ -38,10 +34,10 @@ def notes(placements: Mapping[str, Placement]) -> list[str]:
         moved = [node for node in nodes if _is_moved(node.asked, node.device)]
         if moved:
             one, verb = moved[0], "is" if len(moved) == 1 else "are"
-            found.append(
-                f"{label}: {plural(len(moved), 'node')} of {count(len(nodes))} {verb} elsewhere than asked, such as {one.name} on "
-                f"{one.device} instead of {one.asked}; --tensorflow soft-placement=no refuses devices that are not there."
-            )
+            of = f"{plural(len(moved), 'node')} of {count(len(nodes))} {verb} elsewhere than asked"
+            such = f"such as {one.name} on {one.device} instead of {one.asked}"
+            refuses = "--tensorflow soft-placement=no refuses devices that are not there"
+            found.append(f"{label}: {of}, {such}; {refuses}.")
     return found
 
 
@@ -52,8 +48,5 @@ def _is_moved(asked: str, device: str) -> bool:
 def payload(placements: Mapping[str, Placement]) -> dict[str, Any]:
     """Placement for JSON: nodes by variant."""
     return {
-        label: [
-            {"node": node.name, "op": node.op, "asked": node.asked or None, "device": node.device} for node in nodes
-        ]
-        for label, nodes in placements.items()
+        label: [picked(node, "node=name op asked? device") for node in nodes] for label, nodes in placements.items()
     }

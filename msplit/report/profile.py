@@ -11,6 +11,7 @@ from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.flatten.flat import FlatGraph
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import count, dimensions, heading, micros, percent, plural
 
 _FEW = 12
@@ -23,38 +24,28 @@ def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[
     totals = np.asarray([kernel.time_us for kernel in found.kernels]) * uses
     whole = float(totals.sum())
     order = np.argsort(-totals, kind="stable")[:_FEW].tolist()
-    rows = [
-        (
-            found.kernels[kind].op,
-            _sizes(found, kind),
-            count(int(uses[kind])),
-            micros(found.kernels[kind].time_us),
-            micros(estimates[kind]),
-            "-" if (share := found.kernels[kind].share) is None else percent(share, 1.0),
-            "-" if (blocks := found.kernels[kind].blocks) is None else count(blocks),
-            percent(float(totals[kind]), whole),
-        )
-        for kind in order
-    ]
+
+    def row(kind: int) -> tuple[str, ...]:
+        kernel = found.kernels[kind]
+        share = "-" if kernel.share is None else percent(kernel.share, 1.0)
+        blocks = "-" if kernel.blocks is None else count(kernel.blocks)
+        times = (micros(kernel.time_us), micros(estimates[kind]))
+        part = percent(float(totals[kind]), whole)
+        return kernel.op, _sizes(found, kind), count(int(uses[kind])), *times, share, blocks, part
+
+    rows = [*map(row, order)]
     more = len(found.kernels) - len(rows)
+    by_sheet = float(estimates @ uses) if len(estimates) else 0.0
     facts = [
         ("device", str(found.device)),
-        (
-            "inputs",
-            ", ".join(f"{name} {dimensions(one.shape)}" for name, one in list(found.inputs.items())[:4]),
-        ),
+        ("inputs", ", ".join(f"{name} {dimensions(one.shape)}" for name, one in list(found.inputs.items())[:4])),
         ("settings", found.precision + (f", convolutions {found.layout}" if found.layout != "none" else "")),
         ("measured", f"{found.measured} of {plural(len(found.steps), 'step')}, {plural(len(found.kernels), 'kind')}"),
-        (
-            "work",
-            f"{micros(whole)} measured, {micros(float(estimates @ uses) if len(estimates) else 0.0)} by the data sheet",
-        ),
+        ("work", f"{micros(whole)} measured, {micros(by_sheet)} by the data sheet"),
         *([("one stream", f"{micros(found.one_us)} for a step")] if found.one_us is not None else []),
         *_constants(found),
     ]
-    warnings = (
-        ["there is no GPU: these are times of the CPU, which say nothing about one"] if found.device.simulated else []
-    )
+    no_gpu = "there is no GPU: these are times of the CPU, which say nothing about one"
     title = f"Kinds of steps by time{f', the first {len(rows)} of {len(found.kernels)}' if more > 0 else ''}"
     columns = ("op", "inputs", ">steps", ">alone", ">static", ">fills", ">blocks", ">of all")
     return Document(
@@ -62,7 +53,7 @@ def document(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[
         facts=facts,
         tables=[Table(title, columns, rows)],
         notes=notes,
-        warnings=warnings,
+        warnings=[no_gpu] if found.device.simulated else [],
     )
 
 
@@ -81,19 +72,12 @@ def estimated(found: Profile, flat: FlatGraph, static: Costs) -> np.ndarray[tupl
 def payload(flat: FlatGraph, found: Profile, static: Costs, *, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Profile's summary for JSON; the profile itself is in its file."""
     return {
-        "model": str(flat.model.path),
-        "device": found.device,
-        "precision": found.precision,
-        "layout": found.layout,
-        "inputs": found.inputs,
-        "constants": found.constants,
+        "model": flat.model.path,
+        **picked(found, "device precision layout inputs constants"),
         "steps": len(found.steps),
-        "measured": found.measured,
-        "one_us": found.one_us,
-        "unmeasured": found.unmeasured,
-        "kernels": found.kernels,
+        **picked(found, "measured one_us unmeasured kernels"),
         "static_us": estimated(found, flat, static),
-        "notes": list(notes),
+        "notes": notes,
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from msplit.benchmark.baseline import BaselineComparison, Change, Timed
 from msplit.report.document import Table
+from msplit.report.jsonio import picked
 from msplit.report.text import micros, plural
 
 
@@ -44,6 +45,9 @@ def _verdict(one: Change, limit: float | None) -> str:
     return "slower" if limit is None else "slower, within the limit"
 
 
+_MEASURE_LONGER = "measure longer, or on a machine with nothing else to do"
+
+
 def warnings(found: BaselineComparison) -> list[str]:
     """Warnings about circumstances that make the comparison doubtful."""
     said = [f"{found.baseline.path} was measured with {difference}" for difference in found.differs]
@@ -53,10 +57,8 @@ def warnings(found: BaselineComparison) -> list[str]:
         said.append(f"not in the baseline, so not compared: {'; '.join(map(_name, found.new))}")
     vague = [one for one in found.changes if found.limit is not None and one.noise > found.limit]
     if vague:
-        said.append(
-            f"{plural(len(vague), 'variant varies', 'variants vary')} by more than the limit of {100 * (found.limit or 0):g} %, so that "
-            "much slower would not be noticed: measure longer, or on a machine with nothing else to do"
-        )
+        vary = f"{plural(len(vague), 'variant varies', 'variants vary')} by more than the limit of {100 * (found.limit or 0):g} %"
+        said.append(f"{vary}, so that much slower would not be noticed: {_MEASURE_LONGER}")
     if not found.changes:
         said.append("nothing could be compared with the baseline")
     return said
@@ -74,18 +76,14 @@ def failures(found: BaselineComparison) -> list[str]:
 def payload(found: BaselineComparison) -> dict[str, Any]:
     """Everything for JSON."""
     return {
-        "path": str(found.baseline.path),
+        "path": found.baseline.path,
         "failed": bool(found.failing),
         "limit_percent": None if found.limit is None else 100 * found.limit,
-        "differs": list(found.differs),
+        "differs": found.differs,
         "changes": [
             {
-                "batch": one.now.batch,
-                "variant": one.now.label,
-                "then_variant": one.then.label,
-                "clock": one.now.clock,
-                "then_us": one.then.median_us,
-                "now_us": one.now.median_us,
+                **picked(one, "batch=now.batch variant=now.label then_variant=then.label clock=now.clock"),
+                **picked(one, "then_us=then.median_us now_us=now.median_us"),
                 "slower_percent": 100 * one.slower,
                 "noise_percent": 100 * one.noise,
                 "failed": found.limit is not None and one.fails(found.limit),

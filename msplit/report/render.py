@@ -142,13 +142,8 @@ def fitted(table: Table, width: int) -> Table:
     shared = common([cell for row in table.rows for cell in row if isinstance(cell, Name)])
     if shared:
         said = f"every name begins with {shared}"
-        table = replace(
-            table,
-            rows=[
-                [Name(cell[len(shared) :]) if isinstance(cell, Name) else cell for cell in row] for row in table.rows
-            ],
-            note=f"{said}; {table.note}" if table.note else said,
-        )
+        cut = [[Name(cell[len(shared) :]) if isinstance(cell, Name) else cell for cell in row] for row in table.rows]
+        table = replace(table, rows=cut, note=f"{said}; {table.note}" if table.note else said)
     return table if _natural(table) <= width else _broken(table, width)
 
 

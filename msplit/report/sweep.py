@@ -67,9 +67,8 @@ def _gains(found: BatchSweep, shown: Sequence[Line]) -> list[Table]:
         return []
     rows = []
     for line in shown:
-        ratios = [
-            line.variants[batch].ratio_over(label, clock) if batch in line.variants else None for batch in found.runs
-        ]
+        known = [line.variants.get(batch) for batch in found.runs]
+        ratios = [None if variant is None else variant.ratio_over(label, clock) for variant in known]
         if any(ratios):
             rows.append((line.name, *map(_gain, ratios)))
     note = f"by the {clock}'s clock; above 1 is faster; ?: may as well be 1 (--format csv and json have the intervals)"
@@ -98,7 +97,7 @@ def payload(flat: FlatGraph, found: BatchSweep, written: Sequence[str] = ()) -> 
     shown = lines(found)
     clock = clock_of(shown)
     return {
-        "model": str(flat.model.path),
+        "model": flat.model.path,
         "sweep": {
             "batches": list(found.runs),
             "failed": [{"batch": batch, "why": why} for batch, why in found.failed.items()],

@@ -36,11 +36,11 @@ class Slice:
     """Something that ran on a stream.
 
     Attributes:
-        name: What viewers write on it.
+        name: Text that viewers write on it.
         stream: Its stream id, 0 or more.
-        start_us: When it began, µs.
-        duration_us: How long it took, µs.
-        args: What viewers show when it is clicked: numbers and texts.
+        start_us: Its beginning, µs.
+        duration_us: Its duration, µs.
+        args: Numbers and texts that viewers show when it is clicked.
         row: Track within its stream.
     """
 
@@ -53,14 +53,14 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Run:
+class TracedRun:
     """One run, which viewers show as a process.
 
     Attributes:
         title: Its name.
         slices: In any order.
         waits: Pairs (waited for, waiting) of positions in `slices`.
-        about: What a reader should know of it, such as what the clock was.
+        about: Facts for the reader, such as the clock.
     """
 
     title: str
@@ -69,7 +69,7 @@ class Run:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-def from_runs(runs: Sequence[Run]) -> dict[str, Any]:
+def from_runs(runs: Sequence[TracedRun]) -> dict[str, Any]:
     """The trace of runs, one below the other, all beginning at the same time.
 
     Clocks are not exact: a slice that begins before the one before it on its track has ended begins when that ends instead, and an
@@ -87,9 +87,8 @@ def from_runs(runs: Sequence[Run]) -> dict[str, Any]:
         names += _names(run, PROCESS + number, number)
         timed += [((at, kind, number, place), event) for at, kind, place, event in found]
         arrows += sum(kind == _FLOW_START for _, kind, _, _ in found)
-        about.append(
-            {"title": run.title, "clipped_us": round(moved / 1000, 3), "waits_not_drawn": undrawn, **run.about}
-        )
+        clipped = {"clipped_us": round(moved / 1000, 3), "waits_not_drawn": undrawn}
+        about.append({"title": run.title, **clipped, **run.about})
     timed.sort(key=lambda entry: entry[0])
     return {
         "displayTimeUnit": "ns",
@@ -98,7 +97,7 @@ def from_runs(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _events(run: Run, process: int, arrows: int) -> tuple[list[tuple[int, int, int, dict[str, Any]]], int, int]:
+def _events(run: TracedRun, process: int, arrows: int) -> tuple[list[tuple[int, int, int, dict[str, Any]]], int, int]:
     """Time, kind, place and event of each; how far a slice was moved at most, ns; arrows that are not drawn."""
     slices = run.slices
     for piece in slices:
@@ -107,24 +106,12 @@ def _events(run: Run, process: int, arrows: int) -> tuple[list[tuple[int, int, i
     numbers = _tracks(slices)
     track = [numbers[piece.stream, piece.row] for piece in slices]
     start, end, moved = _placed(slices, np.array(track, np.int64))
-    events = [
-        (
-            int(start[number]),
-            _SLICE,
-            number,
-            {
-                "ph": "X",
-                "name": piece.name,
-                "cat": "kernel",
-                "pid": process,
-                "tid": track[number],
-                "ts": _micros(int(start[number])),
-                "dur": _micros(int(end[number] - start[number])),
-                "args": _plain(piece.args),
-            },
-        )
-        for number, piece in enumerate(slices)
-    ]
+    events = []
+    for number, piece in enumerate(slices):
+        begin, length = int(start[number]), int(end[number] - start[number])
+        kernel = {"ph": "X", "name": piece.name, "cat": "kernel", "pid": process, "tid": track[number]}
+        times = {"ts": _micros(begin), "dur": _micros(length), "args": _plain(piece.args)}
+        events.append((begin, _SLICE, number, {**kernel, **times}))
     undrawn = 0
     for number, (before, after) in enumerate(run.waits):
         arrives = int(start[after])
@@ -148,10 +135,7 @@ def _tracks(slices: Sequence[Slice]) -> dict[tuple[int, int], int]:
 
 
 def from_simulation(
-    flat: FlatGraph,
-    costs: Costs,
-    prediction: Prediction,
-    assignment: Assignment | None = None,
+    flat: FlatGraph, costs: Costs, prediction: Prediction, assignment: Assignment | None = None
 ) -> dict[str, Any]:
     """The trace of a simulated step: a slice per kernel, and one for the join of all streams at the end.
 
@@ -164,10 +148,8 @@ def from_simulation(
         slices += _block(flat, costs, prediction, assignment, block)
         ends.append((first, len(slices) - 1))
     plan = prediction.plan
-    waits = [
-        (ends[before][1], ends[after][0])
-        for before, after in zip(plan.wait_on.tolist(), plan.wait_node.tolist(), strict=True)
-    ]
+    pairs = zip(plan.wait_on.tolist(), plan.wait_node.tolist(), strict=True)
+    waits = [(ends[before][1], ends[after][0]) for before, after in pairs]
     step_us = prediction.problem.machine.step_us
     over = prediction.makespan_us - step_us
     if len(plan.join):
@@ -176,7 +158,7 @@ def from_simulation(
         waits += [(ends[block][1], len(slices) - 1) for block in plan.join.tolist()]
     if slices and step_us > 0:
         slices.append(Slice("start and end of the step", int(prediction.lanes[0]), over, step_us))
-    return from_runs([Run(f"msplit: simulated on {costs.gpu}", slices, waits)])
+    return from_runs([TracedRun(f"msplit: simulated on {costs.gpu}", slices, waits)])
 
 
 def from_bench(flat: FlatGraph, found: Bench) -> dict[str, Any]:
@@ -185,7 +167,7 @@ def from_bench(flat: FlatGraph, found: Bench) -> dict[str, Any]:
     return from_runs([_measured_run(flat, found.costs, one, known) for one in found.traced])
 
 
-def _measured_run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: dict[str, int]) -> Run:
+def _measured_run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: dict[str, int]) -> TracedRun:
     slices = []
     for span in traced.timeline.spans:
         nodes = [node for node in span.nodes if node < len(flat)]
@@ -200,7 +182,7 @@ def _measured_run(flat: FlatGraph, costs: Costs | None, traced: Traced, known: d
         if len(nodes) > 1:
             args["nodes"] = ", ".join(flat.graph.names[node] for node in nodes)
         slices.append(Slice(span.name, stream, span.start_us, span.end_us - span.start_us, args, span.row))
-    return Run(f"msplit bench: {traced.label}", slices, traced.timeline.waits, {"clock": traced.timeline.clock})
+    return TracedRun(f"msplit bench: {traced.label}", slices, traced.timeline.waits, {"clock": traced.timeline.clock})
 
 
 def _block(
@@ -255,7 +237,7 @@ def _placed(slices: Sequence[Slice], track: np.ndarray) -> tuple[np.ndarray, np.
     return start, end, moved
 
 
-def _names(run: Run, process: int, place: int) -> list[dict[str, Any]]:
+def _names(run: TracedRun, process: int, place: int) -> list[dict[str, Any]]:
     here = {"ph": "M", "pid": process, "tid": FIRST_TRACK}
     events = [
         {**here, "name": "process_name", "args": {"name": run.title}},
@@ -264,8 +246,8 @@ def _names(run: Run, process: int, place: int) -> list[dict[str, Any]]:
     for (stream, row), number in _tracks(run.slices).items():
         track = {"ph": "M", "pid": process, "tid": number}
         name = f"stream {stream}" if row == 0 else f"stream {stream}, beside"
-        events.append({**track, "name": "thread_name", "args": {"name": name}})
-        events.append({**track, "name": "thread_sort_index", "args": {"sort_index": number}})
+        for kind, args in (("thread_name", {"name": name}), ("thread_sort_index", {"sort_index": number})):
+            events.append({**track, "name": kind, "args": args})
     return events
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from msplit.report.document import Document, Table
+from msplit.report.jsonio import picked
 from msplit.report.text import heading
 from msplit.training.loop import TrainingResult
 from msplit.training.trainer import Trainer
@@ -34,16 +35,8 @@ class Told:
     def of(trainer: Trainer, trained: TrainingResult) -> Told:
         """Takes the results of a trainer that is not closed yet."""
         runner, model = trainer.runner, trainer.flat.model
-        return Told(
-            str(model.path),
-            model.targets,
-            trainer.fetches,
-            "" if runner is None else runner.label,
-            "" if runner is None else runner.engine,
-            () if runner is None else runner.notes,
-            trained,
-            trainer.world.size,
-        )
+        ran = ("", "", ()) if runner is None else (runner.label, runner.engine, runner.notes)
+        return Told(str(model.path), model.targets, trainer.fetches, *ran, trained, trainer.world.size)
 
 
 def document(told: Told) -> Document:
@@ -84,21 +77,8 @@ def payload(told: Told) -> dict[str, Any]:
     found = told.trained
     rate = found.steps_per_second
     return {
-        "model": told.model,
-        "targets": list(told.targets),
-        "fetches": list(told.fetches),
-        "runs": told.runs,
-        "engine": told.engine,
-        "processes": told.processes,
-        "notes": list(told.notes),
-        "steps_before": found.before,
-        "steps": found.steps,
-        "batch": found.rows,
-        "time_s": found.seconds,
-        "steps_per_s": rate,
+        **picked(told, "model targets fetches runs engine processes notes"),
+        **picked(found, "steps_before=before steps batch=rows time_s=seconds steps_per_s=steps_per_second"),
         "samples_per_s": None if rate is None else rate * found.rows,
-        "fetched": [{"step": one.step, "values": dict(one.values)} for one in found.fetched],
-        "checkpoint": None if found.saved is None else str(found.saved),
-        "interrupted": found.interrupted,
-        "stopped": found.stopped,
+        **picked(found, "fetched checkpoint=saved interrupted stopped"),
     }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any
 
 from msplit.core.statistics import Ratio
 from msplit.flatten.flat import FlatGraph
 from msplit.report.document import Table
+from msplit.report.jsonio import picked
 from msplit.report.text import micros, plural
 from msplit.run.tuning import Tuned
 from msplit.schedule.search import Found, Measurement
@@ -33,10 +33,11 @@ def table(tuned: Tuned) -> Table:
     )
     more = [f"{measured} more measured"] if measured else []
     more += [f"{number} not measured: {reason}" for reason, number in reasons.items()]
-    note = "; ".join(
-        ["gain: over one stream, in the same rounds", "memory: over one stream's", *([", ".join(more)] if more else [])]
-    )
+    note = "; ".join(filter(None, [_HEADINGS, ", ".join(more)]))
     return Table("Candidates", ("", ">streams", ">waits", ">predicted", ">measured", ">gain", ">memory"), rows, note)
+
+
+_HEADINGS = "gain: over one stream, in the same rounds; memory: over one stream's"
 
 
 def _row(measurement: Measurement) -> tuple[str, ...]:
@@ -83,17 +84,8 @@ def _ratio(ratio: Ratio) -> str:
 def payload(tuned: Tuned) -> dict[str, Any]:
     """Everything for JSON."""
     return {
-        "streams": tuned.streams,
-        "waits": tuned.waits,
-        "kernels": tuned.kernels,
-        "name": tuned.taken.name,
-        "why": tuned.why,
-        "memory": tuned.memory,
-        "memory_ratio": tuned.memory,
-        "gain": tuned.gain.to_dict() if tuned.gain else None,
-        "over_one": tuned.over_one.to_dict() if tuned.over_one else None,
-        "over_candidate": tuned.over_candidate.to_dict() if tuned.over_candidate else None,
-        "made_for": dict(tuned.made_for),
+        **picked(tuned, "streams waits kernels name=taken.name why memory memory_ratio=memory"),
+        **picked(tuned, "gain over_one over_candidate made_for"),
         "search": search_payload(tuned.found),
     }
 
@@ -114,17 +106,8 @@ def mixed_notes(mixed: MixedPrecision) -> list[str]:
 
 def mixed_payload(flat: FlatGraph, mixed: MixedPrecision) -> dict[str, Any]:
     """Nodes in float32 for JSON, by name. An error that is infinite is None."""
-
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     return {
-        "max_error": mixed.most,
-        "kept": mixed.holds,
-        "error": finite(mixed.error),
-        "errors": {name: finite(value) for name, value in mixed.errors.items()},
-        "ops": mixed.ops,
-        "ops_in_half": mixed.in_half,
+        **picked(mixed, "max_error=most kept=holds error errors ops ops_in_half=in_half"),
         "float32": [flat.graph.names[node] for node in sorted(mixed.wide)],
         "evaluations": mixed.evaluations,
     }
@@ -133,24 +116,13 @@ def mixed_payload(flat: FlatGraph, mixed: MixedPrecision) -> dict[str, Any]:
 def search_payload(found: Found) -> dict[str, Any]:
     """Candidates that were tried, for JSON."""
     return {
-        "seconds": found.seconds,
-        "stopped": found.stopped,
-        "changes_tried": found.tried,
-        "changes_kept": [
-            {"change": gain.change, "ratio": gain.ratio, "at": gain.at, "at_s": gain.at} for gain in found.gains
-        ],
+        **picked(found, "seconds stopped changes_tried=tried"),
+        "changes_kept": [picked(gain, "change ratio at at_s=at") for gain in found.gains],
         "candidates": [
             {
-                "name": one.candidate.name,
-                "kernels": one.candidate.mode,
-                "streams": one.candidate.streams,
-                "waits": one.candidate.waits,
-                "predicted_us": one.candidate.predicted_us,
+                **picked(one.candidate, "name kernels=mode streams waits predicted_us"),
                 "measured_us": None if one.seconds is None else one.seconds * 1e6,
-                "gain": one.gain,
-                "memory": one.memory,
-                "memory_ratio": one.memory,
-                "skipped": one.skipped or None,
+                **picked(one, "gain memory memory_ratio=memory skipped?"),
             }
             for one in found.measurements
         ],

@@ -12,9 +12,8 @@ from typing import Any
 
 from msplit.samples import recommenders, sequences, vision
 from msplit.samples.layers import Sample, SampleInput, fill, make_inputs, strip
-from msplit.samples.recommenders import write_feature_columns
 
-__all__ = ["Sample", "SampleInput", "build", "fill", "make_inputs", "names", "sizes", "strip", "write_feature_columns"]
+__all__ = ["Sample", "SampleInput", "build", "fill", "make_inputs", "names", "sizes", "strip"]
 
 _BUILDERS: dict[str, Callable[..., Sample]] = {
     "bert": sequences.bert,

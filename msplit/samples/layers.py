@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msplit.engines.tensorflow.runtime import tensorflow
+
 
 @dataclass(frozen=True)
 class SampleInput:
@@ -117,7 +119,7 @@ class WeightRecipe:
     """Distribution of the values of one weight: uniform over `low <= value < high`, then perhaps centred.
 
     Attributes:
-        key: What the random stream depends on beside the seed; the name the node had when it was built, so that a
+        key: Text that the random stream depends on beside the seed; the name the node had when it was built, so that a
             renamed or cloned node keeps its values.
         seed: The seed given to `build`.
         low: Lower end.
@@ -169,7 +171,7 @@ def generate(recipe: WeightRecipe, shape: Sequence[int], dtype: npt.DTypeLike = 
     its distributions), so equal recipes give equal bytes everywhere.
 
     Args:
-        recipe: What to make.
+        recipe: Recipe of the values.
         shape: Shape of the result.
         dtype: A floating-point or integer type.
     """
@@ -203,22 +205,10 @@ def strip(graph_def: Any, threshold: int = 4096) -> Any:
         threshold: Weights of at least this many bytes are stripped.
     """
     stripped = type(graph_def)()
-    for field, value in graph_def.ListFields():
-        if field.name != "node":
-            getattr(stripped, field.name).CopyFrom(value)
-    for node in graph_def.node:
-        tensor = node.attr["value"].tensor if _is_generated(node) else None
-        if tensor is None or math.prod(_shape(tensor)) * _dtype(node.name, tensor).itemsize < threshold:
-            stripped.node.add().CopyFrom(node)
-            continue
-        bare = stripped.node.add(name=node.name, op=node.op, device=node.device, input=node.input)
-        for key, value in node.attr.items():
-            if key != "value":
-                bare.attr[key].CopyFrom(value)
-        bare.attr["value"].tensor.dtype = tensor.dtype
-        bare.attr["value"].tensor.tensor_shape.CopyFrom(tensor.tensor_shape)
-        if node.HasField("experimental_debug_info"):
-            bare.experimental_debug_info.CopyFrom(node.experimental_debug_info)
+    stripped.CopyFrom(graph_def)
+    for tensor, _, shape, dtype in _generated(stripped):
+        if math.prod(shape) * dtype.itemsize >= threshold:
+            _clear(tensor)
     return stripped
 
 
@@ -232,28 +222,28 @@ def fill(graph_def: Any) -> Any:
     """
     filled = type(graph_def)()
     filled.CopyFrom(graph_def)
-    for node in filled.node:
-        if _is_generated(node):
-            tensor = node.attr["value"].tensor
-            values = generate(WeightRecipe.decode(node.attr[ATTRIBUTE].s), _shape(tensor), _dtype(node.name, tensor))
-            for field in _VALUE_FIELDS:
-                tensor.ClearField(field)
-            tensor.tensor_content = values.tobytes()
+    for tensor, recipe, shape, dtype in _generated(filled):
+        _clear(tensor)
+        tensor.tensor_content = generate(WeightRecipe.decode(recipe), shape, dtype).tobytes()
     return filled
 
 
-def _is_generated(node: Any) -> bool:
-    return node.op == "Const" and ATTRIBUTE in node.attr
+def _generated(graph_def: Any) -> Iterator[tuple[Any, bytes, tuple[int, ...], np.dtype[Any]]]:
+    """Every weight with a recipe: its tensor, the recipe, its shape and its type."""
+    for node in graph_def.node:
+        if node.op == "Const" and ATTRIBUTE in node.attr:
+            tensor = node.attr["value"].tensor
+            if tensor.dtype not in _DTYPES:
+                raise ValueError(
+                    f"weight {node.name!r} has data type number {tensor.dtype}, for which there is no generator"
+                )
+            shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
+            yield tensor, node.attr[ATTRIBUTE].s, shape, _DTYPES[tensor.dtype]
 
 
-def _shape(tensor: Any) -> tuple[int, ...]:
-    return tuple(dim.size for dim in tensor.tensor_shape.dim)
-
-
-def _dtype(name: str, tensor: Any) -> np.dtype[Any]:
-    if tensor.dtype not in _DTYPES:
-        raise ValueError(f"weight {name!r} has data type number {tensor.dtype}, for which there is no generator")
-    return _DTYPES[tensor.dtype]
+def _clear(tensor: Any) -> None:
+    for field in _VALUE_FIELDS:
+        tensor.ClearField(field)
 
 
 class ModelBuilder:
@@ -268,14 +258,10 @@ class ModelBuilder:
         return seed if isinstance(seed, ModelBuilder) else cls(seed, batch)
 
     def __init__(self, seed: int, batch: int | None) -> None:
-        from msplit.engines.tensorflow.runtime import tensorflow
-
-        tf = tensorflow()
-
-        self.tf = tf
+        self.tf = tensorflow()
         self.seed = seed
         self.batch = batch
-        self.graph = tf.Graph()
+        self.graph = self.tf.Graph()
         self._inputs: list[SampleInput] = []
 
     @contextmanager

@@ -6,12 +6,16 @@ A TF1 model of many bucketized numeric columns, each with its own embedding, as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.samples.layers import ATTRIBUTE, ModelBuilder, Sample, SampleInput, WeightRecipe, fill, generate, kernel
+
+
+def _ids(b: ModelBuilder, count: int, rows: int) -> list[Any]:
+    return [b.input(f"id_{number}", (), "int32", rows) for number in range(count)]
 
 
 def deepfm(
@@ -32,9 +36,7 @@ def deepfm(
         units: Widths of the deep part's layers.
     """
     b = ModelBuilder.of(seed, batch)
-    tf = b.tf
-    values = b.input("numeric", (numeric,))
-    ids = [b.input(f"id_{field}", (), "int32", rows) for field in range(categorical)]
+    tf, values, ids = b.tf, b.input("numeric", (numeric,)), _ids(b, categorical, rows)
     linear, vectors = [], []
     for field, column in enumerate(ids):
         with b.scope(f"field_{field}"):
@@ -88,9 +90,7 @@ def dlrm(
         top: Widths of the top MLP's hidden layers.
     """
     b = ModelBuilder.of(seed, batch)
-    tf = b.tf
-    values = b.input("numeric", (numeric,))
-    ids = [b.input(f"id_{table}", (), "int32", rows) for table in range(tables)]
+    tf, values, ids = b.tf, b.input("numeric", (numeric,)), _ids(b, tables, rows)
     with b.scope("bottom"):
         vectors = [b.mlp(values, (*bottom, width))]
     for table, column in enumerate(ids):
@@ -166,9 +166,8 @@ def towers(
         units: Widths of a tower's MLP.
     """
     b = ModelBuilder.of(seed, batch)
-    ids = [b.input(f"id_{tower}", (), "int32", rows) for tower in range(towers)]
     parts = []
-    for tower, column in enumerate(ids):
+    for tower, column in enumerate(_ids(b, towers, rows)):
         with b.scope(f"tower_{tower}"):
             parts.append(b.mlp(b.embedding(column, rows, width, "embedding"), units))
     with b.scope("head"):
@@ -201,53 +200,13 @@ def _recipe(variable: Any, seed: int) -> WeightRecipe:
 
 def dense(x: Any, units: int, scope: str, activation: str | None = "relu") -> Any:
     """A dense layer of TF1 variables `<scope>/kernel` and `<scope>/bias`."""
-    from msplit.engines.tensorflow.runtime import tensorflow
-
     tf = tensorflow()
-
     v1 = tf.compat.v1
     with v1.variable_scope(scope):
         weights = v1.get_variable("kernel", (x.shape[-1], units), initializer=v1.glorot_uniform_initializer(seed=0))
         bias = v1.get_variable("bias", (units,), initializer=v1.zeros_initializer())
         y = tf.nn.bias_add(tf.matmul(x, weights), bias)
         return y if activation is None else getattr(tf.nn, activation)(y)
-
-
-def write_feature_columns(
-    path: Path | str,
-    columns: int,
-    *,
-    buckets: int = 100,
-    width: int = 8,
-    units: Sequence[int] = (64, 32),
-    seed: int = 0,
-) -> None:
-    """Write a TF1 SavedModel with `columns` bucketized numeric feature columns in front of an MLP.
-
-    Each column is some 60 small nodes (Bucketize, Where, Unique, SparseReshape, SparseFillEmptyRows, ResourceGather,
-    SparseSegmentMean, …): what `tf.feature_column` emits. The inputs are `feature_<i>`, float32 `[batch, 1]`; the
-    signature `serving_default` gives `score`, `[batch, 1]`.
-
-    Args:
-        path: Folder to write; it must not exist.
-        columns: Their number.
-        buckets: Buckets of each column, which are the rows of its table.
-        width: Width of each embedding.
-        units: Widths of the MLP's hidden layers.
-
-    Raises:
-        ValueError: Fewer than 3 buckets.
-    """
-    from msplit.engines.tensorflow.runtime import tensorflow
-
-    tf = tensorflow()
-
-    v1 = tf.compat.v1
-    with tf.Graph().as_default() as graph:
-        features, score = _model(columns, buckets, width, units, batch=None)
-        with v1.Session(graph=graph) as session:
-            load_seeded_values(session, v1.global_variables(), seed)
-            v1.saved_model.simple_save(session, str(path), features, {"score": score})
 
 
 def build(
@@ -259,17 +218,25 @@ def build(
     units: Sequence[int] = (64, 32),
     batch: int | None = None,
 ) -> Sample:
-    """Build the same model as a frozen graph, as `saved_model_cli` and its kin freeze it.
+    """Build a TF1 model of bucketized numeric feature columns in front of an MLP, frozen as `saved_model_cli` and its kin freeze it.
 
-    See `write_feature_columns`.
+    Each column is some 60 small nodes (Bucketize, Where, Unique, SparseReshape, SparseFillEmptyRows, ResourceGather,
+    SparseSegmentMean, …): what `tf.feature_column` emits. The inputs are `feature_<i>`, float32 `[batch, 1]`; the
+    output is `score`, `[batch, 1]`.
+
+    Args:
+        columns: Their number.
+        buckets: Buckets of each column, which are the rows of its table.
+        width: Width of each embedding.
+        units: Widths of the MLP's hidden layers.
+
+    Raises:
+        ValueError: Fewer than 3 buckets.
     """
-    from msplit.engines.tensorflow.runtime import tensorflow
-
     tf = tensorflow()
-
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
-        features, score = _model(columns, buckets, width, units, batch)
+        features, score = feature_columns(columns, buckets, width, units, batch)
         recipes = {variable.op.name: _recipe(variable, seed) for variable in v1.global_variables()}
         with v1.Session(graph=graph) as session:
             load_seeded_values(session, v1.global_variables(), seed)
@@ -282,16 +249,13 @@ def build(
     return Sample("feature_columns", fill(frozen), inputs, (score.op.name,))
 
 
-def _model(
+def feature_columns(
     columns: int, buckets: int, width: int, units: Sequence[int], batch: int | None
 ) -> tuple[dict[str, Any], Any]:
     """The model in the default graph: its placeholders by name, and its result."""
     if buckets < 3:
         raise ValueError(f"a bucketized column needs at least 3 buckets, not {buckets}")
-    from msplit.engines.tensorflow.runtime import tensorflow
-
     tf = tensorflow()
-
     v1 = tf.compat.v1
     # Evenly over the bulk of a standard normal feature.
     boundaries = [-3.0 + 6.0 * index / (buckets - 2) for index in range(buckets - 1)]

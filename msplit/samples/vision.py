@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.samples.layers import ATTRIBUTE, RELU_GAIN, ModelBuilder, Sample, SampleInput, WeightRecipe, fill, kernel
 
 # Module -> filters of (1x1, 3x3 reduction, 3x3, second 3x3's reduction, second 3x3, pool projection);
@@ -163,8 +164,6 @@ def _application(
 def _freeze(model: Any, input_name: str, shape: tuple[int | None, ...], seed: int, gain: float) -> tuple[Any, str]:
     import numpy as np
 
-    from msplit.engines.tensorflow.runtime import tensorflow
-
     tf = tensorflow()
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
@@ -193,11 +192,11 @@ def recipe_for(key: str, seed: int, path: str, shape: tuple[int, ...], gain: flo
     """Return the recipe of a Keras variable, chosen by its role, which is the last part of its path.
 
     Args:
-        key: See `WeightRecipe`.
-        seed: Likewise.
+        key: Key of the recipe (see `WeightRecipe`).
+        seed: Seed of the recipe.
         path: Keras's path of the variable, such as `conv2d_3/kernel`.
-        shape: Of the variable.
-        gain: Of kernels (see `layers.kernel`).
+        shape: Shape of the variable.
+        gain: Gain of kernels (see `layers.kernel`).
 
     Raises:
         ValueError: The role is not known.

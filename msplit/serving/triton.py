@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ TYPES = {
 """Type in NumPy, or in TensorFlow -> in Triton, as far as its Python backend has them."""
 
 PARAMETER = "msplit"
-"""Key of the configuration's parameter that holds `_Served`, as JSON."""
+"""Key of the configuration's parameter that holds `TritonSettings`, as JSON."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -57,7 +57,7 @@ __all__ = ["TritonPythonModel"]
 
 
 @dataclass(frozen=True)
-class _Served:
+class TritonSettings:
     """Settings that the model's process reads.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Served:
 
 
 @dataclass(frozen=True)
-class Exported:
+class TritonExport:
     """Result of an export.
 
     Attributes:
@@ -94,13 +94,13 @@ def export(
     name: str | None = None,
     device: str = "cuda",
     force: bool = False,
-) -> Exported:
+) -> TritonExport:
     """Writes a build, or a model, into a repository that `tritonserver --model-repository` serves. Nothing is executed.
 
     The folder is written whole or not at all. It holds a copy of the build or the model, and can be moved.
 
     Args:
-        model: Where it is.
+        model: Path of the build or the model.
         repository: A folder, which is made where there is none. Other models in it stay.
         settings: Settings of the pool.
         name: Name of the model there; None: that of its file or folder, without the part after a dot.
@@ -114,9 +114,8 @@ def export(
     source, settings = Path(model), settings or PoolSettings()
     name = source.resolve().name.partition(".")[0] if name is None else name
     if not _NAME.fullmatch(name):
-        raise MsplitError(
-            f"{name!r} can be no name of a model in Triton", fix="give one of letters and digits: --name NAME"
-        )
+        fix = "give one of letters and digits: --name NAME"
+        raise MsplitError(f"{name!r} can be no name of a model in Triton", fix=fix)
     top = Path(repository)
     target = top / name
     check_target(target if top.exists() else top, force=force)
@@ -129,7 +128,9 @@ def export(
     batched = ports.joins and all(port.shape[:1] == (None,) for port in (*ports.inputs.values(), *outputs.values()))
     max_batch = ports.batches[-1] if batched else 0
     inside = "build" if builds.is_build(source) else source.resolve().name
-    served = _Served(inside, device, {key: value for key, value in asdict(settings).items() if value is not None})
+    served = TritonSettings(
+        inside, device, {key: value for key, value in asdict(settings).items() if value is not None}
+    )
     text = config(name, ports, outputs, served, max_batch)
 
     def fill(folder: Path) -> None:
@@ -143,19 +144,15 @@ def export(
         else:
             writer.copy([writer.Item(os.fspath(source), inside, os.stat(source))], version)
 
-    if top.exists():
-        write_folder_atomic(target, fill, force=force)
-    else:
-        write_folder_atomic(top, _within(name, fill))
-    return Exported(target, name, max_batch)
-
-
-def _within(name: str, fill: Callable[[Path], None]) -> Callable[[Path], None]:
-    def outer(folder: Path) -> None:
+    def fill_repository(folder: Path) -> None:
         (folder / name).mkdir()
         fill(folder / name)
 
-    return outer
+    if top.exists():
+        write_folder_atomic(target, fill, force=force)
+    else:
+        write_folder_atomic(top, fill_repository)
+    return TritonExport(target, name, max_batch)
 
 
 def _of_build(source: Path) -> tuple[Ports, Mapping[str, Port], str]:
@@ -214,12 +211,11 @@ def _known(name: str, shape: tuple[int | None, ...] | None) -> Shape:
 
 
 def _unknown(what: str) -> MsplitError:
-    return MsplitError(
-        f"the shape of {what} is not known", fix="build the model with --shape NAME=…, and export the build"
-    )
+    fix = "build the model with --shape NAME=…, and export the build"
+    return MsplitError(f"the shape of {what} is not known", fix=fix)
 
 
-def config(name: str, ports: Ports, outputs: Mapping[str, Port], served: _Served, max_batch: int) -> str:
+def config(name: str, ports: Ports, outputs: Mapping[str, Port], served: TritonSettings, max_batch: int) -> str:
     """The text of ``config.pbtxt``."""
     lines = [
         f"# Made by msplit {__version__}.",
@@ -231,15 +227,13 @@ def config(name: str, ports: Ports, outputs: Mapping[str, Port], served: _Served
         for port_name, port in some.items():
             shape = port.shape[1:] if max_batch else port.shape
             sizes = ", ".join("-1" if size is None else str(size) for size in shape)
-            dims = (
-                f"dims: [{sizes}]" if shape else "dims: [1]  reshape { shape: [] }"
-            )  # Triton knows nothing without an axis
+            # Triton knows nothing without an axis.
+            dims = f"dims: [{sizes}]" if shape else "dims: [1]  reshape { shape: [] }"
             lines += [f"{kind} {{", f"  name: {_text(port_name)}"]
             lines += [f"  data_type: {TYPES[_plain(port_name, port.dtype)]}", f"  {dims}", "}"]
     kind = "KIND_CPU" if served.device == "cpu" else "KIND_GPU"
-    lines.append(
-        f"instance_group {{ count: 1 kind: {kind} }}  # a process per GPU: what is in flight at once is up to the pool"
-    )
+    about = "a process per GPU: what is in flight at once is up to the pool"
+    lines.append(f"instance_group {{ count: 1 kind: {kind} }}  # {about}")
     if max_batch:
         sizes = ", ".join(map(str, ports.batches))
         lines += [
@@ -248,9 +242,8 @@ def config(name: str, ports: Ports, outputs: Mapping[str, Port], served: _Served
             "  max_queue_delay_microseconds: 0",
             "}",
         ]
-    lines.append(
-        f"parameters {{ key: {_text(PARAMETER)} value {{ string_value: {_text(json.dumps(asdict(served)))} }} }}"
-    )
+    value = _text(json.dumps(asdict(served)))
+    lines.append(f"parameters {{ key: {_text(PARAMETER)} value {{ string_value: {value} }} }}")
     return "\n".join(lines) + "\n"
 
 

@@ -48,10 +48,8 @@ class TritonPythonModel:
         lacking = {*self._inputs} ^ {*self._pool.inputs} or {*self._outputs} - {*self._pool.outputs}
         if lacking:
             self._pool.close()
-            raise MsplitError(
-                f"config.pbtxt and the model differ in {', '.join(sorted(lacking))}",
-                fix="export it again: msplit export",
-            )
+            what = f"config.pbtxt and the model differ in {', '.join(sorted(lacking))}"
+            raise MsplitError(what, fix="export it again: msplit export")
         self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix="msplit-triton")
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -102,10 +100,8 @@ def _array(tensor: Any) -> Any:
         raise EngineError("an input is missing", fix="send all inputs")
     array = tensor.as_numpy()
     if not array.flags.c_contiguous:
-        raise EngineError(
-            f"this Triton does not go together with NumPy {np.__version__}: it reads arrays wrongly",
-            fix="take Triton 24.11 or newer, or NumPy 1.26",
-        )
+        what = f"this Triton does not go together with NumPy {np.__version__}: it reads arrays wrongly"
+        raise EngineError(what, fix="take Triton 24.11 or newer, or NumPy 1.26")
     return array
 
 

@@ -27,7 +27,7 @@ def batches_of(dataset: Any, inputs: Sequence[str], where: str = "the data") -> 
     Args:
         dataset: An iterable of mappings, or a `tf.data.Dataset` of them; where there is one input, of its values.
         inputs: Names of the inputs.
-        where: What to call it in messages.
+        where: Name of the data in messages.
 
     Raises:
         LoadError: It is nothing of that kind.
@@ -74,11 +74,8 @@ def fitting(feeds: Feeds, specs: Specs, where: str) -> None:
             fix = f"convert it: array.astype({spec.dtype!r})" if spec.dtype != "string" else "give strings"
             raise EngineError(f"input {name!r} is {spec.dtype}, and is given {found}", where=where, fix=fix)
         if not matches(shape, spec.shape):
-            raise EngineError(
-                f"input {name!r} has shape {shape_text(spec.shape or ())}, and is given {shape_text(shape)}",
-                where=where,
-                fix="give arrays of that shape, where ? may be anything",
-            )
+            what = f"input {name!r} has shape {shape_text(spec.shape or ())}, and is given {shape_text(shape)}"
+            raise EngineError(what, where=where, fix="give arrays of that shape, where ? may be anything")
 
 
 def matches(shape: Sequence[int], wanted: Sequence[int | None] | None) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf import text_encoding
 from numpy.typing import NDArray
 
 from msplit import formats
@@ -37,7 +38,7 @@ STEPS, NOTE = "msplit/steps", "msplit/note"
 """Keys of what only msplit reads: how many steps were run, and what goes with them."""
 
 SCALE = {LOSS_SCALE: "msplit/loss_scale", GOOD_STEPS: "msplit/loss_scale_steps"}
-"""Likewise what the engine keeps beside variables where it scales losses."""
+"""Keys of what the engine keeps beside variables where it scales losses, by its name there."""
 
 _ENDINGS = (".data-00000-of-00001", ".index")
 _MOST_STATE = 1 << 20
@@ -51,7 +52,7 @@ class CheckpointContents:
     Attributes:
         state: Values by variable, as `initial_state` names them; without those that only a checkpoint of msplit's has.
         steps: Steps that were run before it; None where it does not say.
-        note: What was to be kept with it.
+        note: Text that is kept with it.
         scale: The values of `SCALE`, where losses are scaled.
     """
 
@@ -153,8 +154,6 @@ def listed(folder: Path) -> CheckpointState:
     Raises:
         LoadError: The file that lists them can not be read.
     """
-    from google.protobuf import text_encoding
-
     place = folder / STATE
     try:
         text = read_bytes(place, _MOST_STATE).decode()
@@ -179,11 +178,8 @@ def last_of(folder: Path) -> Path | None:
     """
     found = listed(folder)
     if found.latest is None and found.named:
-        raise LoadError(
-            f"names {found.named[0].name}, which is not there",
-            where=str(folder / STATE),
-            fix="bring that checkpoint back, or remove this file to begin anew",
-        )
+        fix = "bring that checkpoint back, or remove this file to begin anew"
+        raise LoadError(f"names {found.named[0].name}, which is not there", where=str(folder / STATE), fix=fix)
     return found.latest
 
 
@@ -201,11 +197,8 @@ def latest(path: Path) -> Path:
         return Path(str(path).removesuffix(".index"))
     found = last_of(path)
     if found is None:
-        raise LoadError(
-            "there is no checkpoint in this folder",
-            where=str(path),
-            fix=f"give the folder of a file named {STATE!r}, or the beginning of a checkpoint's file names",
-        )
+        fix = f"give the folder of a file named {STATE!r}, or the beginning of a checkpoint's file names"
+        raise LoadError("there is no checkpoint in this folder", where=str(path), fix=fix)
     return found
 
 
@@ -245,8 +238,6 @@ def _left(folder: Path, name: str) -> list[Path]:
 
 
 def _state(path: Path, kept: Sequence[Path]) -> bytes:
-    from google.protobuf import text_encoding
-
     folder = path.parent
 
     def line(key: str, one: Path) -> str:

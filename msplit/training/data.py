@@ -45,8 +45,8 @@ class BatchOptions:
 
     Attributes:
         batch: Rows of a batch. What is left over at the end of an epoch is left out.
-        epochs: How often all is gone through; None: without an end.
-        shuffle: Whether in another order in every epoch, by the seed.
+        epochs: Number of times that all data are gone through; None: without an end.
+        shuffle: True for another order in every epoch, by the seed.
     """
 
     batch: int
@@ -61,7 +61,7 @@ class Data:
 
     Attributes:
         start: Gives the batches from a number on, counted from 0 over all epochs.
-        described: What the order of the batches depends on: where it is another, a number means another batch.
+        described: Facts that the order of the batches depends on: with others, a number means another batch.
     """
 
     start: Callable[[int], Iterator[Feeds]]
@@ -77,8 +77,8 @@ def constant(specs: Specs, files: Mapping[str, Path]) -> dict[str, NDArray[Any]]
     values = {}
     for name, path in files.items():
         if name not in specs:
-            listed = ", ".join(specs) or "none"
-            raise LoadError(f"the model has no input {name!r}", where=str(path), fix=f"name one: {listed}")
+            fix = f"name one: {', '.join(specs) or 'none'}"
+            raise LoadError(f"the model has no input {name!r}", where=str(path), fix=fix)
         values[name] = load_input(name, path, specs[name].dtype, specs[name].shape)
     return values
 
@@ -96,17 +96,16 @@ def open_data(
     Args:
         sources: One .npz file, TFRecord files or patterns of such, or one ``module:function``.
         specs: The inputs that it is for.
-        how: How it becomes batches.
+        how: Options of batching.
         shapes: Shapes by input, for sizes that the graph leaves open and records do not tell.
         fixed: Inputs with values that are the same at every step, so that the data need not have them.
 
     Raises:
         LoadError: It can not be read, or does not fit an input: the message names it.
     """
-    if not fixed:
-        return _opened(sources, specs, how, shapes or {})
-    data = _opened(sources, {name: spec for name, spec in specs.items() if name not in fixed}, how, shapes or {})
-    return replace(data, start=lambda number: ({**batch, **fixed} for batch in data.start(number)))
+    given = fixed or {}
+    data = _opened(sources, {name: spec for name, spec in specs.items() if name not in given}, how, shapes or {})
+    return replace(data, start=lambda number: ({**batch, **given} for batch in data.start(number)))
 
 
 def own_data(specs: Specs, fixed: Feeds) -> Data:
@@ -117,11 +116,8 @@ def own_data(specs: Specs, fixed: Feeds) -> Data:
     """
     missing = [name for name in specs if name not in fixed]
     if missing:
-        raise LoadError(
-            f"nothing gives input {missing[0]!r}",
-            where="--data",
-            fix=f"{_FIX}, or the same value at every step: --input",
-        )
+        fix = f"{_FIX}, or the same value at every step: --input"
+        raise LoadError(f"nothing gives input {missing[0]!r}", where="--data", fix=fix)
     return Data(lambda _: itertools.repeat(fixed), {"data": "the graph's own"})
 
 
@@ -129,9 +125,9 @@ def _opened(sources: Sequence[str], specs: Specs, how: BatchOptions, shapes: Map
     if len(sources) == 1 and is_function(sources[0]):
         return _function(sources[0], specs, how)
     paths = [Path(path) for source in sources for path in _paths(source)]
-    if len(paths) == 1 and _head(paths[0]).startswith(b"PK"):
-        return _arrays(paths[0], specs, how)
     zipped = [path for path in paths if _head(path).startswith(b"PK")]
+    if zipped and len(paths) == 1:
+        return _arrays(paths[0], specs, how)
     if zipped:
         raise LoadError("is not the only data: arrays come from one file", where=str(zipped[0]), fix=_FIX)
     return _records(paths, specs, how, shapes)
@@ -160,12 +156,9 @@ def _arrays(path: Path, specs: Specs, how: BatchOptions) -> Data:
     there = names_in(path)
     for name in specs:
         if name not in there and f"input/{name}" not in there:
-            listed = ", ".join(sorted(there)[:8]) or "nothing"
-            raise LoadError(
-                f"there is no array for input {name!r}, but {listed}",
-                where=str(path),
-                fix=f"save it under that name: numpy.savez({path.name!r}, **{{{name!r}: array, …}})",
-            )
+            what = f"there is no array for input {name!r}, but {', '.join(sorted(there)[:8]) or 'nothing'}"
+            fix = f"save it under that name: numpy.savez({path.name!r}, **{{{name!r}: array, …}})"
+            raise LoadError(what, where=str(path), fix=fix)
     whole, cut = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
     for name, spec in specs.items():
         shape = spec.shape and (None, *spec.shape[1:])
@@ -177,16 +170,13 @@ def _arrays(path: Path, specs: Specs, how: BatchOptions) -> Data:
             raise LoadError(said, where=str(path), fix=f"--batch {spec.shape[0]}")
     rows = {len(value) for value in cut.values()}
     if len(rows) > 1:
-        listed = ", ".join(f"{name} {len(value)}" for name, value in cut.items())
-        raise LoadError(
-            f"the arrays have different numbers of rows: {listed}", where=str(path), fix="give each input as many"
-        )
+        what = f"the arrays have different numbers of rows: {', '.join(f'{name} {len(cut[name])}' for name in cut)}"
+        raise LoadError(what, where=str(path), fix="give each input as many")
     count = rows.pop() if rows else how.batch
     per_epoch = count // how.batch
     if not per_epoch:
-        raise LoadError(
-            f"there are {count} rows, less than a batch", where=str(path), fix=f"--batch {max(count, 1)} or less"
-        )
+        fix = f"--batch {max(count, 1)} or less"
+        raise LoadError(f"there are {count} rows, less than a batch", where=str(path), fix=fix)
 
     def start(number: int) -> Iterator[Feeds]:
         order, of = np.arange(count), -1
@@ -253,9 +243,8 @@ def _records(paths: Sequence[Path], specs: Specs, how: BatchOptions, shapes: Map
                     some = True
                     yield {name: np.asarray(value) for name, value in feeds.items()}
             if not some and not number:
-                raise LoadError(
-                    "there are fewer records than a batch", where=where, fix="--batch with a smaller number"
-                )
+                fix = "--batch with a smaller number"
+                raise LoadError("there are fewer records than a batch", where=where, fix=fix)
             epoch, number = epoch + 1, 0
 
     return Data(start, {"data": "records", "files": [path.name for path in paths], **_described(how)})
@@ -266,12 +255,11 @@ def _reading(where: str) -> Iterator[None]:
     tf = runtime.tensorflow()
     try:
         yield
-    except tf.errors.DataLossError as error:
-        said = f"the records are damaged or cut off: {runtime.first_line(error)}"
-        raise LoadError(said, where=where, fix="copy or write them again") from error
     except tf.errors.OpError as error:
-        said = f"the records do not fit the model: {runtime.first_line(error)}"
-        raise LoadError(said, where=where, fix="each record is an Example with a feature for each input") from error
+        said, fix = "do not fit the model", "each record is an Example with a feature for each input"
+        if isinstance(error, tf.errors.DataLossError):
+            said, fix = "are damaged or cut off", "copy or write them again"
+        raise LoadError(f"the records {said}: {runtime.first_line(error)}", where=where, fix=fix) from error
 
 
 def _feature(
@@ -282,9 +270,8 @@ def _feature(
     shape = shapes.get(name) or spec.shape
     if shape is None or not shape:
         said = f"input {name!r} has {'no rows' if shape is not None else 'no shape'}, so records can not hold it"
-        raise LoadError(
-            said, where=where, fix=f"give its value with --input {name}=FILE, or the data by module:function"
-        )
+        fix = f"give its value with --input {name}=FILE, or the data by module:function"
+        raise LoadError(said, where=where, fix=fix)
     if None in shape[1:]:
         sizes = ",".join("1" if size is None else str(size) for size in shape)
         said = f"input {name!r} has shape {shape_text(shape)}, and records do not say how long a row is"
@@ -387,15 +374,12 @@ def _rows(batch: Feeds, shards: Shards, rank: int, at: int) -> Feeds:
     counts = {name: len(batch[name]) for name in split}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise LoadError(
-            f"batch {at} has inputs with different numbers of rows, so it can not be split: {listed}",
-            fix="train on one GPU, or feed dense inputs",
-        )
+        what = f"batch {at} has inputs with different numbers of rows, so it can not be split: {listed}"
+        raise LoadError(what, fix="train on one GPU, or feed dense inputs")
     rows = next(iter(counts.values()), 0)
-    if rows % shards.count:
-        raise LoadError(
-            f"batch {at} has {rows} rows, which {shards.count} processes can not share",
-            fix=f"--batch {rows + -rows % shards.count}",
-        )
-    own = slice(rows // shards.count * rank, rows // shards.count * (rank + 1))
+    each, left = divmod(rows, shards.count)
+    if left:
+        what = f"batch {at} has {rows} rows, which {shards.count} processes can not share"
+        raise LoadError(what, fix=f"--batch {rows + shards.count - left}")
+    own = slice(each * rank, each * (rank + 1))
     return {name: value[own] if name in counts else value for name, value in batch.items()}

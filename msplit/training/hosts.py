@@ -44,12 +44,12 @@ class Rank:
 
     Attributes:
         number: From 0 on; 0 is the chief, which writes checkpoints.
-        size: How many there are.
-        local: Which one of its host, and so which of its GPUs is its own.
-        host: Where the chief listens.
-        port: And at which port.
-        is_served: Whether something else listens there, as torchrun does.
-        is_child: Whether `msplit train --gpus` has started it, and ends with it.
+        size: Number of processes.
+        local: Number on its host, which is that of its GPU.
+        host: Host at which the chief listens.
+        port: Port at which the chief listens.
+        is_served: True if something else listens there, as torchrun does.
+        is_child: True if `msplit train --gpus` has started it; it ends with that.
         listener: File descriptor of a socket that listens at the port, which who started it handed on; None: the chief opens the port.
     """
 
@@ -80,8 +80,8 @@ class Hosts:
     """The hosts that train together, each with as many processes.
 
     Attributes:
-        count: How many there are.
-        index: Which of them this is; that of the chief is 0.
+        count: Number of hosts.
+        index: Number of this host; that of the chief is 0.
         master: Address at which the chief's first process listens, ``host:port``; "" where there is one host, and any port will do.
     """
 
@@ -91,13 +91,11 @@ class Hosts:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
-            raise MsplitError(
-                f"host {self.index} is none of {self.count}", fix=f"--hosts node-rank= is from 0 to {self.count - 1}"
-            )
+            fix = f"--hosts node-rank= is from 0 to {self.count - 1}"
+            raise MsplitError(f"host {self.index} is none of {self.count}", fix=fix)
         if self.count > 1 and not self.master:
-            raise MsplitError(
-                "several hosts have to know the first one", fix="--hosts master=HOST:PORT, the same on all"
-            )
+            fix = "--hosts master=HOST:PORT, the same on all"
+            raise MsplitError("several hosts have to know the first one", fix=fix)
         if self.master:
             address(self.master)
 
@@ -115,9 +113,8 @@ def rank_of(environment: Mapping[str, str]) -> Rank | None:
         text = environment.get(name, "")
         if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
             said = f"is {text!r}, no number from {least} to {most}" if text else "is not set"
-            raise MsplitError(
-                said, where=f"environment variable {name}", fix="start it with torchrun, or with msplit train --gpus N"
-            )
+            fix = "start it with torchrun, or with msplit train --gpus N"
+            raise MsplitError(said, where=f"environment variable {name}", fix=fix)
         return int(text)
 
     size = number("WORLD_SIZE", 1, 1 << 16)
@@ -126,23 +123,16 @@ def rank_of(environment: Mapping[str, str]) -> Rank | None:
     host, port = environment.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, 65535)
     if not host:
         raise MsplitError("is not set", where="environment variable MASTER_ADDR", fix="set it to the host of rank 0")
-    return Rank(
-        rank,
-        size,
-        local,
-        host,
-        port,
-        environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        CHILD in environment,
-        number(LISTENER, 0, 1 << 31) if LISTENER in environment else None,
-    )
+    is_served = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    listener = number(LISTENER, 0, 1 << 31) if LISTENER in environment else None
+    return Rank(rank, size, local, host, port, is_served, CHILD in environment, listener)
 
 
 def of_file(path: Path, task: str | None) -> Hosts:
     """The hosts of a ClusterSpec in a JSON file: jobs with their addresses, or what TF_CONFIG holds.
 
     Args:
-        task: Which of them this is, as in ``worker:1``; None: what the file says.
+        task: Job and number of this one, as in ``worker:1``; None: as the file says.
 
     Raises:
         MsplitError: It can not be read, or is none.
@@ -178,10 +168,8 @@ def _of_text(text: str, where: str, task: str | None) -> Hosts:
     for place, (job, index, _) in enumerate(hosts):
         if (job, index) == at:
             return Hosts(len(hosts), place, hosts[0][2])
-    listed = ", ".join(f"{job}:{index}" for job, index, _ in hosts[:8])
-    raise MsplitError(
-        f"task {at[0]}:{at[1]} trains nothing here", where=where, fix=f"--hosts task= with one of: {listed}"
-    )
+    fix = f"--hosts task= with one of: {', '.join(f'{job}:{index}' for job, index, _ in hosts[:8])}"
+    raise MsplitError(f"task {at[0]}:{at[1]} trains nothing here", where=where, fix=fix)
 
 
 def _tasks(cluster: Any, job: str, where: str) -> Sequence[tuple[int, str]]:
@@ -237,7 +225,7 @@ def launch(command: Sequence[str], hosts: Hosts, gpus: Sequence[str]) -> int:
 
     Args:
         command: Program and arguments.
-        gpus: Which GPUs of this host, as CUDA_VISIBLE_DEVICES names them.
+        gpus: GPUs of this host, as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
         RankLost: One was killed, or failed where nobody else could tell.
@@ -245,9 +233,8 @@ def launch(command: Sequence[str], hosts: Hosts, gpus: Sequence[str]) -> int:
     # A free port is taken at once, and handed on: another process may have it by the time that the first rank has loaded its libraries.
     listener = None if hosts.master else socket.create_server((_LOCAL, 0))
     host, port = address(hosts.master) if listener is None else listener.getsockname()
-    ranks = [
-        Rank(hosts.index * len(gpus) + local, hosts.count * len(gpus), local, host, port) for local in range(len(gpus))
-    ]
+    first, size = hosts.index * len(gpus), hosts.count * len(gpus)
+    ranks = [Rank(first + local, size, local, host, port) for local in range(len(gpus))]
     if listener is not None:
         ranks[0] = replace(ranks[0], listener=listener.fileno())
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
@@ -261,17 +248,15 @@ def launch(command: Sequence[str], hosts: Hosts, gpus: Sequence[str]) -> int:
         with _passed_on(started) as hand_on:
             for rank, said in zip(ranks, words, strict=True):
                 quiet = {"stdout": subprocess.DEVNULL, "stderr": said} if rank.local else {}
-                variables = {**environment, **rank.environment()}
-                started.append(
-                    subprocess.Popen(
-                        command,
-                        env=variables,
-                        stdin=subprocess.DEVNULL,
-                        start_new_session=True,
-                        pass_fds=[] if rank.listener is None else [rank.listener],
-                        **quiet,  # type: ignore[call-overload]
-                    )
+                process = subprocess.Popen(
+                    command,
+                    env={**environment, **rank.environment()},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=[] if rank.listener is None else [rank.listener],
+                    **quiet,  # type: ignore[call-overload]
                 )
+                started.append(process)
                 if listener is not None:
                     listener.close()  # it is the first rank's now: nobody answers there once that is gone
                 hand_on()
@@ -292,10 +277,8 @@ def _watched(started: Sequence[subprocess.Popen[bytes]], ranks: Sequence[Rank], 
             code = codes[first] or 0
             if code < 0:
                 number = ranks[first].number
-                raise RankLost(
-                    f"rank {number} was ended by {signal.Signals(-code).name}",
-                    fix="the last checkpoint is whole: go on with --resume",
-                )
+                fix = "the last checkpoint is whole: go on with --resume"
+                raise RankLost(f"rank {number} was ended by {signal.Signals(-code).name}", fix=fix)
             if None not in codes or time.monotonic() > until:
                 if first and codes[0] is None:  # who would have told it does not know of it
                     raise RankLost(f"rank {ranks[first].number} ended: {_last_words(words[first])}")

@@ -37,9 +37,9 @@ class TrainSettings:
         steps: Train up to so many steps, those before a resumed checkpoint included; None: to the end of the data.
         save: Folder for checkpoints, which is made; None: none are written.
         every: Steps from one checkpoint to the next. One is written at the end, too.
-        keep: How many checkpoints are kept.
+        keep: Number of checkpoints that are kept.
         resume: Go on from the last checkpoint in the folder, with the data where they were; from the beginning where there is none.
-        fetch_every: Of every so many steps, and of the last one, it is kept what they gave.
+        fetch_every: Steps between two whose values are kept; those of the last one are, too.
     """
 
     steps: int | None = None
@@ -66,10 +66,10 @@ class TrainingResult:
         steps: Steps that are run now, those before included.
         seconds: Time of these steps and checkpoints, without what made the model ready.
         rows: Rows of a batch.
-        fetched: What some steps gave.
+        fetched: Values that some steps gave.
         saved: The last checkpoint; None where there is none.
-        stopped: Why it ended before it was to end; "" where it did not.
-        interrupted: Whether somebody asked it to end.
+        stopped: Reason why it ended early; "" where it did not.
+        interrupted: True if somebody asked it to end.
     """
 
     before: int
@@ -101,9 +101,9 @@ def train(
     What is then in the folder was written before, of variables that were finite.
 
     Args:
-        trainer: What trains.
-        data: What it is fed.
-        settings: How long, and where checkpoints go.
+        trainer: Trainer of the model.
+        data: Batches that it is fed.
+        settings: Number of steps, and the folder of checkpoints.
         stop: Asked between steps whether to end: the state is saved then.
         progress: Told how far it is.
 
@@ -137,21 +137,15 @@ def _begin(trainer: Trainer, data: Data, settings: TrainSettings) -> tuple[int, 
     if last is None:
         return 0, None
     if not settings.resume:
-        raise WriteError(
-            f"there are checkpoints already, the last of step {last.name.rpartition('-')[2]}",
-            where=str(folder),
-            fix="go on from it with --resume, or choose another folder",
-        )
+        what = f"there are checkpoints already, the last of step {last.name.rpartition('-')[2]}"
+        raise WriteError(what, where=str(folder), fix="go on from it with --resume, or choose another folder")
     note = trainer.restore(last)
     if not note:
         return trainer.steps, last  # TensorFlow wrote it
     kept = json.loads(note)
-    if kept["data"] != (now := dict(data.described)):
-        changed = [
-            f"{key} {kept['data'].get(key)}, now {now.get(key)}"
-            for key in {**kept["data"], **now}
-            if kept["data"].get(key) != now.get(key)
-        ]
+    if (then := kept["data"]) != (now := dict(data.described)):
+        keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+        changed = [f"{key} {then.get(key)}, now {now.get(key)}" for key in keys]
         raise MsplitError(
             f"the checkpoint was written while other data came: {'; '.join(changed)}",
             where=str(last),
@@ -230,9 +224,8 @@ class _Training:
         note = json.dumps({"batches": self.position, "data": dict(self.data.described)}, sort_keys=True)
         # One of this step that is there was not listed any more when it was written, or is not listed now.
         if trainer.world.rank == 0:
-            self.saved = trainer.save(
-                self.settings.save / NAME, keep=self.settings.keep, force=True, note=note, state=state
-            )
+            place, keep = self.settings.save / NAME, self.settings.keep
+            self.saved = trainer.save(place, keep=keep, force=True, note=note, state=state)
         self.saved_at = trainer.steps
         return ""
 
@@ -249,12 +242,8 @@ class _Training:
         )
         steps = self.settings.steps
         of = f" of {steps:,}" if steps is not None else ""
-        self.tell(
-            ", ".join(
-                [f"step {last.step:,}{of}", *values, f"{rate:,.0f} steps/s", f"{rate * self.rows:,.0f} samples/s"]
-            ),
-            (last.step / steps) if steps else 0.0,
-        )
+        parts = (f"step {last.step:,}{of}", *values, f"{rate:,.0f} steps/s", f"{rate * self.rows:,.0f} samples/s")
+        self.tell(", ".join(parts), (last.step / steps) if steps else 0.0)
 
 
 def _not_finite(names: tuple[str, ...], fetched: Fetched) -> str:
@@ -262,8 +251,7 @@ def _not_finite(names: tuple[str, ...], fetched: Fetched) -> str:
     for name in names:
         value = fetched.values[name]
         if value.dtype.kind == "f" and not np.isfinite(value).all():
-            worst = "NaN" if np.isnan(value).any() else "infinite"
-            return f"{name} is {worst} at step {fetched.step}"
+            return f"{name} is {'NaN' if np.isnan(value).any() else 'infinite'} at step {fetched.step}"
     return ""
 
 

@@ -49,7 +49,7 @@ class World:
 
     Attributes:
         rank: The number of this one; the first one, 0, writes checkpoints and tells what came of it.
-        size: How many there are.
+        size: Number of processes.
     """
 
     rank: int = 0
@@ -117,7 +117,7 @@ def joined(rank: Rank | None, *, on_gpu: bool, tell: Callable[[str], object]) ->
     """A block in which this process trains with others; alone, where it has no rank.
 
     Args:
-        on_gpu: Whether each has a GPU, which is the only one that it sees then.
+        on_gpu: True if each has a GPU, which is the only one that it sees then.
         tell: Called from another thread, before it ends the process, with why: one of the others is gone, and what waits for it can not
             be ended otherwise.
 
@@ -183,12 +183,10 @@ def _meet(rank: Rank, on_gpu: bool, tell: Callable[[str], object]) -> tuple[Worl
         watched = distributed.PrefixStore("msplit", store(False))
     except (RuntimeError, OSError) as error:
         said = str(error).partition("\n")[0]
+        what, fix = "the first process does not answer", "start it, or mend --hosts master="
         if first:
-            fix = "give another port with --hosts master=, or end what uses it"
-            raise RankLost(f"can not listen: {said}", where=where, fix=fix) from None
-        raise RankLost(
-            f"the first process does not answer: {said}", where=where, fix="start it, or mend --hosts master="
-        ) from None
+            what, fix = "can not listen", "give another port with --hosts master=, or end what uses it"
+        raise RankLost(f"{what}: {said}", where=where, fix=fix) from None
     watch = _Watch(rank, watched, tell)
     try:
         _wait_for_all(rank, own, where)
@@ -222,8 +220,8 @@ class _Watch:
     """A thread that shows that this process is alive, and ends it when another is not.
 
     Attributes:
-        reason: Which other one ended, and why; "" where none did.
-        leaves: Whether this one is done, so that it is no loss if the first one has gone.
+        reason: Name of the process that ended, and why it did; "" where none did.
+        leaves: True if this one is done, so that it is no loss if the first one has gone.
     """
 
     def __init__(self, rank: Rank, store: Any, tell: Callable[[str], object]) -> None:
@@ -277,9 +275,8 @@ class _Watch:
         what = str(error).partition("\n")[0] if isinstance(error, MsplitError) else type(error).__name__
         self._waits = True
         with suppress(RuntimeError, OSError):
-            self._store.compare_set(
-                _ENDED, "", f"rank {self._rank.number} on {socket.gethostname()}: {what}"[:_MOST_SAID]
-            )
+            said = f"rank {self._rank.number} on {socket.gethostname()}: {what}"
+            self._store.compare_set(_ENDED, "", said[:_MOST_SAID])
 
     def end(self) -> None:
         """Ends the thread."""

@@ -17,14 +17,7 @@ from numpy.typing import NDArray
 from msplit import formats
 from msplit.assignment.model import DisplayMixin, Facts, opened
 from msplit.core.graph import Graph
-from msplit.engines.base import (
-    BESIDE_VARIABLES,
-    FIRST_SCALE,
-    STEPS,
-    Executable,
-    Feeds,
-    Following,
-)
+from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, STEPS, Feeds, Following
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
@@ -82,11 +75,8 @@ def to_train(
     flat = flatten(formats.to_train(flat.model, targets, fetched))
     if not _writes(flat.graph):
         said = f"{', '.join(flat.model.targets)} runs" if flat.model.targets else "is fetched"
-        raise EngineError(
-            f"nothing that {said} changes a variable, so there is nothing to train",
-            where=str(flat.model.path),
-            fix="name the op that applies the gradients: --target",
-        )
+        what = f"nothing that {said} changes a variable, so there is nothing to train"
+        raise EngineError(what, where=str(flat.model.path), fix="name the op that applies the gradients: --target")
     return flat
 
 
@@ -130,10 +120,10 @@ class Trainer(DisplayMixin):
     Attributes:
         flat: The graph of a step.
         steps: Steps that were run, those before the restored checkpoint included.
-        specs: What is known of the inputs that a step takes, by name.
+        specs: Types and shapes of the inputs that a step takes, by name, as far as they are known.
         fetches: Names of what it gives.
-        shards: How a batch is split over them; None where this process trains alone.
-        runner: What runs it, with its label, notes and checks; None before the first step.
+        shards: Split of a batch over them; None where this process trains alone.
+        runner: Runner of the step, with its label, notes and checks; None before the first step.
 
     Raises:
         LoadError: A name is not in the graph.
@@ -185,7 +175,7 @@ class Trainer(DisplayMixin):
         Args:
             feeds: A value for every input by name.
             on_device: As for `Runner.step`, as is the next.
-            then: What the next step will be fed, to be copied to the GPU meanwhile.
+            then: Inputs of the next step, to be copied to the GPU meanwhile.
 
         Returns:
             What is fetched, by name: arrays or, `on_device`, PyTorch tensors.
@@ -193,10 +183,7 @@ class Trainer(DisplayMixin):
         Raises:
             EngineError: An input is missing, or has another type or shape than that of the first step; or the engine can not run it.
         """
-        if self.runner is None:
-            self.prepare(feeds)
-        assert self.runner is not None
-        outputs = self.runner.step(feeds, on_device=on_device, then=then)
+        outputs = (self.runner or self.prepare(feeds)).step(feeds, on_device=on_device, then=then)
         self.steps += 1
         return {name: outputs[name] if on_device else np.asarray(outputs[name]) for name in self.fetches}
 
@@ -235,7 +222,7 @@ class Trainer(DisplayMixin):
                 may be its values alone. A generator may write its arrays over, but not its tensors: later batches are made before
                 earlier ones are trained on.
             steps: At most so many; None: up to the end of the data.
-            fetch_every: Of every so many steps, and of the last one, what is fetched is given.
+            fetch_every: Steps between two whose values are given; those of the last one are, too.
 
         Yields:
             What those steps gave.
@@ -264,9 +251,7 @@ class Trainer(DisplayMixin):
     @property
     def variables(self) -> dict[str, NDArray[Any]]:
         """The value of each variable, by the name of its node: slots, beta powers and the global step included. Copies."""
-        state = dict(self._host_state())
-        if self.runner is not None:
-            state |= self._executable().save_state()
+        state = {**self._host_state(), **self._held()}
         return {name: np.array(value) for name, value in state.items() if name not in BESIDE_VARIABLES}
 
     def load(self, values: Arrays) -> None:
@@ -280,9 +265,8 @@ class Trainer(DisplayMixin):
             if not wrong and (said := formats.differs(self.flat.model, name, np.asarray(value))):
                 wrong.append(said)
         if wrong:
-            raise MsplitError(
-                wrong[0], where=str(self.flat.model.path), fix="`Trainer.variables` has names, types and shapes"
-            )
+            fix = "`Trainer.variables` has names, types and shapes"
+            raise MsplitError(wrong[0], where=str(self.flat.model.path), fix=fix)
         self._given = True
         self._put({name: np.array(value) for name, value in values.items()})
 
@@ -301,14 +285,14 @@ class Trainer(DisplayMixin):
         """Gives these variables values, and no other."""
         self._state = {**self._host_state(state), **state}
         if self.runner is not None:
-            executable = self._executable()
+            executable = self.runner.executable
             known = executable.save_state()
             given = {**state, STEPS: np.array(self.steps, np.int64)}
             executable.load_state({name: value for name, value in given.items() if name in known})
 
-    def _executable(self) -> Executable:
-        assert self.runner is not None
-        return self.runner.executable
+    def _held(self) -> Arrays:
+        """Values that the engine holds; before the first step, those outside of it."""
+        return self._host_state() if self.runner is None else self.runner.executable.save_state()
 
     # --- Checkpoints
 
@@ -328,7 +312,7 @@ class Trainer(DisplayMixin):
             keep: Remove the oldest of the folder's checkpoints beyond so many, once this one is there; None keeps all.
             force: Replace one of this name.
             note: A text to keep with it.
-            state: What to write, where `variables` was asked for already.
+            state: Values to write, where `variables` was asked for already.
 
         Returns:
             The beginning of its files' names, as `tf.train.latest_checkpoint` gives it.
@@ -340,7 +324,7 @@ class Trainer(DisplayMixin):
         target = Path(os.fspath(path)).absolute()
         self.hold(target.parent)
         target = target.with_name(f"{target.name}-{self.steps}")
-        held = self._host_state() if self.runner is None else self._executable().save_state()
+        held = self._held()
         scale = {name: held[name] for name in checkpoint.SCALE if name in held}
         saved = checkpoint.CheckpointContents(self.variables if state is None else state, self.steps, note, scale)
         checkpoint.write(self.flat.model, saved, target, force=force)

@@ -1,13 +1,12 @@
 """What a bench says of what it fed: lookups that hit, data of the model's own, outputs that were guessed."""
 
-import json
-
 import pytest
 
 from msplit.api import load
 from msplit.benchmark.benchmark import bench
 from msplit.errors import EngineError
 from msplit.report import benchmark
+from msplit.report.jsonio import plain
 from msplit.report.render import to_markdown
 from msplit.verify.results import Settings
 from tests.formats import foreign as graphs
@@ -31,7 +30,7 @@ def test_a_bench_says_what_share_of_its_inputs_is_in_the_tables(tmp_path):
     (line,) = (line for line in text.splitlines() if "x.city" in line)
     assert "40 keys" in line
     assert "100 %" in line
-    listed = json.loads(json.dumps(benchmark.payload(flat, found)))["lookups"]
+    listed = plain(benchmark.payload(flat, found))["lookups"]
     assert {(one["input"], one["kind"], one["size"]) for one in listed} == {
         ("x.city", "keys", 40), ("x.history", "rows", 30), ("x.age", "rows", 10),
     }  # fmt: skip

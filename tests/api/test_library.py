@@ -13,6 +13,7 @@ from msplit import api, formats
 from msplit.assignment.assignment import plan_of, present_ids
 from msplit.errors import EngineError, LoadError, MsplitError, RulesError, WriteError
 from msplit.report import benchmark
+from msplit.report.jsonio import plain
 from msplit.report.render import to_markdown
 from msplit.rules.ruleset import RuleSet
 from msplit.run.request import RunRequest
@@ -271,7 +272,7 @@ def test_bench_on_simulated_streams_of_the_cuda_engine(tmp_path: Path) -> None:
     markdown = to_markdown(benchmark.document(flat, found))
     assert "**What ran**" in markdown
     assert "| 2 streams | 2 | " in markdown
-    payload = benchmark.payload(flat, found)
+    payload = plain(benchmark.payload(flat, found))
     phases = [one["phase"] for one in payload["preparation"]]
     assert {"planning", "tracing and choosing kernels", "verifying outputs"} <= set(phases)
     assert not {"list-2", "measuring"} & set(phases)

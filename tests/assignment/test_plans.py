@@ -22,6 +22,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import RulesError
 from msplit.inputs.reference import Reference, save_reference
 from msplit.report import benchmark, candidates
+from msplit.report.jsonio import plain
 from msplit.report.render import to_markdown, to_terminal
 from msplit.rules.auto import NOT_CHOSEN
 from msplit.run import compilation
@@ -186,7 +187,9 @@ def test_bench_runs_what_auto_likes_best_of_all_kernels_and_streams(usual) -> No
     gain = predicted["1 stream"] / predicted["fused and grouped"]
     (row,) = [line for line in text.splitlines() if line.startswith("| fused and grouped |")]
     assert row.endswith(f"| {gain:.2f} |")
-    (told,) = [layer for layer in benchmark.payload(flat, found)["layers"] if layer["name"] == "fused and grouped"]
+    (told,) = [
+        layer for layer in plain(benchmark.payload(flat, found))["layers"] if layer["name"] == "fused and grouped"
+    ]
     assert told["predicted_gain_over_one"] == pytest.approx(gain)
     assert told["gain_over_one"]["over"] == "msplit, 1 stream, CUDA graph"
     out = StringIO()
@@ -258,7 +261,7 @@ def test_compare_shows_each_way_to_make_kernels_on_its_best_streams() -> None:
     assert [row.name.split(":")[0] for row in found.kernels] == ["plain", "fused", "grouped", "fused and grouped"]
     assert found.kernels[-1].predicted_us < found.kernels[1].predicted_us < found.kernels[0].predicted_us
     assert all(row.streams <= 3 for row in found.kernels)
-    payload = json.loads(json.dumps(candidates.payload(found)))
+    payload = plain(candidates.payload(found))
     assert [row["name"] for row in payload["kernels"]] == [row.name for row in found.kernels]
     out = StringIO()
     to_terminal(candidates.document(found), Console(file=out, width=80, highlight=False))

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from msplit.checks.finding import Finding, Severity
+from msplit.checks.run import Reported
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 from msplit.report.html.build import page as build_page
-from msplit.report.html.page import Finding, Page, render
+from msplit.report.html.page import Page, render
 from msplit.rules import load
 from msplit.rules.base import RuleContext
 from msplit.schedule.bounds import bounds
@@ -177,7 +179,7 @@ def test_the_timeline_shows_a_kernel_on_hover_and_selects_it_on_click(towers: Pa
 def test_candidates_and_findings_are_tables_and_nodes_in_them_lead_to_the_graph(opened: Open, tmp_path: Path):
     flat, costs = parse(TOWERS)
     prediction = predict(flat, costs, np.zeros(len(flat), np.int32))
-    finding = Finding("MS007", "error", "split", "mend it", ("tower_1/c",))
+    finding = Reported("MS007", Severity.ERROR, Finding("split", "mend it", ("tower_1/c",)))
     path = tmp_path / "report.html"
     path.write_text(render(Page(flat, costs, prediction, bounds(flat, costs), "test", findings=[finding])), "utf-8")
     found = opened(path)

@@ -15,7 +15,7 @@ import pytest
 
 from msplit.checks.subject import ABSENT, Subject
 from msplit.errors import LoadError
-from msplit.serving.server.refusal import Code, Refusal
+from msplit.serving.server.refusal import Refusal, StatusCode
 from tests.campaign import CAMPAIGN
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz import checked, networks, plans, requests
@@ -134,7 +134,7 @@ def test_changed_requests(tmp_path: Path) -> None:
         ("msplit.serving.server.models.known_as", lambda name, ports: next(iter(ports)), "refused|is .*, and not"),
         (
             "msplit.serving.server.service.refusal",
-            lambda _: Refusal(Code.NOT_FOUND, "raise --max-queue"),
+            lambda _: Refusal(StatusCode.NOT_FOUND, "raise --max-queue"),
             "a client is told",
         ),
         ("msplit.serving.server.decode.of_tensor_proto", lambda *_: 1 / 0, "status 13|refused"),

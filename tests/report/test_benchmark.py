@@ -10,6 +10,7 @@ from rich.console import Console
 from msplit.benchmark.results import Bench
 from msplit.core.statistics import Ratio, Summary
 from msplit.report import benchmark
+from msplit.report.jsonio import plain
 from msplit.report.render import to_markdown, to_terminal
 from msplit.run.setup import AblationStep
 from msplit.verify.compare import compare
@@ -155,7 +156,7 @@ def test_gains_are_told_as_they_were_predicted_and_as_they_were_measured() -> No
         "| 2 streams | 2.00 (1.90–2.10) | 3.00 | 2.00 (1.90–2.10) | 3.00 |",
         "| fused | 1.02 (no difference) | 1.60 | 4.00 (3.90–4.10) | 4.80 |",
     ]
-    told = benchmark.payload(GRAPH, found)["layers"]
+    told = plain(benchmark.payload(GRAPH, found)["layers"])
     assert [(layer["predicted_us"], layer["predicted_gain"]) for layer in told] == [
         (24.0, None),
         (8.0, 3.0),

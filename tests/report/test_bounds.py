@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError
 from msplit.inputs.make import make_inputs
 from msplit.report import bounds
+from msplit.report.jsonio import plain
 from msplit.schedule.machine import Machine
 from msplit.schedule.simulate import SWITCHES, Breakdown
 from msplit.verify.results import VariantResult
@@ -88,7 +88,7 @@ def test_the_report_names_the_best_and_what_limits_it(found):
     (said,) = bounds.sentence(found, variants)
     assert "four reaches 80 % of the bound" in said
     assert "limited by critical path" in said
-    assert json.loads(json.dumps(bounds.payload(found, variants)))["reached"]["fused"] is None
+    assert plain(bounds.payload(found, variants))["reached"]["fused"] is None
 
 
 def test_the_report_says_where_the_time_of_the_best_goes(found):
@@ -104,7 +104,7 @@ def test_the_report_says_where_the_time_of_the_best_goes(found):
     assert said.startswith("Of the ")
     assert "2 streams should take" in said
     assert "µs to start and end the step" in said
-    assert json.loads(json.dumps(bounds.payload(with_ids, [])))["spent"][label]["parts"]["company"] == 0.0
+    assert plain(bounds.payload(with_ids, []))["spent"][label]["parts"]["company"] == 0.0
     every = Breakdown(100.0, 50.0, {name: 10.0 for name, _ in SWITCHES})
     said = bounds.sentence(replace(with_ids, spent={label: every}), [variant(label, 50.0, found.steps.steps)])[1]
     assert said.count("10.0 µs") == len(SWITCHES)

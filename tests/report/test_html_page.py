@@ -16,15 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msplit.checks.finding import Finding, Severity
+from msplit.checks.run import Reported
 from msplit.escape import visible
 from msplit.report.html import embed
 from msplit.report.html.build import page as build_page
-from msplit.report.html.page import Candidate, Finding, Page, render
+from msplit.report.html.page import Page, render
 from msplit.schedule.bounds import bounds
+from msplit.schedule.choose import Proposal
 from msplit.schedule.judge import predict
 from tests.graphs import parse
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{data}}\u2028-->"
+NO_BLOCKS = np.empty(0, np.int32)
 FORK = "x:Placeholder; a:MatMul(x)@10us; b:MatMul(a)@20us; c:MatMul(a)@18us; d:AddV2(b,c)@6us"
 
 
@@ -69,8 +73,11 @@ def test_names_that_are_html_stay_text_wherever_they_come():
         page_of(
             FORK,
             names=[f"{EVIL}{i}" for i in range(5)],
-            candidates=[Candidate(EVIL, 1, 0, 5.0), Candidate("two", 2, 1, 3.0, best=True, skipped=EVIL)],
-            findings=[Finding(EVIL, "error", EVIL, EVIL, (f"{EVIL}0",))],
+            candidates=[
+                Proposal(EVIL, NO_BLOCKS, NO_BLOCKS, 5.0, 0, 1, 5.0),
+                Proposal("two", NO_BLOCKS, NO_BLOCKS, 3.0, 1, 2, 3.0, EVIL),
+            ],
+            findings=[Reported(EVIL, Severity.ERROR, Finding(EVIL, EVIL, (f"{EVIL}0",)))],
             findings_note=EVIL,
             warnings=[EVIL],
         )
@@ -205,7 +212,7 @@ def test_a_model_without_ids_gets_those_of_the_rules_that_fit_it_and_every_candi
     assert page.findings is None
     assert "has none yet" in page.findings_note
     assert page.candidates is not None
-    assert sum(candidate.best for candidate in page.candidates) == 1
+    assert page.chosen in page.candidates
 
 
 def test_a_model_with_ids_keeps_them_and_is_checked():

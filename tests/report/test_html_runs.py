@@ -34,11 +34,11 @@ def page() -> Any:
 
 def test_the_command_of_a_candidate_makes_it(page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    by_name = {one.name: one for one in page.candidates if one.run is not None}
+    by_name = {one.name: one for one in page.candidates if one.name in page.timelines}
     assert len(by_name) > 8
     others = ("one", "list-2-coarse") if CAMPAIGN else ()
     for name in ("nimble", *others, max(by_name, key=lambda name: name.startswith("refined"))):
-        first, second = by_name[name].run.command.split("\n")
+        first, second = page.timelines[name].command.split("\n")
         text, file = re.fullmatch(r"echo '(.*)' > (\S+)", first).groups()  # type: ignore[union-attr]
         Path(file).write_text(text)
         program, *arguments = shlex.split(second)
@@ -49,11 +49,12 @@ def test_the_command_of_a_candidate_makes_it(page: Any, tmp_path: Path, monkeypa
 
 
 def test_a_candidates_timeline_takes_what_its_row_says(page: Any) -> None:
-    for one in page.candidates:
-        if one.run is not None:
-            assert one.run.makespan_us == pytest.approx(one.makespan_us)
-            assert len({stream for stream in one.run.stream if stream >= 0}) == one.streams
-            assert sorted(node for node in one.run.node if node >= 0) == sorted(page.prediction.node.tolist())
+    candidates = {one.name: one for one in page.candidates}
+    assert page.timelines
+    for name, run in page.timelines.items():
+        assert run.makespan_us == pytest.approx(candidates[name].makespan_us)
+        assert len({stream for stream in run.stream if stream >= 0}) == candidates[name].streams
+        assert sorted(node for node in run.node if node >= 0) == sorted(page.prediction.node.tolist())
 
 
 def test_types_and_shapes_stand_at_the_nodes_and_the_path_is_marked(page: Any) -> None:
@@ -137,6 +138,6 @@ def test_a_prediction_and_its_run_agree() -> None:
     flat = msplit.load(MODEL)
     _, costs = price(flat)
     found = predict(flat, costs, msplit.assign(flat, "rnn").ids)
-    run = runs.Run.of("a", "b", "c", found)
+    run = runs.StepRun.of("a", "b", "c", found)
     assert len(run.waits) == found.plan.waits
     assert max(start + time for start, time in zip(run.start_us, run.time_us, strict=True)) <= found.makespan_us

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -161,3 +162,35 @@ def test_what_a_table_leaves_out() -> None:
 
 def test_sizes_of_tensors() -> None:
     assert [text.dimensions(shape) for shape in ((None, 4), (), None)] == ["?×4", "scalar", "?"]
+
+
+@dataclass(frozen=True)
+class Inner:
+    width: float
+    note: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        return {"width_us": self.width}
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    names: tuple[str, ...] = ()
+
+
+def test_keys_of_json_are_attributes_by_their_own_names_or_others():
+    found = Outer(Inner(2.0), ("a",))
+    assert jsonio.picked(found, "names wide=inner.width note=inner.note?", "inner") == {
+        "names": ("a",),
+        "wide": 2.0,
+        "note": None,
+        "inner": found.inner,
+    }
+    assert [*jsonio.picked(found, "inner names")] == ["inner", "names"]
+    with pytest.raises(AttributeError):
+        jsonio.picked(found, "name")
+
+
+def test_a_result_that_says_what_its_json_is_is_asked():
+    assert jsonio.plain({"one": Outer(Inner(float("inf")))}) == {"one": {"inner": {"width_us": None}, "names": []}}

@@ -12,7 +12,7 @@ import msplit
 from msplit.engines.base import Span, Timeline
 from msplit.errors import EngineError
 from msplit.report import trace
-from msplit.report.trace import Run, Slice
+from msplit.report.trace import Slice, TracedRun
 from msplit.verify.results import Settings
 from tests.cli.runner import SAMPLES
 from tests.report.perfetto import complaints
@@ -36,7 +36,7 @@ def arrows_of(found: dict, process: int) -> int:
 
 def test_runs_lie_below_each_other_with_arrows_of_their_own():
     beside = [Slice("x", 0, 0, 2), Slice("y", 0, 3, 1, row=1)]
-    runs = [Run("a", [Slice("x", 0, 0, 1), Slice("y", 1, 2, 1)], [(0, 1)]), Run("b", beside, [(0, 1)])]
+    runs = [TracedRun("a", [Slice("x", 0, 0, 1), Slice("y", 1, 2, 1)], [(0, 1)]), TracedRun("b", beside, [(0, 1)])]
     found = trace.from_runs(runs)
     assert complaints(found) == []
     assert [arrows_of(found, process) for process in (1, 2)] == [1, 1]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from msplit.core.graph import Assignment
 from msplit.report import trace
-from msplit.report.trace import Run, Slice
+from msplit.report.trace import Slice, TracedRun
 from msplit.schedule.judge import predict
 from tests.campaign import examples
 from tests.graphs import parse
@@ -27,7 +27,7 @@ def simulated(text: str, lanes: list[int], assignment: Assignment | None = None)
 
 
 def measured(slices: list[Slice], waits: list[tuple[int, int]]) -> dict:
-    return trace.from_runs([Run("measured", slices, waits)])
+    return trace.from_runs([TracedRun("measured", slices, waits)])
 
 
 def slices_of(found: dict) -> list[dict]:

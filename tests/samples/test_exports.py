@@ -7,6 +7,7 @@ import pytest
 
 from msplit import samples
 from msplit.opset import schema
+from msplit.samples import recommenders
 from tools.sample_graphs.__main__ import EXPORTS, main, readme
 
 ROOT = Path(__file__).parents[2] / "sample_graphs"
@@ -245,11 +246,21 @@ def test_the_files_hold_what_their_table_says():
     )
 
 
+def write_feature_columns(path: Path, columns: int, *, buckets: int, width: int = 8, units: tuple[int, ...] = (64, 32)):
+    """Writes the sample's model as a TF1 SavedModel; its signature gives `score`."""
+    v1 = recommenders.tensorflow().compat.v1
+    with v1.Graph().as_default() as graph:
+        features, score = recommenders.feature_columns(columns, buckets, width, units, batch=None)
+        with v1.Session(graph=graph) as session:
+            recommenders.load_seeded_values(session, v1.global_variables(), 0)
+            v1.saved_model.simple_save(session, str(path), features, {"score": score})
+
+
 @pytest.mark.tf
 def test_feature_columns_come_in_any_number(tmp_path):
     import tensorflow as tf
 
-    samples.write_feature_columns(tmp_path / "model", 5, buckets=10, width=3, units=(6,))
+    write_feature_columns(tmp_path / "model", 5, buckets=10, width=3, units=(6,))
     model = tf.saved_model.load(str(tmp_path / "model"))
     feeds = {f"feature_{index}": tf.random.stateless_normal((4, 1), (index, 0)) for index in range(5)}
     score = model.signatures["serving_default"](**feeds)["score"]
@@ -262,5 +273,5 @@ def test_feature_columns_come_in_any_number(tmp_path):
 
 def test_too_few_buckets_are_an_error(tmp_path):
     with pytest.raises(ValueError, match="at least 3"):
-        samples.write_feature_columns(tmp_path / "model", 1, buckets=2)
+        write_feature_columns(tmp_path / "model", 1, buckets=2)
     assert not (tmp_path / "model").exists()

@@ -3,6 +3,6 @@
 render(build.page(flat, costs))
 """
 
-from msplit.report.html.page import Candidate, Finding, Page, render
+from msplit.report.html.page import Page, render
 
-__all__ = ["Candidate", "Finding", "Page", "render"]
+__all__ = ["Page", "render"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from msplit.analysis.embeddings import columns
 from msplit.analysis.guesses import guesses, suggest
 from msplit.assignment.defaults import Basis
 from msplit.checks import examine
+from msplit.checks.finding import Finding, Severity
+from msplit.checks.run import Reported
 from msplit.checks.subject import Subject
 from msplit.core.graph import Assignment, Ints
 from msplit.core.memory import no_collection
@@ -20,8 +23,8 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import STREAM_ID
 from msplit.progress import phase
 from msplit.report.compare import annotated_ids, by_rules
-from msplit.report.html.page import Candidate, Finding, Page
-from msplit.report.html.runs import MOST_BARS, Run
+from msplit.report.html.page import Page
+from msplit.report.html.runs import MOST_BARS, StepRun
 from msplit.report.text import count, micros, plural
 from msplit.rules.auto import Auto
 from msplit.rules.base import RuleContext
@@ -54,13 +57,13 @@ def page(
 
     Args:
         flat: The graph.
-        costs: Of its nodes.
+        costs: Costs of its nodes.
         ruleset: Rules that give the ids. By default the model's own ids; for a model without any, the rule set that fits it.
         streams: Number of streams of the rules, instead of what they say.
-        candidates: Whether to simulate other assignments.
+        candidates: True to simulate other assignments.
         shapes: Types and shapes of the tensors, to show them, and what was taken for granted about them.
         options: Options of the command that the model and its sizes need, as typed in a shell, for the commands that the page shows.
-        basis: What the model's own ids are judged with.
+        basis: Rules, costs and sizes that the model's own ids are judged with.
 
     Raises:
         RulesError: The rules file is wrong.
@@ -85,9 +88,8 @@ def page(
     found, note = _findings(flat, costs, loaded, annotated, basis, own=assignment is None)
     kernel = prediction.kernel_us > 0
     kernels = int(np.count_nonzero(kernel))
-    if shapes is None:
-        guessed, mend, warnings = int(np.count_nonzero(~costs.known & kernel)), "", []
-    else:
+    guessed, mend, warnings = int(np.count_nonzero(~costs.known & kernel)), "", list[str]()
+    if shapes is not None:
         unknown = guesses(flat, costs, shapes)
         guessed, mend, warnings = len(unknown.nodes), f" {unknown.mend}", list(shapes.assumed)
     if guessed:
@@ -105,7 +107,7 @@ def page(
         bounds=limits,
         origin=origin,
         assignment=assignment,
-        candidates=_candidates(flat, costs, ids, loaded, options) if candidates else None,
+        **(_candidates(flat, costs, ids, loaded, options) if candidates else {}),
         findings=found,
         findings_note=note,
         warnings=warnings,
@@ -120,27 +122,24 @@ def _command(flat: FlatGraph, options: str, further: Mapping[str, object]) -> st
     return f"msplit assign {shlex.quote(str(flat.model.path))} {shlex.join(words)}{options and f' {options}'} -o OUT"
 
 
-def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | None, options: str) -> list[Candidate]:
+def _candidates(flat: FlatGraph, costs: Costs, ids: Ints, ruleset: RuleSet | None, options: str) -> dict[str, Any]:
+    """Candidates, the chosen one and their timelines, as fields of a `Page`."""
     streams = max(CANDIDATE_STREAMS, len(np.unique(ids)), ruleset.streams if ruleset is not None else 0)
     context = RuleContext(flat, costs, streams)
     problem = Auto().problem(context, Assignment.empty(len(flat)))
     if not len(problem):
-        return []
+        return {"candidates": []}
     with phase("simulating other assignments"):
         tried = choose(problem, streams)
-    winner = best(tried)
     room = MOST_BARS // max(len(problem.block[problem.block >= 0]), 1)
     shown = sorted((one for one in tried if one.skipped is None), key=lambda one: one.makespan_us)[:room]
-    runs = {one.name: _run(flat, costs, problem, context.order, one, streams, options) for one in shown}
-    return [
-        Candidate(one.name, one.streams, one.waits, one.makespan_us, one is winner, one.skipped, runs.get(one.name))
-        for one in tried
-    ]
+    timelines = {one.name: _run(flat, costs, problem, context.order, one, streams, options) for one in shown}
+    return {"candidates": tried, "chosen": best(tried), "timelines": timelines}
 
 
 def _run(
     flat: FlatGraph, costs: Costs, problem: Problem, order: Ints, one: Proposal, streams: int, options: str
-) -> Run:
+) -> StepRun:
     """The timeline of a candidate, and the command that makes it: a rules file of one rule, and assign by it."""
     lanes = np.unique(one.stream[~problem.joints]).astype(np.int32)
     kernel_us = np.where(flat.host, 0.0, costs.time_us)
@@ -155,12 +154,12 @@ def _run(
         f"Candidate {one.name}, simulated: {micros(one.makespan_us)} on {plural(one.streams, 'stream')} with {plural(one.waits, 'wait')}."
         + ("" if one.name.startswith(REFINED) or name == ONE else " The command refines it where that makes it faster.")
     )
-    return Run.of(one.name, about, command, prediction_of(ids, lanes, kernel_us, order, evaluation))
+    return StepRun.of(one.name, about, command, prediction_of(ids, lanes, kernel_us, order, evaluation))
 
 
 def _findings(
     flat: FlatGraph, costs: Costs, ruleset: RuleSet | None, annotated: bool, basis: Basis | None, *, own: bool
-) -> tuple[list[Finding] | None, str]:
+) -> tuple[list[Reported] | None, str]:
     """Findings of the checks about the ids in the file; there are none about ids that are not there yet."""
     if not annotated:
         return None, (
@@ -170,12 +169,10 @@ def _findings(
     if ruleset is None and basis is not None:
         ruleset = basis.ruleset
     report = examine(Subject(flat, costs, ruleset=ruleset, basis=basis))
-    found = [
-        Finding(one.code, str(one.severity), one.finding.text, one.finding.fix, one.finding.nodes)
-        for one in report.findings
-    ]
+    found = [*report.findings]
     for code, number in report.omitted.items():
-        found.append(Finding(code, "info", f"{plural(number, 'more finding')} of this code", "see msplit check"))
+        more = Finding(f"{plural(number, 'more finding')} of this code", "see msplit check")
+        found.append(Reported(code, Severity.INFO, more))
     skipped = "; ".join(f"{code}: {why}" for code, why in report.skipped.items())
     note = "" if own else "About the ids in the file, which the rules need not have given. "
     note += f"{plural(len(report.checks) - len(report.skipped), 'check')} run"

@@ -15,6 +15,7 @@ from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
 from msplit.report.text import dimensions
 from msplit.schedule.judge import Prediction
+from msplit.schedule.problem import components
 from msplit.shapes import Shapes
 
 
@@ -25,8 +26,8 @@ class Leaves:
     Attributes:
         node: Per leaf its node in the flat graph, -1 for a joint.
         stream: Its stream id, -1 for a joint.
-        start_us: When it begins in the simulated step, 0 for a joint.
-        time_us: How long it takes there.
+        start_us: Its beginning in the simulated step, 0 for a joint.
+        time_us: Its duration there.
         dag: Dependencies.
         first: Per block its first leaf.
         last: Per block its last leaf.
@@ -188,7 +189,7 @@ _STEP = 2
 """Bands become 2 ** _STEP times as thick in a step."""
 
 KINDS = ("chain", "alike", "part", "piece")
-"""Why things are in one box: one after the other; same inputs and same consumers; one stream between two levels; too many to show."""
+"""Kinds of boxes, by what things in one share: one after the other; same inputs and consumers; one stream between two levels; too many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +220,7 @@ def contract(dag: Dag, stream: Ints, shown: int = SHOWN) -> Tree:
     Args:
         dag: Dependencies of the leaves, each once, numbered topologically.
         stream: Per leaf its stream; leaves without one have -1.
-        shown: What "few enough" means.
+        shown: Most boxes that are few enough.
     """
     state = _State(dag, stream)
     state.merge(chains(state.dag, state.stream), "chain")
@@ -231,17 +232,16 @@ def contract(dag: Dag, stream: Ints, shown: int = SHOWN) -> Tree:
             break
     if len(state.dag) > shown:
         _bands(state, shown)
-    boxes = state.boxes
-    _cut(boxes, shown)
-    return Tree(np.asarray(boxes.parent, np.int32), np.asarray(boxes.kind, np.int32), len(dag))
+    _cut(state, shown)
+    return Tree(np.asarray(state.parent, np.int32), np.asarray(state.kind, np.int32), len(dag))
 
 
-class _Boxes:
-    """The tree while it grows."""
+class _State:
+    """The tree while it grows, and the graph that is left to look at: per node its stream and its number in the tree."""
 
-    def __init__(self, leaves: int) -> None:
-        self.parent = [-1] * leaves
-        self.kind: list[int] = []
+    def __init__(self, dag: Dag, stream: Ints) -> None:
+        self.dag, self.stream, self.number = dag, stream, list(range(len(dag)))
+        self.parent, self.kind = [-1] * len(dag), list[int]()
 
     def add(self, members: list[int], kind: str) -> int:
         """A box around members of the first view."""
@@ -252,16 +252,6 @@ class _Boxes:
             self.parent[member] = box
         return box
 
-
-class _State:
-    """The graph that is left to look at: per node its stream and its number in the tree."""
-
-    def __init__(self, dag: Dag, stream: Ints) -> None:
-        self.dag = dag
-        self.stream = stream
-        self.number = list(range(len(dag)))
-        self.boxes = _Boxes(len(dag))
-
     def merge(self, leader: Ints, kind: str) -> Ints:
         """Puts nodes that have one leader into a box. Leaders are their own, and come first. Returns per node its new number."""
         heads, inverse = np.unique(leader, return_inverse=True)
@@ -269,7 +259,7 @@ class _State:
         members: list[list[int]] = [[] for _ in heads]
         for node, box in enumerate(group.tolist()):
             members[box].append(self.number[node])
-        self.number = [found[0] if len(found) == 1 else self.boxes.add(found, kind) for found in members]
+        self.number = [found[0] if len(found) == 1 else self.add(found, kind) for found in members]
         self.stream = self.stream[heads]
         self.dag = quotient(self.dag, group, len(heads))
         return group
@@ -319,19 +309,7 @@ def _components(state: _State, band: Ints) -> Ints:
     """Per node the first node of its component, over edges within one band and one stream."""
     src, dst = state.dag.src, state.dag.dst()
     inside = (band[src] == band[dst]) & (state.stream[src] == state.stream[dst])
-    leader = list(range(len(state.dag)))
-    for left, right in zip(src[inside].tolist(), dst[inside].tolist(), strict=True):
-        a, b = left, right
-        while leader[a] != a:
-            leader[a] = a = leader[leader[a]]
-        while leader[b] != b:
-            leader[b] = b = leader[leader[b]]
-        if a != b:
-            leader[max(a, b)] = min(a, b)
-    for node, above in enumerate(leader):
-        # Leaders are smaller than what they lead, so that one pass in order reaches every root.
-        leader[node] = leader[above]
-    return np.asarray(leader, np.int32)
+    return components(len(state.dag), src[inside], dst[inside])
 
 
 def _levels(dag: Dag) -> Ints:
@@ -345,7 +323,7 @@ def _levels(dag: Dag) -> Ints:
     return np.asarray(level, np.int32)
 
 
-def _cut(boxes: _Boxes, shown: int) -> None:
+def _cut(boxes: _State, shown: int) -> None:
     """Cuts boxes that hold too many things into pieces of neighbours, and the first view too."""
     parent = np.asarray(boxes.parent)
     order = np.argsort(parent, kind="stable")

@@ -21,7 +21,7 @@ class Plot:
         x: Name of the axis across, with its unit.
         y: Name of the axis up, with its unit.
         lines: Name of each line -> its points, x -> (y, lower end, upper end), all above 0; the ends are drawn as a whisker.
-        ticks: Whether the values of x are few and chosen by the user: each is a tick of its own, as far as there is room.
+        ticks: True if the values of x are few and chosen by the user: each is a tick of its own, as far as there is room.
     """
 
     title: str
@@ -84,14 +84,8 @@ def table(found: Table) -> str:
 
 def framed(columns: Sequence[str], rows: Sequence[str], title: str = "") -> str:
     """A table around rows that are HTML already; headings that start with ">" are aligned right."""
-    head = "".join(
-        f'<th class="right">{text(name[1:])}</th>'
-        if name.startswith(">")
-        else f"<th>{text(name)}</th>"
-        if name
-        else "<td></td>"
-        for name in columns
-    )
+    right = {name: ' class="right"' if name.startswith(">") else "" for name in columns}
+    head = "".join(f"<th{right[name]}>{text(name.removeprefix('>'))}</th>" if name else "<td></td>" for name in columns)
     caption = f"<caption>{text(title)}</caption>" if title else ""
     body = "".join(rows)
     return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

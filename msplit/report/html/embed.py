@@ -33,7 +33,7 @@ class Kit:
         scripts: Its own scripts there.
         vendor: Libraries in ``vendor``, which run before them.
         licences: Their licences, there too.
-        credits: What the page says of the libraries.
+        credits: Names and licences of the libraries, as the page shows them.
     """
 
     body: str

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from msplit.checks.run import Reported
 from msplit.core.graph import Assignment
 from msplit.core.memory import no_collection
 from msplit.cost.costs import Costs
@@ -19,55 +20,15 @@ from msplit.report.document import Table
 from msplit.report.html import embed
 from msplit.report.html.data import columns
 from msplit.report.html.document import facts, framed, table
-from msplit.report.html.runs import Measured, Run
+from msplit.report.html.runs import MeasuredSteps, StepRun
 from msplit.report.text import count, micros, percent, plural, ratio, some
 from msplit.schedule.bounds import Bounds
+from msplit.schedule.choose import Proposal
 from msplit.schedule.judge import Prediction
 from msplit.shapes import Shapes
 
 _MOST_OPS = 12
 _MOST_NODES = 4
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to assign streams that was simulated.
-
-    Attributes:
-        streams: Streams that it uses.
-        waits: Waits of its plan.
-        makespan_us: Simulated time.
-        best: Whether it would be chosen.
-        skipped: Why it was not tried, or None.
-        run: Its timeline, or None where there is none.
-    """
-
-    name: str
-    streams: int
-    waits: int
-    makespan_us: float
-    best: bool = False
-    skipped: str | None = None
-    run: Run | None = None
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that `msplit check` says.
-
-    Attributes:
-        code: Such as "MS001".
-        severity: "error", "warning" or "info".
-        text: What is wrong.
-        fix: How to mend it.
-        nodes: Nodes that it is about, or the first of them.
-    """
-
-    code: str
-    severity: str
-    text: str
-    fix: str = ""
-    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,17 +37,19 @@ class Page:
 
     Attributes:
         prediction: The simulated run of its ids.
-        bounds: What no schedule can beat.
-        origin: Where the ids come from, half a sentence.
-        assignment: Which rule decided each node, if rules did.
+        bounds: Times that no schedule can beat.
+        origin: Source of the ids, half a sentence.
+        assignment: Rule that decided each node, if rules did.
         candidates: Ways to assign streams that were simulated, or None if none were.
-        findings: What the checks say, or None if they were not run.
-        findings_note: Why they were not run, or what they could not look at.
+        chosen: The one of them that the rule `auto` takes.
+        timelines: Runs of those that the timeline can show, by the name of the candidate.
+        findings: Findings of the checks, or None if they were not run.
+        findings_note: Reason why they were not run, or a list of those that could not be.
         warnings: Sentences that the reader should not miss.
-        judgement: What the ids are worth, in words.
-        command: What makes the ids shown; "" where they are the model's own.
+        judgement: Sentence on what the ids are worth.
+        command: Command that makes the ids shown; "" where they are the model's own.
         shapes: Types and shapes of the tensors, where they are known.
-        measured: What `bench` measured.
+        measured: Measurements of `bench`.
     """
 
     flat: FlatGraph
@@ -95,20 +58,21 @@ class Page:
     bounds: Bounds
     origin: str
     assignment: Assignment | None = None
-    candidates: Sequence[Candidate] | None = None
-    findings: Sequence[Finding] | None = None
+    candidates: Sequence[Proposal] | None = None
+    chosen: Proposal | None = None
+    timelines: Mapping[str, StepRun] = field(default_factory=dict)
+    findings: Sequence[Reported] | None = None
     findings_note: str = ""
     warnings: Sequence[str] = ()
     judgement: str = ""
     command: str = ""
     shapes: Shapes | None = None
-    measured: Measured = field(default_factory=Measured)
+    measured: MeasuredSteps = field(default_factory=MeasuredSteps)
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[StepRun]:
         """Runs that the timeline can show beside the ids: candidates, the best first, then measured ones."""
-        tried = sorted(self.candidates or (), key=lambda one: one.makespan_us)
-        return [*(one.run for one in tried if one.run is not None), *self.measured.runs]
+        return [*self.timelines.values(), *self.measured.runs]
 
 
 @no_collection()
@@ -139,7 +103,7 @@ def render(page: Page) -> str:
 
 def _summary(page: Page) -> str:
     flat, found, limits = page.flat, page.prediction, page.bounds
-    kernels = int(np.count_nonzero(found.kernel_us > 0))
+    kernels, host = int(np.count_nonzero(found.kernel_us > 0)), count(int(flat.host.sum()))
     tiles = [
         (micros(found.makespan_us), "predicted step"),
         (ratio(found.gain), f"predicted gain over one stream ({micros(found.one_us)})"),
@@ -151,10 +115,7 @@ def _summary(page: Page) -> str:
         ("model", str(flat.model.path)),
         ("format", str(flat.model.format)),
         ("stream ids", page.origin),
-        (
-            "nodes",
-            f"{count(len(flat))}, {count(kernels)} of them launch a kernel, {count(int(flat.host.sum()))} run on the host",
-        ),
+        ("nodes", f"{count(len(flat))}, {count(kernels)} of them launch a kernel, {host} run on the host"),
         ("inputs", some([tensor.name for tensor in flat.inputs], 8)),
         ("outputs", some([tensor.name for tensor in flat.outputs], 8)),
         ("priced for", f"{gpu_title(page.costs.gpu)}, {page.costs.source}"),
@@ -200,50 +161,45 @@ def _loads(page: Page) -> str:
 
 
 def _ops(page: Page) -> Table:
-    times: dict[str, float] = {}
-    nodes: Counter[str] = Counter()
+    times, nodes = defaultdict[str, float](float), Counter[str]()
     for op, time in zip(page.flat.graph.ops, page.prediction.kernel_us.tolist(), strict=True):
         if time > 0:
-            times[op] = times.get(op, 0.0) + time
+            times[op] += time
             nodes[op] += 1
     total = sum(times.values())
     order = sorted(times, key=lambda op: (-times[op], op))
     rows = [(op, count(nodes[op]), micros(times[op]), percent(times[op], total)) for op in order[:_MOST_OPS]]
     left = len(order) - len(rows)
-    return Table(
-        "Ops by cost", ("op", ">kernels", ">cost", ">share"), rows, f"and {plural(left, 'more op')}" if left > 0 else ""
-    )
+    note = f"and {plural(left, 'more op')}" if left > 0 else ""
+    return Table("Ops by cost", ("op", ">kernels", ">cost", ">share"), rows, note)
 
 
 def _candidates(page: Page) -> str:
     if page.candidates is None:
         return '<p class="note">No other assignments were simulated (--no-candidates).</p>'
-    own = Candidate(
-        "the ids shown here", len(page.prediction.lanes), page.prediction.plan.waits, page.prediction.makespan_us
-    )
-    one = next(
-        (candidate.makespan_us for candidate in page.candidates if candidate.streams == 1), page.prediction.one_us
-    )
-    tried = sorted(
-        (c for c in page.candidates if c.skipped is None), key=lambda c: (c.makespan_us, not c.best, c.waits)
-    )
-    names = [run.name for run in page.runs]
-    rows = []
-    for candidate in (own, *tried):
-        run = "" if candidate.run is None else f' data-run="{1 + names.index(candidate.run.name)}"'
-        name = text(candidate.name)
-        gain = ratio(one / candidate.makespan_us) if candidate.makespan_us > 0 else "-"
-        rows.append(
-            f"<tr{' class=best' if candidate.best else ''}>"
-            f"<td>{f'<button type=button class=node{run}>{name}</button>' if run else name}</td>"
-            f'<td class="right">{candidate.streams}</td><td class="right">{count(candidate.waits)}</td>'
-            f'<td class="right">{text(micros(candidate.makespan_us))}</td><td class="right">{text(gain)}</td></tr>'
+    found = page.prediction
+    one = next((candidate.makespan_us for candidate in page.candidates if candidate.streams == 1), found.one_us)
+
+    def row(name: str, streams: int, waits: int, time: float, style: str = "") -> str:
+        gain = text(ratio(one / time) if time > 0 else "-")
+        return (
+            f'<tr{style}><td>{name}</td><td class="right">{streams}</td><td class="right">{count(waits)}</td>'
+            f'<td class="right">{text(micros(time))}</td><td class="right">{gain}</td></tr>'
         )
+
+    rows = [row("the ids shown here", len(found.lanes), found.plan.waits, found.makespan_us)]
+    tried = [candidate for candidate in page.candidates if candidate.skipped is None]
+    runs = [*page.timelines]
+    for candidate in sorted(tried, key=lambda c: (c.makespan_us, c is not page.chosen, c.waits)):
+        name, style = text(candidate.name), " class=best" if candidate is page.chosen else ""
+        if candidate.name in runs:
+            name = f'<button type=button class=node data-run="{1 + runs.index(candidate.name)}">{name}</button>'
+        rows.append(row(name, candidate.streams, candidate.waits, candidate.makespan_us, style))
     listed = framed(("assignment", ">streams", ">waits", ">predicted step", ">gain over one stream"), rows)
     skipped = "".join(
-        f'<p class="hint">{text(candidate.name)} was not tried: {text(candidate.skipped)}.</p>'
-        for candidate in page.candidates
-        if candidate.skipped is not None
+        f'<p class="hint">{text(one.name)} was not tried: {text(one.skipped)}.</p>'
+        for one in page.candidates
+        if one.skipped is not None
     )
     hint = (
         '<p class="hint">What the rule <code>auto</code> would choose from, by predicted time; its choice is bold. '
@@ -278,8 +234,9 @@ def _findings(page: Page) -> str:
     if not page.findings:
         return f'<p class="note">The checks found nothing.</p>{note}'
     rows = []
-    for finding in page.findings:
-        style = {"error": "error", "warning": "warn"}.get(finding.severity, "op")
+    for reported in page.findings:
+        finding, severity = reported.finding, reported.severity
+        style = {"error": "error", "warning": "warn"}.get(severity, "op")
         links = [
             f'<button type="button" class="node" data-node="{text(name)}">{text(name)}</button>'
             for name in finding.nodes
@@ -290,7 +247,7 @@ def _findings(page: Page) -> str:
             nodes += f"<details><summary>{len(links) - _MOST_NODES} more</summary>{rest}</details>"
         fix = f'<br><span class="op">{text(finding.fix)}</span>' if finding.fix else ""
         rows.append(
-            f'<tr><td class="short">{text(finding.code)}</td><td class="short {style}">{text(finding.severity)}</td>'
+            f'<tr><td class="short">{text(reported.code)}</td><td class="short {style}">{text(severity)}</td>'
             f"<td>{text(finding.text)}{fix}</td><td>{nodes}</td></tr>"
         )
     return framed(("code", "severity", "finding", "nodes"), rows) + note

@@ -13,6 +13,7 @@ from msplit.escape import lines, visible
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.files import read_text
 from msplit.report.html.data import Leaves, rounded
+from msplit.report.jsonio import picked
 from msplit.schedule.judge import Prediction
 
 MOST_BARS = 150_000
@@ -24,19 +25,19 @@ MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class StepRun:
     """One step, simulated or measured, as bars on streams.
 
     Attributes:
-        name: What the page calls it.
+        name: Name on the page.
         about: A sentence: what it is, and how long it takes.
-        command: What makes it, in lines of a shell; "" where nothing does.
+        command: Command that makes it, in lines of a shell; "" where none does.
         node: Per bar its node in the flat graph, -1 where it belongs to none.
         stream: Per bar its stream; -1 is not drawn.
-        start_us: When it begins.
-        time_us: How long it takes.
+        start_us: Per bar its beginning.
+        time_us: Per bar its duration.
         waits: Pairs (waited for, waiting) of bars.
-        makespan_us: How long the step takes.
+        makespan_us: Duration of the step.
         label: Per bar what stands on it, where that is not the node's name.
     """
 
@@ -52,21 +53,12 @@ class Run:
     label: Sequence[str] = ()
 
     @staticmethod
-    def of(name: str, about: str, command: str, prediction: Prediction) -> Run:
+    def of(name: str, about: str, command: str, prediction: Prediction) -> StepRun:
         """A simulated run."""
         leaves, plan = Leaves.of(prediction), prediction.plan
-        waits = zip(leaves.last[plan.wait_on].tolist(), leaves.first[plan.wait_node].tolist(), strict=True)
-        return Run(
-            name,
-            about,
-            command,
-            leaves.node.tolist(),
-            leaves.stream.tolist(),
-            rounded(leaves.start_us),
-            rounded(leaves.time_us),
-            list(waits),
-            prediction.makespan_us,
-        )
+        waits = [*zip(leaves.last[plan.wait_on].tolist(), leaves.first[plan.wait_node].tolist(), strict=True)]
+        bars = (leaves.node.tolist(), leaves.stream.tolist(), rounded(leaves.start_us), rounded(leaves.time_us))
+        return StepRun(name, about, command, *bars, waits, prediction.makespan_us)
 
     def columns(self) -> dict[str, Any]:
         """For the page's script."""
@@ -74,10 +66,7 @@ class Run:
             "name": visible(self.name),
             "about": visible(self.about),
             "command": lines(self.command),
-            "node": list(self.node),
-            "stream": list(self.stream),
-            "start": list(self.start_us),
-            "time": list(self.time_us),
+            **picked(self, "node stream start=start_us time=time_us"),
             "on": [first for first, _ in self.waits],
             "by": [second for _, second in self.waits],
             "lanes": sorted({stream for stream in self.stream if stream >= 0}),
@@ -87,7 +76,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSteps:
     """Contents of files of `bench`.
 
     Attributes:
@@ -98,7 +87,7 @@ class Measured:
     """
 
     rows: tuple[tuple[str, int, float | None, float | None], ...] = ()
-    runs: tuple[Run, ...] = ()
+    runs: tuple[StepRun, ...] = ()
     model: str = ""
     command: str = ""
 
@@ -112,13 +101,13 @@ class _Trace:
     title: str = ""
 
 
-def measured(flat: FlatGraph, paths: Sequence[Path]) -> Measured:
+def measured(flat: FlatGraph, paths: Sequence[Path]) -> MeasuredSteps:
     """Reads what `bench` wrote: results (`--format json`) and timelines (`--trace`), told apart by what is in them.
 
     Raises:
         MsplitError: A file can not be read or is neither.
     """
-    found = Measured()
+    found = MeasuredSteps()
     for path in paths:
         try:
             content = json.loads(read_text(path, MOST_BYTES))
@@ -139,7 +128,7 @@ def measured(flat: FlatGraph, paths: Sequence[Path]) -> Measured:
     return found
 
 
-def _result(found: Measured, content: Mapping[str, Any]) -> Measured:
+def _result(found: MeasuredSteps, content: Mapping[str, Any]) -> MeasuredSteps:
     result = content["result"]
     rows = [
         (str(one["label"]), int(one["streams"]), _median(one.get("device")), _median(one.get("host")))
@@ -158,7 +147,7 @@ def _median(summary: Mapping[str, Any] | None) -> float | None:
     return None if not summary else 1e6 * float(summary["median"])
 
 
-def _runs(flat: FlatGraph, content: Mapping[str, Any]) -> list[Run]:
+def _runs(flat: FlatGraph, content: Mapping[str, Any]) -> list[StepRun]:
     """The processes of a trace as runs."""
     processes: dict[int, _Trace] = {}
     for event in content["traceEvents"]:
@@ -177,7 +166,7 @@ def _runs(flat: FlatGraph, content: Mapping[str, Any]) -> list[Run]:
     return [_run(flat, trace) for trace in processes.values() if trace.bars]
 
 
-def _run(flat: FlatGraph, trace: _Trace) -> Run:
+def _run(flat: FlatGraph, trace: _Trace) -> StepRun:
     index = flat.graph.index
     starts = [float(bar["ts"]) for bar in trace.bars]
     times = [float(bar["dur"]) for bar in trace.bars]
@@ -198,7 +187,7 @@ def _run(flat: FlatGraph, trace: _Trace) -> Run:
         and (before := at(place)) is not None
         and (after := at(trace.receives[key])) is not None
     ]
-    return Run(
+    return StepRun(
         name=f"measured: {trace.title.removeprefix('msplit bench: ')}",
         about=f"One step as it ran: {makespan:,.1f} µs from its first kernel to its last.",
         command="",

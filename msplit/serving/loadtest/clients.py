@@ -6,27 +6,24 @@ What a client takes itself is part of what is measured: one in Python sends some
 from __future__ import annotations
 
 import importlib.util
-import os
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from msplit.engines.base import Arrays
-from msplit.engines.process import Process, RemoteError, serve, told
 from msplit.errors import Busy, EngineError, MsplitError, TimedOut
-from msplit.serving.loadtest.dispatcher import Part, Watch, drive, settled
-from msplit.serving.loadtest.table import MOST_PARTS, Layout, Table
-from msplit.serving.loadtest.targets import ECHO, ProcessTarget
+from msplit.serving.loadtest.corpus import by_steps
+from msplit.serving.loadtest.dispatcher import RowShare, Watch, drive
+from msplit.serving.loadtest.table import MOST_PARTS, RequestTable
+from msplit.serving.loadtest.targets import ECHO, NAP, LocalTarget, ProcessTarget, ProcessTask, Target
 
 TENSORFLOW, KSERVE = "tensorflow", "kserve"
 PROTOCOLS = (TENSORFLOW, KSERVE)
 """TensorFlow Serving's `Predict`, and the Open Inference Protocol's `ModelInfer`, which Triton and KServe speak."""
 
-_NAP = 2e-5
 _CONNECT = 10.0
 """Seconds until a server must have answered."""
 
@@ -35,7 +32,7 @@ _PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerUnderTest:
     """Server that is to be measured.
 
     Attributes:
@@ -63,40 +60,37 @@ class Server:
 
 
 @dataclass(frozen=True, eq=False)
-class Client:
+class ClientTask(ProcessTask):
     """Task of one of the client processes."""
 
-    server: Server
+    server: ServerUnderTest
     feeds: Sequence[Arrays]
-    layout: Layout
-    handle: int
-    part: Part
+    part: RowShare
+
+    def open(self) -> Target:
+        """Connects, and has answers to all requests, or in all but the first process to one of them."""
+        channel = Channel(self.server, self.feeds)
+        plain = by_steps(channel.step, self.feeds if self.part.number == 0 else self.feeds[:1])
+
+        def run(table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
+            return drive(table, channel, self.feeds, watch, timeout=timeout, nap=NAP, part=self.part)
+
+        return LocalTarget("server", "", plain, run)
 
 
-class ServerTarget(ProcessTarget):
-    """Target that is a server, which client processes send requests to. Call `ready` before its first run."""
-
-    def __init__(self, server: Server, feeds: Sequence[Arrays], table: Table) -> None:
-        self.label, self.echo = "server", ECHO
-        clients = f"{server.processes} client process{'' if server.processes == 1 else 'es'}"
-        self.about = f"{server.model} at {server.address}, {server.protocol}'s protocol, {clients}"
-        super().__init__([Process(__name__, "a client", [table.handle]) for _ in range(server.processes)])
-        for number, process in enumerate(self._processes):
-            process.send(Client(server, feeds, table.layout, table.handle, Part(number, server.processes)))
-
-    def ready(self) -> None:
-        """Waits until all clients have had answers.
-
-        Raises:
-            EngineError: The server gives none.
-        """
-        self.plain, *_ = [told(process.receive()) for process in self._processes]
+def clients_of(server: ServerUnderTest, feeds: Sequence[Arrays], table: RequestTable) -> ProcessTarget:
+    """Starts the processes that send requests to a server, as a target."""
+    shares = [RowShare(number, server.processes) for number in range(server.processes)]
+    tasks = [ClientTask(table.layout, table.handle, server, feeds, share) for share in shares]
+    clients = f"{server.processes} client process{'' if server.processes == 1 else 'es'}"
+    about = f"{server.model} at {server.address}, {server.protocol}'s protocol, {clients}"
+    return ProcessTarget("server", about, ECHO, "a client", tasks)
 
 
 class Channel:
     """Sends prepared requests. Their bytes are made once. What `dispatcher.drive` drives."""
 
-    def __init__(self, server: Server, feeds: Sequence[Arrays]) -> None:
+    def __init__(self, server: ServerUnderTest, feeds: Sequence[Arrays]) -> None:
         import grpc
 
         self._grpc = grpc
@@ -113,16 +107,14 @@ class Channel:
         self._call = self._channel.unary_unary(method)
         self._requests = {id(one): encode(one) for one in feeds}
 
-    def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
+    def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Any:
         """Sends one of the prepared requests. The protocols have no priorities that all servers know."""
         del priority
-        reply: Any = _Reply(self._call.future(self._requests[id(feeds)], timeout=timeout), self)
-        return reply  # type: ignore[no-any-return]
+        return _Reply(self._call.future(self._requests[id(feeds)], timeout=timeout), self)
 
     def step(self, feeds: Arrays) -> Arrays:
         """Sends one, and waits for its answer."""
-        found: Arrays = self.submit(feeds, timeout=_PATIENCE).result()
-        return found
+        return self.decoded(self._call.future(self._requests[id(feeds)], timeout=_PATIENCE))
 
     def drive(self, seconds: float = 0.0) -> bool:
         """Nothing: gRPC has threads."""
@@ -162,14 +154,13 @@ class _Reply:
         self.call.add_done_callback(lambda call: told(self))
 
     def cancel(self) -> bool:
-        found: bool = self.call.cancel()
-        return found
+        return bool(self.call.cancel())
 
     def result(self) -> Arrays:
         return self.channel.decoded(self.call)
 
 
-def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[bytes], Arrays], str]:
+def _protocol(server: ServerUnderTest) -> tuple[Callable[[Arrays], bytes], Callable[[bytes], Arrays], str]:
     """Function that encodes a request, function that decodes an answer, and path of the method."""
     from msplit.serving.server import decode, messages, tensors
 
@@ -178,8 +169,7 @@ def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[byte
         request.model_spec.name = server.model
         for name, value in feeds.items():
             tensors.to_tensor_proto(np.asarray(value), request.inputs[name], as_content=True)
-        data: bytes = request.SerializeToString()
-        return data
+        return bytes(request.SerializeToString())
 
     def predicted(data: bytes) -> Arrays:
         response = messages.PredictResponse.FromString(data)
@@ -188,11 +178,10 @@ def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[byte
     def infer(feeds: Arrays) -> bytes:
         request = messages.ModelInferRequest(model_name=server.model)
         for name, value in feeds.items():
-            dtype = "object" if value.dtype.kind in "OSU" else value.dtype.name
-            request.inputs.add(name=name, datatype=tensors.open_name(dtype), shape=value.shape)
+            datatype = tensors.open_name(tensors.name_of(value.dtype))
+            request.inputs.add(name=name, datatype=datatype, shape=value.shape)
             request.raw_input_contents.append(b"".join(tensors.raw_content(value)))
-        data: bytes = request.SerializeToString()
-        return data
+        return bytes(request.SerializeToString())
 
     def inferred(data: bytes) -> Arrays:
         response = messages.ModelInferResponse.FromString(data)
@@ -202,35 +191,3 @@ def _protocol(server: Server) -> tuple[Callable[[Arrays], bytes], Callable[[byte
     if server.protocol == TENSORFLOW:
         return predict, predicted, "/tensorflow.serving.PredictionService/Predict"
     return infer, inferred, "/inference.GRPCInferenceService/ModelInfer"
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Sends its share of each run until nobody asks any more."""
-    parent = int(arguments[1])
-    opened: list[tuple[Channel, Table, Client]] = []
-
-    def alive() -> None:
-        if os.getppid() != parent:
-            raise EngineError("nobody waits for it any more")
-
-    def answer(message: Any) -> Any:
-        try:
-            if isinstance(message, Client):
-                channel = Channel(message.server, message.feeds)
-                opened.append((channel, Table(message.layout, message.handle), message))
-                asked = message.feeds if message.part.number == 0 else message.feeds[:1]
-                return [{name: np.array(value) for name, value in channel.step(one).items()} for one in asked]
-            ((channel, table, client),) = opened
-            watch = Watch(table, alive)
-            with settled():
-                return dict(drive(table, channel, client.feeds, watch, timeout=message, nap=_NAP, part=client.part))
-        except MsplitError as problem:
-            return RemoteError(problem.what, problem.where, problem.fix)
-
-    serve(arguments, answer)
-
-
-if __name__ == "__main__":
-    from msplit.serving.loadtest import clients  # so that what comes through the pipe is of the classes that are here
-
-    clients.main(sys.argv[1:])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
 from msplit.progress import phase
 from msplit.run.request import RunRequest
-from msplit.serving.loadtest.table import DONE, SENT, KeptOutput, Table, digest
+from msplit.serving.loadtest.table import SENT, OutputLayout, RequestState, RequestTable, digest
 from msplit.serving.pool.ports import Port
 from msplit.verify.compare import compare, tolerance_of
 
@@ -106,7 +108,7 @@ class Prepared:
     computed: Mapping[str, str]
 
     @property
-    def kept(self) -> dict[str, KeptOutput]:
+    def kept(self) -> dict[str, OutputLayout]:
         """Type and shape of each output in the table.
 
         Raises:
@@ -121,7 +123,7 @@ class Prepared:
                     fix="name other outputs with --outputs",
                 )
         return {
-            name: KeptOutput("object" if value.dtype.kind in "OSU" else value.dtype.name, value.shape)
+            name: OutputLayout("object" if value.dtype.kind in "OSU" else value.dtype.name, value.shape)
             for name, value in self.answers[0].items()
         }
 
@@ -140,7 +142,7 @@ def by_tensorflow(flat: FlatGraph, feeds: Sequence[Arrays], request: RunRequest)
         )
         executable = TENSORFLOW.build(job)
         try:
-            return [{name: np.array(value) for name, value in executable.step(one).items()} for one in feeds]
+            return by_steps(executable.step, feeds)
         finally:
             executable.close()
 
@@ -187,10 +189,9 @@ class Checker:
             for expected, got in zip(prepared.answers, plain, strict=True)
         ]
         self.wrong = next((one.describe().splitlines()[0] for one in found if not one.passed), "")
-        needed: dict[str, float] = {}
-        for comparison in found:
-            for one in comparison.outputs:
-                needed[one.name] = max(needed.get(one.name, 0.0), one.needed)
+        needed = defaultdict[str, float](float)
+        for one in chain.from_iterable(comparison.outputs for comparison in found):
+            needed[one.name] = max(needed[one.name], one.needed)
         self.tolerances: dict[str, float] = {}
         self._exact: dict[str, NDArray[Any]] = {}
         self._close: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
@@ -228,9 +229,9 @@ class Checker:
         np.fill_diagonal(alike, False)
         return int((~alike.any(1)).sum())
 
-    def check(self, table: Table) -> Verdict:
+    def check(self, table: RequestTable) -> Verdict:
         """Looks at all answers of a run. Rows without an answer are none."""
-        rows = np.flatnonzero(table.status[: table.counters[SENT]] == DONE)
+        rows = np.flatnonzero(table.status[: table.counters[SENT]] == RequestState.DONE)
         size = max(1, sum(kept.bytes for kept in table.layout.outputs.values()))
         step = max(1, _CHUNK // size)
         parts = [rows[start : start + step] for start in range(0, len(rows), step)]
@@ -238,8 +239,8 @@ class Checker:
         wrong = np.concatenate([*found, rows[:0]])
         return Verdict(len(rows), len(wrong), self._says(table, int(wrong[0])) if len(wrong) else "")
 
-    def _right(self, table: Table, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Which of some rows have the answer that they should."""
+    def _right(self, table: RequestTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Marks the rows that have the right answer."""
         asked = table.request[rows]
         right = np.ones(len(rows), bool)
         for name, expected in self._exact.items():
@@ -249,7 +250,7 @@ class Checker:
             right &= near.reshape(len(rows), -1).all(1)
         return right
 
-    def _says(self, table: Table, row: int) -> str:
+    def _says(self, table: RequestTable, row: int) -> str:
         """Describes a wrong answer."""
         asked = int(table.request[row])
         for other in range(len(self._prepared.answers)):
@@ -257,15 +258,13 @@ class Checker:
                 return f"request {row}, of the prepared ones {asked}, has the answer of {other}"
         expected = self._prepared.answers[asked]
         for name, tolerance in self.tolerances.items():
-            if table.layout.outputs[name].dtype == "object":
-                continue
-            one = {name: table.outputs[name][row]}
-            said = compare(one, {name: expected[name]}, tolerance=tolerance).describe()
-            if said:
-                return f"request {row}: {said}"
+            if table.layout.outputs[name].dtype != "object":
+                one = {name: table.outputs[name][row]}
+                if said := compare(one, {name: expected[name]}, tolerance=tolerance).describe():
+                    return f"request {row}: {said}"
         return f"request {row}: other strings"
 
-    def _passes_for(self, table: Table, row: int, asked: int) -> bool:
+    def _passes_for(self, table: RequestTable, row: int, asked: int) -> bool:
         """True if an answer would be right for another request."""
         kept = int(table.request[row])
         try:
@@ -276,7 +275,7 @@ class Checker:
 
 
 def _near(got: NDArray[Any], should: NDArray[Any], allowed: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which numbers are what they should be. Not a number is so, too."""
+    """Marks the numbers that are what they should be; NaN counts as equal to NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         near = np.abs(got - should) <= allowed
         if not near.all():

@@ -23,20 +23,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays
 from msplit.errors import Busy, EngineError, MsplitError, TimedOut
-from msplit.serving.loadtest.table import (
-    ANSWERED,
-    DONE,
-    FAILED,
-    GIVEN_UP,
-    LINE,
-    MISSHAPEN,
-    OVER,
-    REFUSED,
-    SENT,
-    TIMED_OUT,
-    Table,
-    digest,
-)
+from msplit.serving.loadtest.table import ANSWERED, LINE, OVER, SENT, RequestState, RequestTable, digest
 
 _now = time.perf_counter_ns
 
@@ -67,14 +54,14 @@ Step = Callable[[Arrays], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Part:
-    """Which rows of a table a process answers: one of so many in turn."""
+class RowShare:
+    """Share of a table's rows that one process answers: every `of`-th row, from `number` on."""
 
     number: int
     of: int
 
 
-WHOLE = Part(0, 1)
+WHOLE = RowShare(0, 1)
 
 
 @contextmanager
@@ -93,9 +80,7 @@ def settled() -> Iterator[None]:
 class Driven(Protocol):
     """Pool, as far as a load test uses it."""
 
-    def submit(
-        self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None
-    ) -> Future[dict[str, NDArray[Any]]]:
+    def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
         """Takes a request."""
         ...
 
@@ -112,7 +97,7 @@ class Writer:
         problems: Each error message with its count.
     """
 
-    def __init__(self, table: Table, number: int = 0) -> None:
+    def __init__(self, table: RequestTable, number: int = 0) -> None:
         self._counters, self._counter = table.counters, ANSWERED + LINE * number
         self._at, self._status = table.answered.data, table.status.data
         self._outputs = table.outputs
@@ -157,11 +142,11 @@ class Writer:
         self._at[row] = _now()
         with self._lock:
             if isinstance(problem, Busy | TimedOut):
-                self._status[row] = REFUSED if isinstance(problem, Busy) else TIMED_OUT
+                self._status[row] = RequestState.REFUSED if isinstance(problem, Busy) else RequestState.TIMED_OUT
             elif isinstance(problem, CancelledError):
-                self._status[row] = GIVEN_UP
+                self._status[row] = RequestState.GIVEN_UP
             else:
-                self._status[row] = FAILED
+                self._status[row] = RequestState.FAILED
                 self._tell(problem.what if isinstance(problem, MsplitError) else f"{type(problem).__name__}: {problem}")
             self._counters[self._counter] += 1
 
@@ -175,25 +160,26 @@ class Writer:
         """Copies answers that came. The lock is held."""
         left, self._left = self._left, []
         rows = [row for row, _ in left]
-        state = [DONE] * len(left)
+        state = [RequestState.DONE] * len(left)
         for name, kept in self._kept.items():
             values: list[Any] = [outputs.get(name) for _, outputs in left]
-            shape = kept.shape
-            bad = [place for place, value in enumerate(values) if value is None or value.shape != shape]
-            for place in bad:
-                value, state[place] = values[place], MISSHAPEN
-                self._tell(f"output {name} is {'missing' if value is None else f'{value.shape}, not {shape}'}")
-            good = [place for place in range(len(left)) if place not in bad] if bad else range(len(left))
+            good = [place for place, value in enumerate(values) if value is not None and value.shape == kept.shape]
+            # An answer without this output, or with another shape, is told of; the others of its batch are kept.
+            if len(good) < len(values):
+                for place in [place for place in range(len(values)) if place not in good]:
+                    value, state[place] = values[place], RequestState.MISSHAPEN
+                    self._tell(f"output {name} is {'missing' if value is None else f'{value.shape}, not {kept.shape}'}")
+                values = [values[place] for place in good]
             if not good:
                 continue
-            chosen = [rows[place] for place in good] if bad else rows
+            chosen = [rows[place] for place in good]
+            # One copy for all answers: strings by what stands for them, arrays joined, scalars as a list.
             if kept.dtype == "object":
-                self._outputs[name][chosen] = [digest(values[place]) for place in good]
-            elif shape:
-                joined = np.concatenate([values[place] for place in good] if bad else values)
-                self._outputs[name][chosen] = joined.reshape(len(good), *shape)
+                self._outputs[name][chosen] = [digest(value) for value in values]
+            elif kept.shape:
+                self._outputs[name][chosen] = np.concatenate(values).reshape(len(good), *kept.shape)
             else:
-                self._outputs[name][chosen] = [values[place] for place in good]
+                self._outputs[name][chosen] = values
         for row, one in zip(rows, state, strict=True):
             self._status[row] = one
 
@@ -211,7 +197,7 @@ class Watch:
         EngineError: Nothing was answered for a minute.
     """
 
-    def __init__(self, table: Table, alive: Callable[[], None]) -> None:
+    def __init__(self, table: RequestTable, alive: Callable[[], None]) -> None:
         self._table, self._counters, self._alive = table, table.counters, alive
         self._next = time.monotonic() + _LOOK
         self._answered, self._since = -1, time.monotonic()
@@ -235,14 +221,14 @@ class Watch:
 
 
 def drive(
-    table: Table,
+    table: RequestTable,
     target: Driven,
     feeds: Sequence[Arrays],
     watch: Watch,
     *,
     timeout: float | None = None,
     nap: float = 0.0,
-    part: Part = WHOLE,
+    part: RowShare = WHOLE,
 ) -> Mapping[str, int]:
     """Answers a run by one thread that takes arrivals, submits them, and drives the pool.
 
@@ -304,7 +290,7 @@ class _Arrivals:
         failed: Errors that ended a thread; then no rows are given out.
     """
 
-    def __init__(self, table: Table, watch: Watch) -> None:
+    def __init__(self, table: RequestTable, watch: Watch) -> None:
         self._counters, self._taken_at, self._watch = table.counters, table.taken.data, watch
         self._turn, self._end = threading.Lock(), 0.0
         self.next = 0
@@ -331,7 +317,7 @@ class _Arrivals:
             return None
 
 
-def call(table: Table, steps: Sequence[Step], feeds: Sequence[Arrays], watch: Watch) -> Mapping[str, int]:
+def call(table: RequestTable, steps: Sequence[Step], feeds: Sequence[Arrays], watch: Watch) -> Mapping[str, int]:
     """Answers a run by a thread for each of some steps, as callers of a session do: each takes a request, makes its call, writes the
     answer."""
     request, writer, arrivals = table.request.data, Writer(table), _Arrivals(table, watch)
@@ -375,12 +361,12 @@ class Echo:
 
     def __init__(self, feeds: Sequence[Arrays], answers: Sequence[Mapping[str, NDArray[Any]]]) -> None:
         self._answers = {id(one): answer for one, answer in zip(feeds, answers, strict=True)}
-        self._futures = {key: _done(answer) for key, answer in self._answers.items()}
+        self._futures = {key: Future[Any]() for key in self._answers}
+        for key, future in self._futures.items():
+            future.set_result(self._answers[key])
 
-    def submit(
-        self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None
-    ) -> Future[dict[str, NDArray[Any]]]:
-        """The answer to one of the prepared requests."""
+    def submit(self, feeds: Arrays, *, priority: int = 0, timeout: float | None = None) -> Future[Any]:
+        """Future with the answer to one of the prepared requests."""
         del priority, timeout
         return self._futures[id(feeds)]
 
@@ -390,11 +376,5 @@ class Echo:
         return False
 
     def step(self, feeds: Arrays) -> Mapping[str, NDArray[Any]]:
-        """Likewise, as a call."""
+        """Answers one of the prepared requests in a call."""
         return self._answers[id(feeds)]
-
-
-def _done(answer: Mapping[str, NDArray[Any]]) -> Future[dict[str, NDArray[Any]]]:
-    future: Future[dict[str, NDArray[Any]]] = Future()
-    future.set_result(dict(answer))
-    return future

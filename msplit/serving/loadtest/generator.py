@@ -16,7 +16,7 @@ import numpy as np
 
 from msplit.engines.process import Process, serve
 from msplit.errors import MsplitError
-from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, Layout, Table
+from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, RequestTable
 
 _now = time.perf_counter_ns
 
@@ -84,7 +84,7 @@ class Sending:
 
 @dataclass(frozen=True)
 class Sent:
-    """When requests were measured, in ns of ``time.perf_counter_ns``, and whether the table was full before its time."""
+    """Time in which requests were measured, in ns of ``time.perf_counter_ns``; `full` if the table was full before its time."""
 
     begin: int
     end: int
@@ -95,7 +95,7 @@ class _Gone(Exception):
     """Nobody waits for this process any more."""
 
 
-def send(table: Table, asked: Sending, alive: Callable[[], bool]) -> Sent:
+def send(table: RequestTable, asked: Sending, alive: Callable[[], bool]) -> Sent:
     """Sends requests until it is time, the table is full, or enough are sent; then says so in the table."""
     rng = np.random.default_rng(asked.seed)
     try:
@@ -104,8 +104,8 @@ def send(table: Table, asked: Sending, alive: Callable[[], bool]) -> Sent:
         table.counters[OVER] = 1
 
 
-def _draw(table: Table, asked: Sending, rng: np.random.Generator, start: int, end: int) -> None:
-    """Which requests are sent, from one row to another."""
+def _draw(table: RequestTable, asked: Sending, rng: np.random.Generator, start: int, end: int) -> None:
+    """Draws the requests that are sent, from one row to another."""
     table.request[start:end] = rng.integers(0, asked.distinct, end - start, np.int32)
     if asked.mix:
         levels, shares = zip(*asked.mix, strict=True)
@@ -114,7 +114,7 @@ def _draw(table: Table, asked: Sending, rng: np.random.Generator, start: int, en
         table.priority[start:end] = 0
 
 
-def _closed(table: Table, asked: Sending, rng: np.random.Generator, alive: Callable[[], bool]) -> Sent:
+def _closed(table: RequestTable, asked: Sending, rng: np.random.Generator, alive: Callable[[], bool]) -> Sent:
     clients, rows, counters, sent_at = asked.level.clients or 1, table.layout.rows, table.counters, table.sent.data
     drawn = min(rows, _CHUNK)
     _draw(table, asked, rng, 0, drawn)
@@ -149,7 +149,7 @@ def _closed(table: Table, asked: Sending, rng: np.random.Generator, alive: Calla
     return Sent(min(begin, end), end, sent >= rows)
 
 
-def _open(table: Table, asked: Sending, rng: np.random.Generator, alive: Callable[[], bool]) -> Sent:
+def _open(table: RequestTable, asked: Sending, rng: np.random.Generator, alive: Callable[[], bool]) -> Sent:
     rate, counters, sent_at = asked.level.rate or 1.0, table.counters, table.sent.data
     length = asked.warmup + asked.seconds
     count = min(table.layout.rows, int(rate * length + 6 * (rate * length) ** 0.5) + 10)
@@ -183,26 +183,13 @@ def _open(table: Table, asked: Sending, rng: np.random.Generator, alive: Callabl
     return Sent(begin, end, bool(whole))
 
 
-class Generator:
-    """The process, seen from the one that it sends to."""
+class LoadGenerator(Process):
+    """The process, seen from the one that it sends to: is sent what to send, and says when all of it is sent."""
 
-    def __init__(self, table: Table) -> None:
-        self.process = Process(__name__, "the load generator", [table.handle])
-        self.process.send((table.layout, table.handle))
-        self.process.receive()
-
-    def start(self, asked: Sending) -> None:
-        """Has it send, while this process answers."""
-        self.process.send(asked)
-
-    def finish(self) -> Sent:
-        """Waits until everything is sent. Returns the report of the generator."""
-        sent: Sent = self.process.receive()
-        return sent
-
-    def close(self) -> None:
-        """Ends it."""
-        self.process.close()
+    def __init__(self, table: RequestTable) -> None:
+        super().__init__(__name__, "the load generator", [table.handle])
+        self.send((table.layout, table.handle))
+        self.receive()
 
 
 def _main(arguments: list[str]) -> None:
@@ -210,14 +197,12 @@ def _main(arguments: list[str]) -> None:
 
     gc.disable()
     parent = int(arguments[1])
-    tables: list[Table] = []
+    tables: list[RequestTable] = []
 
     def answer(message: Any) -> Any:
         if isinstance(message, Sending):
             return send(tables[0], message, lambda: os.getppid() == parent)
-        layout, handle = message
-        assert isinstance(layout, Layout)
-        tables.append(Table(layout, handle))
+        tables.append(RequestTable(*message))
         return None
 
     try:

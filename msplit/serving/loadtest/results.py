@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msplit.serving.loadtest.corpus import Verdict
 from msplit.serving.loadtest.generator import Level, Sent
-from msplit.serving.loadtest.table import DONE, FAILED, GIVEN_UP, MISSHAPEN, REFUSED, SENT, TIMED_OUT, Table
+from msplit.serving.loadtest.table import SENT, RequestState, RequestTable
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadRun:
     """One target at one level, once. Warm-up is left out of all but `failed`, `checked`, `wrong`, `says` and
     `why`.
 
@@ -51,7 +51,7 @@ class Run:
         checked: Answers that were held against what they should be.
         wrong: Answers among them that are wrong.
         says: Description of the first wrong one; "" where none is.
-        why: Why a request failed; "" where none did.
+        why: Reason why a request failed; "" where none did.
         most_in_flight: Most requests that were sent and not answered.
         late_us: 99th percentile of the time from when a request was due to when it was sent, in µs; 0 for a closed loop.
         cut: True if the table was full before the time was over.
@@ -76,32 +76,30 @@ class Run:
     cut: bool
 
 
-def measured(table: Table, sent: Sent, verdict: Verdict, *, is_open: bool, why: str = "") -> Run:
+def measured(table: RequestTable, sent: Sent, verdict: Verdict, *, is_open: bool, why: str = "") -> LoadRun:
     """Makes the result of a finished run from its table and the verdict on its answers."""
     count = table.counters[SENT]
     status, answered = table.status[:count], table.answered[:count]
     began = table.scheduled[:count] if is_open else table.sent[:count]
     inside = (began >= sent.begin) & (began < sent.end)
-    done = inside & (status == DONE)
+    done = inside & (status == RequestState.DONE)
     times = answered - began
     priorities = table.priority[:count]
     levels = np.unique(priorities[inside]).tolist()
     seconds = max((sent.end - sent.begin) / 1e9, 1e-9)
-    ended = (answered >= sent.begin) & (answered < sent.end) & (status == DONE)
+    ended = (answered >= sent.begin) & (answered < sent.end) & (status == RequestState.DONE)
     late = (table.sent[:count] - table.scheduled[:count])[inside] if is_open else np.zeros(0)
-    return Run(
+    return LoadRun(
         seconds=seconds,
         requests=int(inside.sum()),
         answered=int(done.sum()),
-        refused=int((inside & (status == REFUSED)).sum()),
-        timed_out=int((inside & (status == TIMED_OUT)).sum()),
-        given_up=int((inside & (status == GIVEN_UP)).sum()),
-        failed=int(((status == FAILED) | (status == MISSHAPEN)).sum()),
+        refused=int((inside & (status == RequestState.REFUSED)).sum()),
+        timed_out=int((inside & (status == RequestState.TIMED_OUT)).sum()),
+        given_up=int((inside & (status == RequestState.GIVEN_UP)).sum()),
+        failed=int(((status == RequestState.FAILED) | (status == RequestState.MISSHAPEN)).sum()),
         throughput=float(ended.sum()) / seconds,
         latency=Latency.of(times[done]),
-        by_priority={level: Latency.of(times[done & (priorities == level)]) for level in levels}
-        if len(levels) > 1
-        else {},
+        by_priority={level: Latency.of(times[done & (priorities == level)]) for level in levels if len(levels) > 1},
         checked=verdict.checked,
         wrong=verdict.wrong,
         says=verdict.says,
@@ -121,7 +119,7 @@ def in_flight(sent: NDArray[np.int64], answered: NDArray[np.int64]) -> int:
 
 
 @dataclass(frozen=True)
-class Spread:
+class RepeatSpread:
     """A number over the repeats: the median, the least and the most."""
 
     value: float
@@ -129,9 +127,9 @@ class Spread:
     high: float
 
     @staticmethod
-    def of(values: Sequence[float]) -> Spread | None:
+    def of(values: Sequence[float]) -> RepeatSpread | None:
         """Spread of values; None where there are none."""
-        return Spread(float(np.median(values)), min(values), max(values)) if values else None
+        return RepeatSpread(float(np.median(values)), min(values), max(values)) if values else None
 
 
 @dataclass(frozen=True)
@@ -149,20 +147,20 @@ class Point:
     target: str
     level: Level
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[LoadRun, ...]
     limited: str = ""
 
     @property
-    def throughput(self) -> Spread:
+    def throughput(self) -> RepeatSpread:
         """Answers per second."""
-        found = Spread.of([run.throughput for run in self.runs])
+        found = RepeatSpread.of([run.throughput for run in self.runs])
         assert found is not None
         return found
 
-    def latency(self, quantity: str, priority: int | None = None) -> Spread | None:
+    def latency(self, quantity: str, priority: int | None = None) -> RepeatSpread | None:
         """``p50``, ``p90``, ``p99``, ``mean`` or ``max`` in µs, of all requests or of a priority; None where nothing was answered."""
         found = [run.latency if priority is None else run.by_priority.get(priority) for run in self.runs]
-        return Spread.of([getattr(one, quantity) for one in found if one is not None])
+        return RepeatSpread.of([getattr(one, quantity) for one in found if one is not None])
 
     @property
     def priorities(self) -> tuple[int, ...]:
@@ -183,7 +181,7 @@ class TargetResult:
         about: Description.
         echo: Label of the target that shows what handing over to it costs by itself; "" for such a target.
         facts: Facts, such as the counts of a pool.
-        skipped: Why it was not measured; "" where it was.
+        skipped: Reason why it was not measured; "" where it was.
     """
 
     label: str

@@ -20,13 +20,13 @@ from msplit.run.request import RunRequest
 from msplit.run.setup import plural
 from msplit.run.variants import own_data
 from msplit.serving.loadtest import corpus as requests
-from msplit.serving.loadtest.clients import Server, ServerTarget
+from msplit.serving.loadtest.clients import ServerUnderTest, clients_of
 from msplit.serving.loadtest.corpus import Checker, Prepared
 from msplit.serving.loadtest.dispatcher import Watch, settled
-from msplit.serving.loadtest.generator import Generator, Level, Sending
-from msplit.serving.loadtest.results import LoadResult, Point, Run, TargetResult, measured
-from msplit.serving.loadtest.table import Layout, Table
-from msplit.serving.loadtest.targets import SESSIONS, RemoteTarget, Spec, Target, echoes, of_pool
+from msplit.serving.loadtest.generator import Level, LoadGenerator, Sending
+from msplit.serving.loadtest.results import LoadResult, LoadRun, Point, TargetResult, measured
+from msplit.serving.loadtest.table import Layout, RequestTable
+from msplit.serving.loadtest.targets import SESSIONS, SessionTask, Target, echoes, of_pool
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.sources import pool as make_pool
 from msplit.verify.compare import computed_in
@@ -54,7 +54,7 @@ class LoadSettings:
     Attributes:
         clients: Closed loop: how many clients send, each when it has its answer.
         rates: Open loop: arrivals per second.
-        shares: Likewise, as shares of the most that the same target has answered in the closed loop.
+        shares: Open loop: arrivals as shares of the most that the same target has answered in the closed loop.
         seconds, warmup: Seconds of measuring and before it, for each target and level.
         repeat: Number of repeats of all of it.
         rows: Rows of a request.
@@ -87,27 +87,23 @@ class LoadSettings:
     command: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name, value, low in (
-            ("repeat", self.repeat, 1),
-            ("rows", self.rows, 1),
-            ("distinct", self.distinct, 1),
-            ("threads", self.threads, 1),
-            ("most", self.most, 0),
-            *(("the number of clients", one, 1) for one in self.clients),
-        ):
-            whole(name, value, low)
-        for name, time in (("seconds", self.seconds), ("warmup", self.warmup), ("timeout", self.timeout)):
-            if time is not None:
-                number(name, time)
+        # Numbers first, each by itself; then what they say together.
+        for name in ("repeat", "rows", "distinct", "threads"):
+            whole(name, getattr(self, name), 1)
+        whole("most", self.most, 0)
+        for clients in self.clients:
+            whole("the number of clients", clients, 1)
+        for name in ("seconds", "warmup", "timeout"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name))
         if not self.clients and (self.shares or not self.rates):
             said = "shares are of the most that clients find" if self.shares else "there is no load"
             raise MsplitError(said, fix="give clients" if self.shares else "give clients, or rates")
         if not all(0 < one < float("inf") for one in (*self.rates, *self.shares)) or self.seconds <= 0:
             raise MsplitError("rates, shares and seconds are above 0", fix="give numbers above 0")
         if any(share < 0 for share in self.mix.values()) or (self.mix and not sum(self.mix.values()) > 0):
-            raise MsplitError(
-                f"{dict(self.mix)} are no shares", fix="give a share for each priority, such as 0:0.1,1:0.9"
-            )
+            fix = "give a share for each priority, such as 0:0.1,1:0.9"
+            raise MsplitError(f"{dict(self.mix)} are no shares", fix=fix)
         unknown = [name for name in self.beside if name not in (*SESSIONS, AUTO)]
         if unknown:
             raise MsplitError(f"there is no {unknown[0]!r} to measure", fix=f"one of: {', '.join(SESSIONS)}")
@@ -117,20 +113,21 @@ class LoadSettings:
 class _Bench:
     """State of a load test: targets and checkers of their answers by label, and the runs so far."""
 
-    table: Table
-    generator: Generator
+    table: RequestTable
+    generator: LoadGenerator
     settings: LoadSettings
     tell: Progress
     parts: int = 1
     targets: dict[str, Target] = field(default_factory=dict)
     checkers: dict[str, Checker] = field(default_factory=dict)
-    runs: dict[tuple[str, str], tuple[Level, list[Run]]] = field(default_factory=dict)
+    runs: dict[tuple[str, str], tuple[Level, list[LoadRun]]] = field(default_factory=dict)
     done: int = 0
 
     def measure(self, label: str, key: str, level: Level, seed: int) -> None:
         """One run of one target."""
         target, settings = self.targets[label], self.settings
-        steps = settings.repeat * len(self.targets) * self.levels
+        levels = len(settings.clients) + len(settings.rates) + len(settings.shares)
+        steps = settings.repeat * len(self.targets) * levels
         self.tell(f"{label}, {key}", min(self.done / max(steps, 1), 1.0))
         asked = Sending(
             level=level,
@@ -143,28 +140,19 @@ class _Bench:
             parts=self.parts,
         )
         self.table.clear()
-        self.generator.start(asked)
-        watch = Watch(self.table, self.generator.process.alive)
+        self.generator.send(asked)
+        watch = Watch(self.table, self.generator.alive)
         problems = target.run(self.table, watch, settings.timeout)
-        sent = self.generator.finish()
+        sent = self.generator.receive()
         verdict = self.checkers[label].check(self.table)
         run = measured(self.table, sent, verdict, is_open=level.is_open, why=next(iter(problems), ""))
         self.runs.setdefault((label, key), (level, []))[1].append(run)
         self.done += 1
 
-    @property
-    def levels(self) -> int:
-        """Number of levels."""
-        return len(self.settings.clients) + len(self.settings.rates) + len(self.settings.shares)
-
     def best(self, label: str) -> float:
         """The most that a target has answered in the closed loop, per second."""
-        found = [
-            max(run.throughput for run in runs)
-            for (one, _), (level, runs) in self.runs.items()
-            if one == label and not level.is_open
-        ]
-        return max(found, default=0.0)
+        closed = [runs for (one, _), (level, runs) in self.runs.items() if one == label and not level.is_open]
+        return max((run.throughput for runs in closed for run in runs), default=0.0)
 
 
 def load(
@@ -173,7 +161,7 @@ def load(
     *,
     settings: LoadSettings | None = None,
     pool: PoolSettings | None = None,
-    server: Server | None = None,
+    server: ServerUnderTest | None = None,
     progress: Progress | None = None,
 ) -> LoadResult:
     """Sends many requests to a pool of a model or a build from another process, checks every answer, and measures.
@@ -190,8 +178,10 @@ def load(
 
     Raises:
         EngineError: The engine can not run the model, or plain steps give other outputs than they should.
-        MsplitError: What is asked for does not fit the model.
+        MsplitError: The settings do not fit the model.
     """
+
+    # What is asked for: as many levels of priority as requests have, rows that stand in for a batch, a model where a server is measured.
     settings, pool_settings = settings or LoadSettings(), pool or PoolSettings()
     request = (request or RunRequest()).sized(batch=settings.rows)
     if settings.mix and max(settings.mix) >= pool_settings.priorities:
@@ -203,6 +193,7 @@ def load(
     if server is not None:
         settings = replace(settings, beside=[name for name in settings.beside if name != AUTO])
     with ExitStack() as stack:
+        # Requests and right answers come first: the table has as much room as the answers need.
         made: Any = None
         notes: list[str] = []
         if server is None:
@@ -211,24 +202,26 @@ def load(
             notes += made.about.notes
         notes += () if flat is None else own_data(flat)
         ready = _prepared(flat, model, made, request, settings)
-        layout = Layout(_rows(settings, ready), ready.kept)
-        table = Table(layout)
+        table = RequestTable(Layout(_rows(settings, ready), ready.kept))
         stack.callback(table.close)
+        # The target in question: the pool here, or a server that client processes ask.
         main: Target
         if server is None:
-            about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}{_of_each(request)}"
+            each = f" on each of {len(request.devices)} GPUs" if len(request.devices) > 1 else ""
+            about = f"{made.about.label}, {plural(int(made.settings.groups), 'group')}{each}"
             main = of_pool("pool", about, made, ready.feeds, on_gpu=request.device == "cuda" and made.polls)
             pool_settings = replace(pool_settings, groups=made.settings.groups)
         else:
-            main = client = ServerTarget(server, ready.feeds, table)
+            main = client = clients_of(server, ready.feeds, table)
             stack.callback(client.close)
             client.ready()
-        specs = _specs(flat, ready, request, settings, pool_settings)
-        others, skipped = _beside(stack, [replace(spec, layout=layout, handle=table.handle) for spec in specs])
+        # Beside it TensorFlow, and echoes, which show what the benchmark itself takes in the same ways.
+        others, skipped = _beside(stack, _tasks(flat, ready, request, settings, pool_settings, table))
         threads = settings.threads if any(target.echo != main.echo for target in others) else 0
-        generator = Generator(table)
+        generator = LoadGenerator(table)
         stack.callback(generator.close)
         bench = _Bench(table, generator, settings, progress or silent, parts=1 if server is None else server.processes)
+        # A target whose plain steps are wrong is left out; if it is the one in question there is nothing to measure.
         for target in (main, *others, *echoes(ready.feeds, ready.answers, threads)):
             checker = Checker(ready, target.plain)
             if checker.wrong:
@@ -255,11 +248,6 @@ def load(
         )
 
 
-def _of_each(request: RunRequest) -> str:
-    """Where a pool's groups are, if that is to be told."""
-    return f" on each of {len(request.devices)} GPUs" if len(request.devices) > 1 else ""
-
-
 def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: RunRequest, settings: LoadSettings) -> Prepared:
     """Requests and what their answers should be: by TensorFlow where there is a model, else by plain steps of a build's pool, which was
     verified when it was opened."""
@@ -269,25 +257,20 @@ def _prepared(flat: FlatGraph | None, model: Any, pool: Any, request: RunRequest
         else:
             base = requests.of_build(Path(model))
             feeds = requests.of_ports(base, pool.inputs, settings.rows, settings.distinct, request.seed)
-    computed: Mapping[str, str] = {}
-    source = "plain steps, one request at a time"
+    source, answers = "TensorFlow on the CPU", None
     if flat is not None:
-        computed = computed_in(flat)
         try:
             answers = requests.by_tensorflow(flat, feeds, request)
-            source = "TensorFlow on the CPU, one request at a time"
-        except EngineError:
+        except EngineError:  # a pool may run what TensorFlow does not
             if pool is None:
                 raise
-            answers = requests.by_steps(pool.step, feeds)
-    else:
-        answers = requests.by_steps(pool.step, feeds)
-    return Prepared(feeds, answers, source, Precision(request.precision).on(gpu=_may_round(request)), computed)
-
-
-def _may_round(request: RunRequest) -> bool:
-    """True if there is a GPU that may multiply in TF32."""
-    return request.device == "cuda" and bool(gpus())
+    if answers is None:
+        source, answers = "plain steps", requests.by_steps(pool.step, feeds)
+    computed = {} if flat is None else computed_in(flat)
+    precision = Precision(request.precision).on(
+        gpu=request.device == "cuda" and bool(gpus())
+    )  # it may multiply in TF32
+    return Prepared(feeds, answers, f"{source}, one request at a time", precision, computed)
 
 
 def _rows(settings: LoadSettings, ready: Prepared) -> int:
@@ -301,9 +284,14 @@ def _rows(settings: LoadSettings, ready: Prepared) -> int:
     return max(1024, min(wanted, settings.memory // each))
 
 
-def _specs(
-    flat: FlatGraph | None, ready: Prepared, request: RunRequest, settings: LoadSettings, pool_settings: PoolSettings
-) -> list[Spec]:
+def _tasks(
+    flat: FlatGraph | None,
+    ready: Prepared,
+    request: RunRequest,
+    settings: LoadSettings,
+    pool_settings: PoolSettings,
+    table: RequestTable,
+) -> list[SessionTask]:
     """Descriptions of the targets with TensorFlow to measure beside the pool."""
     names = list(settings.beside)
     if AUTO in names:
@@ -312,9 +300,8 @@ def _specs(
         raise MsplitError("TensorFlow runs no builds", fix="load the model itself to have it measured beside")
     if flat is None:
         return []
-    nowhere = Layout(0, {})
     return [
-        Spec(
+        SessionTask(
             kind=name,
             model=flat.model.path,
             choice=flat.model.choice,
@@ -323,9 +310,8 @@ def _specs(
             settings=pool_settings,
             threads=settings.threads,
             config=settings.config,
-            layout=nowhere,
-            handle=-1,
-            pool=make_pool,
+            layout=table.layout,
+            handle=table.handle,
         )
         for name in dict.fromkeys(names)
     ]
@@ -338,15 +324,12 @@ def _sees_gpu() -> bool:
     return ENGINE.unavailable() is None and runtime.has_gpu()
 
 
-def _beside(stack: ExitStack, specs: Sequence[Spec]) -> tuple[list[Target], list[TargetResult]]:
+def _beside(stack: ExitStack, tasks: Sequence[SessionTask]) -> tuple[list[Target], list[TargetResult]]:
     """Starts what is measured beside the pool, all at once, and waits for it."""
-    ready: list[Target] = []
-    skipped: list[TargetResult] = []
-    started = []
-    for spec in specs:
-        target = RemoteTarget(spec)
+    ready, skipped = list[Target](), list[TargetResult]()
+    started = [task.start() for task in tasks]
+    for target in started:
         stack.callback(target.close)
-        started.append(target)
     for target in started:
         with phase(f"opening {target.label}"):
             try:
@@ -370,39 +353,30 @@ def _refuse_wrong(target: Target, main: Target, checker: Checker, ready: Prepare
         EngineError: It is.
     """
     if target is main:
-        raise EngineError(
-            f"{'the server gives' if target.label == 'server' else 'plain steps give'} other outputs than {ready.source}: {checker.wrong}",
-            fix="see `msplit bench`, which compares every way to run the model; one whose steps change it has no right answers",
-        )
+        gives = "the server gives" if target.label == "server" else "plain steps give"
+        fix = "see `msplit bench`, which compares every way to run the model; one whose steps change it has no right answers"
+        raise EngineError(f"{gives} other outputs than {ready.source}: {checker.wrong}", fix=fix)
 
 
 def _measure(bench: _Bench) -> None:
     """All levels of all targets in turns, again and again; who goes first changes, and what is sent does not."""
     settings = bench.settings
     labels = list(bench.targets)
+    fixed = {f"{clients} client{'' if clients == 1 else 's'}": Level(clients=clients) for clients in settings.clients}
+    fixed |= {f"{rate:,.6g}/s": Level(rate=rate) for rate in settings.rates}
     best: dict[str, float] = {}
     with phase("measuring"), settled():
         for repeat in range(settings.repeat):
             turn = labels[repeat % len(labels) :] + labels[: repeat % len(labels)]
-            for clients in settings.clients:
+            for key, level in fixed.items():
                 for label in turn:
-                    bench.measure(label, _key(clients=clients), Level(clients=clients), repeat)
-            for rate in settings.rates:
-                for label in turn:
-                    bench.measure(label, _key(rate=rate), Level(rate=rate), repeat)
+                    bench.measure(label, key, level, repeat)
             best = best or {label: bench.best(label) for label in labels if bench.targets[label].echo}
             for share in settings.shares:
                 for label in turn:
                     rate = share * best.get(label, max(best.values(), default=0.0))
                     if rate > 0:
-                        bench.measure(label, _key(share=share), Level(rate=rate), repeat)
-
-
-def _key(*, clients: int = 0, rate: float = 0.0, share: float = 0.0) -> str:
-    """Name of a level in the report."""
-    if clients:
-        return f"{clients} client{'' if clients == 1 else 's'}"
-    return f"{rate:,.6g}/s" if rate else f"{100 * share:.6g} %"
+                        bench.measure(label, f"{100 * share:.6g} %", Level(rate=rate), repeat)
 
 
 def _points(bench: _Bench) -> tuple[Point, ...]:

@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ LINE = 8
 MOST_PARTS = 32
 """Processes that may answer."""
 
-WAITING, DONE, REFUSED, TIMED_OUT, FAILED, MISSHAPEN, GIVEN_UP = range(7)
+RequestState = IntEnum("RequestState", "WAITING DONE REFUSED TIMED_OUT FAILED MISSHAPEN GIVEN_UP", start=0)
 """States of a request: a misshapen one gave outputs of wrong shapes, a given up one still waited when the run
 was over for some time."""
 
@@ -47,7 +48,7 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True)
-class KeptOutput:
+class OutputLayout:
     """Type and shape of an output of one answer. Strings (``object``) are kept as a number that stands for them; see `digest`."""
 
     dtype: str
@@ -82,10 +83,10 @@ class Layout:
     """
 
     rows: int
-    outputs: Mapping[str, KeptOutput]
+    outputs: Mapping[str, OutputLayout]
 
     def places(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Where columns and outputs begin, and how large all of it is."""
+        """Offsets of columns and of outputs, and the size of the memory."""
         end = _ALIGNED
         columns, outputs = dict[str, int](), dict[str, int]()
         for name, dtype in _COLUMNS.items():
@@ -101,7 +102,7 @@ def _after(start: int, size: int) -> int:
     return -(-(start + size) // _ALIGNED) * _ALIGNED
 
 
-class Table:
+class RequestTable:
     """The table, in one of the processes that share it.
 
     Args:
@@ -114,7 +115,7 @@ class Table:
             where it is due when it is sent), when it was sent, when the target's process took it, and when its answer was there.
         request: Number of the prepared request.
         priority: 0 is the most urgent.
-        status: State; see `WAITING`.
+        status: State; see `RequestState`.
         outputs: By name, an answer per row.
     """
 
@@ -142,7 +143,7 @@ class Table:
     def clear(self) -> None:
         """Makes it ready for another run: what the last one has written is forgotten."""
         used = self.counters[SENT]
-        self.status[:used] = WAITING
+        self.status[:used] = RequestState.WAITING
         for place in range(0, _COUNTERS, LINE):
             self.counters[place] = 0
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,26 +24,19 @@ from msplit.formats.model import ReadOptions
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import by_steps
 from msplit.serving.loadtest.dispatcher import Echo, Watch, call, drive, settled
-from msplit.serving.loadtest.table import Layout, Table
+from msplit.serving.loadtest.table import Layout, RequestTable
 from msplit.serving.pool.settings import AUTO, PoolSettings
 
-_NAP = 2e-5
+NAP = 2e-5
 """Seconds that the driving thread sleeps where other threads do the work, so that it does not keep Python's lock from them."""
 
 SESSIONS = {
-    "sessions": "one session, called from {threads} threads",
-    "merge": "one session, {threads} threads, with stream_merge_options",
-    "xla": "compiled with XLA, called from {threads} threads",
-    "batcher": "{groups} sessions, requests that wait joined in front of them",
+    "sessions": ("TensorFlow", "one session, called from {threads} threads"),
+    "merge": ("TensorFlow, merged streams", "one session, {threads} threads, with stream_merge_options"),
+    "xla": ("TensorFlow with XLA", "compiled with XLA, called from {threads} threads"),
+    "batcher": ("TensorFlow, batcher", "{groups} sessions, requests that wait joined in front of them"),
 }
-"""Ways to have TensorFlow answer many requests: name -> description."""
-
-LABELS = {
-    "sessions": "TensorFlow",
-    "merge": "TensorFlow, merged streams",
-    "xla": "TensorFlow with XLA",
-    "batcher": "TensorFlow, batcher",
-}
+"""Ways to have TensorFlow answer many requests: name -> label and description in the report."""
 
 
 class Target(Protocol):
@@ -58,7 +54,7 @@ class Target(Protocol):
     echo: str
     plain: Sequence[Arrays]
 
-    def run(self, table: Table, watch: Watch, timeout: float | None, /) -> Mapping[str, int]:
+    def run(self, table: RequestTable, watch: Watch, timeout: float | None, /) -> Mapping[str, int]:
         """Answers requests until no more will be sent. Returns each error message with its count."""
         ...
 
@@ -73,6 +69,9 @@ class Target(Protocol):
 
 ECHO, ECHO_THREADS = "echo", "echo, threads"
 
+Answering = Callable[[RequestTable, Watch, float | None], Mapping[str, int]]
+"""A function as `Target.run`."""
+
 
 @dataclass(eq=False)
 class LocalTarget:
@@ -81,7 +80,7 @@ class LocalTarget:
     label: str
     about: str
     plain: Sequence[Arrays]
-    run: Callable[[Table, Watch, float | None], Mapping[str, int]]
+    run: Answering
     echo: str = ""
     facts: Callable[[], Mapping[str, Any]] = field(default=dict)
     close: Callable[[], None] = field(default=lambda: None)
@@ -89,42 +88,52 @@ class LocalTarget:
 
 def of_pool(label: str, about: str, pool: Any, feeds: Sequence[Arrays], *, on_gpu: bool) -> LocalTarget:
     """Makes a target of a pool, which is closed with it. This thread drives the pool; where it has no GPU, other threads do the work."""
-    nap = 0.0 if on_gpu else _NAP
-    return LocalTarget(
-        label,
-        about,
-        by_steps(pool.step, feeds),
-        lambda table, watch, timeout: drive(table, pool, feeds, watch, timeout=timeout, nap=nap),
-        ECHO,
-        lambda: asdict(pool.stats()),
-        lambda: pool.close(finish=False),
-    )
+    nap = 0.0 if on_gpu else NAP
+
+    def run(table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
+        return drive(table, pool, feeds, watch, timeout=timeout, nap=nap)
+
+    plain, close = by_steps(pool.step, feeds), partial(pool.close, finish=False)
+    return LocalTarget(label, about, plain, run, ECHO, lambda: asdict(pool.stats()), close)
 
 
 def echoes(feeds: Sequence[Arrays], answers: Sequence[Arrays], threads: int) -> list[Target]:
     """Makes the targets that measure the cost of handing requests over: to one thread that drives and, if `threads` is not 0, to so many
     threads that call."""
     echo = Echo(feeds, answers)
-    found: list[Target] = [
-        LocalTarget(
-            ECHO,
-            "answers at once, without running anything",
-            answers,
-            lambda table, watch, timeout: drive(table, echo, feeds, watch, timeout=timeout),
-        )
-    ]
+
+    def driven(table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
+        return drive(table, echo, feeds, watch, timeout=timeout)
+
+    def called(table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
+        del timeout
+        return call(table, [echo.step] * threads, feeds, watch)
+
+    found: list[Target] = [LocalTarget(ECHO, "answers at once, without running anything", answers, driven)]
     if threads:
-        steps = [echo.step] * threads
-        about = f"the same, from {threads} threads"
-        found.append(
-            LocalTarget(ECHO_THREADS, about, answers, lambda table, watch, _: call(table, steps, feeds, watch))
-        )
+        found.append(LocalTarget(ECHO_THREADS, f"the same, from {threads} threads", answers, called))
     return found
 
 
 @dataclass(frozen=True, eq=False)
-class Spec:
-    """Description of a target that a process of its own runs with TensorFlow.
+class ProcessTask(ABC):
+    """Description of a target that a process of its own opens; it is sent there.
+
+    Attributes:
+        layout, handle: Layout and descriptor of the table.
+    """
+
+    layout: Layout
+    handle: int
+
+    @abstractmethod
+    def open(self) -> Target:
+        """Opens the target, in the process that is to answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class SessionTask(ProcessTask):
+    """Task of a process that answers with TensorFlow.
 
     Attributes:
         kind: One of `SESSIONS`.
@@ -134,8 +143,6 @@ class Spec:
         settings: Settings of the pool, of which `batcher` uses those that apply.
         threads: Number of threads that call sessions.
         config: File with further options of sessions.
-        layout, handle: Layout and descriptor of the table.
-        pool: Makes a pool of a model, for `batcher`.
     """
 
     kind: str
@@ -146,80 +153,92 @@ class Spec:
     settings: PoolSettings
     threads: int
     config: Path | None
-    layout: Layout
-    handle: int
-    pool: Callable[..., Any]
 
     @property
     def groups(self) -> int:
         """Number of sessions, for the kinds that have several."""
         return 4 if self.settings.groups == AUTO else int(self.settings.groups)
 
-    @property
-    def about(self) -> str:
-        """Description for the report."""
-        return SESSIONS[self.kind].format(threads=self.threads, groups=self.groups)
+    def start(self) -> ProcessTarget:
+        """Starts the process."""
+        label, about = SESSIONS[self.kind]
+        echo = ECHO if self.kind == "batcher" else ECHO_THREADS
+        return ProcessTarget(label, about.format(threads=self.threads, groups=self.groups), echo, label, [self])
 
+    def open(self) -> Target:
+        """Opens the session, or the pool of sessions, in this process, which runs no others: merged streams are shared by all.
 
-def sessions(spec: Spec) -> Target:
-    """Makes a target of a TensorFlow session in this process, which runs no others: merged streams are shared by all.
+        Raises:
+            EngineError: TensorFlow can not run the model so.
+        """
+        label, choice = SESSIONS[self.kind][0], self.choice
+        flat = load(
+            self.model, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs
+        )
+        if self.kind == "batcher":
+            from msplit.serving.pool.sources import pool
 
-    Raises:
-        EngineError: TensorFlow can not run the model so.
-    """
-    label, choice = LABELS[spec.kind], spec.choice
-    flat = load(spec.model, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs)
-    if spec.kind == "batcher":
-        settings = replace(spec.settings, groups=spec.groups)
-        request = replace(spec.request, engine=TENSORFLOW.name)
-        return of_pool(label, spec.about, spec.pool(flat, request, settings=settings), spec.feeds, on_gpu=False)
-    options = TensorFlowOptions(xla=spec.kind == "xla", merge_streams=spec.kind == "merge", config=spec.config)
-    job = Job(
-        flat=flat,
-        ids=np.zeros(len(flat), np.int32),
-        streams=1,
-        feeds=spec.feeds[0],
-        tensorflow=options,
-        op_libraries=spec.request.op_libraries,
-        precision=Precision(spec.request.precision),
-    )
-    TENSORFLOW.prepare([job])
-    built = TENSORFLOW.build(job)
-    plain, steps, known = by_steps(built.step, spec.feeds), [built.step] * spec.threads, built.facts()
-    return LocalTarget(
-        label,
-        spec.about,
-        plain,
-        lambda table, watch, _: call(table, steps, spec.feeds, watch),
-        ECHO_THREADS,
-        lambda: known,
-    )
+            settings = replace(self.settings, groups=self.groups)
+            request = replace(self.request, engine=TENSORFLOW.name)
+            return of_pool(label, "", pool(flat, request, settings=settings), self.feeds, on_gpu=False)
+        options = TensorFlowOptions(xla=self.kind == "xla", merge_streams=self.kind == "merge", config=self.config)
+        job = Job(
+            flat=flat,
+            ids=np.zeros(len(flat), np.int32),
+            streams=1,
+            feeds=self.feeds[0],
+            tensorflow=options,
+            op_libraries=self.request.op_libraries,
+            precision=Precision(self.request.precision),
+        )
+        TENSORFLOW.prepare([job])
+        built = TENSORFLOW.build(job)
+        plain, steps, known = by_steps(built.step, self.feeds), [built.step] * self.threads, built.facts()
+        return LocalTarget(
+            label, "", plain, lambda table, watch, _: call(table, steps, self.feeds, watch), ECHO_THREADS, lambda: known
+        )
 
 
 class ProcessTarget:
-    """Target in processes of its own, each of which answers a share of the requests."""
+    """Target in processes of its own, each of which has a task and answers a share of the requests. Call `ready` before its first run.
 
-    def __init__(self, processes: Sequence[Process]) -> None:
+    Args:
+        name: Name of a process in messages.
+    """
+
+    def __init__(self, label: str, about: str, echo: str, name: str, tasks: Sequence[ProcessTask]) -> None:
+        self.label, self.about, self.echo = label, about, echo
         self.plain: Sequence[Arrays] = ()
-        self._processes = processes
+        self._processes = [Process(__name__, name, [task.handle]) for task in tasks]
+        for process, task in zip(self._processes, tasks, strict=True):
+            process.send(task)
 
-    def run(self, table: Table, watch: Watch, timeout: float | None) -> Mapping[str, int]:
+    def ready(self) -> None:
+        """Waits until all processes can answer.
+
+        Raises:
+            EngineError: One of them failed to start.
+        """
+        self.plain, *_ = [told(process.receive()) for process in self._processes]
+
+    def run(self, table: RequestTable, watch: Watch, timeout: float | None) -> Mapping[str, int]:
         """Has the processes answer a run, and watches them meanwhile. Returns each error message with its count."""
         del table
-        problems: dict[str, int] = {}
+        problems = Counter[str]()
         for process in self._processes:
             process.send(timeout)
         for process in self._processes:
             while not process.said(0.01):
                 watch.look()
                 process.alive()
-            for text, count in told(process.receive()).items():
-                problems[text] = problems.get(text, 0) + count
+            problems.update(told(process.receive()))
         return problems
 
     def facts(self) -> Mapping[str, Any]:
-        """Facts; none are known."""
-        return {}
+        """Facts of the first process's target."""
+        self._processes[0].send("facts")
+        facts: Mapping[str, Any] = told(self._processes[0].receive())
+        return facts
 
     def close(self) -> None:
         """Ends the processes."""
@@ -227,35 +246,10 @@ class ProcessTarget:
             process.close()
 
 
-class RemoteTarget(ProcessTarget):
-    """Target in one process: sessions of TensorFlow. Call `ready` before its first run."""
-
-    def __init__(self, spec: Spec) -> None:
-        self.label, self.about = LABELS[spec.kind], spec.about
-        self.echo = ECHO if spec.kind == "batcher" else ECHO_THREADS
-        self._known: Mapping[str, Any] = {}
-        self._process = Process(__name__, self.label, [spec.handle])
-        super().__init__([self._process])
-        self._process.send(spec)
-
-    def ready(self) -> None:
-        """Waits until the process can answer.
-
-        Raises:
-            EngineError: It failed to start.
-        """
-        self.plain, self._known = told(self._process.receive())
-
-    def facts(self) -> Mapping[str, Any]:
-        """Facts of the process's target."""
-        self._process.send("facts")
-        return {**self._known, **told(self._process.receive())}
-
-
 def main(arguments: Sequence[str]) -> None:
-    """Opens the sessions of a `RemoteTarget`, and answers its runs until it ends."""
+    """Opens what one process of a `ProcessTarget` has for a task, and answers its runs until that ends."""
     parent = int(arguments[1])
-    opened: list[tuple[Target, Table]] = []
+    opened: list[tuple[Target, RequestTable]] = []
 
     def alive() -> None:
         if os.getppid() != parent:
@@ -263,10 +257,9 @@ def main(arguments: Sequence[str]) -> None:
 
     def answer(message: Any) -> Any:
         try:
-            if isinstance(message, Spec):
-                target = sessions(message)
-                opened.append((target, Table(message.layout, message.handle)))
-                return target.plain, dict(target.facts())
+            if not opened:
+                opened.append((message.open(), RequestTable(message.layout, message.handle)))
+                return opened[0][0].plain
             ((target, table),) = opened
             if message == "facts":
                 return dict(target.facts())

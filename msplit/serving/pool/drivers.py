@@ -25,7 +25,7 @@ from msplit.errors import Closed
 from msplit.serving.pool.future import Condition, PoolFuture, wake
 from msplit.serving.pool.scheduler import NEVER, Step
 from msplit.serving.pool.slots import Answer, Slot
-from msplit.serving.pool.steps import Steps, drain
+from msplit.serving.pool.steps import PoolSteps, drain
 
 _POLLS = 8
 """Number of polls of a thread before it lets other threads run."""
@@ -53,7 +53,7 @@ class ThreadDriver:
         polls: True where steps are over when somebody polls. False where the pool's threads run and end them; then nobody leads.
     """
 
-    def __init__(self, steps: Steps, *, polls: bool) -> None:
+    def __init__(self, steps: PoolSteps, *, polls: bool) -> None:
         self._steps, self._polls = steps, polls
         self.condition = Condition()
         self._leading = threading.Lock()
@@ -77,7 +77,7 @@ class ThreadDriver:
         self._wake.set()
 
     def run_alone(self, step: Step, feeds: Feeds) -> Answer:
-        """Runs a step of `Steps.take` from beginning to end. If other threads are at work, this one sleeps meanwhile and lets them run."""
+        """Runs a step of `PoolSteps.take` from beginning to end. While other threads are at work, this one sleeps and lets them run."""
         steps = self._steps
         slot = steps.slots[step.slot]
         failed: BaseException | None = None

@@ -109,10 +109,10 @@ def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int, made: int
         MsplitError: There is no room; the message says for how many there is.
     """
     if recipe.urgencies is not None and settings.priorities > recipe.urgencies:
-        raise MsplitError(
-            f"streams of this GPU have {recipe.urgencies} levels of priority, and {settings.priorities} are asked for",
-            fix=f"ask for {recipe.urgencies} or fewer",
+        what = (
+            f"streams of this GPU have {recipe.urgencies} levels of priority, and {settings.priorities} are asked for"
         )
+        raise MsplitError(what, fix=f"ask for {recipe.urgencies} or fewer")
     each = max(recipe.arena_bytes, 1)
     free = recipe.free_bytes()
     limits = [
@@ -122,11 +122,10 @@ def _check_memory(recipe: Recipe, settings: PoolSettings, groups: int, made: int
     for what, limit, shared in limits:
         if limit is not None and shared + groups * each > limit:
             room = max((limit - shared) // each, 0)
-            raise MsplitError(
-                f"{groups} arenas of {recipe.arena_bytes / 1e6:,.1f} MB, with weights of {recipe.weight_bytes / 1e6:,.1f} MB, do not fit:"
-                f" {limit / 1e6:,.1f} MB {what}",
-                fix=f"ask for {room} groups or fewer" if room else "ask for a smaller max_batch, or for more memory",
-            )
+            fix = f"ask for {room} groups or fewer" if room else "ask for a smaller max_batch, or for more memory"
+            arenas = f"{groups} arenas of {recipe.arena_bytes / 1e6:,.1f} MB"
+            weights = f"weights of {recipe.weight_bytes / 1e6:,.1f} MB"
+            raise MsplitError(f"{arenas}, with {weights}, do not fit: {limit / 1e6:,.1f} MB {what}", fix=fix)
 
 
 def _more(
@@ -157,24 +156,18 @@ def _level(number: int, groups: int, settings: PoolSettings) -> int:
 def _pool(recipe: Recipe, settings: PoolSettings, slots: Sequence[Slot], checks: Sequence[OutputCheck]) -> Pool:
     """Makes a pool of slots."""
     groups = len(slots) // recipe.gpus
-    bytes_of_each = recipe.weight_bytes + groups * recipe.arena_bytes
+    facts = {
+        **recipe.facts,
+        "weight_bytes": recipe.weight_bytes,
+        "arena_bytes": recipe.arena_bytes,
+        "bytes": recipe.gpus * (recipe.weight_bytes + groups * recipe.arena_bytes),
+        **({"gpus": recipe.gpus} if recipe.gpus > 1 else {}),
+    }
     return Pool(
         recipe.ports,
         [(_level(number // recipe.gpus, groups, settings), slot) for number, slot in enumerate(slots)],
         replace(settings, groups=groups),
-        About(
-            recipe.label,
-            recipe.outputs,
-            tuple(checks),
-            recipe.notes,
-            {
-                **recipe.facts,
-                "weight_bytes": recipe.weight_bytes,
-                "arena_bytes": recipe.arena_bytes,
-                "bytes": recipe.gpus * bytes_of_each,
-                **({"gpus": recipe.gpus} if recipe.gpus > 1 else {}),
-            },
-        ),
+        About(recipe.label, recipe.outputs, tuple(checks), recipe.notes, facts),
         threads=(settings.host_threads or len(slots)) if recipe.threads else 0,
         owned=recipe.owned,
         gpus=[number % recipe.gpus for number in range(len(slots))],

@@ -25,7 +25,7 @@ from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.slots import Answer, Slot
-from msplit.serving.pool.steps import Steps
+from msplit.serving.pool.steps import PoolSteps
 from msplit.verify.results import OutputCheck
 
 
@@ -97,7 +97,7 @@ class Pool(DisplayMixin):
             settings,
             holds_thread=bool(threads),
         )
-        self._steps = Steps(ports, [slot for _, slot in slots], scheduler, threads)
+        self._steps = PoolSteps(ports, [slot for _, slot in slots], scheduler, threads)
         self._driver = ThreadDriver(self._steps, polls=self.polls)
         _OPEN.add(self)
         weakref.finalize(self, self._driver.dismiss).atexit = False

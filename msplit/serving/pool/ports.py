@@ -72,8 +72,10 @@ class Ports:
         self.batches = tuple(batch for batch in shapes if batch)
         self._pads, self._device = pads, device
         self.joins, self._mixes = rows is not None and bool(self.batches), mixes
+        # Shapes are told as those of the largest step, in which an axis that belongs to rows has no size.
         largest = [*shapes.values()][-1]
         dtypes = {name: _kept_as(dtype) for name, dtype in dtypes.items()}
+        # Where rows were not shown to be independent no input has any: each request is a step of its own.
         entries, self._made = rows if rows is not None and self.joins else ({}, {})
         self._entries = {name: entries.get(name, 0) for name in largest}
         changing = [name for name in largest if len({shape[name][:1] for shape in shapes.values()}) > 1]
@@ -86,6 +88,7 @@ class Ports:
             )
             for name, shape in largest.items()
         }
+        # For `check` and `join`: what each input must be, and those that requests of one step have to agree in.
         self._wanted = [(name, dtypes[name], shape, self._entries[name]) for name, shape in largest.items()]
         self._shapes = dict(shapes)
         self._shared = [name for name, count in self._entries.items() if not count and self.joins]
@@ -172,10 +175,8 @@ class Ports:
             raise EngineError(f"inputs have different numbers of rows: {said}", fix="give all of them the same batch")
         rows = int(next(iter(sizes.values()), self.batches[-1]))
         if not 0 < rows <= self.batches[-1]:
-            raise EngineError(
-                f"a batch of {rows} is not between 1 and {self.batches[-1]}, the largest that is ready",
-                fix="cut it, or raise max_batch",
-            )
+            what = f"a batch of {rows} is not between 1 and {self.batches[-1]}, the largest that is ready"
+            raise EngineError(what, fix="cut it, or raise max_batch")
         return rows
 
     def _key(self, feeds: Feeds) -> Hashable:
@@ -214,18 +215,14 @@ class Ports:
                 for name, value in outputs.items()
             ]
             return [dict(zip(outputs, values, strict=True)) for values in zip(*columns, strict=True)]
-        answers = []
+        answers: list[dict[str, Any]] = []
         start = 0
         for count in rows:
             end = start + count
-            answers.append(
-                {
-                    name: value[start * made : end * made]
-                    if (made := self._made.get(name))
-                    else (_copied(value) if start else value)
-                    for name, value in outputs.items()
-                }
-            )
+            answers.append({})
+            for name, value in outputs.items():
+                made = self._made.get(name)
+                answers[-1][name] = value[start * made : end * made] if made else _copied(value) if start else value
             start = end
         return answers
 

@@ -50,16 +50,12 @@ class PoolSettings:
             whole("the number of groups", self.groups, 1, MAX_GROUPS)
         batches = () if self.batches is None else listed("batches", self.batches)
         object.__setattr__(self, "batches", batches or None)
-        for name, value, low in (
-            ("max_batch", self.max_batch, 1),
-            ("priorities", self.priorities, 1),
-            ("max_queue", self.max_queue, 0),
-            ("max_memory", self.max_memory, 1),
-            ("host_threads", self.host_threads, 1),
-            *(("a batch", batch, 1) for batch in batches),
-        ):
-            if value is not None:
-                whole(name, value, low)
-        for name, time in (("max_delay_us", self.max_delay_us), ("latency_us", self.latency_us)):
-            if time is not None:
-                number(name, time)
+        least = {"max_batch": 1, "priorities": 1, "max_queue": 0, "max_memory": 1, "host_threads": 1}
+        for name, low in least.items():
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), low)
+        for batch in batches:
+            whole("a batch", batch, 1)
+        for name in ("max_delay_us", "latency_us"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name))

@@ -93,18 +93,14 @@ def batches_of(
     """
     if not any(shape is None or shape[:1] == (None,) for shape in stated_shapes(flat).values()):
         if (settings.max_batch or 1) > 1 or settings.batches:
-            raise MsplitError(
-                "the model's inputs have fixed shapes, so that no step has room for more",
-                fix="leave --max-batch and --batch out (max_batch and batches in Python)",
-            )
+            fix = "leave --max-batch and --batch out (max_batch and batches in Python)"
+            raise MsplitError("the model's inputs have fixed shapes, so that no step has room for more", fix=fix)
         return (), ()
     _refuse_to_join(rows, settings, mixes)
     if settings.batches:
         if settings.max_batch is not None and settings.max_batch != max(settings.batches):
-            raise MsplitError(
-                f"max_batch is {settings.max_batch}, and the largest of the batches {max(settings.batches)}",
-                fix="leave one of the two out",
-            )
+            what = f"max_batch is {settings.max_batch}, and the largest of the batches {max(settings.batches)}"
+            raise MsplitError(what, fix="leave one of the two out")
         return tuple(sorted(set(settings.batches))), ()
     if rows is None:
         return (request.workload.batch or 1,), (f"each request is a step of its own: {mixes}",)
@@ -118,10 +114,8 @@ def batches_of(
 def _refuse_to_join(rows: Rows | None, settings: PoolSettings, mixes: str) -> None:
     """Refuses settings that join requests, where rows are not independent."""
     if rows is None and (settings.max_batch or 1) > 1:
-        raise MsplitError(
-            f"requests can not share a step of {settings.max_batch} rows: {mixes}",
-            fix="leave --max-batch (max_batch in Python) out: each request is a step",
-        )
+        fix = "leave --max-batch (max_batch in Python) out: each request is a step"
+        raise MsplitError(f"requests can not share a step of {settings.max_batch} rows: {mixes}", fix=fix)
 
 
 def _in_memory(made: Made, places: Sequence[str]) -> tuple[LoadedBuild, ...]:
@@ -152,14 +146,17 @@ def _of_build(every: Sequence[LoadedBuild], why: str, settings: PoolSettings) ->
     rungs = {rung.batch or 0: rung for rung in manifest.rungs}
     rows = manifest.rows if 0 not in rungs else None
     largest = max(rungs)
+    # A build has the batches that it has: another largest one can not be asked for, and without independent rows nothing is joined.
     if settings.max_batch is not None and settings.max_batch not in (1, largest):
         said = f"the largest batch of the build is {largest}" if largest else "the build has one batch, of its own"
         raise MsplitError(f"max_batch is {settings.max_batch}, and {said}", fix="leave it out")
     _refuse_to_join(rows, settings, manifest.mixes)
+    # Everything by batch, 0 for the one batch of a model without rows; what was restored is there once for each GPU.
     references = {batch: loaded.references[rung.program] for batch, rung in rungs.items()}
     restored = [{batch: one.restored[rung.program] for batch, rung in rungs.items()} for one in every]
     shapes: dict[int, Mapping[str, Shape]] = {batch: rung.inputs for batch, rung in sorted(rungs.items())}
     dtypes = {name: value.dtype for name, value in references[largest].feeds.items()}
+    # Steps fly where one call starts a captured graph. Else they run in threads; on the CPU without a host part they only seem to fly.
     flies, hosted = found.can_fly(restored[0].values()), any(one.hosted for one in restored[0].values())
     ports = Ports(dtypes, shapes, rows, manifest.mixes, device="cuda" if flies else None)
     polls = flies or (manifest.made_for.get("device") == "cpu" and not hosted)

@@ -21,7 +21,7 @@ from msplit.serving.pool.slots import Answer, Slot
 _LOG = logging.getLogger("concurrent.futures")
 
 
-class Steps:
+class PoolSteps:
     """Steps of a pool, from start to answer. Any thread may call its methods; none of them waits.
 
     Args:
@@ -234,7 +234,7 @@ class Steps:
         scheduler = Scheduler((), (), int, PoolSettings())
         scheduler.close("the pool belongs to another process")
         scheduler.lost = self.scheduler.lost
-        vars(self).update(vars(Steps(self._ports, (), scheduler)), orphaned=True)
+        vars(self).update(vars(PoolSteps(self._ports, (), scheduler)), orphaned=True)
 
     def stats(self) -> Stats:
         """Counts so far."""

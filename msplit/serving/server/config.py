@@ -24,7 +24,7 @@ class ModelConfig:
         name: As clients call it.
         path: A model's file or folder, a build, or a folder of versions that have numbers for names.
         versions: Numbers of the versions to serve; None: the `latest` ones.
-        latest: How many, the highest first; 0: all.
+        latest: Number of versions, the highest first; 0: all.
         labels: Label -> number of a version.
     """
 
@@ -35,7 +35,7 @@ class ModelConfig:
     labels: Mapping[str, int] = field(default_factory=dict)
 
     def folders(self) -> dict[int, Path]:
-        """Where its versions are, by number. What has no versions is version 1.
+        """Folders of its versions, by number. A path without versions is version 1.
 
         Raises:
             LoadError: There are none, or not those that are asked for.
@@ -44,22 +44,17 @@ class ModelConfig:
         if self.versions is not None:
             missing = [number for number in self.versions if number not in found]
             if missing:
-                known = ", ".join(map(str, sorted(found))) or "none"
+                what = f"model {self.name!r} has no version {missing[0]}"
                 raise LoadError(
-                    f"model {self.name!r} has no version {missing[0]}",
-                    where=str(self.path),
-                    fix=f"it has {known}",
+                    what, where=str(self.path), fix=f"it has {', '.join(map(str, sorted(found))) or 'none'}"
                 )
             chosen = sorted(self.versions)
         else:
             chosen = sorted(found)[-self.latest :]
         for label, number in self.labels.items():
             if number not in chosen:
-                raise LoadError(
-                    f"label {label!r} of model {self.name!r} is for version {number}, which is not served",
-                    where=str(self.path),
-                    fix="serve it, too, or take the label off",
-                )
+                what = f"label {label!r} of model {self.name!r} is for version {number}, which is not served"
+                raise LoadError(what, where=str(self.path), fix="serve it, too, or take the label off")
         return {number: found[number] for number in chosen}
 
 
@@ -72,16 +67,12 @@ def _numbered(path: Path) -> dict[int, Path]:
     try:
         names = [entry.name for entry in os.scandir(path) if entry.is_dir()]
     except OSError as problem:
-        raise LoadError(
-            f"can not be read: {problem.strerror}", where=str(path), fix="check its permissions"
-        ) from problem
+        what = f"can not be read: {problem.strerror}"
+        raise LoadError(what, where=str(path), fix="check its permissions") from problem
     found = {int(name): path / name for name in names if name.isascii() and name.isdigit() and len(name) < 19}
     if not found:
-        raise LoadError(
-            "is neither a model nor a build, and has no folder with a number for a name",
-            where=str(path),
-            fix="give a model's file or folder, or one such as models/1, models/2",
-        )
+        what = "is neither a model nor a build, and has no folder with a number for a name"
+        raise LoadError(what, where=str(path), fix="give a model's file or folder, or one such as models/1, models/2")
     return found
 
 
@@ -93,9 +84,8 @@ def read_models(path: Path) -> tuple[ModelConfig, ...]:
     """
     from msplit.serving.server import messages
 
-    found = _parsed(
-        path, messages.ModelServerConfig(), "model_config_list { config { name: 'm' base_path: '/models/m' } }"
-    )
+    example = "model_config_list { config { name: 'm' base_path: '/models/m' } }"
+    found = _parsed(path, messages.ModelServerConfig(), example)
     if found.WhichOneof("config") != "model_config_list":
         raise LoadError("has no model_config_list", where=str(path), fix="list models there; other kinds are not known")
     models = tuple(_model(config, str(path)) for config in found.model_config_list.config)
@@ -109,9 +99,8 @@ def read_models(path: Path) -> tuple[ModelConfig, ...]:
 
 def _model(config: Any, where: str) -> ModelConfig:
     if config.model_platform not in ("", "tensorflow"):
-        raise LoadError(
-            f"model {config.name!r} is of the platform {config.model_platform!r}", where=where, fix="serve TensorFlow's"
-        )
+        what = f"model {config.name!r} is of the platform {config.model_platform!r}"
+        raise LoadError(what, where=where, fix="serve TensorFlow's")
     policy = config.model_version_policy
     kind = policy.WhichOneof("policy_choice")
     if kind == "specific" and not policy.specific.versions:
@@ -135,9 +124,8 @@ def read_batching(path: Path, settings: PoolSettings) -> PoolSettings:
 
     found = _parsed(path, messages.BatchingParameters(), "max_batch_size { value: 64 }")
     if found.pad_variable_length_inputs:
-        raise LoadError(
-            "asks to pad inputs of different lengths", where=str(path), fix="take pad_variable_length_inputs out"
-        )
+        what = "asks to pad inputs of different lengths"
+        raise LoadError(what, where=str(path), fix="take pad_variable_length_inputs out")
     given = {name: getattr(found, name).value for name in _WRAPPED if found.HasField(name)}
     for name, value in given.items():
         if value < (1 if name in ("max_batch_size", "num_batch_threads") else 0):
@@ -145,9 +133,8 @@ def read_batching(path: Path, settings: PoolSettings) -> PoolSettings:
     sizes = list(found.allowed_batch_sizes)
     largest = given.get("max_batch_size", sizes[-1] if sizes else None)
     if sizes and (sizes != sorted(set(sizes)) or sizes[0] < 1 or sizes[-1] != largest):
-        raise LoadError(
-            f"allowed_batch_sizes are {sizes}", where=str(path), fix="have them rise, and end with max_batch_size"
-        )
+        fix = "have them rise, and end with max_batch_size"
+        raise LoadError(f"allowed_batch_sizes are {sizes}", where=str(path), fix=fix)
     if largest is not None:
         settings = replace(settings, max_batch=largest, batches=tuple(sizes) or settings.batches)
     if "batch_timeout_micros" in given:
@@ -169,14 +156,11 @@ def _parsed(path: Path, message: Any, example: str) -> Any:
     try:
         text = read_bytes(path, _LARGEST).decode()
     except OSError as problem:
-        raise LoadError(
-            f"can not be read: {problem.strerror or problem}", where=str(path), fix="check the path"
-        ) from problem
-    except EOFError:
-        what = f"has more than {_LARGEST >> 20} MiB"
+        what = f"can not be read: {problem.strerror or problem}"
+        raise LoadError(what, where=str(path), fix="check the path") from problem
+    except (EOFError, UnicodeDecodeError) as problem:
+        what = "is no text" if isinstance(problem, UnicodeDecodeError) else f"has more than {_LARGEST >> 20} MiB"
         raise LoadError(what, where=str(path), fix=f"write {example}") from None
-    except UnicodeDecodeError:
-        raise LoadError("is no text", where=str(path), fix=f"write {example}") from None
     try:
         text_format.Parse(text, message)
     except (text_format.ParseError, RecursionError, ValueError) as problem:
@@ -193,6 +177,5 @@ def distinct(models: Sequence[ModelConfig]) -> None:
     names = [model.name for model in models]
     for model in models:
         if names.count(model.name) > 1:
-            raise LoadError(
-                f"there are two models called {model.name!r}", where=str(model.path), fix="give them different names"
-            )
+            what = f"there are two models called {model.name!r}"
+            raise LoadError(what, where=str(model.path), fix="give them different names")

@@ -41,9 +41,9 @@ class Input:
     """An input as a client describes it.
 
     Attributes:
-        count: How many values came.
+        count: Number of values that came.
         load: Makes an array of them.
-        fills: Whether the last value stands for all that are left out, as in a TensorProto.
+        fills: True if the last value stands for all that are left out, as in a TensorProto.
     """
 
     name: str
@@ -71,11 +71,10 @@ class Input:
         if port is not None:
             if tensors.name_of(self.dtype) != port.dtype or len(self.shape) != len(port.shape):
                 raise self._misfit(f"; the model takes {port.said}")
+            if wanted > port.most and self.shape[1:] == port.shape[1:]:
+                raise self._misfit(f"; a batch of {self.shape[0]} is larger than any that is ready")
             if wanted > port.most:
-                larger = f"a batch of {self.shape[0]} is larger than any that is ready"
-                raise self._misfit(
-                    f"; {larger if self.shape[1:] == port.shape[1:] else f'the model takes {port.said}'}"
-                )
+                raise self._misfit(f"; the model takes {port.said}")
         try:
             return protos.filled(self.load(), self.shape)
         except LoadError as problem:
@@ -89,10 +88,10 @@ def apart(
 
     Args:
         data: The request.
-        span: Where the message is in it; None: it is the whole.
+        span: Place of the message in it; None: it is the whole.
         values: Numbers of the fields that are to stay where they are.
-        kind: What it is called in messages.
-        most: How many fields it may have.
+        kind: Name of it in messages.
+        most: Most fields that it may have.
 
     Returns:
         All other fields, as a message; and where those that stay are.
@@ -306,9 +305,9 @@ def of_infer(data: bytes, tensor: Any, contents: Sequence[Span], raw: Span | Non
     Args:
         data: The request.
         tensor: The message without its contents.
-        contents: Where these are.
-        raw: Where its raw content is, if the request has that.
-        most: How many values it may have.
+        contents: Places of these.
+        raw: Place of its raw content, if the request has that.
+        most: Most values that it may have.
 
     Raises:
         Refusal: Type, shape and content do not fit each other.
@@ -407,8 +406,7 @@ _WIRE_TYPES = {
 
 def _strings(data: bytes, spans: Sequence[Span]) -> NDArray[Any]:
     array = np.empty(len(spans), object)
-    for place, (_, _, start, end) in enumerate(spans):
-        array[place] = data[start:end]
+    array[:] = [data[start:end] for _, _, start, end in spans]
     return array
 
 

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from msplit.serving.server import link, rpc
-from msplit.serving.server.refusal import Code
+from msplit.serving.server.refusal import StatusCode
 
 
 async def run(listening: str, port: int, most: int, descriptor: int) -> None:
@@ -35,9 +35,8 @@ async def run(listening: str, port: int, most: int, descriptor: int) -> None:
             waiter.set_result((kind, data))
 
     def lost() -> None:
-        for waiter in waiting.values():
-            if not waiter.done():
-                waiter.set_result((Code.UNAVAILABLE.grpc, b"the server has ended"))
+        for number in [*waiting]:
+            heard(number, StatusCode.UNAVAILABLE.grpc, None, b"the server has ended")
         stopping.set()
         ended.set()
 
@@ -54,7 +53,7 @@ async def run(listening: str, port: int, most: int, descriptor: int) -> None:
             if waiting.pop(number, None) is not None:
                 other.say(number, link.CANCEL)
 
-    server = rpc.RpcServer(ask, stopping, most, shared=True)
+    server = rpc.GrpcServer(ask, stopping, most, shared=True)
     if await server.start(listening, port):
         other.say(0, link.READY)
         await ended.wait()

@@ -10,7 +10,7 @@ from functools import partial
 
 from msplit.errors import MsplitError
 from msplit.serving.server import link, rpc
-from msplit.serving.server.refusal import Code
+from msplit.serving.server.refusal import StatusCode
 from msplit.serving.server.service import Service, answer
 
 _PATIENCE = 30.0
@@ -50,10 +50,8 @@ class Front:
             wait.cancel()
         if not self.ready.is_set():
             self.kill()
-            raise MsplitError(
-                f"a front end can not listen on port {port} of {host}",
-                fix="choose another with --port, or leave --front-ends out",
-            )
+            fix = "choose another with --port, or leave --front-ends out"
+            raise MsplitError(f"a front end can not listen on port {port} of {host}", fix=fix)
 
     def stop(self) -> None:
         """Has health say that the server stops."""
@@ -92,7 +90,7 @@ class Front:
         try:
             self._link.say(number, *await answer(self._service, path, data, left))
         except asyncio.CancelledError:
-            self._link.say(number, Code.CANCELLED.grpc, b"the request was cancelled")
+            self._link.say(number, StatusCode.CANCELLED.grpc, b"the request was cancelled")
 
     def _done(self, number: int, task: asyncio.Task[None]) -> None:
         if self._tasks.get(number) is task:

@@ -24,7 +24,7 @@ Ports = Mapping[str, Port]
 
 
 @dataclass(frozen=True)
-class Body:
+class PredictBody:
     """Body of a request for predictions.
 
     Attributes:
@@ -38,7 +38,7 @@ class Body:
     values: Any
 
 
-def read(data: bytes | bytearray) -> Body:
+def read(data: bytes | bytearray) -> PredictBody:
     """A request of TensorFlow Serving's.
 
     Raises:
@@ -48,16 +48,14 @@ def read(data: bytes | bytearray) -> Body:
     signature = found.get("signature_name", "")
     if not isinstance(signature, str):
         raise invalid("'signature_name' key must be a string value.")
-    if (ROWS in found) == (COLUMNS in found):
-        both = (
-            "Request has both 'instances' and 'inputs' keys" if ROWS in found else "Missing 'inputs' or 'instances' key"
-        )
-        raise invalid(both)
     rows = ROWS in found
+    if rows == (COLUMNS in found):
+        both = "Request has both 'instances' and 'inputs' keys"
+        raise invalid(both if rows else "Missing 'inputs' or 'instances' key")
     values = found[ROWS if rows else COLUMNS]
     if rows and not (isinstance(values, Long) or (isinstance(values, list) and values)):
         raise invalid("'instances' must be a list of at least one")
-    return Body(signature, rows, values)
+    return PredictBody(signature, rows, values)
 
 
 def _object(data: bytes | bytearray) -> dict[str, Any]:
@@ -67,21 +65,18 @@ def _object(data: bytes | bytearray) -> dict[str, Any]:
     return found
 
 
-def feeds(body: Body, ports: Ports) -> Arrays:
+def feeds(body: PredictBody, ports: Ports) -> Arrays:
     """A request's values as arrays of the types that the inputs have.
 
     Raises:
         Refusal: The model takes no such values.
     """
     found: dict[str, Any] = {}
-    if not body.rows:
-        for name, value in (body.values if is_named(body.values) else {UNNAMED: body.values}).items():
-            place = _place(name, ports, found)
-            found[place] = json_pieces.array(value, place, ports[place])
-    elif isinstance(body.values, Long):
+    if body.rows and isinstance(body.values, Long):
         found = {place: one.array() for place, one in _gathered(body.values, ports).items()}
     else:
-        for name, value in _columns(body.values).items():
+        named = body.values if is_named(body.values) else {UNNAMED: body.values}
+        for name, value in (_columns(body.values) if body.rows else named).items():
             place = _place(name, ports, found)
             found[place] = json_pieces.array(value, place, ports[place])
     refuse_missing(found, ports)
@@ -127,9 +122,7 @@ def answer(outputs: Arrays, *, rows: bool) -> bytes:
     """
     only = next(iter(outputs)) if len(outputs) == 1 else None
     if not rows:
-        return b"".join(
-            [b'{"outputs": ', *(_text_of(only, outputs[only]) if only is not None else _texts(outputs)), b"}"]
-        )
+        return b"".join([b'{"outputs": ', *(_texts(outputs) if only is None else _text_of(only, outputs[only])), b"}"])
     sizes = {name: np.shape(value)[:1] for name, value in outputs.items()}
     if len(set(sizes.values())) != 1 or () in sizes.values():
         said = ", ".join(f"{name} {size[0] if size else 'none'}" for name, size in sizes.items())
@@ -186,9 +179,7 @@ def _plain(name: str, array: NDArray[Any]) -> Any:
         shaped = np.empty(len(flat), object)
         shaped[:] = flat
         return shaped.reshape(array.shape).tolist()
-    if array.dtype.kind in "iub":
-        return array.tolist()
-    if array.dtype == np.float64:
+    if array.dtype.kind in "iub" or array.dtype == np.float64:
         return array.tolist()
     if array.dtype.kind == "c":
         raise invalid(f"output {name} is {array.dtype.name}, which JSON has no numbers for")
@@ -251,9 +242,8 @@ def _open_array(tensor: dict[str, Any], port: Port) -> NDArray[Any]:
         raise invalid(f"input {name} has no shape")
     dtype = tensors.open_dtype(_string(tensor, "datatype"), name)
     if dtype.name != port.dtype:
-        raise invalid(
-            f"input {name} is said to be {dtype.name} {shape[: tensors.MOST_DIMS]}; the model takes {port.dtype}"
-        )
+        said = f"{dtype.name} {shape[: tensors.MOST_DIMS]}"
+        raise invalid(f"input {name} is said to be {said}; the model takes {port.dtype}")
     return tensors.reshaped(json_pieces.array(tensor.get("data"), name, port), shape, name)
 
 
@@ -279,7 +269,7 @@ def open_outputs(outputs: Arrays) -> Iterator[bytes]:
     """Outputs as the Open Inference Protocol writes them: a list in JSON, in parts."""
     yield b"["
     for place, (name, value) in enumerate(outputs.items()):
-        datatype = tensors.open_name("object" if value.dtype.kind in "OSU" else value.dtype.name)
+        datatype = tensors.open_name(tensors.name_of(value.dtype))
         head = _dumped({"name": name, "shape": list(value.shape), "datatype": datatype})
         yield (b", " if place else b"") + head[:-1] + b', "data": '
         yield from _text_of(name, value.reshape(-1))

@@ -62,11 +62,8 @@ class Long:
             if last > first or start <= first:
                 yield _elements(self.data[start:last])
             start = last + 1
-        yield (
-            _elements(self.data[start : self.end])
-            if self.end - start <= 2 * PIECE
-            else [read(self.data, start, self.end)]
-        )
+        long = self.end - start > 2 * PIECE
+        yield [read(self.data, start, self.end)] if long else _elements(self.data[start : self.end])
 
 
 def read(data: bytes | bytearray, start: int = 0, end: int | None = None) -> Any:
@@ -132,7 +129,7 @@ def _loaded(text: bytes | bytearray) -> Any:
 
 
 def _commas(data: bytes | bytearray, start: int, end: int) -> Iterator[NDArray[np.int64]]:
-    """Where the elements of a list, or of an object, end, but for the last one: for each piece of its text those that are in it."""
+    """Ends of the elements of a list, or of an object, but for the last one: for each piece of its text those that are in it."""
     depth = quoted = escaped = 0
     for begin in range(start, end, PIECE):
         text = data[begin : min(begin + PIECE, end)]
@@ -159,8 +156,8 @@ class Gathered:
     """Values of an input, which come in pieces of a list.
 
     Args:
-        name: Of the input.
-        port: What the model takes.
+        name: Name of the input.
+        port: Type and shape that the model takes.
         room: Most values that there can be in the request.
     """
 

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from msplit.assignment.model import load
 from msplit.errors import LoadError, MsplitError
@@ -47,10 +46,10 @@ def ready(
     """Makes models ready, for as long as the block lasts.
 
     Args:
-        configs: Which.
-        request: What to run them with.
-        settings: How their pools answer.
-        tags: Of the graph, where a SavedModel has several.
+        configs: Models to serve.
+        request: Engine and workload.
+        settings: Settings of their pools.
+        tags: Tags of the graph, where a SavedModel has several.
         signatures: Names of those to serve; none: ``serving_default`` or the only one; `ALL`. Each has a pool, and weights, of its own.
         progress: Told what is being done.
 
@@ -58,51 +57,42 @@ def ready(
         MsplitError: One of them can not be served.
     """
     distinct(configs)
-    folders = {
-        config.name: config.folders() for config in configs
-    }  # what is not there is told before the first is compiled
+    folders = {config.name: config.folders() for config in configs}  # what is not there is told before one is compiled
     with ExitStack() as stack:
+
+        def signature(name: str, model: FlatGraph | Path) -> Signature:
+            flat = model if isinstance(model, FlatGraph) else None
+            try:
+                made = pool(model, request, settings, progress=progress or silent)
+            except MsplitError as problem:
+                of = f", signature {flat.model.signature}" if flat is not None and flat.model.signature else ""
+                problem.where = f"{name}{of}" + (f": {problem.where}" if problem.where else "")
+                if flat is not None and of and len(flat.model.signatures) > 1:
+                    problem.fix = f"{problem.fix or 'leave it out'}; or serve others: --signature"
+                raise
+            stack.callback(made.close, finish=False)
+            return signature_of(made, flat)
+
+        def version(name: str, number: int, path: Path) -> Version:
+            if is_build(path):
+                only = signature(name, path)
+                return Version(name, number, {only.name: only})
+            wanted = _all_signatures(path, tags) if signatures == ALL else signatures
+            flats = [load(path, tags=tags, signature=one) for one in wanted or (None,)]
+            made = [signature(name, flat) for flat in flats]
+            found = {one.name: one for one in made}
+            others = tuple(one for one in flats[0].model.signatures if one not in found)
+            opened = Version(name, number, found, others)
+            if path.is_dir() and (path / _WARMUP).is_file():
+                with phase("warming up"):
+                    _warm_up(opened, path / _WARMUP)
+            return opened
+
         versions = {
-            name: {
-                number: _version(stack, (name, number, path), request, settings, (tags, signatures, progress or silent))
-                for number, path in found.items()
-            }
+            name: {number: version(name, number, path) for number, path in found.items()}
             for name, found in folders.items()
         }
         yield Models(versions, {config.name: config.labels for config in configs})
-
-
-def _version(
-    stack: ExitStack, which: tuple[str, int, Path], request: RunRequest, settings: PoolSettings, choice: Any
-) -> Version:
-    """One version of a model. Its pools are closed with the stack."""
-    name, number, path = which
-    tags, signatures, progress = choice
-
-    def signature(flat: FlatGraph | None) -> Signature:
-        try:
-            made = pool(path if flat is None else flat, request, settings, progress=progress)
-        except MsplitError as problem:
-            of = f", signature {flat.model.signature}" if flat is not None and flat.model.signature else ""
-            problem.where = f"{name}{of}" + (f": {problem.where}" if problem.where else "")
-            if of and len(flat.model.signatures if flat is not None else ()) > 1:
-                problem.fix = f"{problem.fix or 'leave it out'}; or serve others: --signature"
-            raise
-        stack.callback(made.close, finish=False)
-        return signature_of(made, flat)
-
-    if is_build(path):
-        only = signature(None)
-        return Version(name, number, {only.name: only})
-    wanted = _all_signatures(path, tags) if signatures == ALL else signatures
-    flats = [load(path, tags=tags, signature=one) for one in wanted or (None,)]
-    found = {made.name: made for made in map(signature, flats)}
-    others = tuple(one for one in flats[0].model.signatures if one not in found)
-    version = Version(name, number, found, others)
-    if path.is_dir() and (path / _WARMUP).is_file():
-        with phase("warming up"):
-            _warm_up(version, path / _WARMUP)
-    return version
 
 
 def _all_signatures(path: Path, tags: Sequence[str] | None) -> tuple[str, ...]:

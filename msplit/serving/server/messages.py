@@ -13,28 +13,17 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-_SERVING = "tensorflow.serving."
-NAMES = {
-    "TensorProto": "tensorflow.TensorProto",
-    "SignatureDef": "tensorflow.SignatureDef",
-    "PredictRequest": f"{_SERVING}PredictRequest",
-    "PredictResponse": f"{_SERVING}PredictResponse",
-    "GetModelMetadataRequest": f"{_SERVING}GetModelMetadataRequest",
-    "GetModelMetadataResponse": f"{_SERVING}GetModelMetadataResponse",
-    "SignatureDefMap": f"{_SERVING}SignatureDefMap",
-    "GetModelStatusRequest": f"{_SERVING}GetModelStatusRequest",
-    "GetModelStatusResponse": f"{_SERVING}GetModelStatusResponse",
-    "ModelVersionStatus": f"{_SERVING}ModelVersionStatus",
-    "ModelServerConfig": f"{_SERVING}ModelServerConfig",
-    "BatchingParameters": f"{_SERVING}BatchingParameters",
-    "HealthCheckRequest": "grpc.health.v1.HealthCheckRequest",
-    "HealthCheckResponse": "grpc.health.v1.HealthCheckResponse",
-    **{
-        name: f"inference.{name}"
-        for method in ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
-        for name in (f"{method}Request", f"{method}Response")
-    },
+_OPEN_METHODS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
+_PACKAGES = {
+    "tensorflow": "TensorProto SignatureDef",
+    "tensorflow.serving": (
+        "PredictRequest PredictResponse GetModelMetadataRequest GetModelMetadataResponse SignatureDefMap GetModelStatusRequest "
+        "GetModelStatusResponse ModelVersionStatus ModelServerConfig BatchingParameters"
+    ),
+    "grpc.health.v1": "HealthCheckRequest HealthCheckResponse",
+    "inference": " ".join(f"{method}Request {method}Response" for method in _OPEN_METHODS),
 }
+NAMES = {name: f"{package}.{name}" for package, names in _PACKAGES.items() for name in names.split()}
 """Names in this module -> full names of messages."""
 
 

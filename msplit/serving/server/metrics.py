@@ -35,14 +35,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         labels = ("model", "version", "protocol")
         self._answers = Counter("msplit_requests", "Requests by status.", (*labels, "status"), registry=self._registry)
-        self._seconds = Histogram(
-            "msplit_request_seconds",
-            "From reading a request to its answer.",
-            labels,
-            buckets=_BUCKETS,
-            registry=self._registry,
-        )
-        self._registry.register(_Pools(models))
+        said = "From reading a request to its answer."
+        self._seconds = Histogram("msplit_request_seconds", said, labels, buckets=_BUCKETS, registry=self._registry)
+        self._registry.register(self)
         self._known: dict[tuple[Version | None, str, str], tuple[Counter, Histogram]] = {}
 
     def count(self, version: Version | None, protocol: str, status: str, seconds: float) -> None:
@@ -60,15 +55,8 @@ class Metrics:
         """All of it, as Prometheus reads it."""
         return generate_latest(self._registry)
 
-
-class _Pools:
-    """Counts of pools, as Prometheus collects them."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
     def collect(self) -> Iterator[Metric]:
-        """All that they count."""
+        """Counts of all pools; called by Prometheus's registry."""
         labels = ("model", "version", "signature")
         stats = [
             ((version.model, str(version.number), signature.name), asdict(signature.pool.stats()))

@@ -11,7 +11,7 @@ from msplit.formats.endpoints import DEFAULT_SIGNATURE
 from msplit.serving.pool.drivers import LoopDriver
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
-from msplit.serving.server.refusal import Code, Refusal, invalid
+from msplit.serving.server.refusal import Refusal, StatusCode, invalid
 
 PREDICT = "tensorflow/serving/predict"
 """Method name of a signature that `Predict` can run, in TensorFlow."""
@@ -23,7 +23,7 @@ class Signature:
 
     Attributes:
         name: As clients call it.
-        pool: Who answers. Its inputs and outputs are the signature's keys.
+        pool: Pool that answers. Its inputs and outputs are the signature's keys.
         tensors: Key of an input or an output -> TensorFlow's name of the tensor, as in ``"dense/MatMul:0"``.
     """
 
@@ -43,7 +43,7 @@ class Version:
 
     Attributes:
         model: Its name.
-        number: Of the version.
+        number: Number of the version.
         signatures: By name; the first is what is asked where a request names none and there is no ``serving_default``.
         others: Signatures that the model has and that are not served.
     """
@@ -59,19 +59,16 @@ class Version:
         Raises:
             Refusal: It is not there.
         """
+        known = ", ".join(self.signatures)
         if not name:
             if DEFAULT_SIGNATURE in self.signatures or len(self.signatures) == 1:
                 return self.signatures.get(DEFAULT_SIGNATURE) or next(iter(self.signatures.values()))
-            raise invalid(
-                f"{self.model} has no {DEFAULT_SIGNATURE}: signature_name has to be one of {', '.join(self.signatures)}"
-            )
-        found = self.signatures.get(name)
-        if found is not None:
-            return found
+            raise invalid(f"{self.model} has no {DEFAULT_SIGNATURE}: signature_name has to be one of {known}")
         if name in self.others:
             raise invalid(f'signature "{name}" of {self.model} is not served; the server was started without it')
-        known = ", ".join(self.signatures)
-        raise invalid(f'Serving signature name: "{name}" not found in signature def; {self.model} has {known}')
+        if name not in self.signatures:
+            raise invalid(f'Serving signature name: "{name}" not found in signature def; {self.model} has {known}')
+        return self.signatures[name]
 
 
 @dataclass(frozen=True)
@@ -102,22 +99,16 @@ class Models:
         asked = max(versions, default=0) if number is None else number
         if asked not in versions:
             said = f"Latest({name})" if number is None else f"Specific({name}, {number})"
-            raise Refusal(Code.NOT_FOUND, f"Servable not found for request: {said}")
+            raise Refusal(StatusCode.NOT_FOUND, f"Servable not found for request: {said}")
         return versions[asked]
 
 
-def signature_of(pool: Pool, flat: FlatGraph | None, name: str | None = None) -> Signature:
-    """The signature that a pool answers.
-
-    Args:
-        pool: Who answers.
-        flat: The model's graph, None for a build.
-        name: Of the signature; None: the model's, and ``serving_default`` where it has none.
-    """
-    ends = (*flat.model.inputs, *flat.model.outputs) if flat is not None else ()
-    tensors = {end.name: end.tensor for end in ends}
-    chosen = name or (flat.model.signature if flat is not None else None) or DEFAULT_SIGNATURE
-    return Signature(chosen, pool, tensors)
+def signature_of(pool: Pool, flat: FlatGraph | None) -> Signature:
+    """Signature that a pool answers: that of the model's graph; ``serving_default`` where it has none, or there is a build (None)."""
+    if flat is None:
+        return Signature(DEFAULT_SIGNATURE, pool)
+    tensors = {end.name: end.tensor for end in (*flat.model.inputs, *flat.model.outputs)}
+    return Signature(flat.model.signature or DEFAULT_SIGNATURE, pool, tensors)
 
 
 def known_as(name: str, ports: Mapping[str, Port]) -> str | None:
@@ -132,7 +123,7 @@ def place_for(name: str, ports: Mapping[str, Port], found: Collection[str]) -> s
     """The input that a client brings a value for.
 
     Args:
-        name: What the client calls it.
+        name: Name that the client uses.
         ports: The model's inputs.
         found: Those that it has brought values for already.
 
@@ -153,6 +144,5 @@ def refuse_missing(found: Collection[str], ports: Mapping[str, Port]) -> None:
     Raises:
         Refusal: It does.
     """
-    for name in ports:
-        if name not in found:
-            raise invalid(f"no value for input {name}; the inputs are: {', '.join(ports)}")
+    if missing := [name for name in ports if name not in found]:
+        raise invalid(f"no value for input {missing[0]}; the inputs are: {', '.join(ports)}")

@@ -1,4 +1,4 @@
-"""Why a request is not answered, as the protocols say it."""
+"""Reasons why a request is not answered, as the protocols say them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msplit import escape
 from msplit.errors import Busy, Closed, DeviceLost, EngineError, InvalidInput, MsplitError, TimedOut
 
 
-class Code(Enum):
+class StatusCode(Enum):
     """gRPC's number and HTTP's."""
 
     CANCELLED = (1, 499)
@@ -45,7 +45,7 @@ class Refusal(Exception):
         said: For whoever sent it; made one line in which nothing is hidden.
     """
 
-    def __init__(self, code: Code, said: str) -> None:
+    def __init__(self, code: StatusCode, said: str) -> None:
         said = escape.line(said[: LONGEST + 1])
         self.code, self.said = code, said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"
         super().__init__(self.said)
@@ -53,7 +53,7 @@ class Refusal(Exception):
 
 def invalid(said: str) -> Refusal:
     """The request is wrong."""
-    return Refusal(Code.INVALID_ARGUMENT, said)
+    return Refusal(StatusCode.INVALID_ARGUMENT, said)
 
 
 def refusal(problem: BaseException, *, ran: bool = False) -> Refusal:
@@ -67,23 +67,21 @@ def refusal(problem: BaseException, *, ran: bool = False) -> Refusal:
         return problem
     if isinstance(problem, MsplitError):
         # Not the fix: it is for whoever runs the server, and names what only they can change.
-        for kind, code in _CODES:
-            if isinstance(problem, kind):
-                return Refusal(code, problem.what)
-        return Refusal(Code.INTERNAL if ran else Code.INVALID_ARGUMENT, problem.what)
+        other = StatusCode.INTERNAL if ran else StatusCode.INVALID_ARGUMENT
+        return Refusal(next((code for kind, code in _CODES if isinstance(problem, kind)), other), problem.what)
     if isinstance(problem, asyncio.CancelledError):
-        return Refusal(Code.CANCELLED, "the request was cancelled")
+        return Refusal(StatusCode.CANCELLED, "the request was cancelled")
     if isinstance(problem, MemoryError):
-        return Refusal(Code.RESOURCE_EXHAUSTED, "there is not enough memory for this request")
-    return Refusal(Code.INTERNAL, "internal error; the server's log has more")
+        return Refusal(StatusCode.RESOURCE_EXHAUSTED, "there is not enough memory for this request")
+    return Refusal(StatusCode.INTERNAL, "internal error; the server's log has more")
 
 
-_CODES: tuple[tuple[type[EngineError], Code], ...] = (
-    (Busy, Code.RESOURCE_EXHAUSTED),
-    (TimedOut, Code.DEADLINE_EXCEEDED),
-    (Closed, Code.UNAVAILABLE),
-    (DeviceLost, Code.UNAVAILABLE),
-    (InvalidInput, Code.INVALID_ARGUMENT),
+_CODES: tuple[tuple[type[EngineError], StatusCode], ...] = (
+    (Busy, StatusCode.RESOURCE_EXHAUSTED),
+    (TimedOut, StatusCode.DEADLINE_EXCEEDED),
+    (Closed, StatusCode.UNAVAILABLE),
+    (DeviceLost, StatusCode.UNAVAILABLE),
+    (InvalidInput, StatusCode.INVALID_ARGUMENT),
 )
 
 

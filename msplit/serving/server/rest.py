@@ -18,10 +18,10 @@ from starlette.routing import Route
 
 from msplit.serving.server import json_body, messages, service
 from msplit.serving.server.metrics import CONTENT_TYPE
-from msplit.serving.server.models import Signature, Version
-from msplit.serving.server.predict import Arrays, predict, size_of
-from msplit.serving.server.refusal import Code, Refusal, invalid
-from msplit.serving.server.service import Asked, Service, told
+from msplit.serving.server.models import Version
+from msplit.serving.server.predict import Arrays, InferenceRequest
+from msplit.serving.server.refusal import Refusal, StatusCode, invalid
+from msplit.serving.server.service import RequestContext, Service, told
 
 SILENCE = 15.0
 """Seconds that a connection may bring no request, or no more of one that it has begun."""
@@ -31,13 +31,18 @@ _BINARY = "inference-header-content-length"
 
 
 @dataclass(frozen=True)
-class RestCall:
-    """A request while it is answered, with what it is answered from."""
+class HttpCall:
+    """A request while it is answered.
 
-    service: Service
+    Attributes:
+        context: State that it is answered from.
+        request: As it came.
+        most: Bytes of the largest body.
+    """
+
+    context: RequestContext
     request: Request
     most: int
-    asked: Asked
 
     def version(self) -> Version:
         """The model that the path names."""
@@ -45,9 +50,7 @@ class RestCall:
         number = path.get("version")
         if number is not None and not (number.isascii() and number.isdigit() and len(number) < 20):
             raise invalid(f"Failed to convert version: {number} to numeric.")
-        number = None if number is None else int(number)
-        self.asked.version = self.service.find(path["model"], number, path.get("label", ""))
-        return self.asked.version
+        return self.context.find(path["model"], None if number is None else int(number), path.get("label", ""))
 
     async def body(self) -> bytearray:
         """Reads the body of the request.
@@ -56,28 +59,28 @@ class RestCall:
             Refusal: It is too large, compressed, or does not come.
         """
         if (encoding := self.request.headers.get("content-encoding", "")).lower() not in ("", "identity"):
-            raise Refusal(Code.UNIMPLEMENTED, f"content-encoding {encoding} is not taken: send the body as it is")
+            raise Refusal(StatusCode.UNIMPLEMENTED, f"content-encoding {encoding} is not taken: send the body as it is")
         found, loop = bytearray(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SILENCE) as limit:
                 async for part in self.request.stream():
                     found += part
                     if len(found) > self.most:
-                        raise Refusal(Code.RESOURCE_EXHAUSTED, f"the request has more than {self.most:,} bytes")
+                        raise Refusal(StatusCode.RESOURCE_EXHAUSTED, f"the request has more than {self.most:,} bytes")
                     limit.reschedule(loop.time() + SILENCE)
         except TimeoutError:
-            raise Refusal(Code.DEADLINE_EXCEEDED, f"no more of the request came for {SILENCE:g} s") from None
+            raise Refusal(StatusCode.DEADLINE_EXCEEDED, f"no more of the request came for {SILENCE:g} s") from None
         return found
 
 
-Handler = Callable[[RestCall], Awaitable[Any]]
+Handler = Callable[[HttpCall], Awaitable[Any]]
 
 
 def app(service: Service, most: int) -> Starlette:
     """The application of ASGI.
 
     Args:
-        service: What it offers.
+        service: State of the server.
         most: Bytes of the largest request.
     """
 
@@ -108,17 +111,17 @@ def app(service: Service, most: int) -> Starlette:
 async def _answer(service: Service, most: int, handler: Handler, request: Request) -> Response:
     """Answers a request in JSON, errors too."""
     start = perf_counter()
-    asked = Asked(service.timeout)
+    context = RequestContext(service, service.timeout)
     try:
-        document = await handler(RestCall(service, request, most, asked))
+        document = await handler(HttpCall(context, request, most))
         content = document if isinstance(document, bytes) else json.dumps(document).encode()
         status, name = 200, "OK"
     except ClientDisconnect:
-        content, status, name = b"", Code.CANCELLED.http, Code.CANCELLED.name
+        content, status, name = b"", StatusCode.CANCELLED.http, StatusCode.CANCELLED.name
     except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
         why = told(service, problem)
         content, status, name = json.dumps({"error": why.said}).encode(), why.code.http, why.code.name
-    service.metrics.count(asked.version, "http", name, perf_counter() - start)
+    service.metrics.count(context.version, "http", name, perf_counter() - start)
     headers = {"connection": "close"} if service.stopping.is_set() else None  # its next request would find nobody
     return Response(content, status, headers, media_type="application/json")
 
@@ -128,37 +131,39 @@ async def _metrics(service: Service, request: Request) -> Response:
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 
-async def _malformed(call: RestCall) -> Any:
+async def _malformed(call: HttpCall) -> Any:
     raise invalid(f"Malformed request: {call.request.method} {call.request.url.path}")
 
 
 # --- TensorFlow Serving
 
 
-async def _predict(call: RestCall) -> Any:
+async def _predict(call: HttpCall) -> Any:
     version = call.version()
     data = await call.body()
 
-    def read() -> tuple[json_body.Body, Signature, Arrays]:
+    def read() -> InferenceRequest:
         body = json_body.read(data)
         signature = version.signature(body.signature)
-        return body, signature, json_body.feeds(body, signature.pool.inputs)
+        feeds = json_body.feeds(body, signature.pool.inputs)
+        return InferenceRequest(body, version, signature, feeds, timeout=call.context.timeout)
 
-    body, signature, feeds = await call.service.apart(len(data), read)
-    outputs = await predict(signature, feeds, timeout=call.asked.timeout)
-    return await call.service.apart(_JSON * size_of(outputs), lambda: json_body.answer(outputs, rows=body.rows))
+    def write(request: InferenceRequest, outputs: Arrays) -> bytes:
+        return json_body.answer(outputs, rows=request.said.rows)
+
+    return await call.context.service.answer(len(data), read, write, _JSON)
 
 
-async def _status(call: RestCall) -> Any:
+async def _status(call: HttpCall) -> Any:
     path = call.request.path_params
     request = messages.GetModelStatusRequest()
     request.model_spec.name = path["model"]
     if path.keys() != {"model"}:
         request.model_spec.version.value = call.version().number
-    return _document(await service.serving_status(call.service, request, call.asked))
+    return _document(service.serving_status(call.context, request))
 
 
-async def _metadata(call: RestCall) -> Any:
+async def _metadata(call: HttpCall) -> Any:
     version = call.version()
     spec = {"name": version.model, "signature_name": "", "version": str(version.number)}
     return {"model_spec": spec, "metadata": {"signature_def": _document(service.signature_defs(version))}}
@@ -176,53 +181,48 @@ def _document(message: Any) -> Any:
 # --- Open Inference Protocol
 
 
-async def _live(call: RestCall) -> Any:
+async def _live(call: HttpCall) -> Any:
     del call
     return {"live": True}
 
 
-async def _ready(call: RestCall) -> Any:
+async def _ready(call: HttpCall) -> Any:
     if "model" in call.request.path_params:
         call.version()
-    elif call.service.stopping.is_set():
-        raise Refusal(Code.UNAVAILABLE, "the server is stopping")
+    elif call.context.service.stopping.is_set():
+        raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
     return {"ready": True}
 
 
-async def _open_server(call: RestCall) -> Any:
-    return _document(await service.open_server(call.service, None, call.asked))
+async def _open_server(call: HttpCall) -> Any:
+    del call
+    return _document(messages.ServerMetadataResponse(**service.SERVER))
 
 
-async def _open_model(call: RestCall) -> Any:
+async def _open_model(call: HttpCall) -> Any:
     path = call.request.path_params
     request = messages.ModelMetadataRequest(name=path["model"], version=path.get("version", ""))
-    found = _document(await service.open_model(call.service, request, call.asked))
+    found = _document(service.open_model(call.context, request))
     for tensor in (*found["inputs"], *found["outputs"]):
         tensor["shape"] = [int(size) for size in tensor["shape"]]  # JSON of protobuf has them as strings
     return found
 
 
-async def _infer(call: RestCall) -> Any:
+async def _infer(call: HttpCall) -> Any:
     if _BINARY in call.request.headers:
-        raise Refusal(Code.UNIMPLEMENTED, "binary tensors are taken over gRPC; here they are JSON")
+        raise Refusal(StatusCode.UNIMPLEMENTED, "binary tensors are taken over gRPC; here they are JSON")
     version = call.version()
     data = await call.body()
 
-    def read() -> tuple[Any, service.WantedOutputs, Arrays]:
+    def read() -> InferenceRequest:
         request, feeds = json_body.read_open(data)
-        wanted = service.wanted_by(request, version, call.asked)
-        return request, wanted, feeds(wanted.signature.pool.inputs)
+        return service.open_request(call.context, version, request, feeds)
 
-    request, wanted, feeds = await call.service.apart(len(data), read)
-    outputs = await wanted.predict(feeds)
-    head = {
-        "model_name": version.model,
-        "model_version": str(version.number),
-        **({"id": request.id} if request.id else {}),
-    }
-
-    def written() -> bytes:
+    def write(request: InferenceRequest, outputs: Arrays) -> bytes:
+        head = {"model_name": version.model, "model_version": str(version.number)}
+        if request.said.id:
+            head["id"] = request.said.id
         begin = json.dumps(head).encode()[:-1] + b', "outputs": '
         return b"".join([begin, *json_body.open_outputs(outputs), b"}"])
 
-    return await call.service.apart(_JSON * size_of(outputs), written)
+    return await call.context.service.answer(len(data), read, write, _JSON)

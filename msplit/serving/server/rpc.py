@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import importlib.util
 import os
 import socket
 import struct
@@ -54,14 +53,14 @@ _SO_ATTACH_FILTER = 26
 """Linux's; Python has no name for it."""
 
 
-class RpcServer:
+class GrpcServer:
     """A server that listens nowhere yet.
 
     Args:
         ask: Has the answers.
         stopping: An asyncio.Event; set when no more requests are taken.
         most: Bytes of the largest request.
-        shared: Whether others of ours may listen on its port.
+        shared: True if other processes of this server may listen on its port.
     """
 
     def __init__(self, ask: Ask, stopping: Any, most: int, *, shared: bool = False) -> None:
@@ -104,10 +103,10 @@ class RpcServer:
 
 def loop_factory() -> Callable[[], Any] | None:
     """Factory of event loops: uvloop if installed, which takes a quarter less time per request."""
-    if importlib.util.find_spec("uvloop") is None:
+    try:
+        import uvloop
+    except ModuleNotFoundError:
         return None
-    import uvloop
-
     found: Callable[[], Any] = uvloop.new_event_loop
     return found
 
@@ -143,7 +142,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """All methods, by path.
 
     Attributes:
-        taken: How many requests are being answered that came before the server was to stop.
+        taken: Number of requests being answered that came before the server was to stop.
     """
 
     def __init__(self, ask: Ask, stopping: Any) -> None:

@@ -35,15 +35,15 @@ _NOTICE = 0.3
 
 @dataclass(frozen=True)
 class Listening:
-    """Where and how a server listens.
+    """Addresses and limits of a server.
 
     Attributes:
         host: Address, as in ``127.0.0.1``.
-        port: Of gRPC; 0: none.
-        rest_port: Of HTTP; 0: none.
+        port: Port of gRPC; 0: none.
+        rest_port: Port of HTTP; 0: none.
         most: Bytes of the largest request.
         grace: Seconds that what is in flight may take when it is to stop.
-        as_content: Whether values of TensorFlow Serving's answers are in `tensor_content`.
+        as_content: True to put values of TensorFlow Serving's answers into `tensor_content`.
         timeout: Seconds that a request may wait to be started, if it does not say so itself.
         front_ends: Processes that speak gRPC; 0: this one does.
     """
@@ -84,10 +84,9 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as problem:
         if made is not None:
             made.close()
-        raise MsplitError(
-            f"can not listen on port {port} of {host}: {problem.strerror or problem}",
-            fix="choose another with --port and --rest_api_port, or end what has it",
-        ) from problem
+        fix = "choose another with --port and --rest_api_port, or end what has it"
+        what = f"can not listen on port {port} of {host}: {problem.strerror or problem}"
+        raise MsplitError(what, fix=fix) from problem
     return made
 
 
@@ -108,7 +107,7 @@ def run(
         DeviceLost: The GPU has failed.
 
     Args:
-        models: That are ready.
+        models: Models that are ready.
         where: It listens.
         ports: From `held`.
         ready: Called when it listens.
@@ -175,17 +174,15 @@ class _Grpc:
 
     def __init__(self, service: Service, where: Listening) -> None:
         self._where = where
-        self._server = rpc.RpcServer(partial(answer, service), service.stopping, where.most)
+        self._server = rpc.GrpcServer(partial(answer, service), service.stopping, where.most)
 
     async def start(self, ports: dict[int, socket.socket]) -> None:
         """Begins to listen."""
         where = self._where
         ports[where.port].close()
         if not await self._server.start(where.host, where.port):
-            raise MsplitError(
-                f"can not listen on port {where.port} of {where.host}: somebody took it meanwhile",
-                fix="choose another with --port",
-            )
+            what = f"can not listen on port {where.port} of {where.host}: somebody took it meanwhile"
+            raise MsplitError(what, fix="choose another with --port")
 
     def refuse(self) -> None:
         """Nothing is to be told to anybody."""
@@ -213,9 +210,8 @@ class _Fronts:
         ports[where.port].close()
         place = (where.host, where.port, where.most)
         await asyncio.gather(*(front.start(*place) for front in self._running))
-        self._kept = [
-            asyncio.create_task(keep(front, self._service, place, self._running)) for front in [*self._running]
-        ]
+        kept = [keep(front, self._service, place, self._running) for front in self._running]
+        self._kept = [*map(asyncio.create_task, kept)]
 
     def refuse(self) -> None:
         """Those who watch their health are told."""
@@ -247,19 +243,18 @@ class _Http(uvicorn.Server):
     """Uvicorn on a loop that it does not own: signals are not its business."""
 
     def __init__(self, service: Service, where: Listening) -> None:
-        super().__init__(
-            uvicorn.Config(
-                rest.app(service, where.most),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                ws="none",  # by default what is installed decides, and such connections know no limits
-                backlog=_BACKLOG,
-                timeout_graceful_shutdown=max(1, round(where.grace)),
-                limit_concurrency=_MOST_CONNECTIONS,
-            )
+        config = uvicorn.Config(
+            rest.app(service, where.most),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            ws="none",  # by default what is installed decides, and such connections know no limits
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=max(1, round(where.grace)),
+            limit_concurrency=_MOST_CONNECTIONS,
         )
+        super().__init__(config)
         self._since: dict[Any, tuple[Any, float]] = {}
         self._port = where.rest_port
         self._task: asyncio.Task[None] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,9 +17,9 @@ from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages, tensors
 from msplit.serving.server.metrics import Metrics
 from msplit.serving.server.models import PREDICT, Models, Signature, Version
-from msplit.serving.server.predict import Arrays, predict, size_of
-from msplit.serving.server.refusal import Code, Refusal, invalid, is_internal, refusal
-from msplit.serving.server.rpc import PATHS, SERVICES
+from msplit.serving.server.predict import Arrays, InferenceRequest, predict, size_of
+from msplit.serving.server.refusal import Refusal, StatusCode, invalid, is_internal, refusal
+from msplit.serving.server.rpc import SERVICES
 
 Result = TypeVar("Result")
 
@@ -27,6 +27,8 @@ LARGE = 1 << 18
 """Bytes from which on a request is read, and an answer written, beside the event loop: to do so takes 10 ms and more."""
 _AVAILABLE = 30
 _SIGNATURES = "signature_def"
+SERVER = {"name": "msplit", "version": __version__}
+"""Fields of a ServerMetadataResponse."""
 
 
 @dataclass(frozen=True)
@@ -65,61 +67,81 @@ class Service:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._aside, work)
 
+    async def answer(
+        self,
+        size: int,
+        read: Callable[[], InferenceRequest],
+        write: Callable[[InferenceRequest, Arrays], bytes],
+        weight: int = 1,
+    ) -> bytes:
+        """Answers a request for outputs.
+
+        Args:
+            size: Bytes of the request.
+            read: Reads it.
+            write: Writes the answer.
+            weight: Time to write values, in multiples of that in protobuf.
+        """
+        request = await self.apart(size, read)
+        outputs = await predict(request)
+        return await self.apart(weight * size_of(outputs), lambda: write(request, outputs))
+
+
+@dataclass
+class RequestContext:
+    """A request while it is answered.
+
+    Attributes:
+        service: State of the server.
+        timeout: Seconds that it may wait; None: any time.
+        version: Version of the model that it is for, once that is known.
+    """
+
+    service: Service
+    timeout: float | None = None
+    version: Version | None = None
+
     def find(self, name: str, number: int | None = None, label: str = "") -> Version:
         """Finds the version of a model; see `Models.find`.
 
         Raises:
             Refusal: There is no such model, or the server takes no more requests.
         """
-        if self.stopping.is_set():
-            raise Refusal(Code.UNAVAILABLE, "the server is stopping")
-        return self.models.find(name, number, label)
+        if self.service.stopping.is_set():
+            raise Refusal(StatusCode.UNAVAILABLE, "the server is stopping")
+        self.version = self.service.models.find(name, number, label)
+        return self.version
 
 
-@dataclass
-class Asked:
-    """A request while it is answered.
-
-    Attributes:
-        timeout: Seconds that it may wait; None: any time.
-        version: Of the model that it is for, once that is known.
-    """
-
-    timeout: float | None = None
-    version: Version | None = None
-
-
-def _version(service: Service, spec: Any, asked: Asked) -> Version:
+def _version(context: RequestContext, spec: Any) -> Version:
     """Version of a model that a ModelSpec names."""
     choice = spec.WhichOneof("version_choice")
     number = spec.version.value if choice == "version" else None
-    asked.version = service.find(spec.name, number, spec.version_label if choice == "version_label" else "")
-    return asked.version
+    return context.find(spec.name, number, spec.version_label if choice == "version_label" else "")
 
 
-async def serving_predict(service: Service, data: bytes, asked: Asked) -> Any:
+async def serving_predict(context: RequestContext, data: bytes) -> bytes:
     """`Predict`."""
+    as_content = context.service.as_content
 
-    def read() -> tuple[Any, Version, Signature, Arrays]:
+    def read() -> InferenceRequest:
         parts = decode.predict_request(data)
-        spec = parts.request.model_spec
-        version = _version(service, spec, asked)
+        said, spec = parts.request, parts.request.model_spec
+        version = _version(context, spec)
         signature = version.signature(spec.signature_name)
-        return parts.request, version, signature, parts.feeds(signature.pool.inputs)
+        feeds = parts.feeds(signature.pool.inputs)
+        return InferenceRequest(said, version, signature, feeds, said.output_filter, context.timeout)
 
-    request, version, signature, feeds = await service.apart(len(data), read)
-    outputs = await predict(signature, feeds, request.output_filter, timeout=asked.timeout)
-
-    def written() -> bytes:
+    def write(request: InferenceRequest, outputs: Arrays) -> bytes:
         response = messages.PredictResponse()
-        _say_spec(response.model_spec, version, signature.name)
+        _say_spec(response.model_spec, request.version, request.signature.name)
         parts = [response.SerializeToString()]
         for key, value in outputs.items():
-            tensor = tensors.tensor_proto(value, as_content=service.as_content)
+            tensor = tensors.tensor_proto(value, as_content=as_content)
             parts += tensors.field(1, [*tensors.field(1, [key.encode()]), *tensors.field(2, tensor)])
         return b"".join(parts)
 
-    return await service.apart(size_of(outputs), written)
+    return await context.service.answer(len(data), read, write)
 
 
 def _say_spec(spec: Any, version: Version, signature: str) -> None:
@@ -127,14 +149,14 @@ def _say_spec(spec: Any, version: Version, signature: str) -> None:
     spec.version.value = version.number
 
 
-async def serving_metadata(service: Service, request: Any, asked: Asked) -> Any:
+def serving_metadata(context: RequestContext, request: Any) -> Any:
     """`GetModelMetadata`."""
     if not request.metadata_field:
         raise invalid("GetModelMetadataRequest must specify at least one metadata_field")
     for name in request.metadata_field:
         if name != _SIGNATURES:
             raise invalid(f"Metadata field {name} is not supported")
-    version = _version(service, request.model_spec, asked)
+    version = _version(context, request.model_spec)
     response = messages.GetModelMetadataResponse()
     _say_spec(response.model_spec, version, "")
     response.metadata[_SIGNATURES].Pack(signature_defs(version))
@@ -161,16 +183,16 @@ def _infos(infos: Any, ports: Mapping[str, Port], signature: Signature) -> None:
             info.tensor_shape.dim.add().size = -1 if size is None else size
 
 
-async def serving_status(service: Service, request: Any, asked: Asked) -> Any:
+def serving_status(context: RequestContext, request: Any) -> Any:
     """`GetModelStatus`."""
     spec = request.model_spec
     if spec.WhichOneof("version_choice") is None:
-        versions = service.models.versions.get(spec.name)
+        versions = context.service.models.versions.get(spec.name)
         if not versions:
-            raise Refusal(Code.NOT_FOUND, f"Could not find any versions of model {spec.name}")
+            raise Refusal(StatusCode.NOT_FOUND, f"Could not find any versions of model {spec.name}")
         numbers = sorted(versions, reverse=True)
     else:
-        numbers = [_version(service, spec, asked).number]
+        numbers = [_version(context, spec).number]
     response = messages.GetModelStatusResponse()
     for number in numbers:
         status = response.model_version_status.add()
@@ -182,44 +204,25 @@ async def serving_status(service: Service, request: Any, asked: Asked) -> Any:
 # --- Open Inference Protocol
 
 
-def _open_version(service: Service, name: str, number: str, asked: Asked) -> Version:
+def _open_version(context: RequestContext, name: str, number: str) -> Version:
     if number and not (number.isascii() and number.isdigit() and len(number) < 20):
         raise invalid(f"the version of a model is a number, not {number!r}")
-    asked.version = service.find(name, int(number) if number else None)
-    return asked.version
+    return context.find(name, int(number) if number else None)
 
 
-async def open_live(service: Service, request: Any, asked: Asked) -> Any:
-    """`ServerLive`."""
-    del service, request, asked
-    return messages.ServerLiveResponse(live=True)
-
-
-async def open_ready(service: Service, request: Any, asked: Asked) -> Any:
-    """`ServerReady`."""
-    del request, asked
-    return messages.ServerReadyResponse(ready=not service.stopping.is_set())
-
-
-async def open_model_ready(service: Service, request: Any, asked: Asked) -> Any:
+def open_model_ready(context: RequestContext, request: Any) -> Any:
     """`ModelReady`."""
-    if service.stopping.is_set():
-        return messages.ModelReadyResponse(ready=False)
-    _open_version(service, request.name, request.version, asked)
-    return messages.ModelReadyResponse(ready=True)
+    ready = not context.service.stopping.is_set()
+    if ready:
+        _open_version(context, request.name, request.version)
+    return messages.ModelReadyResponse(ready=ready)
 
 
-async def open_server(service: Service, request: Any, asked: Asked) -> Any:
-    """`ServerMetadata`."""
-    del service, request, asked
-    return messages.ServerMetadataResponse(name="msplit", version=__version__)
-
-
-async def open_model(service: Service, request: Any, asked: Asked) -> Any:
+def open_model(context: RequestContext, request: Any) -> Any:
     """`ModelMetadata`."""
-    version = _open_version(service, request.name, request.version, asked)
+    version = _open_version(context, request.name, request.version)
     pool = version.signature("").pool
-    numbers = sorted(service.models.versions[version.model])
+    numbers = sorted(context.service.models.versions[version.model])
     found = messages.ModelMetadataResponse(name=version.model, versions=map(str, numbers), platform="msplit")
     for listed, ports in ((found.inputs, pool.inputs), (found.outputs, pool.outputs)):
         for key, port in ports.items():
@@ -228,124 +231,103 @@ async def open_model(service: Service, request: Any, asked: Asked) -> Any:
     return found
 
 
-async def open_infer(service: Service, data: bytes, asked: Asked) -> Any:
+async def open_infer(context: RequestContext, data: bytes) -> bytes:
     """`ModelInfer`."""
 
-    def read() -> tuple[Any, Version, WantedOutputs, Arrays]:
+    def read() -> InferenceRequest:
         parts = decode.infer_request(data)
-        request = parts.request
-        version = _open_version(service, request.model_name, request.model_version, asked)
-        wanted = wanted_by(request, version, asked)
-        return request, version, wanted, parts.feeds(wanted.signature.pool.inputs)
+        version = _open_version(context, parts.request.model_name, parts.request.model_version)
+        return open_request(context, version, parts.request, parts.feeds)
 
-    request, version, wanted, feeds = await service.apart(len(data), read)
-    outputs = await wanted.predict(feeds)
-
-    def written() -> bytes:
+    def write(request: InferenceRequest, outputs: Arrays) -> bytes:
+        version = request.version
         response = messages.ModelInferResponse(
-            model_name=version.model, model_version=str(version.number), id=request.id
+            model_name=version.model, model_version=str(version.number), id=request.said.id
         )
         for key, value in outputs.items():
-            datatype = tensors.open_name(value.dtype.name if value.dtype.kind not in "OSU" else "object")
+            datatype = tensors.open_name(tensors.name_of(value.dtype))
             response.outputs.add(name=key, datatype=datatype, shape=value.shape)
         contents = [tensors.field(6, tensors.raw_content(value)) for value in outputs.values()]
         return b"".join([response.SerializeToString(), *chain.from_iterable(contents)])
 
-    return await service.apart(size_of(outputs), written)
-
-
-@dataclass(frozen=True)
-class WantedOutputs:
-    """Read what a ModelInferRequest asks for beside its inputs.
-
-    Attributes:
-        outputs: Their names; none: all of them.
-        timeout: Seconds that it may wait to be started; None: any time.
-        priority: Its level; 0 is the most urgent.
-    """
-
-    signature: Signature
-    outputs: Sequence[str]
-    timeout: float | None
-    priority: int
-
-    async def predict(self, feeds: Arrays) -> Arrays:
-        """The answer to these inputs."""
-        return await predict(self.signature, feeds, self.outputs, timeout=self.timeout, priority=self.priority)
+    return await context.service.answer(len(data), read, write)
 
 
 _PARAMETERS = {"signature_name": "string_param", "priority": "int64_param", "timeout": "int64_param"}
 """Those that are looked at, and their types. Clients may send others."""
 
 
-def wanted_by(request: Any, version: Version, asked: Asked) -> WantedOutputs:
-    """Read what a request asks for: its parameters are Triton's `priority` (1 is the most urgent) and `timeout` (µs), and `signature_name`,
-    which Triton does not know.
+def open_request(
+    context: RequestContext, version: Version, request: Any, feeds: Callable[[Mapping[str, Port]], Arrays]
+) -> InferenceRequest:
+    """A ModelInferRequest with its inputs. Its parameters are Triton's `priority` (1 is the most urgent) and `timeout` (µs), and
+    `signature_name`, which Triton does not know.
 
     Raises:
-        Refusal: One of them is of another type, or there is no such signature.
+        Refusal: One of them is of another type, or there is no such signature, or the model takes no such inputs.
     """
     given = {name: request.parameters[name] for name in _PARAMETERS if name in request.parameters}
     for name, parameter in given.items():
         if parameter.WhichOneof("parameter_choice") != _PARAMETERS[name]:
             raise invalid(f"parameter {name} is no {'text' if name == 'signature_name' else 'whole number'}")
-    name = given["signature_name"].string_param if "signature_name" in given else ""
-    priority = max(given["priority"].int64_param - 1, 0) if "priority" in given else 0
-    timeout = asked.timeout
-    if "timeout" in given and given["timeout"].int64_param > 0:
-        limit = given["timeout"].int64_param / 1e6
+    values = {name: getattr(parameter, _PARAMETERS[name]) for name, parameter in given.items()}
+    timeout = context.timeout
+    if values.get("timeout", 0) > 0:
+        limit = values["timeout"] / 1e6
         timeout = limit if timeout is None else min(limit, timeout)
-    return WantedOutputs(version.signature(name), [output.name for output in request.outputs], timeout, priority)
+    signature = version.signature(values.get("signature_name", ""))
+    outputs, priority = [output.name for output in request.outputs], max(values.get("priority", 0) - 1, 0)
+    return InferenceRequest(request, version, signature, feeds(signature.pool.inputs), outputs, timeout, priority)
 
 
 # --- All methods, by path
 
 
-async def health(service: Service, request: Any, asked: Asked) -> Any:
+def health(context: RequestContext, request: Any) -> Any:
     """`Check`."""
-    del asked
     if request.service not in SERVICES:
-        raise Refusal(Code.NOT_FOUND, f"unknown service {request.service}")
-    return messages.HealthCheckResponse(status=2 if service.stopping.is_set() else 1)
+        raise Refusal(StatusCode.NOT_FOUND, f"unknown service {request.service}")
+    return messages.HealthCheckResponse(status=2 if context.service.stopping.is_set() else 1)
 
 
-_METHODS: tuple[tuple[str, Callable[[Service, Any, Asked], Awaitable[Any]]], ...] = (
-    ("PredictRequest", serving_predict),
-    ("GetModelMetadataRequest", serving_metadata),
-    ("GetModelStatusRequest", serving_status),
-    ("ServerLiveRequest", open_live),
-    ("ServerReadyRequest", open_ready),
-    ("ModelReadyRequest", open_model_ready),
-    ("ServerMetadataRequest", open_server),
-    ("ModelMetadataRequest", open_model),
-    ("ModelInferRequest", open_infer),
-    ("HealthCheckRequest", health),
-)
-"""Request and method for each of `PATHS`."""
-
-
-_BY_PATH = {path: (path.split("/")[1], *found) for path, found in zip(PATHS, _METHODS, strict=True)}
-_WITH_TENSORS = ("PredictRequest", "ModelInferRequest")
+_WITH_TENSORS: dict[str, Callable[[RequestContext, bytes], Awaitable[bytes]]] = {
+    "PredictRequest": serving_predict,
+    "ModelInferRequest": open_infer,
+}
 """Requests that are read, and answers that are written, by the methods themselves."""
+
+_METHODS: dict[str, Callable[[RequestContext, Any], Any]] = {
+    "GetModelMetadataRequest": serving_metadata,
+    "GetModelStatusRequest": serving_status,
+    "ServerLiveRequest": lambda context, request: messages.ServerLiveResponse(live=True),
+    "ServerReadyRequest": lambda context, request: messages.ServerReadyResponse(
+        ready=not context.service.stopping.is_set()
+    ),
+    "ModelReadyRequest": open_model_ready,
+    "ServerMetadataRequest": lambda context, request: messages.ServerMetadataResponse(**SERVER),
+    "ModelMetadataRequest": open_model,
+    "HealthCheckRequest": health,
+}
 
 
 async def answer(service: Service, path: str, data: bytes, left: float | None) -> tuple[int, bytes]:
     """Answers what came over gRPC; an `Ask`."""
     start = perf_counter()
-    asked = Asked(service.timeout if left is None else left)
-    protocol, kind, method = _BY_PATH[path]
+    context = RequestContext(service, service.timeout if left is None else left)
+    _, protocol, method = path.split("/")
+    kind = "HealthCheckRequest" if method == "Check" else f"{method}Request"
     try:
         found: bytes
         if kind in _WITH_TENSORS:
-            found = await method(service, data, asked)
+            found = await _WITH_TENSORS[kind](context, data)
         else:
             request = decode.parsed(getattr(messages, kind), decode.apart(data, None, (), kind)[0])
-            found = (await method(service, request, asked)).SerializeToString()
+            found = _METHODS[kind](context, request).SerializeToString()
     except Exception as problem:  # noqa: BLE001  whatever it is, the client gets an answer
         why = told(service, problem)
-        service.metrics.count(asked.version, protocol, why.code.name, perf_counter() - start)
+        service.metrics.count(context.version, protocol, why.code.name, perf_counter() - start)
         return why.code.grpc, why.said.encode()
-    service.metrics.count(asked.version, protocol, "OK", perf_counter() - start)
+    service.metrics.count(context.version, protocol, "OK", perf_counter() - start)
     return 0, found
 
 
@@ -356,6 +338,6 @@ def told(service: Service, problem: BaseException) -> Refusal:
     if is_internal(cause):
         service.log("".join(traceback.format_exception(cause)))
     found = refusal(problem)
-    if found.code is Code.INTERNAL and isinstance(cause, MsplitError):
+    if found.code is StatusCode.INTERNAL and isinstance(cause, MsplitError):
         service.log(f"a request failed: {cause}")
     return found

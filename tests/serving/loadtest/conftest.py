@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from msplit.serving.loadtest.generator import Generator
-from msplit.serving.loadtest.table import Table
+from msplit.serving.loadtest.generator import LoadGenerator
+from msplit.serving.loadtest.table import RequestTable
 from tests.serving.loadtest import fakes
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Table]:
+def shared() -> Iterator[RequestTable]:
     made = fakes.table()
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def generator(shared: Table) -> Iterator[Generator]:
-    made = Generator(shared)
+def generator(shared: RequestTable) -> Iterator[LoadGenerator]:
+    made = LoadGenerator(shared)
     yield made
     made.close()

@@ -15,15 +15,15 @@ import numpy as np
 from msplit.core.arguments import Precision
 from msplit.serving.loadtest.corpus import Prepared, Verdict
 from msplit.serving.loadtest.dispatcher import Watch, drive
-from msplit.serving.loadtest.generator import Generator, Sending, Sent
-from msplit.serving.loadtest.results import Run, measured
-from msplit.serving.loadtest.table import KeptOutput, Layout, Table
+from msplit.serving.loadtest.generator import LoadGenerator, Sending, Sent
+from msplit.serving.loadtest.results import LoadRun, measured
+from msplit.serving.loadtest.table import Layout, OutputLayout, RequestTable
 from msplit.serving.pool.pool import About, Stats
 from msplit.serving.pool.ports import Port
 from msplit.serving.pool.settings import PoolSettings
 
 DISTINCT = 16
-KEPT = {"score": KeptOutput("float32", (2,)), "id": KeptOutput("int64", ())}
+KEPT = {"score": OutputLayout("float32", (2,)), "id": OutputLayout("int64", ())}
 FEEDS: Sequence[Mapping[str, Any]] = [{"x": np.full((1, 2), number, np.float32)} for number in range(DISTINCT)]
 ANSWERS: Sequence[Mapping[str, Any]] = [
     {"score": np.array([number, number + 0.5], np.float32), "id": np.array(number, np.int64)}
@@ -103,17 +103,17 @@ def instead(pool: Any) -> Iterator[None]:
         yield
 
 
-def table(rows: int = 100_000) -> Table:
-    return Table(Layout(rows, KEPT))
+def table(rows: int = 100_000) -> RequestTable:
+    return RequestTable(Layout(rows, KEPT))
 
 
-def loaded(shared: Table, generator: Generator, pool: Any, asked: Sending) -> tuple[Sent, Mapping[str, int]]:
+def loaded(shared: RequestTable, generator: LoadGenerator, pool: Any, asked: Sending) -> tuple[Sent, Mapping[str, int]]:
     """One run of a pool."""
     shared.clear()
-    generator.start(asked)
-    problems = drive(shared, pool, FEEDS, Watch(shared, generator.process.alive))
-    return generator.finish(), problems
+    generator.send(asked)
+    problems = drive(shared, pool, FEEDS, Watch(shared, generator.alive))
+    return generator.receive(), problems
 
 
-def run_of(shared: Table, sent: Sent, asked: Sending) -> Run:
+def run_of(shared: RequestTable, sent: Sent, asked: Sending) -> LoadRun:
     return measured(shared, sent, Verdict(0, 0, ""), is_open=asked.level.is_open)

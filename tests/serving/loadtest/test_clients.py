@@ -15,9 +15,9 @@ import pytest
 grpc = pytest.importorskip("grpc")
 
 from msplit.errors import EngineError, MsplitError  # noqa: E402
-from msplit.serving.loadtest.clients import PROTOCOLS, TENSORFLOW, Channel, Server  # noqa: E402
-from msplit.serving.loadtest.dispatcher import Part, Watch, drive  # noqa: E402
-from msplit.serving.loadtest.table import ANSWERED, DONE, LINE, OVER, SENT  # noqa: E402
+from msplit.serving.loadtest.clients import PROTOCOLS, TENSORFLOW, Channel, ServerUnderTest  # noqa: E402
+from msplit.serving.loadtest.dispatcher import RowShare, Watch, drive  # noqa: E402
+from msplit.serving.loadtest.table import ANSWERED, LINE, OVER, SENT, RequestState  # noqa: E402
 from msplit.serving.server import decode, messages, tensors  # noqa: E402
 from tests.cli.runner import fine, msplit  # noqa: E402
 from tests.serving.loadtest.fakes import ANSWERS, DISTINCT, FEEDS, FakeModel, FakePool, instead, table  # noqa: E402
@@ -121,7 +121,7 @@ def test_no_server_and_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msplit.serving.loadtest.clients._CONNECT", 0.2)
     before = set(threading.enumerate())
     with pytest.raises(EngineError, match=r"no server answers at 127\.0\.0\.1:9"):
-        Channel(Server("127.0.0.1:9", "m"), FEEDS)
+        Channel(ServerUnderTest("127.0.0.1:9", "m"), FEEDS)
     for trying in set(threading.enumerate()) - before:
         trying.join(10)
         assert not trying.is_alive()  # nobody goes on trying
@@ -134,9 +134,9 @@ def test_no_server_and_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_that_make_no_sense() -> None:
     with pytest.raises(MsplitError, match="no protocol 'http'"):
-        Server("a:1", "m", "http")
+        ServerUnderTest("a:1", "m", "http")
     with pytest.raises(MsplitError, match="99 processes"):
-        Server("a:1", "m", TENSORFLOW, 99)
+        ServerUnderTest("a:1", "m", TENSORFLOW, 99)
 
 
 def test_each_process_answers_its_share_of_the_rows() -> None:
@@ -144,9 +144,9 @@ def test_each_process_answers_its_share_of_the_rows() -> None:
     made.request[:] = np.arange(1000) % DISTINCT
     made.counters[SENT], made.counters[OVER] = 1000, 1
     for number in (2, 0, 1):
-        before = int((made.status == DONE).sum())
-        drive(made, FakePool(), FEEDS, Watch(made, lambda: None), part=Part(number, 3))
-        rows = np.flatnonzero(made.status == DONE)
+        before = int((made.status == RequestState.DONE).sum())
+        drive(made, FakePool(), FEEDS, Watch(made, lambda: None), part=RowShare(number, 3))
+        rows = np.flatnonzero(made.status == RequestState.DONE)
         assert len(rows) - before == len(range(number, 1000, 3)) == made.counters[ANSWERED + LINE * number]
         assert set(range(number, 1000, 3)) <= set(rows.tolist())
     assert made.answers == 1000

@@ -16,19 +16,19 @@ from msplit.core.arguments import Precision
 from msplit.errors import MsplitError
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import Checker, Prepared, from_model, of_ports
-from msplit.serving.loadtest.table import DONE, FAILED, SENT, Layout, Table, digest
+from msplit.serving.loadtest.table import SENT, Layout, RequestState, RequestTable, digest
 from msplit.serving.pool.ports import Port
 from msplit.verify.compare import compare
 from tests.cli.runner import SAMPLES
 from tests.serving.loadtest.fakes import ANSWERS, FEEDS, PREPARED, table
 
 
-def answered(prepared: Prepared, count: int, checker: Checker) -> Table:
+def answered(prepared: Prepared, count: int, checker: Checker) -> RequestTable:
     """A table with right answers."""
     del checker
-    made = Table(Layout(count, prepared.kept))
+    made = RequestTable(Layout(count, prepared.kept))
     made.request[:] = np.arange(count) % len(prepared.answers)
-    made.status[:] = DONE
+    made.status[:] = RequestState.DONE
     made.counters[SENT] = count
     for name, kept in prepared.kept.items():
         for row in range(count):
@@ -72,7 +72,7 @@ def test_one_wrong_number_is_found_and_named() -> None:
 def test_what_has_no_answer_is_none() -> None:
     checker = Checker(PREPARED, ANSWERS)
     made = answered(PREPARED, 10, checker)
-    made.status[3] = FAILED
+    made.status[3] = RequestState.FAILED
     made.outputs["id"][3] = 99
     verdict = checker.check(made)
     assert (verdict.checked, verdict.wrong) == (9, 0)
@@ -216,7 +216,7 @@ def test_a_hundred_thousand_answers_take_less_than_a_second() -> None:
     checker = Checker(PREPARED, ANSWERS)
     made = table(100_000)
     made.request[:] = np.arange(100_000) % len(ANSWERS)
-    made.status[:], made.counters[SENT] = DONE, 100_000
+    made.status[:], made.counters[SENT] = RequestState.DONE, 100_000
     for name in made.outputs:
         made.outputs[name][:] = np.stack([one[name] for one in ANSWERS])[made.request]
     start = time.process_time()

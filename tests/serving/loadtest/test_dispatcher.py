@@ -13,25 +13,14 @@ import pytest
 
 from msplit.errors import Busy, EngineError, TimedOut
 from msplit.serving.loadtest.dispatcher import Echo, Watch, call, drive
-from msplit.serving.loadtest.generator import Generator, Level, Sending
-from msplit.serving.loadtest.table import (
-    ANSWERED,
-    DONE,
-    FAILED,
-    GIVEN_UP,
-    MISSHAPEN,
-    OVER,
-    REFUSED,
-    SENT,
-    TIMED_OUT,
-    Table,
-)
+from msplit.serving.loadtest.generator import Level, LoadGenerator, Sending
+from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, RequestState, RequestTable
 from tests.serving.loadtest.fakes import ANSWERS, DISTINCT, FEEDS, FakePool, loaded, run_of, table
 
 ASKED = Sending(Level(clients=4), 0.1, 0.0, DISTINCT, seed=1)
 
 
-def waiting(count: int) -> Table:
+def waiting(count: int) -> RequestTable:
     """A table with requests that all are there."""
     made = table(max(count, 1))
     made.request[:count] = np.arange(count) % DISTINCT
@@ -39,20 +28,20 @@ def waiting(count: int) -> Table:
     return made
 
 
-def nobody(made: Table) -> Watch:
+def nobody(made: RequestTable) -> Watch:
     return Watch(made, lambda: None)
 
 
-def test_what_becomes_of_requests_is_told(shared: Table, generator: Generator) -> None:
+def test_what_becomes_of_requests_is_told(shared: RequestTable, generator: LoadGenerator) -> None:
     outcomes = [Busy("full"), TimedOut("late"), EngineError("broken"), ValueError("odd")]
-    kinds = [REFUSED, TIMED_OUT, FAILED, FAILED]
+    kinds = [RequestState.REFUSED, RequestState.TIMED_OUT, RequestState.FAILED, RequestState.FAILED]
 
     def answer(number: int, count: int) -> Any:
         return outcomes[count % 5] if count % 5 < 4 else ANSWERS[number]
 
     sent, problems = loaded(shared, generator, FakePool(answer), ASKED)
     count = shared.counters[SENT]
-    assert shared.status[: min(count, 10)].tolist() == ([*kinds, DONE] * 2)[:count]
+    assert shared.status[: min(count, 10)].tolist() == ([*kinds, RequestState.DONE] * 2)[:count]
     assert set(problems) == {"broken", "ValueError: odd"}
     run = run_of(shared, sent, ASKED)
     parts = (run.refused, run.timed_out, run.failed, run.answered)
@@ -67,7 +56,7 @@ def test_what_a_pool_does_not_take_is_no_end() -> None:
 
     made = waiting(40)
     assert drive(made, Full(), FEEDS, nobody(made)) == {}
-    assert (made.status[:40] == REFUSED).all()
+    assert (made.status[:40] == RequestState.REFUSED).all()
 
 
 @pytest.mark.parametrize(
@@ -82,10 +71,10 @@ def test_outputs_of_another_shape_are_noticed(outputs: Mapping[str, Any]) -> Non
 
     problems = drive(made, FakePool(answer), FEEDS, nobody(made))
     status = made.status[:70]
-    assert (status[1::3] == MISSHAPEN).all()
-    assert (np.delete(status, np.s_[1::3]) == DONE).all()
+    assert (status[1::3] == RequestState.MISSHAPEN).all()
+    assert (np.delete(status, np.s_[1::3]) == RequestState.DONE).all()
     assert sum(problems.values()) == len(status[1::3]) * (2 if not outputs else 1)
-    right = np.flatnonzero(status == DONE)
+    right = np.flatnonzero(status == RequestState.DONE)
     assert (made.outputs["id"][right] == made.request[right]).all()
 
 
@@ -101,10 +90,10 @@ def test_threads_answer_all_and_each_once() -> None:
     assert call(made, [step] * 6, FEEDS, nobody(made)) == {}
     assert len(seen) == made.counters[ANSWERED] == 3000
     assert (made.outputs["id"][:3000] == made.request[:3000]).all()
-    assert (made.status[:3000] == DONE).all()
+    assert (made.status[:3000] == RequestState.DONE).all()
 
 
-def test_as_many_calls_at_once_as_threads_and_no_more(shared: Table, generator: Generator) -> None:
+def test_as_many_calls_at_once_as_threads_and_no_more(shared: RequestTable, generator: LoadGenerator) -> None:
     state = {"now": 0, "most": 0}
     lock = threading.Lock()
 
@@ -118,9 +107,9 @@ def test_as_many_calls_at_once_as_threads_and_no_more(shared: Table, generator: 
         return ANSWERS[int(feeds["x"][0, 0])]
 
     shared.clear()
-    generator.start(Sending(Level(clients=8), 0.15, 0.0, DISTINCT, seed=1))
-    call(shared, [step] * 3, FEEDS, Watch(shared, generator.process.alive))
-    generator.finish()
+    generator.send(Sending(Level(clients=8), 0.15, 0.0, DISTINCT, seed=1))
+    call(shared, [step] * 3, FEEDS, Watch(shared, generator.alive))
+    generator.receive()
     assert state["most"] == 3
     assert shared.counters[ANSWERED] == shared.counters[SENT]
 
@@ -163,7 +152,7 @@ def test_what_still_waits_long_after_the_end_is_given_up(monkeypatch: pytest.Mon
     started = time.monotonic()
     assert drive(made, pool, FEEDS, nobody(made)) == {}
     assert time.monotonic() - started < 10
-    assert (made.status[:1000] == GIVEN_UP).all()
+    assert (made.status[:1000] == RequestState.GIVEN_UP).all()
     other = waiting(1000)
 
     def step(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -172,8 +161,8 @@ def test_what_still_waits_long_after_the_end_is_given_up(monkeypatch: pytest.Mon
 
     assert call(other, [step] * 2, FEEDS, nobody(other)) == {}
     status = other.status[:1000]
-    done = int((status == DONE).sum())
+    done = int((status == RequestState.DONE).sum())
     assert 2 <= done < 500
-    assert (status[:done] == DONE).all()
-    assert (status[done:] == GIVEN_UP).all()
+    assert (status[:done] == RequestState.DONE).all()
+    assert (status[done:] == RequestState.GIVEN_UP).all()
     assert other.counters[ANSWERED] == 1000

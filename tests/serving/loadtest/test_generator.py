@@ -15,9 +15,9 @@ import pytest
 
 from msplit.errors import EngineError, MsplitError
 from msplit.serving.loadtest.dispatcher import Watch, drive
-from msplit.serving.loadtest.generator import Generator, Level, Sending, send
+from msplit.serving.loadtest.generator import Level, LoadGenerator, Sending, send
 from msplit.serving.loadtest.results import in_flight
-from msplit.serving.loadtest.table import ANSWERED, DONE, OVER, SENT, Table
+from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, RequestState, RequestTable
 from tests import forked
 from tests.cli.runner import ROOT, heard
 from tests.serving.loadtest.fakes import DISTINCT, FEEDS, FakePool, loaded, run_of, table
@@ -33,7 +33,7 @@ def opened(rate: float, seconds: float = 0.4, warmup: float = 0.0, seed: int = 1
 
 @pytest.mark.parametrize("clients", [1, 3, 8])
 def test_a_closed_loop_has_as_many_in_flight_as_clients_and_never_more(
-    clients: int, shared: Table, generator: Generator
+    clients: int, shared: RequestTable, generator: LoadGenerator
 ) -> None:
     pool = FakePool(seconds=0.001)
     sent, _ = loaded(shared, generator, pool, closed(clients))
@@ -44,10 +44,10 @@ def test_a_closed_loop_has_as_many_in_flight_as_clients_and_never_more(
     assert not sent.full
 
 
-def test_every_request_is_answered_and_stands_in_the_table(shared: Table, generator: Generator) -> None:
+def test_every_request_is_answered_and_stands_in_the_table(shared: RequestTable, generator: LoadGenerator) -> None:
     loaded(shared, generator, FakePool(), closed(4))
     count = shared.counters[SENT]
-    assert (shared.status[:count] == DONE).all()
+    assert (shared.status[:count] == RequestState.DONE).all()
     assert (shared.outputs["id"][:count] == shared.request[:count]).all()
     assert (shared.outputs["score"][:count, 1] == shared.request[:count] + 0.5).all()
     assert (shared.sent[:count] <= shared.taken[:count]).all()
@@ -55,7 +55,7 @@ def test_every_request_is_answered_and_stands_in_the_table(shared: Table, genera
     assert len(set(shared.request[:count].tolist())) == DISTINCT
 
 
-def test_arrivals_are_a_poisson_process_and_wait_for_nobody(shared: Table, generator: Generator) -> None:
+def test_arrivals_are_a_poisson_process_and_wait_for_nobody(shared: RequestTable, generator: LoadGenerator) -> None:
     rate = 5000.0
     sent, _ = loaded(shared, generator, FakePool(seconds=0.05), opened(rate))
     count = shared.counters[SENT]
@@ -69,7 +69,7 @@ def test_arrivals_are_a_poisson_process_and_wait_for_nobody(shared: Table, gener
     assert (sent.end - sent.begin) / 1e9 == pytest.approx(0.4)
 
 
-def test_a_stall_is_seen_by_all_that_were_due_in_it(shared: Table, generator: Generator) -> None:
+def test_a_stall_is_seen_by_all_that_were_due_in_it(shared: RequestTable, generator: LoadGenerator) -> None:
     """Coordinated omission: a generator that waits for answers would count one slow request where hundreds were due."""
     stall, rate = (0.1, 0.3), 2000.0
     asked = opened(rate)
@@ -104,7 +104,7 @@ def test_latency_counts_from_when_a_request_was_due_even_if_it_was_sent_late() -
     shared.close()
 
 
-def test_warming_up_is_left_out(shared: Table, generator: Generator) -> None:
+def test_warming_up_is_left_out(shared: RequestTable, generator: LoadGenerator) -> None:
     asked = closed(1, seconds=0.1, warmup=0.1)
     sent, _ = loaded(shared, generator, FakePool(seconds=0.001), asked)
     run = run_of(shared, sent, asked)
@@ -114,7 +114,7 @@ def test_warming_up_is_left_out(shared: Table, generator: Generator) -> None:
     assert 0 < run.requests < count
 
 
-def test_a_run_ends_after_so_many_requests(shared: Table, generator: Generator) -> None:
+def test_a_run_ends_after_so_many_requests(shared: RequestTable, generator: LoadGenerator) -> None:
     started = time.monotonic()
     asked = closed(2, seconds=60.0, warmup=0.02, most=50)
     sent, _ = loaded(shared, generator, FakePool(), asked)
@@ -124,7 +124,7 @@ def test_a_run_ends_after_so_many_requests(shared: Table, generator: Generator) 
 
 def test_a_table_that_is_full_ends_the_run() -> None:
     small = table(100)
-    generator = Generator(small)
+    generator = LoadGenerator(small)
     try:
         sent, _ = loaded(small, generator, FakePool(), closed(4, seconds=30.0))
         assert sent.full
@@ -138,7 +138,7 @@ def test_a_table_that_is_full_ends_the_run() -> None:
         small.close()
 
 
-def test_shares_of_priorities(shared: Table, generator: Generator) -> None:
+def test_shares_of_priorities(shared: RequestTable, generator: LoadGenerator) -> None:
     asked = Sending(Level(clients=8), 0.2, 0.0, DISTINCT, seed=3, mix=((0, 1.0), (2, 3.0)))
     sent, _ = loaded(shared, generator, FakePool(), asked)
     count = shared.counters[SENT]
@@ -151,8 +151,8 @@ def test_shares_of_priorities(shared: Table, generator: Generator) -> None:
 def test_a_generator_that_is_killed_is_told_and_leaves_nothing_behind() -> None:
     before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
     shared = table(10_000)
-    generator = Generator(shared)
-    threading.Timer(0.2, lambda: os.kill(generator.process.pid, signal.SIGKILL)).start()
+    generator = LoadGenerator(shared)
+    threading.Timer(0.2, lambda: os.kill(generator.pid, signal.SIGKILL)).start()
     with pytest.raises(EngineError, match="load generator was ended by signal 9"):
         loaded(shared, generator, FakePool(seconds=0.01), closed(1, seconds=60.0))
     generator.close()
@@ -161,13 +161,13 @@ def test_a_generator_that_is_killed_is_told_and_leaves_nothing_behind() -> None:
 
 
 SENDS = """
-from msplit.serving.loadtest.generator import Generator
+from msplit.serving.loadtest.generator import LoadGenerator
 from tests.serving.loadtest.fakes import table
 from tests.serving.loadtest.test_generator import closed
-generator = Generator(table(10_000))
-generator.start(closed(1, seconds=60.0))
-print(generator.process.pid, flush=True)
-generator.finish()
+generator = LoadGenerator(table(10_000))
+generator.send(closed(1, seconds=60.0))
+print(generator.pid, flush=True)
+generator.receive()
 """
 
 
@@ -198,11 +198,13 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_what_answers_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, shared: Table, generator: Generator) -> None:
+def test_what_answers_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, shared: RequestTable, generator: LoadGenerator
+) -> None:
     monkeypatch.setattr("msplit.serving.loadtest.dispatcher._STUCK", 0.2)
     with pytest.raises(EngineError, match="2 requests were not answered"):
         loaded(shared, generator, FakePool(seconds=1e9), closed(2))
-    generator.finish()
+    generator.receive()
 
 
 def test_a_load_is_one_of_both() -> None:
@@ -211,7 +213,7 @@ def test_a_load_is_one_of_both() -> None:
             Level(**wrong)
 
 
-def test_what_is_sent_is_over(shared: Table, generator: Generator) -> None:
+def test_what_is_sent_is_over(shared: RequestTable, generator: LoadGenerator) -> None:
     loaded(shared, generator, FakePool(), closed(1, seconds=0.05))
     assert shared.counters[OVER] == 1
     shared.clear()

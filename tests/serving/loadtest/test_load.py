@@ -20,7 +20,7 @@ from msplit.report import jsonio
 from msplit.report import load as report
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.run import LoadSettings, load
-from msplit.serving.loadtest.targets import RemoteTarget
+from msplit.serving.loadtest.targets import SessionTask
 from msplit.serving.pool import sources
 from msplit.serving.pool.settings import PoolSettings
 from tests import forked
@@ -300,17 +300,9 @@ def test_tensorflow_beside_it_runs_in_a_process_of_its_own(tmp_path: Path) -> No
 
 
 def test_a_process_that_can_not_run_the_model_is_left_out_and_says_why() -> None:
-    class Fails(RemoteTarget):
-        def __init__(self, spec: Any) -> None:
-            self.label, self.about, self.echo = "TensorFlow", spec.about, "echo, threads"
-
-        def ready(self) -> None:
-            raise EngineError("TensorFlow can not run this model: no kernel")
-
-        def close(self) -> None:
-            pass
-
-    with instead(FakeModel()), mock.patch("msplit.serving.loadtest.run.RemoteTarget", Fails):
+    problem = EngineError("TensorFlow can not run this model: no kernel")
+    fails = mock.Mock(label="TensorFlow", about="", echo="echo, threads", ready=mock.Mock(side_effect=problem))
+    with instead(FakeModel()), mock.patch.object(SessionTask, "start", return_value=fails):
         done = fine("load", MMOE, *QUICK, "--clients", "1", "--tensorflow", "beside=sessions")
     assert "TensorFlow: not measured: TensorFlow can not run this model: no kernel" in " ".join(done.out.split())
 

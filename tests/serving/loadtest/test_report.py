@@ -14,12 +14,12 @@ from rich.console import Console
 from msplit.report import load as report
 from msplit.report import render
 from msplit.serving.loadtest.generator import Level
-from msplit.serving.loadtest.results import Latency, LoadResult, Point, Run, TargetResult
+from msplit.serving.loadtest.results import Latency, LoadResult, LoadRun, Point, TargetResult
 
 GOLDEN = Path(__file__).parent / "report.txt"
 
 
-def run(throughput: float, p50: float, **more: int) -> Run:
+def run(throughput: float, p50: float, **more: int) -> LoadRun:
     latency = Latency(p50, 1.5 * p50, 2.5 * p50, 1.2 * p50, 9 * p50)
     by_priority = {0: latency, 1: Latency(3 * p50, 4 * p50, 5 * p50, 3 * p50, 12 * p50)}
     counts = {
@@ -32,7 +32,7 @@ def run(throughput: float, p50: float, **more: int) -> Run:
         "wrong": 0,
         **more,
     }
-    return Run(
+    return LoadRun(
         seconds=2.0,
         throughput=throughput,
         latency=latency,

@@ -9,14 +9,29 @@ from hypothesis import strategies as st
 
 from msplit.serving.loadtest.corpus import Verdict
 from msplit.serving.loadtest.generator import Level, Sent
-from msplit.serving.loadtest.results import Latency, Point, Run, Spread, in_flight, measured
+from msplit.serving.loadtest.results import Latency, LoadRun, Point, RepeatSpread, in_flight, measured
 from msplit.serving.loadtest.run import limit
-from msplit.serving.loadtest.table import DONE, FAILED, GIVEN_UP, MISSHAPEN, REFUSED, SENT, TIMED_OUT
+from msplit.serving.loadtest.table import SENT, RequestState
 from tests.serving.loadtest.fakes import table
 
 times = st.integers(0, 1000)
 rows = st.lists(
-    st.tuples(times, times, times, st.sampled_from([DONE, REFUSED, TIMED_OUT, GIVEN_UP, FAILED, MISSHAPEN])), min_size=1
+    st.tuples(
+        times,
+        times,
+        times,
+        st.sampled_from(
+            [
+                RequestState.DONE,
+                RequestState.REFUSED,
+                RequestState.TIMED_OUT,
+                RequestState.GIVEN_UP,
+                RequestState.FAILED,
+                RequestState.MISSHAPEN,
+            ]
+        ),
+    ),
+    min_size=1,
 )
 
 
@@ -33,13 +48,15 @@ def test_figures_of_a_run(found: list[tuple[int, int, int, int]], a: int, b: int
         requests.append((start, due + late + took, status))
     run = measured(made, Sent(begin, end, False), Verdict(0, 0, ""), is_open=is_open)
     inside = [one for one in requests if begin <= one[0] < end]
-    latencies = [answered - start for start, answered, status in inside if status == DONE]
+    latencies = [answered - start for start, answered, status in inside if status == RequestState.DONE]
     assert run.requests == len(inside)
     assert run.answered == len(latencies)
-    kinds = (REFUSED, TIMED_OUT, GIVEN_UP)
+    kinds = (RequestState.REFUSED, RequestState.TIMED_OUT, RequestState.GIVEN_UP)
     assert (run.refused, run.timed_out, run.given_up) == tuple(sum(one[2] == kind for one in inside) for kind in kinds)
-    assert run.failed == sum(one[2] in (FAILED, MISSHAPEN) for one in requests)  # warming up is no excuse
-    ended = sum(begin <= answered < end and status == DONE for _, answered, status in requests)
+    assert run.failed == sum(
+        one[2] in (RequestState.FAILED, RequestState.MISSHAPEN) for one in requests
+    )  # warming up is no excuse
+    ended = sum(begin <= answered < end and status == RequestState.DONE for _, answered, status in requests)
     assert run.throughput == pytest.approx(ended / ((end - begin) / 1e9))
     if latencies:
         assert run.latency is not None
@@ -60,20 +77,20 @@ def test_most_in_flight(found: list[tuple[int, int]]) -> None:
     assert in_flight(sent, answered) == brute
 
 
-def run(throughput: float, p50: float, late: float = 0.0, *, cut: bool = False) -> Run:
+def run(throughput: float, p50: float, late: float = 0.0, *, cut: bool = False) -> LoadRun:
     latency = Latency(p50, p50, p50, p50, p50)
-    return Run(1.0, 1, 1, 0, 0, 0, 0, throughput, latency, {}, 1, 0, "", "", 1, late, cut)
+    return LoadRun(1.0, 1, 1, 0, 0, 0, 0, throughput, latency, {}, 1, 0, "", "", 1, late, cut)
 
 
 def test_repeats_give_a_median_and_its_spread() -> None:
     point = Point("a", Level(clients=2), "2", (run(10, 5), run(30, 7), run(20, 6)))
-    assert point.throughput == Spread(20, 10, 30)
-    assert point.latency("p99") == Spread(6, 5, 7)
+    assert point.throughput == RepeatSpread(20, 10, 30)
+    assert point.latency("p99") == RepeatSpread(6, 5, 7)
     assert point.latency("p99", priority=1) is None
 
 
 def test_it_is_told_where_the_generator_is_the_limit() -> None:
-    def point(*runs: Run, rate: float | None = None) -> Point:
+    def point(*runs: LoadRun, rate: float | None = None) -> Point:
         return Point("a", Level(rate=rate) if rate else Level(clients=1), "1", runs)
 
     assert "alone reaches 100/s" in limit(point(run(80, 5)), point(run(100, 5)))

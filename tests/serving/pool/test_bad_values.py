@@ -9,7 +9,7 @@ import pytest
 
 import msplit
 from msplit.errors import InvalidInput
-from msplit.serving.server.refusal import Code, refusal
+from msplit.serving.server.refusal import StatusCode, refusal
 
 pytestmark = pytest.mark.tf
 
@@ -39,7 +39,7 @@ def test_an_id_outside_of_its_table_is_the_clients_fault(lookup: Path, engine: s
             with pytest.raises(InvalidInput) as caught:
                 pool.submit({"ids": np.array([wrong], np.int32)}).result(20)
             told = refusal(caught.value, ran=True)
-            assert told.code is Code.INVALID_ARGUMENT
+            assert told.code is StatusCode.INVALID_ARGUMENT
             assert "--" not in told.said
             assert "report" not in told.said
         np.testing.assert_array_equal(pool.step(good)["y"], wanted)

@@ -19,7 +19,7 @@ from msplit.serving.server import rest, rpc, run  # noqa: E402
 from msplit.serving.server.metrics import Metrics  # noqa: E402
 from msplit.serving.server.models import Models  # noqa: E402
 from msplit.serving.server.refusal import Refusal  # noqa: E402
-from msplit.serving.server.service import Asked, Service  # noqa: E402
+from msplit.serving.server.service import RequestContext, Service  # noqa: E402
 
 SOON = 20.0
 """Seconds within which what is to end after a fraction of one does, on whatever machine."""
@@ -97,7 +97,7 @@ def test_a_connection_of_grpc_that_says_nothing_does_not_stay(monkeypatch: pytes
         return 0, data
 
     async def go() -> None:
-        server = rpc.RpcServer(ask, asyncio.Event(), 1 << 20)
+        server = rpc.GrpcServer(ask, asyncio.Event(), 1 << 20)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -118,7 +118,7 @@ def test_a_body_that_is_compressed_is_refused_as_that(encoding: str) -> None:
 
     models = Models({})
     request = Request({"type": "http", "headers": [(b"content-encoding", encoding.encode())][: len(encoding)]}, receive)
-    call = rest.RestCall(Service(models, Metrics(models)), request, 9, Asked())
+    call = rest.HttpCall(RequestContext(Service(models, Metrics(models))), request, 9)
     if encoding in ("", "identity"):
         assert asyncio.run(call.body()) == b"{}"
     else:

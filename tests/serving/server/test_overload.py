@@ -225,7 +225,7 @@ def test_no_connection_comes_about_while_it_ends() -> None:
         async def ask(path: str, data: bytes, left: float | None) -> tuple[int, bytes]:
             return 0, b""
 
-        made = rpc.RpcServer(ask, asyncio.Event(), 1 << 20)
+        made = rpc.GrpcServer(ask, asyncio.Event(), 1 << 20)
         port = free_port()
         assert await made.start("127.0.0.1", port)
         try:

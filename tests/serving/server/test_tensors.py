@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from msplit.serving.server import decode, messages, tensors
-from msplit.serving.server.refusal import LONGEST, Code, Refusal, refusal
+from msplit.serving.server.refusal import LONGEST, Refusal, StatusCode, refusal
 from tests.campaign import examples
 
 NUMBERS = [
@@ -124,14 +124,14 @@ def test_a_bool_is_a_bool() -> None:
 
 
 def test_a_refusal_is_one_line_and_not_long() -> None:
-    said = Refusal(Code.INTERNAL, "a\nb\x1b" + "c" * 5000).said
+    said = Refusal(StatusCode.INTERNAL, "a\nb\x1b" + "c" * 5000).said
     assert said.startswith("a\\nb\\x1bcc")
     assert len(said) == LONGEST
 
 
 def test_what_went_wrong_inside_is_nobodys_business() -> None:
     assert refusal(RuntimeError("/home/me/secret")).said == "internal error; the server's log has more"
-    assert refusal(RuntimeError("x")).code is Code.INTERNAL
+    assert refusal(RuntimeError("x")).code is StatusCode.INTERNAL
 
 
 def test_of_a_field_that_comes_twice_protobuf_keeps_the_last() -> None:
