@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from msplit.opset.traits import CONSTANTS, VARIABLES, ops_with
 from msplit.shapes.infer import Shapes
 
 Mask = NDArray[np.bool_]
+
+Overhead = Annotated[float, -1e9]
+"""A time or rate that was measured. A difference of two measurements may come out below nothing."""
 
 DEEP = 50
 """Kernels of the chains of `Constants.deep_us`."""
@@ -55,20 +58,20 @@ class Constants:
             free company, 2 is nothing gained.
     """
 
-    launch_us: float | None = None
-    node_us: float | None = None
-    wait_us: float | None = None
-    join_us: float | None = None
-    root_us: float | None = None
-    issue_us: float | None = None
-    copy_bytes_per_us: float | None = None
-    l2_bytes_per_us: float | None = None
-    crossing_us: float | None = None
-    fork_join_us: Mapping[int, float] = field(default_factory=dict)
-    roots_us: Mapping[int, float] = field(default_factory=dict)
-    deep_us: Mapping[int, float] = field(default_factory=dict)
-    spin_us: Mapping[int, float] = field(default_factory=dict)
-    concurrency: Mapping[str, float] = field(default_factory=dict)
+    launch_us: Overhead | None = None
+    node_us: Overhead | None = None
+    wait_us: Overhead | None = None
+    join_us: Overhead | None = None
+    root_us: Overhead | None = None
+    issue_us: Overhead | None = None
+    copy_bytes_per_us: Overhead | None = None
+    l2_bytes_per_us: Overhead | None = None
+    crossing_us: Overhead | None = None
+    fork_join_us: Mapping[int, Overhead] = field(default_factory=dict)
+    roots_us: Mapping[int, Overhead] = field(default_factory=dict)
+    deep_us: Mapping[int, Overhead] = field(default_factory=dict)
+    spin_us: Mapping[int, Overhead] = field(default_factory=dict)
+    concurrency: Mapping[str, Overhead] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,14 +9,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from msplit.core.arguments import Precision
 from msplit.cost.costs import Constants, Costs, carry
 from msplit.cost.gpus import DEFAULT_GPU, gpu_names
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.files import Sha256
 from msplit.formats.summary import structure_hash
 
 
@@ -78,8 +80,8 @@ class ProfiledKernel:
     op: str
     inputs: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
     time_us: float
-    share: float | None
-    bytes: float
+    share: Annotated[float, 0.0, 1.0] | None
+    bytes: Annotated[float, 0.0, 1e15]
     launches: int | None = None
     kernel: str | None = None
     blocks: int | None = None
@@ -100,7 +102,7 @@ class ProfiledStep:
     """
 
     nodes: tuple[str, ...]
-    kernel: int = -1
+    kernel: Annotated[int, -1] = -1
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,12 @@ class Profile:
         source: The file, "" for one that was just measured.
     """
 
-    graph_hash: str
+    graph_hash: Sha256
     ops: Mapping[str, int]
     inputs: Mapping[str, InputShape]
     device: ProfiledDevice
-    precision: str
-    layout: str
+    precision: Annotated[str, tuple(Precision)]
+    layout: Annotated[str, ("nhwc", "nchw", "none")]
     constants: Constants
     kernels: tuple[ProfiledKernel, ...]
     steps: tuple[ProfiledStep, ...]
