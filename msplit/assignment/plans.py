@@ -27,7 +27,7 @@ from msplit.errors import INSTALL_PYTORCH, EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import feeds_for
 from msplit.progress import Progress
-from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto, claim_rest
+from msplit.rules.auto import NOT_CHOSEN, PLAIN, Auto, claim_ids
 from msplit.rules.base import KernelStreams, Remark, RuleContext
 from msplit.rules.ruleset import RuleSet
 from msplit.schedule import planfile
@@ -99,14 +99,7 @@ def fill_ids(flat: FlatGraph, costs: Costs, ids: Ints) -> Ints:
     streams = max(int(ids.max(initial=0)) + 1, 1)
     context = RuleContext(flat, costs, streams)
     claimed = np.where(flat.host, -1, ids).astype(np.int32)
-    assignment = Assignment.empty(len(flat)).claim_many(
-        [
-            (np.flatnonzero(claimed == stream).astype(np.int32), stream, "measured")
-            for stream in np.unique(claimed[claimed >= 0]).tolist()
-        ],
-        "tuned",
-    )
-    filled = claim_rest(context, assignment, "tuned").filled(0)
+    filled = claim_ids(context, Assignment.empty(len(flat)), claimed, "measured", "tuned").filled(0)
     filled[flat.host] = 0
     return filled
 

@@ -16,6 +16,7 @@ import select
 import stat
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
 from types import UnionType
@@ -147,7 +148,8 @@ def read_file(path: str | os.PathLike[str], most: int, *, what: str, fix: str) -
     try:
         return read_text(Path(path), most)
     except EOFError:
-        raise MsplitError(f"the {what} is longer than {most >> 20} MiB", where=where, fix=fix) from None
+        size = f"{most >> 20} MiB" if most >> 20 else f"{most:,} bytes"
+        raise MsplitError(f"the {what} is longer than {size}", where=where, fix=fix) from None
     except OSError as error:
         raise MsplitError(f"the {what} can not be read: {error.strerror}", where=where, fix="check the path") from None
     except ValueError:
@@ -208,12 +210,13 @@ def _one_of(choices: tuple[str, ...], value: Any) -> str:
     return str(value)
 
 
-def _object(keys: Iterable[str], optional: Container[str], value: Any) -> dict[str, Any]:
+def _object(keys: Sequence[str], optional: Container[str], value: Any) -> dict[str, Any]:
     """An object that has these keys, but for the optional ones, and no others."""
     found: dict[str, Any] = _plain(dict, "is not an object", value)
     for key in found:
         if key not in keys:
-            raise _Unfit(f"has no key {key!r}")
+            near = get_close_matches(str(key), keys, 1)
+            raise _Unfit(f"has no key {str(key)[:40]!r}{f' (did you mean {near[0]}?)' if near else ''}")
     for key in keys:
         if key not in found and key not in optional:
             raise _Unfit(f"lacks the key {key!r}")
@@ -353,7 +356,7 @@ class JsonValue:
             raise self.wrong(f"is not one of version {version}{other}")
         return self._inside(self.place, found)
 
-    def object(self, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> JsonValue:
+    def object(self, keys: tuple[str, ...], optional: Container[str] = ()) -> JsonValue:
         """Sees to it that these keys are there, but for the optional ones, and no others."""
         self.checked(partial(_object, keys, optional))
         return self

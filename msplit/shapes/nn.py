@@ -247,29 +247,20 @@ def _moved_to_batch(
     return (size + low + high) // block if forward else size * block - low - high
 
 
-@shape_function("SpaceToBatchND", "BatchToSpaceND")
+@shape_function("SpaceToBatchND", "BatchToSpaceND", "SpaceToBatch", "BatchToSpace")
 def space_to_batch(node: Node) -> Outputs:
-    """Moves blocks of space to the batch axis, or back; the third input pads or crops."""
-    shape, block, edges = node.ranked(0), node.ints(1), node.ints(2)
+    """Moves blocks of space to the batch axis, or back; the last input pads or crops. The old forms have one size for height and width."""
+    forward, square = node.op.startswith("Space"), not node.op.endswith("ND")
+    shape = node.shape(0) or (None,) * 4 if square else node.ranked(0)
+    block = [int(node.attr("block_size"))] * 2 if square else node.ints(1)
     if block is None:
         return (unsized(len(shape)),)
-    forward = node.op.startswith("Space")
-    edges = [None] * (2 * len(block)) if edges is None else edges
+    edges = node.ints(1 if square else 2) or [None] * (2 * len(block))
     result = list(shape)
     result[0] = _scaled(shape[0], product(block), forward)
     for index, size in enumerate(block):
         result[index + 1] = _moved_to_batch(shape[index + 1], size, edges[2 * index], edges[2 * index + 1], forward)
     return (tuple(result),)
-
-
-@shape_function("SpaceToBatch", "BatchToSpace")
-def square_space_to_batch(node: Node) -> Outputs:
-    """The old forms: one block size for height and width, and no other axes."""
-    shape, edges, size = node.shape(0) or (None,) * 4, node.ints(1) or [None] * 4, int(node.attr("block_size"))
-    forward = node.op.startswith("Space")
-    height = _moved_to_batch(shape[1], size, edges[0], edges[1], forward)
-    width = _moved_to_batch(shape[2], size, edges[2], edges[3], forward)
-    return ((_scaled(shape[0], size**2, forward), height, width, shape[3]),)
 
 
 @shape_function("RFFT", "RFFT2D", "RFFT3D", "IRFFT", "IRFFT2D", "IRFFT3D")
