@@ -20,6 +20,7 @@ from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.files import Sha256
 from msplit.formats.summary import structure_hash
+from msplit.formats.tensors import fits
 
 
 @dataclass(frozen=True)
@@ -268,12 +269,7 @@ def check_shapes(profile: Profile, shapes: Mapping[str, Sequence[int | None] | N
     """
     for name, given in profile.inputs.items():
         wanted = shapes.get(name)
-        if wanted is None:
-            continue
-        same = len(wanted) == len(given.shape) and all(
-            size is None or size == there for size, there in zip(wanted, given.shape, strict=True)
-        )
-        if not same:
+        if wanted is not None and not fits(given.shape, wanted):
             raise MsplitError(
                 f"the profile was measured with {name} of {_sizes(given.shape)}, not of {_sizes(wanted)}",
                 where=profile.source or None,

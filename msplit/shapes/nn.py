@@ -80,10 +80,7 @@ def depthwise(node: Node) -> Outputs:
     return (_convolved(node, node.shape(0), weights[:2], product(weights[2:]), 4),)
 
 
-@shape_function(
-    "Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput", "Conv3DBackpropInputV2", "Conv2DBackpropFilter",
-    "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2",
-)  # fmt: skip
+@shape_function(*ops_with("convolution gradient"))
 def convolution_gradient(node: Node) -> Outputs:
     """The shape is an input: the first for the gradient of the data, the second for that of the filter."""
     rank = 5 if "3D" in node.op else 4
@@ -127,9 +124,7 @@ def pooling_gradient(node: Node) -> Outputs:
     return (shape_from(node.ints(0)) if node.op.startswith("Avg") else node.shape(0),)
 
 
-@shape_function(
-    "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "_FusedBatchNormEx", "BatchNormWithGlobalNormalization"
-)
+@shape_function(*ops_with("normalizes channels"))
 def batch_norm(node: Node) -> Outputs:
     """Data keeps its shape; the other outputs are vectors of the channels."""
     data = node.shape(0)
@@ -178,10 +173,7 @@ def top_k(node: Node) -> Outputs:
     return (result, result)
 
 
-@shape_function(
-    "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea", "QuantizedResizeBilinear", "ScaleAndTranslate",
-    "ResizeNearestNeighborGrad",
-)  # fmt: skip
+@shape_function(*ops_with("resizes images"))
 def resize(node: Node) -> Outputs:
     """[batch, height, width, channels] with a new height and width, which are a value."""
     shape = node.shape(0) or (None,) * 4

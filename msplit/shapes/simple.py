@@ -47,10 +47,7 @@ def binary(node: Node) -> Outputs:
 
 # The shape is a value; for random numbers behind the generator and its algorithm.
 shape_function("SparseToDense")(lambda node: (node.sizes(1),))
-shape_function(
-    "ScatterNd", "StatefulUniform", "StatefulStandardNormalV2", "StatefulUniformInt", "StatefulUniformFullInt",
-    "StatefulTruncatedNormal",
-)(lambda node: (node.sizes(2),))  # fmt: skip
+shape_function(*ops_with("sized by its third input"))(lambda node: (node.sizes(2),))
 shape_function("LinSpace", "HistogramFixedWidth")(lambda node: ((node.scalar(2),),))
 
 # It is an attribute.
@@ -208,10 +205,7 @@ def gather_nd(node: Node) -> Outputs:
     return (indices[:-1] + table[indices[-1] :],)
 
 
-@shape_function(
-    "SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd",
-    "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN",
-)  # fmt: skip
+@shape_function(*ops_with("as many rows as its last id"))
 def segment(node: Node) -> Outputs:
     """As many rows as the last id says, which is a value."""
     ids = node.ints(2 if node.op.startswith("Sparse") else 1)
@@ -219,10 +213,7 @@ def segment(node: Node) -> Outputs:
     return ((count, *node.ranked(0)[1:]),)
 
 
-@shape_function(
-    "SparseSegmentSumWithNumSegments", "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments",
-    "SparseSegmentSumGrad", "SparseSegmentMeanGrad", "SparseSegmentSqrtNGrad",
-)  # fmt: skip
+@shape_function(*ops_with("counts its rows"))
 def counted_sparse_segment(node: Node) -> Outputs:
     """The number of rows, of segments or for the gradient of the table, is an input."""
     return ((node.scalar(3), *node.ranked(0)[1:]),)
@@ -234,10 +225,7 @@ def unique_rows(node: Node) -> Outputs:
     return ((None, *node.ranked(0)[1:]), (None,))
 
 
-@shape_function(
-    "SegmentSumV2", "SegmentMaxV2", "SegmentMinV2", "SegmentProdV2",
-    "UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd",
-)  # fmt: skip
+@shape_function(*ops_with("counts its segments"))
 def counted_segment(node: Node) -> Outputs:
     """The number of segments is an input; ids cover the leading axes of the data."""
     return ((node.scalar(2), *node.ranked(0)[len(node.ranked(1)) :]),)
