@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.analysis.colocation import Paths, unordered, users
+from msplit.analysis.colocation import paths, unordered, users
 from msplit.checks.finding import Finding, Severity, listed
 from msplit.checks.subject import Check, Subject
 
@@ -29,9 +29,9 @@ def find(subject: Subject) -> Iterator[Finding]:
         placed = {node: writes for node, writes in known.items() if subject.placed[node]}
         if any(placed.values()) and len({ids[node] for node in placed}) > 1:
             split.append((name, placed))
-    paths = Paths(subject.flat.graph, [node for _, nodes in split for node in nodes], subject.flat.back_edges)
+    before = paths(subject.flat.graph, [node for _, nodes in split for node in nodes], subject.flat.back_edges)
     for name, placed in split:
-        pairs = unordered(paths, placed, ids)
+        pairs = unordered(before, placed, ids)
         if pairs:
             involved = list(dict.fromkeys(node for pair in pairs for node in pair))
             names, count = subject.names(involved), len(involved)
