@@ -27,7 +27,6 @@ of its functions, for the rest of the process. The wrappers do nothing for ops t
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,6 +36,7 @@ from functools import WRAPPER_UPDATES, cache, wraps
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar
 
+from msplit.core.arguments import whole
 from msplit.errors import EngineError, MsplitError
 
 STREAM_ATTR = "_stream_id"
@@ -144,7 +144,7 @@ class stream(_Scope):
     """
 
     def __init__(self, stream_id: SupportsIndex, include_grad: bool = True) -> None:
-        self.stream_id = _integer(stream_id, "a stream id", 0, "msplit.stream")
+        self.stream_id = whole("the id of msplit.stream", stream_id, 0)
         self.include_grad = include_grad
 
     def _place(self, graph: Any) -> tuple[int, int | None]:
@@ -177,22 +177,12 @@ class stream_group(_Scope):
     """
 
     def __init__(self, group: SupportsIndex, *, size: SupportsIndex, include_grad: bool = True) -> None:
-        self.group = _integer(group, "a group", 0, "msplit.stream_group")
-        self.size = _integer(size, "the size of a group", 1, "msplit.stream_group")
+        self.group = whole("the group of msplit.stream_group", group, 0)
+        self.size = whole("the size of msplit.stream_group", size, 1)
         self.include_grad = include_grad
 
     def _place(self, graph: Any) -> tuple[int, int | None]:
         return self.group * self.size, self.size
-
-
-def _integer(value: SupportsIndex, what: str, least: int, where: str) -> int:
-    fix = f"pass {least}, {least + 1}, {least + 2}, …"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise MsplitError(f"{what} is an integer, not {value!r}", where=where, fix=fix)
-    number = operator.index(value)
-    if number < least:
-        raise MsplitError(f"{what} is {least} or more, not {number}", where=where, fix=fix)
-    return number
 
 
 def _refused(function: Any) -> str:

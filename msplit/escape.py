@@ -2,7 +2,7 @@
 
 Names of nodes and functions, attributes, keys of signatures and names of files are data from a stranger. In a terminal they could move
 the cursor or turn the writing around, in a log of GitHub Actions give commands, in a comment load images and call people. What goes out
-passes through here: `line` and `lines` for text, `markdown`, `html`, `xml_text`, `workflow_data`, `csv_cell` for single values of a
+passes through here: `line` and `lines` for text, `markdown`, `html`, `workflow_data`, `csv_cell` for single values of a
 form, `guarded`, `json_document` and `xml_document` for what is whole. JSON and XML stay the same data: there it is written otherwise.
 """
 
@@ -145,11 +145,6 @@ _MARKDOWN = {"<": "&lt;", "&": "&amp;"}
 def html(text: str) -> str:
     """A value as text or attribute of HTML."""
     return _html.escape(visible(text), quote=True)
-
-
-def xml_text(text: str) -> str:
-    """A value as text or attribute of XML, whose writer does the rest: control characters XML can not hold, even escaped."""
-    return visible(text)
 
 
 def xml_document(text: str, *, ascii_only: bool = False) -> str:

@@ -157,8 +157,8 @@ class _Text(HTMLParser):
 def test_html_and_xml_say_what_a_line_says(text: str) -> None:
     found = _Text(f"<p>{escape.html(text)}</p>")
     assert (found.tags, found.said) == (1, escape.visible(text))
-    element = ElementTree.Element("a", {"b": escape.xml_text(text)})
-    element.text = escape.xml_text(text)
+    element = ElementTree.Element("a", {"b": escape.visible(text)})
+    element.text = escape.visible(text)
     document = ElementTree.tostring(element, encoding="unicode")
     for ascii_only in (False, True):
         written = escape.xml_document(document, ascii_only=ascii_only)

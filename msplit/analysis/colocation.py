@@ -8,7 +8,7 @@ Who uses the same variable, table or array, and which of them nothing orders.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +26,8 @@ _AT_ONCE = 512
 _SWITCHES = ops_with("switch")
 
 
-class Paths:
-    """Reachability between some nodes. Each pass over the graph answers for `_AT_ONCE` of them.
+def paths(graph: Graph, nodes: Iterable[int], back_edges: Edges | None = None) -> dict[int, set[int]]:
+    """Per node of some those of the others from which a path leads to it. Each pass over the graph answers for `_AT_ONCE` of them.
 
     A path out of a while loop of TensorFlow 1 may lead through its back edges. Every turn of the loop is then over before what the path
     leads to, if the variable that it leaves by is handed on from turn to turn: what a turn made of it waits for the turn before. A path
@@ -36,18 +36,11 @@ class Paths:
 
     Back edges, NextIteration -> Merge, are those that were cut out of the loops of the graph.
     """
-
-    def __init__(self, graph: Graph, nodes: Sequence[int], back_edges: Edges | None = None) -> None:
-        self._behind: dict[int, set[int]] = {}
-        wanted = list(dict.fromkeys(nodes))
-        if not wanted:
-            return
-        leaving, frames = _leaving(graph, back_edges) if back_edges is not None and len(back_edges) else ([], None)
-        self._behind = _above(graph, wanted, wanted, leaving, frames)
-
-    def between(self, first: int, last: int) -> bool:
-        """True if a path leads from the first to the last."""
-        return first in self._behind[last]
+    wanted = list(dict.fromkeys(nodes))
+    leaving, frames = (
+        _leaving(graph, back_edges) if wanted and back_edges is not None and len(back_edges) else ([], None)
+    )
+    return _above(graph, wanted, wanted, leaving, frames) if wanted else {}
 
 
 def _above(
@@ -174,7 +167,7 @@ def users(flat: FlatGraph) -> dict[str, dict[int, bool]]:
     return found
 
 
-def unordered(paths: Paths, known: Mapping[int, bool], apart: Sequence[int]) -> list[tuple[int, int]]:
+def unordered(before: Mapping[int, Set[int]], known: Mapping[int, bool], apart: Sequence[int]) -> list[tuple[int, int]]:
     """(writer, user) of the pairs that no path orders, either way.
 
     Args:
@@ -188,7 +181,7 @@ def unordered(paths: Paths, known: Mapping[int, bool], apart: Sequence[int]) -> 
         for other in known:
             if other in done or apart[other] == apart[writer]:
                 continue
-            if not paths.between(writer, other) and not paths.between(other, writer):
+            if writer not in before[other] and other not in before[writer]:
                 found.append((writer, other))
     return found
 
@@ -293,8 +286,8 @@ def _racing(flat: FlatGraph, of: Ints) -> list[tuple[int, int]]:
     place = np.empty(len(flat), np.int32)
     place[flat.graph.topological] = np.arange(len(flat), dtype=np.int32)
     open_ = [of_one for of_one in apart if not _chained(flat, sorted(of_one, key=place.__getitem__))]
-    paths = Paths(flat.graph, [node for of_one in open_ for node in of_one], flat.back_edges)
-    return [pair for of_one in open_ for pair in unordered(paths, of_one, group)]
+    before = paths(flat.graph, [node for of_one in open_ for node in of_one], flat.back_edges)
+    return [pair for of_one in open_ for pair in unordered(before, of_one, group)]
 
 
 def _chained(flat: FlatGraph, nodes: list[int]) -> bool:

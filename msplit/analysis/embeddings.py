@@ -19,13 +19,12 @@ from msplit.core.memory import memoize
 from msplit.cost.costs import Costs
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
-from msplit.shapes.registry import plain_shape
+from msplit.shapes.registry import itemsize, plain_shape
 
 _MAX_STEPS = 1000
 """Nodes between a lookup and its tables; more is not a lookup."""
 
 _WHOLE = frozenset({"int32", "int64", "uint32", "uint64", "int16", "uint16", "bool", "string"})
-_SIZES = {"float64": 8, "float16": 2, "bfloat16": 2, "half": 2, "int8": 1, "uint8": 1, "qint8": 1, "quint8": 1}
 _HANDLES = frozenset({"VarHandleOp", "KvVarHandleOp"})
 
 
@@ -166,7 +165,7 @@ def _table(graph: Graph, parts: tuple[int, ...]) -> EmbeddingTable:
             break
         height, width = (int(length or 0) for length in shape)
         rows, columns = rows + height, width
-        size += height * width * _SIZES.get(dtype.removesuffix("_ref"), 4)
+        size += height * width * (itemsize(dtype) or 4)
     return EmbeddingTable(graph.names[parts[0]], parts, rows, columns, size)
 
 

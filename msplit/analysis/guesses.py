@@ -194,14 +194,7 @@ def _settled(flat: FlatGraph, node: int, settled: NDArray[np.bool_]) -> bool:
 
 def _open_inputs(flat: FlatGraph, shapes: Shapes, nodes: Ints) -> tuple[str, ...]:
     """Inputs of unknown shape in front of some nodes."""
-    graph = flat.graph
-    before = np.zeros(len(graph), np.bool_)
-    before[nodes] = True
-    starts, sources, reached = graph.in_start.tolist(), graph.edges.src.tolist(), before.tolist()
-    for node in graph.topological[::-1].tolist():
-        if reached[node]:
-            for source in sources[starts[node] : starts[node + 1]]:
-                reached[source] = True
+    reached = flat.graph.ancestors(nodes.tolist())
     return tuple(
         tensor.name.removesuffix(":0")
         for tensor in flat.inputs

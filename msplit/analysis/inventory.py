@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.analysis.branches import Branches, KernelGraph
+from msplit.analysis.branches import Branches, KernelGraph, longest
 from msplit.analysis.colocation import ColocationGroups
 from msplit.analysis.embeddings import Column, EmbeddingTable
 from msplit.core.graph import Graph, Ints, TensorValue
@@ -231,18 +231,14 @@ class Antichain:
 
 def level_width(kernels: KernelGraph) -> LevelWidth:
     """Find the widest level, the first of equals. Linear."""
-    starts, sources = kernels.dag.start.tolist(), kernels.dag.src.tolist()
-    launches = (kernels.time_us > 0).tolist()
-    level = [0] * len(kernels)
-    for node in range(len(kernels)):
-        before = [level[source] + launches[source] for source in sources[starts[node] : starts[node + 1]]]
-        level[node] = max(before, default=0)
-    levels = np.asarray(level, dtype=np.int64)[kernels.time_us > 0]
+    launches = kernels.time_us > 0
+    ends = longest(launches, np.arange(len(kernels), dtype=np.int32), *kernels.dag.consumers())
+    levels = (ends - launches).astype(np.int64)[launches]
     if len(levels) == 0:
         return LevelWidth(0, 0, 0, np.zeros(0, np.int32))
     counts = np.bincount(levels)
     widest = int(counts.argmax())
-    nodes = kernels.node[kernels.time_us > 0][levels == widest]
+    nodes = kernels.node[launches][levels == widest]
     return LevelWidth(int(counts[widest]), widest, len(counts), np.sort(nodes))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.analysis.branches import Blocks
+from msplit.analysis.branches import Blocks, longest
 from msplit.core.graph import TensorValue
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import GATHERS, ops_with
@@ -124,12 +124,9 @@ def _members(blocks: Blocks) -> list[tuple[int, ...]]:
 
 def _depths(blocks: Blocks, lengths: Sequence[int]) -> list[int]:
     """Per block the most kernels that come before its first one."""
-    starts, sources = blocks.dag.start.tolist(), blocks.dag.src.tolist()
-    depth = [0] * len(blocks)
-    for block in range(len(blocks)):
-        for producer in sources[starts[block] : starts[block + 1]]:
-            depth[block] = max(depth[block], depth[producer] + lengths[producer])
-    return depth
+    own = np.asarray(lengths, np.float64)
+    ends = longest(own, np.arange(len(blocks), dtype=np.int32), *blocks.consumers)
+    return (ends - own).astype(np.int64).tolist()
 
 
 class _Forms:

@@ -15,6 +15,7 @@ from msplit.cost.profile import Profile, Workload
 from msplit.errors import MsplitError, RulesError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import AssignmentRecord, RecordedProfile, RecordedRules
+from msplit.formats.tensors import fits
 from msplit.rules.ruleset import RuleSet, parse
 
 GIVEN = "given"
@@ -59,7 +60,7 @@ class Basis:
         """One basis for two models that are compared: what is recorded of one and does not fit the other is left out for both."""
         workload, declared = self.workload, {end.name: end.shape for end in other.model.inputs}
         if self.origin.get("shapes") == RECORDED:
-            fitting = {n: s for n, s in workload.shapes.items() if n in declared and agree(s, declared[n])}
+            fitting = {n: s for n, s in workload.shapes.items() if n in declared and fits(s, declared[n])}
             workload = replace(workload, shapes=fitting)
         if workload.profile is not None and self.origin.get("profile") == RECORDED:
             try:
@@ -119,7 +120,7 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
         if not shapes and record.shapes:
             origin["shapes"] = RECORDED
         declared = {end.name: end.shape for end in flat.model.inputs}
-        if all(name in declared and agree(shape, declared[name]) for name, shape in record.shapes.items()):
+        if all(name in declared and fits(shape, declared[name]) for name, shape in record.shapes.items()):
             shapes = {**record.shapes, **shapes}
         else:
             broken = broken or "the recorded shapes do not fit the model"
@@ -176,13 +177,6 @@ def _said(ruleset: RuleSet | None, workload: Workload) -> dict[str, str]:
     else:
         said["gpu"] = f"gpu {workload.gpu or DEFAULT_GPU}"
     return said
-
-
-def agree(shape: tuple[int, ...], declared: tuple[int | None, ...] | None) -> bool:
-    """True if a shape is one of those declared, where None stands for any size or any shape."""
-    if declared is None:
-        return True
-    return len(shape) == len(declared) and all(d in (None, s) for s, d in zip(shape, declared, strict=True))
 
 
 def _sizes(shape: tuple[int, ...]) -> str:

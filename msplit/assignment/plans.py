@@ -22,7 +22,7 @@ from msplit.engines.cuda.options import EngineOptions, KernelMode, StoredPlan
 from msplit.engines.environment import environment
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.rules.auto import Auto, claim_rest
+from msplit.rules.auto import Auto, claim_ids
 from msplit.rules.base import ChoosesKernels, RuleContext
 from msplit.rules.ruleset import RuleSet
 from msplit.schedule import planfile
@@ -94,14 +94,7 @@ def fill_ids(flat: FlatGraph, costs: Costs, ids: Ints) -> Ints:
     streams = max(int(ids.max(initial=0)) + 1, 1)
     context = RuleContext(flat, costs, streams)
     claimed = np.where(flat.host, -1, ids).astype(np.int32)
-    assignment = Assignment.empty(len(flat)).claim_many(
-        [
-            (np.flatnonzero(claimed == stream).astype(np.int32), stream, "measured")
-            for stream in np.unique(claimed[claimed >= 0]).tolist()
-        ],
-        "tuned",
-    )
-    filled = claim_rest(context, assignment, "tuned").filled(0)
+    filled = claim_ids(context, Assignment.empty(len(flat)), claimed, "measured", "tuned").filled(0)
     filled[flat.host] = 0
     return filled
 

@@ -29,7 +29,7 @@ from msplit.checks.run import CHECKS, expand, near
 from msplit.core.arguments import MAX_STREAMS
 from msplit.cost.gpus import data_sheet, gpu_names, is_sheet_file
 from msplit.errors import MsplitError, RulesError
-from msplit.formats.files import read_text
+from msplit.formats.files import read_file
 from msplit.formats.settings import MAX_BYTES, Options, Reading, Value, nearest, parse
 from msplit.rules import streamfile
 from msplit.rules.ruleset import available
@@ -65,7 +65,7 @@ def load(path: Path) -> CheckSettings:
         MsplitError: It can not be read, or has mistakes; all of them are named with their lines.
     """
     source = str(path)
-    text = _text(path)
+    text = read_file(path, MAX_BYTES, what="file of settings", fix=_FIX)
     try:
         value = _toml(text, source) if path.suffix == ".toml" else parse(text, source)
         return _settings(value, source, path.parent)
@@ -188,21 +188,8 @@ def _limits(top: Options) -> Thresholds:
     return limits
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_text(path, MAX_BYTES)
-    except EOFError:
-        raise MsplitError(f"the settings are longer than {MAX_BYTES >> 20} MiB", where=str(path), fix=_FIX) from None
-    except OSError as error:
-        raise MsplitError(
-            f"the settings can not be read: {error.strerror}", where=str(path), fix="check --config"
-        ) from None
-    except ValueError:
-        raise MsplitError("the settings are not UTF-8 text", where=str(path), fix="save them as UTF-8") from None
-
-
 def _has_table(path: Path) -> bool:
-    text = _text(path)
+    text = read_file(path, MAX_BYTES, what="file of settings", fix=_FIX)
     return "msplit" in text and "msplit" in _parsed(text, str(path)).get("tool", {})
 
 

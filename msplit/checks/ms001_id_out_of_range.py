@@ -1,4 +1,16 @@
-"""MS001: a stream id that does not exist."""
+"""A stream id does not exist.
+
+Finds: A node's `_stream_id` is negative, not an integer, or not below the number of streams. That number is `streams` of the settings, else
+of the rules, else of the plan; where nobody says, it is 1024. The whole file is looked at, functions and nodes that no output needs
+included.
+
+Why: Both forks take ids modulo the number of streams without a word, so such a node runs on a stream that nobody meant; a negative id is
+undefined behaviour there. msplit refuses to run the graph.
+
+Example: `streams: 4` in rules.yaml, and a node whose `_stream_id` is 6.
+
+Mend: Run `msplit assign` again with the rules, or raise `streams`.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +45,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         yield about(wrong[stream], what, fix)
 
 
-CHECK = Check(
-    code="MS001",
-    name="id-out-of-range",
-    severity=Severity.ERROR,
-    title="A stream id does not exist",
-    what="A node's `_stream_id` is negative, not an integer, or not below the number of streams. That number is "
-    "`streams` of the "
-    "settings, else of the rules, else of the plan; where nobody says, it is 1024. The whole file is looked at, "
-    "functions and nodes "
-    "that no output needs included.",
-    why="Both forks take ids modulo the number of streams without a word, so such a node runs on a stream that "
-    "nobody meant; "
-    "a negative id is undefined behaviour there. msplit refuses to run the graph.",
-    example="`streams: 4` in rules.yaml, and a node whose `_stream_id` is 6.",
-    mend="Run `msplit assign` again with the rules, or raise `streams`.",
-    find=find,
-)
+CHECK = Check.of(__name__, __doc__, Severity.ERROR, find)

@@ -1,4 +1,15 @@
-"""MS002: a node without an id where the rules say one."""
+"""A node has no stream id where the rules say there is one.
+
+Finds: Applying the rules gives the node a stream other than 0, but the graph has no `_stream_id` on it. An absent id means stream 0, so
+nodes that the rules put there need none. Host nodes need none either.
+
+Why: The node runs on stream 0, in line with everything there: the overlap that the rules planned is lost, and its stream waits for stream
+0. It happens when nodes are added to a model after its streams were assigned.
+
+Example: A new layer `tower_b/dense_3` in a graph whose other `tower_b/` nodes are on stream 2.
+
+Mend: Run `msplit assign MODEL --rules FILE` again and commit what it writes.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +34,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(
-    code="MS002",
-    name="node-without-id",
-    severity=Severity.ERROR,
-    title="A node has no stream id where the rules say there is one",
-    what="Applying the rules gives the node a stream other than 0, but the graph has no `_stream_id` on it. "
-    "An absent id means stream 0, so nodes that the rules put there need none. Host nodes need none either.",
-    why="The node runs on stream 0, in line with everything there: the overlap that the rules planned is lost, "
-    "and its stream "
-    "waits for stream 0. It happens when nodes are added to a model after its streams were assigned.",
-    example="A new layer `tower_b/dense_3` in a graph whose other `tower_b/` nodes are on stream 2.",
-    mend="Run `msplit assign MODEL --rules FILE` again and commit what it writes.",
-    find=find,
-    needs=("rules",),
-    depends="rules",
-)
+CHECK = Check.of(__name__, __doc__, Severity.ERROR, find, needs=("rules",), depends="rules")

@@ -1,4 +1,19 @@
-"""MS003: ids that were made for another graph, or by other rules."""
+"""Stream ids do not fit the graph any more.
+
+Finds: Three things can show it. With `--rules`: the rules, applied again to the graph without its ids, give a node another stream than it
+has. With `--against OLD`: a node has changed its op or its inputs and kept its id, nodes have lost theirs, nodes that have no id came in
+beside such that have one, or nodes with ids are gone. With `--plan`: the plan was made for another graph, or has nodes on other streams.
+What `msplit assign` was given, it records with the model, and goes for the check unless something else is given: rules, streams, --batch,
+--shape, --gpu and --profile, on which rules that weigh costs depend, and which ids the model's code had set (`msplit.stream`, `tf.stream`).
+Where there is no record, name the nodes of the latter in `hand_set`, as patterns, and they are kept.
+
+Why: Streams were chosen for the costs and dependencies of a graph that is no more. The graph still runs right, but slower than it could,
+and nobody notices.
+
+Example: Tower B got two more layers after the streams were assigned; the rules now put half of tower A elsewhere.
+
+Mend: Run `msplit assign MODEL --rules FILE` again and commit what it writes.
+"""
 
 from __future__ import annotations
 
@@ -134,25 +149,4 @@ def _beside_ids(graph: Graph, node: int, ids: np.ndarray) -> bool:
     return bool((ids[near] != ABSENT).any())
 
 
-CHECK = Check(
-    code="MS003",
-    name="stale-id",
-    severity=Severity.ERROR,
-    title="Stream ids do not fit the graph any more",
-    what="Three things can show it. With `--rules`: the rules, applied again to the graph without its ids, give "
-    "a node another stream "
-    "than it has. With `--against OLD`: a node has changed its op or its inputs and kept its id, nodes have lost "
-    "theirs, nodes that have "
-    "no id came in beside "
-    "such that have one, or nodes with ids are gone. With `--plan`: the plan was made for another graph, or has "
-    "nodes on other streams. "
-    "What `msplit assign` was given, it records with the model, and goes for the check unless something else is given: rules, streams, "
-    "--batch, --shape, --gpu and --profile, on which rules that weigh costs depend, and which ids the model's code had set "
-    "(`msplit.stream`, `tf.stream`). Where there is no record, name the nodes of the latter in `hand_set`, as patterns, and they are kept.",
-    why="Streams were chosen for the costs and dependencies of a graph that is no more. The graph still runs right, "
-    "but slower than it could, and nobody notices.",
-    example="Tower B got two more layers after the streams were assigned; the rules now put half of tower A elsewhere.",
-    mend="Run `msplit assign MODEL --rules FILE` again and commit what it writes.",
-    find=find,
-    depends="rules",
-)
+CHECK = Check.of(__name__, __doc__, Severity.ERROR, find, depends="rules")

@@ -1,4 +1,14 @@
-"""MS004: a rule or a pattern that matches nothing."""
+"""A rule or a pattern matches nothing.
+
+Finds: A pattern of a `regex` rule or of a stream file matches no node, or only host nodes; or a rule `embedding`, `branch` or `auto` of
+your own rules file claims no node. The shipped rule sets are made for many models and may have idle rules.
+
+Why: Most often a scope was renamed in the model and the pattern was not: the nodes run on another stream than somebody meant.
+
+Example: `1:tower_a/.*` after `tower_a` became `user_tower`.
+
+Mend: Correct the pattern (`msplit analyze MODEL --show nodes` lists the names), or remove it.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +48,4 @@ def shipped(ruleset: RuleSet) -> bool:
     return ruleset.source.endswith("(shipped)")
 
 
-CHECK = Check(
-    code="MS004",
-    name="pattern-without-match",
-    severity=Severity.WARNING,
-    title="A rule or a pattern matches nothing",
-    what="A pattern of a `regex` rule or of a stream file matches no node, or only host nodes; or a rule "
-    "`embedding`, `branch` or `auto` "
-    "of your own rules file claims no node. The shipped rule sets are made for many models and may have idle rules.",
-    why="Most often a scope was renamed in the model and the pattern was not: the nodes run on another stream "
-    "than somebody meant.",
-    example="`1:tower_a/.*` after `tower_a` became `user_tower`.",
-    mend="Correct the pattern (`msplit analyze MODEL --show nodes` lists the names), or remove it.",
-    find=find,
-    needs=("rules",),
-    depends="rules",
-)
+CHECK = Check.of(__name__, __doc__, Severity.WARNING, find, needs=("rules",), depends="rules")

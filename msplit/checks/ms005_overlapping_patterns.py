@@ -1,4 +1,14 @@
-"""MS005: patterns of different ids that match the same node."""
+"""Patterns of different ids match the same node.
+
+Finds: Two patterns of one `regex` rule or stream file match the same node and give it different streams. Here the first one wins.
+
+Why: In NVIDIA's reader the order of a hash map decides between ids, so the same file may mean something else there; and a reader of the
+file can not tell from one line what it does.
+
+Example: `1:tower.*` and `2:tower_b/.*`.
+
+Mend: Make the patterns exclude each other: `1:tower_a/.*` and `2:tower_b/.*`.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +26,4 @@ def find(subject: Subject) -> Iterator[Finding]:
             yield Finding(remark.text, "make the patterns exclude each other", file=file, line=line)
 
 
-CHECK = Check(
-    code="MS005",
-    name="overlapping-patterns",
-    severity=Severity.WARNING,
-    title="Patterns of different ids match the same node",
-    what="Two patterns of one `regex` rule or stream file match the same node and give it different streams. "
-    "Here the first one wins.",
-    why="In NVIDIA's reader the order of a hash map decides between ids, so the same file may mean something else there; "
-    "and a reader of the file can not tell from one line what it does.",
-    example="`1:tower.*` and `2:tower_b/.*`.",
-    mend="Make the patterns exclude each other: `1:tower_a/.*` and `2:tower_b/.*`.",
-    find=find,
-    needs=("rules",),
-    depends="rules",
-)
+CHECK = Check.of(__name__, __doc__, Severity.WARNING, find, needs=("rules",), depends="rules")

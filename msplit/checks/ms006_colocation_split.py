@@ -1,4 +1,15 @@
-"""MS006: a colocation group on several streams."""
+"""A colocation group is split over streams.
+
+Finds: Nodes that `_class: loc:@x` ties together, with each other and with node x, have different ids. A node without an id is on stream 0;
+host nodes do not count.
+
+Why: DeepRec and stock TensorFlow run streams as devices: a colocation group that asks for two devices is an error of the placer, or the ids
+of some nodes are silently replaced.
+
+Example: `w/Adam` (with `_class: loc:@w`) on stream 2 and `w` on stream 1.
+
+Mend: Put `- colocation` in the rules and assign again, or give the nodes one id by hand.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +28,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         yield subject.about(members, what, "give them one id, or let the rule `colocation` do so")
 
 
-CHECK = Check(
-    code="MS006",
-    name="colocation-split",
-    severity=Severity.ERROR,
-    title="A colocation group is split over streams",
-    what="Nodes that `_class: loc:@x` ties together, with each other and with node x, have different ids. "
-    "A node without an id is on stream 0; host nodes do not count.",
-    why="DeepRec and stock TensorFlow run streams as devices: a colocation group that asks for two devices is an "
-    "error of the placer, "
-    "or the ids of some nodes are silently replaced.",
-    example="`w/Adam` (with `_class: loc:@w`) on stream 2 and `w` on stream 1.",
-    mend="Put `- colocation` in the rules and assign again, or give the nodes one id by hand.",
-    find=find,
-)
+CHECK = Check.of(__name__, __doc__, Severity.ERROR, find)

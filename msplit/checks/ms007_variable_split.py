@@ -1,4 +1,16 @@
-"""MS007: a variable and its users on several streams."""
+"""A variable is split from its users.
+
+Finds: A ref variable (`VariableV2`) and what reads or writes it through the reference, or a variable's handle (`VarHandleOp`) and the nodes
+that take it, have different ids. Where the rules say `colocation: {handles: false}`, handles are not looked at.
+
+Why: A ref edge can not cross devices, and streams are devices in DeepRec and in stock TensorFlow. A handle can not cross them either.
+Writers on another stream than readers are ordered by the graph only (see MS010).
+
+Example: `VarHandleOp` w on stream 0, `ReadVariableOp` of w on stream 1.
+
+Mend: Put `- colocation` in the rules and assign again. If you run the graph with the cuda engine or NVIDIA's fork only, `colocation:
+{handles: false}` allows readers on several streams.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +43,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(
-    code="MS007",
-    name="variable-split",
-    severity=Severity.ERROR,
-    title="A variable is split from its users",
-    what="A ref variable (`VariableV2`) and what reads or writes it through the reference, or a variable's "
-    "handle (`VarHandleOp`) and the nodes "
-    "that take it, have different ids. Where the rules say `colocation: {handles: false}`, handles are not looked at.",
-    why="A ref edge can not cross devices, and streams are devices in DeepRec and in stock TensorFlow. A handle "
-    "can not cross them either. "
-    "Writers on another stream than readers are ordered by the graph only (see MS010).",
-    example="`VarHandleOp` w on stream 0, `ReadVariableOp` of w on stream 1.",
-    mend="Put `- colocation` in the rules and assign again. If you run the graph with the cuda engine or "
-    "NVIDIA's fork only, "
-    "`colocation: {handles: false}` allows readers on several streams.",
-    find=find,
-)
+CHECK = Check.of(__name__, __doc__, Severity.ERROR, find)

@@ -1,4 +1,15 @@
-"""MS008: a loop or a cond on several streams."""
+"""A loop or a cond is split over streams.
+
+Finds: The nodes of one v1 while loop (Enter to Exit, with all that is nested in it) or of one v1 cond (Switch to Merge) have different ids.
+`While` and `If` of TensorFlow 2 are one node each and can not be split.
+
+Why: What a loop's turn must wait for is only known while it runs. A plan made before the run can not order nodes of different turns on
+different streams, so msplit keeps such regions together, and so must ids that are set by hand.
+
+Example: `while/MatMul` on stream 1 and `while/NextIteration` on stream 0.
+
+Mend: Put `- colocation` in the rules and assign again, or give the whole region one id.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +31,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         yield subject.about(members, what, "give them one id, or let the rule `colocation` do so")
 
 
-CHECK = Check(
-    code="MS008",
-    name="region-split",
-    severity=Severity.ERROR,
-    title="A loop or a cond is split over streams",
-    what="The nodes of one v1 while loop (Enter to Exit, with all that is nested in it) or of one v1 cond "
-    "(Switch to Merge) "
-    "have different ids. `While` and `If` of TensorFlow 2 are one node each and can not be split.",
-    why="What a loop's turn must wait for is only known while it runs. A plan made before the run can not order "
-    "nodes of different "
-    "turns on different streams, so msplit keeps such regions together, and so must ids that are set by hand.",
-    example="`while/MatMul` on stream 1 and `while/NextIteration` on stream 0.",
-    mend="Put `- colocation` in the rules and assign again, or give the whole region one id.",
-    find=find,
-)
+CHECK = Check.of(__name__, __doc__, Severity.ERROR, find)

@@ -1,4 +1,13 @@
-"""MS009: an id on a node that runs on the host."""
+"""A host node has a stream id.
+
+Finds: A node without a GPU kernel (strings, lookup tables, parsing, iterators), or pinned to the CPU, has a `_stream_id` other than 0.
+
+Why: It has no effect: host nodes have no stream. Whoever set it may believe that the work overlaps on the GPU.
+
+Example: `StringToHashBucketFast` with `_stream_id` 2.
+
+Mend: Remove the id. Scopes such as `tf.stream` put it on every op inside: close the scope around host work.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +27,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         yield subject.about(which, what, "remove the id, or move the node to the GPU")
 
 
-CHECK = Check(
-    code="MS009",
-    name="host-node-with-id",
-    severity=Severity.WARNING,
-    title="A host node has a stream id",
-    what="A node without a GPU kernel (strings, lookup tables, parsing, iterators), or pinned to the CPU, has a "
-    "`_stream_id` other than 0.",
-    why="It has no effect: host nodes have no stream. Whoever set it may believe that the work overlaps on the GPU.",
-    example="`StringToHashBucketFast` with `_stream_id` 2.",
-    mend="Remove the id. Scopes such as `tf.stream` put it on every op inside: close the scope around host work.",
-    find=find,
-)
+CHECK = Check.of(__name__, __doc__, Severity.WARNING, find)

@@ -1,10 +1,22 @@
-"""MS010: two streams that touch the same state, and nothing that orders them."""
+"""The order of stateful ops is broken across streams.
+
+Finds: Two nodes on different streams use the same variable, table or array, at least one of them writes it, and no path of data or control
+edges leads from one to the other. A path out of a loop of TensorFlow 1 may lead through its turns. Ops that msplit does not know count as
+writers.
+
+Why: On one stream kernels run one after the other, whatever their order. On two streams they run at the same time: a reader may see half of
+an update, and the result differs from run to run.
+
+Example: `AssignAddVariableOp` of w on stream 1 and `ResourceGather` from w on stream 2, without a control edge.
+
+Mend: Put them on one stream (the rule `colocation` does), or add the control dependency that the program means.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.analysis.colocation import Paths, unordered, users
+from msplit.analysis.colocation import paths, unordered, users
 from msplit.checks.finding import Finding, Severity, listed
 from msplit.checks.subject import Check, Subject
 
@@ -17,9 +29,9 @@ def find(subject: Subject) -> Iterator[Finding]:
         placed = {node: writes for node, writes in known.items() if subject.placed[node]}
         if any(placed.values()) and len({ids[node] for node in placed}) > 1:
             split.append((name, placed))
-    paths = Paths(subject.flat.graph, [node for _, nodes in split for node in nodes], subject.flat.back_edges)
+    before = paths(subject.flat.graph, [node for _, nodes in split for node in nodes], subject.flat.back_edges)
     for name, placed in split:
-        pairs = unordered(paths, placed, ids)
+        pairs = unordered(before, placed, ids)
         if pairs:
             involved = list(dict.fromkeys(node for pair in pairs for node in pair))
             names, count = subject.names(involved), len(involved)
@@ -33,18 +45,4 @@ def find(subject: Subject) -> Iterator[Finding]:
             )
 
 
-CHECK = Check(
-    code="MS010",
-    name="stateful-order",
-    severity=Severity.ERROR,
-    title="The order of stateful ops is broken across streams",
-    what="Two nodes on different streams use the same variable, table or array, at least one of them writes it, "
-    "and no path of data or control "
-    "edges leads from one to the other. A path out of a loop of TensorFlow 1 may lead through its turns. "
-    "Ops that msplit does not know count as writers.",
-    why="On one stream kernels run one after the other, whatever their order. On two streams they run at the same time: "
-    "a reader may see half of an update, and the result differs from run to run.",
-    example="`AssignAddVariableOp` of w on stream 1 and `ResourceGather` from w on stream 2, without a control edge.",
-    mend="Put them on one stream (the rule `colocation` does), or add the control dependency that the program means.",
-    find=find,
-)
+CHECK = Check.of(__name__, __doc__, Severity.ERROR, find)

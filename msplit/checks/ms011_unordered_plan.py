@@ -1,4 +1,17 @@
-"""MS011: a plan that does not order an edge."""
+"""A plan does not order an edge.
+
+Finds: With `--plan`: two nodes that depend on each other are on different streams and neither the order of the streams nor the waits of the
+plan make one end before the other starts; or a wait comes before its event in the order of recording, so that it waits for nothing; or the
+plan can never end, has a node on two streams or on another than its id in the model, names nodes that the graph does not have, leaves out
+nodes that launch a kernel, starts a stream before the step or ends the step before a stream. The proof shares no code with what makes
+plans.
+
+Why: Such a plan gives wrong results now and then: a kernel reads what another one has not written yet.
+
+Example: `["join", "tower_b/out"]` was deleted from `waits`.
+
+Mend: Never edit plans by hand: write them again with `msplit assign MODEL --rules FILE --emit plan PATH`.
+"""
 
 from __future__ import annotations
 
@@ -92,22 +105,4 @@ def loose_ends(plan: Plan) -> Iterator[tuple[int, str]]:
             yield stream, "end"
 
 
-CHECK = Check(
-    code="MS011",
-    name="unordered-plan",
-    severity=Severity.ERROR,
-    title="A plan does not order an edge",
-    what="With `--plan`: two nodes that depend on each other are on different streams and neither the order of "
-    "the streams nor the waits of the plan "
-    "make one end before the other starts; or a wait comes before its event in the order of recording, so that it waits for nothing; "
-    "or the plan can never end, has a node on two streams or on another than its id in the model, "
-    "names nodes that the graph does not have, "
-    "leaves out nodes "
-    "that launch a kernel, starts a stream before the step or ends the step before a stream. "
-    "The proof shares no code with what makes plans.",
-    why="Such a plan gives wrong results now and then: a kernel reads what another one has not written yet.",
-    example='`["join", "tower_b/out"]` was deleted from `waits`.',
-    mend="Never edit plans by hand: write them again with `msplit assign MODEL --rules FILE --emit plan PATH`.",
-    find=find,
-    needs=("plan",),
-)
+CHECK = Check.of(__name__, __doc__, Severity.ERROR, find, needs=("plan",))

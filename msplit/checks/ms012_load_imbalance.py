@@ -1,4 +1,14 @@
-"""MS012: one stream has most of the work."""
+"""The load of the streams is out of balance.
+
+Finds: The busiest stream has more than `max_imbalance` times the time that could be reached: an equal share for every stream in use, or the
+critical path where that is longer, since no stream can make it shorter.
+
+Why: The step takes at least as long as its busiest stream; the others are idle meanwhile.
+
+Example: Four streams with 90, 10, 10 and 10 µs of independent work: 30 µs would do.
+
+Mend: Move branches to other streams, or let the rules `embedding`, `branch` or `auto` pack them.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +35,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(
-    code="MS012",
-    name="load-imbalance",
-    severity=Severity.WARNING,
-    title="The load of the streams is out of balance",
-    what="The busiest stream has more than `max_imbalance` times the time that could be reached: an equal share "
-    "for every stream in use, "
-    "or the critical path where that is longer, since no stream can make it shorter.",
-    why="The step takes at least as long as its busiest stream; the others are idle meanwhile.",
-    example="Four streams with 90, 10, 10 and 10 µs of independent work: 30 µs would do.",
-    mend="Move branches to other streams, or let the rules `embedding`, `branch` or `auto` pack them.",
-    find=find,
-    limits=("max_imbalance",),
-    depends="costs",
-)
+CHECK = Check.of(__name__, __doc__, Severity.WARNING, find, limits=("max_imbalance",), depends="costs")

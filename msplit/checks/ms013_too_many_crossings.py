@@ -1,4 +1,16 @@
-"""MS013: more edges or bytes between streams than allowed."""
+"""More edges or bytes cross streams than allowed.
+
+Finds: The number of tensors that another stream reads than the one that made them (`max_cross_edges`), their bytes (`max_cross_bytes`), or
+the share of the dependencies between kernels that cross streams (`max_cross_share`) is above its limit. Constants and weights cross
+nothing.
+
+Why: Every crossing that is not implied by another one is a wait, which costs about as much as a small kernel; on logical devices of stock
+TensorFlow it is a copy as well.
+
+Example: Nodes dealt round-robin to four streams: three of four dependencies cross.
+
+Mend: Assign whole branches to one stream: rules `branch`, `embedding` or `auto`, and `propagate` behind them.
+"""
 
 from __future__ import annotations
 
@@ -101,21 +113,11 @@ def _union(parts: Mapping[int, _Makers], known: dict[frozenset[int], _Makers], s
     return known[key]
 
 
-CHECK = Check(
-    code="MS013",
-    name="too-many-crossings",
-    severity=Severity.WARNING,
-    title="More edges or bytes cross streams than allowed",
-    what="The number of tensors that another stream reads than the one that made them (`max_cross_edges`), their "
-    "bytes (`max_cross_bytes`), "
-    "or the share of the dependencies between kernels that cross streams (`max_cross_share`) is above its limit. "
-    "Constants and weights cross nothing.",
-    why="Every crossing that is not implied by another one is a wait, which costs about as much as a small "
-    "kernel; on logical devices "
-    "of stock TensorFlow it is a copy as well.",
-    example="Nodes dealt round-robin to four streams: three of four dependencies cross.",
-    mend="Assign whole branches to one stream: rules `branch`, `embedding` or `auto`, and `propagate` behind them.",
-    find=find,
+CHECK = Check.of(
+    __name__,
+    __doc__,
+    Severity.WARNING,
+    find,
     limits=("max_cross_edges", "max_cross_bytes", "max_cross_share"),
     depends="costs",
 )

@@ -1,4 +1,13 @@
-"""MS014: a stream that never runs beside another."""
+"""A stream never overlaps another.
+
+Finds: In the simulated run, no kernel of the stream runs while a kernel of another stream does.
+
+Why: It costs waits and gains nothing: the same work on the stream before it would be as fast.
+
+Example: A chain of layers cut in two halves, one on each of two streams.
+
+Mend: Give its nodes the id of the stream that they wait for.
+"""
 
 from __future__ import annotations
 
@@ -53,15 +62,4 @@ def overlaps(stream: Ints, start: Floats, end: Floats, streams: int) -> Floats:
     return np.asarray(total)
 
 
-CHECK = Check(
-    code="MS014",
-    name="idle-stream",
-    severity=Severity.WARNING,
-    title="A stream never overlaps another",
-    what="In the simulated run, no kernel of the stream runs while a kernel of another stream does.",
-    why="It costs waits and gains nothing: the same work on the stream before it would be as fast.",
-    example="A chain of layers cut in two halves, one on each of two streams.",
-    mend="Give its nodes the id of the stream that they wait for.",
-    find=find,
-    depends="costs",
-)
+CHECK = Check.of(__name__, __doc__, Severity.WARNING, find, depends="costs")

@@ -1,4 +1,14 @@
-"""MS015: streams that are predicted to gain next to nothing."""
+"""The predicted gain is below the threshold.
+
+Finds: The simulated time with these ids, against that of the same kernels on one stream, is a speed-up below `min_gain`. It is a prediction
+from the GPU's data sheet for the batch size given: measure with `msplit bench`.
+
+Why: Streams that gain nothing still cost: memory, waits, and the time of whoever has to understand them.
+
+Example: After a change of the model its towers became one batched product; 1.01x is left of the 1.8x that streams gained.
+
+Mend: Assign the streams again, e. g. with `--rules auto`, or take the ids off. `msplit analyze` says whether streams can help at all.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +32,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(
-    code="MS015",
-    name="small-gain",
-    severity=Severity.WARNING,
-    title="The predicted gain is below the threshold",
-    what="The simulated time with these ids, against that of the same kernels on one stream, is a speed-up below "
-    "`min_gain`. "
-    "It is a prediction from the GPU's data sheet for the batch size given: measure with `msplit bench`.",
-    why="Streams that gain nothing still cost: memory, waits, and the time of whoever has to understand them.",
-    example="After a change of the model its towers became one batched product; 1.01x is left of the 1.8x that "
-    "streams gained.",
-    mend="Assign the streams again, e. g. with `--rules auto`, or take the ids off. `msplit analyze` says "
-    "whether streams can help at all.",
-    find=find,
-    limits=("min_gain",),
-    depends="costs",
-)
+CHECK = Check.of(__name__, __doc__, Severity.WARNING, find, limits=("min_gain",), depends="costs")

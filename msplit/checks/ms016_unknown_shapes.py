@@ -1,4 +1,13 @@
-"""MS016: too many unknown shapes for predictions to mean anything."""
+"""Too many shapes are unknown for the prediction to mean anything.
+
+Finds: More than `max_unknown` of the kernels read or write tensors of unknown shape, so that their cost is a guess.
+
+Why: Rules that weigh costs, and the checks of balance, overlap and gain (MS012, MS014, MS015), then work with guesses.
+
+Example: Inputs of unknown rank: `tf.compat.v1.placeholder(tf.float32)` without a shape.
+
+Mend: Give the shapes of the inputs (--shape NAME=D,D,…, or `shapes:` in the settings), or export the model with them.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +39,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(
-    code="MS016",
-    name="unknown-shapes",
-    severity=Severity.WARNING,
-    title="Too many shapes are unknown for the prediction to mean anything",
-    what="More than `max_unknown` of the kernels read or write tensors of unknown shape, so that their cost is a guess.",
-    why="Rules that weigh costs, and the checks of balance, overlap and gain (MS012, MS014, MS015), then work "
-    "with guesses.",
-    example="Inputs of unknown rank: `tf.compat.v1.placeholder(tf.float32)` without a shape.",
-    mend="Give the shapes of the inputs (--shape NAME=D,D,…, or `shapes:` in the settings), or export the model with them.",
-    find=find,
-    limits=("max_unknown",),
-    depends="costs",
-)
+CHECK = Check.of(__name__, __doc__, Severity.WARNING, find, limits=("max_unknown",), depends="costs")

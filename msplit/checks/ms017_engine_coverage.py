@@ -1,4 +1,19 @@
-"""MS017: ops that the cuda engine can not run."""
+"""The cuda engine can not run an op.
+
+Finds: An op that the outputs need has no lowering in msplit's cuda engine, or is a host op (strings, tables) between work for the GPU,
+while that engine runs host ops before all of that or behind it. Or a step is run for its effect, such as writing a variable. Where `select`
+names this code, PyTorch is installed and the graph has loops, conds or lists, the model is also built as the engine does it, without
+running it: then it is found, too, that how many turns a loop takes, or which branch is taken where the branches differ in shape, is known
+only in the run. Otherwise the check needs no PyTorch, and says what it leaves open. What kernels make of attributes and types is not looked
+at: `msplit analyze --engine cuda` tells.
+
+Why: `msplit bench` refuses the whole model on that engine. For graphs that a fork or stock TensorFlow runs it does not matter, which is why
+this is only an information.
+
+Example: A custom op, or a table that is asked for the ids of what one layer gives, for the next.
+
+Mend: Use `--engine tensorflow`, or `--inputs` and `--outputs` to leave the op outside.
+"""
 
 from __future__ import annotations
 
@@ -41,22 +56,4 @@ def _finding(what: str, names: Sequence[str], why: str = "") -> Finding:
     return Finding(text, fix, tuple(names[:NODES_SHOWN]), len(names))
 
 
-CHECK = Check(
-    code=CODE,
-    name="engine-coverage",
-    severity=Severity.INFO,
-    title="The cuda engine can not run an op",
-    what="An op that the outputs need has no lowering in msplit's cuda engine, or is a host op (strings, tables) "
-    "between work for the GPU, "
-    "while that engine runs host ops before all of that or behind it. Or a step is run for its effect, such as "
-    "writing a variable. Where `select` names this code, PyTorch is installed and the graph has loops, conds or lists, the model is also "
-    "built as the engine does it, without running it: then it is found, too, that how many turns a loop takes, or which branch is taken "
-    "where the branches differ in shape, is known only in the run. Otherwise the check needs no PyTorch, and says what it leaves open. "
-    "What kernels make of attributes and types is not looked at: `msplit analyze --engine cuda` tells.",
-    why="`msplit bench` refuses the whole model on that engine. For graphs that a fork or stock TensorFlow runs "
-    "it does not matter, "
-    "which is why this is only an information.",
-    example="A custom op, or a table that is asked for the ids of what one layer gives, for the next.",
-    mend="Use `--engine tensorflow`, or `--inputs` and `--outputs` to leave the op outside.",
-    find=find,
-)
+CHECK = Check.of(__name__, __doc__, Severity.INFO, find)

@@ -1,4 +1,17 @@
-"""MS018: a stream file that NVIDIA's reader takes differently."""
+"""NVIDIA's reader takes the stream file differently.
+
+Finds: A file that the rules read (`regex: {file: …}`) has a line that msplit understands and the reader of NVIDIA's fork
+(`TF_STREAM_FROM_FILE`) takes in another way: comments and blank lines (it may crash), space around ids and patterns, `:` and `,` inside a
+pattern (it cuts there), a second line of an id (it forgets the first), syntax that ECMAScript lacks (it stops with an error); or nodes have
+ids on the graph and match no pattern (it puts them on stream 0).
+
+Why: The same file gives other streams there, and nothing says so.
+
+Example: `1:tower_a/(x|y){1,2}`: its reader sees the two patterns `tower_a/(x|y){1` and `2}`.
+
+Mend: Let msplit write the file: `msplit assign MODEL --rules FILE --emit stream-file PATH`. Where you do not run NVIDIA's fork, ignore
+MS018.
+"""
 
 from __future__ import annotations
 
@@ -59,22 +72,4 @@ def _of_file(subject: Subject, file: str, entries: tuple[Entry, ...]) -> Iterato
         )
 
 
-CHECK = Check(
-    code="MS018",
-    name="stream-file-trap",
-    severity=Severity.WARNING,
-    title="NVIDIA's reader takes the stream file differently",
-    what="A file that the rules read (`regex: {file: …}`) has a line that msplit understands and the reader of "
-    "NVIDIA's fork (`TF_STREAM_FROM_FILE`) takes "
-    "in another way: comments and blank lines (it may crash), space around ids and patterns, `:` and `,` inside "
-    "a pattern (it cuts there), "
-    "a second line of an id (it forgets the first), syntax that ECMAScript lacks (it stops with an error); or "
-    "nodes have ids on "
-    "the graph and match no pattern (it puts them on stream 0).",
-    why="The same file gives other streams there, and nothing says so.",
-    example="`1:tower_a/(x|y){1,2}`: its reader sees the two patterns `tower_a/(x|y){1` and `2}`.",
-    mend="Let msplit write the file: `msplit assign MODEL --rules FILE --emit stream-file PATH`. Where you do "
-    "not run NVIDIA's fork, ignore MS018.",
-    find=find,
-    needs=("rules",),
-)
+CHECK = Check.of(__name__, __doc__, Severity.WARNING, find, needs=("rules",))

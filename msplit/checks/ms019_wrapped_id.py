@@ -1,4 +1,14 @@
-"""MS019: ids that a fork takes modulo its number of streams."""
+"""A fork would wrap an id silently.
+
+Finds: An id, on the graph or of a pattern, is not below `fork_streams` of the settings: the number of streams that the fork is started with
+(`TF_GPU_STREAM_GROUP_COUNT` in NVIDIA's, `multi_stream_num` in DeepRec). Without that setting nothing is checked.
+
+Why: Both forks take ids modulo that number and say nothing. Two groups of nodes that were to overlap then share a stream.
+
+Example: Ids 0 to 7 on the graph, and `TF_GPU_STREAM_GROUP_COUNT=4`: streams 1 and 5 are one.
+
+Mend: Start the fork with as many streams as there are ids, or assign with fewer.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +49,4 @@ def find(subject: Subject) -> Iterator[Finding]:
                 yield Finding(text, fix, file=file, line=line)
 
 
-CHECK = Check(
-    code="MS019",
-    name="wrapped-id",
-    severity=Severity.WARNING,
-    title="A fork would wrap an id silently",
-    what="An id, on the graph or of a pattern, is not below `fork_streams` of the settings: the number of "
-    "streams that the fork is started with "
-    "(`TF_GPU_STREAM_GROUP_COUNT` in NVIDIA's, `multi_stream_num` in DeepRec). Without that setting nothing is checked.",
-    why="Both forks take ids modulo that number and say nothing. Two groups of nodes that were to overlap then "
-    "share a stream.",
-    example="Ids 0 to 7 on the graph, and `TF_GPU_STREAM_GROUP_COUNT=4`: streams 1 and 5 are one.",
-    mend="Start the fork with as many streams as there are ids, or assign with fewer.",
-    find=find,
-)
+CHECK = Check.of(__name__, __doc__, Severity.WARNING, find)

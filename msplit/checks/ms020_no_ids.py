@@ -1,4 +1,15 @@
-"""MS020: a graph without any ids."""
+"""The graph has no stream ids.
+
+Finds: No node of the file, functions included, has a `_stream_id`, and no plan was given. Absent ids mean stream 0, so the graph is valid
+and runs on one stream: nothing is split, unbalanced or out of order. With `--rules`, MS002 says which nodes should have ids.
+
+Why: Most often the original was given in place of what `msplit assign` wrote, and then every check passes because there is nothing to
+check. Raise it to an error (`severity: {MS020: error}`) where the file must be annotated.
+
+Example: `msplit check model.pb` in place of `msplit check model.streams.pb`.
+
+Mend: Check the file that `msplit assign` wrote.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +31,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(
-    code="MS020",
-    name="no-ids",
-    severity=Severity.INFO,
-    title="The graph has no stream ids",
-    what="No node of the file, functions included, has a `_stream_id`, and no plan was given. Absent ids mean "
-    "stream 0, so the graph is valid and runs "
-    "on one stream: nothing is split, unbalanced or out of order. With `--rules`, MS002 says which nodes should have ids.",
-    why="Most often the original was given in place of what `msplit assign` wrote, and then every check passes "
-    "because there is nothing to check. "
-    "Raise it to an error (`severity: {MS020: error}`) where the file must be annotated.",
-    example="`msplit check model.pb` in place of `msplit check model.streams.pb`.",
-    mend="Check the file that `msplit assign` wrote.",
-    find=find,
-)
+CHECK = Check.of(__name__, __doc__, Severity.INFO, find)

@@ -1,4 +1,16 @@
-"""MS021: nodes that share a kernel, on several streams."""
+"""Nodes that share a kernel are on several streams.
+
+Finds: With `--plan`, where the plan lists groups (a tuned one does): a node of a group has another `_stream_id` than its group, or another
+stream in the order of the plan. One kernel does the work of a group: pointwise ops that are compiled together, alike nodes of several
+branches side by side, lookups of several embedding columns, or a product with its bias and activation.
+
+Why: A kernel runs on one stream. The graph says of such a node that it runs where it does not: whoever reads the ids is misled, and rules
+that build on them put its neighbours on the wrong stream.
+
+Example: `tower_a/Relu` and `tower_b/Relu` are one kernel on stream 1, and `tower_b/Relu` has the id 0.
+
+Mend: Write the annotated model and the plan together: `msplit tune MODEL -o OUT --plan-out PLAN`.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +50,4 @@ def find(subject: Subject) -> Iterator[Finding]:
             yield subject.about(wrong, what, _FIX, file=plan_file.source)
 
 
-CHECK = Check(
-    code="MS021",
-    name="kernel-split",
-    severity=Severity.ERROR,
-    title="Nodes that share a kernel are on several streams",
-    what="With `--plan`, where the plan lists groups (a tuned one does): a node of a group has another `_stream_id` than its group, or "
-    "another stream in the order of the plan. One kernel does the work of a group: pointwise ops that are compiled together, alike "
-    "nodes of several branches side by side, lookups of several embedding columns, or a product with its bias and activation.",
-    why="A kernel runs on one stream. The graph says of such a node that it runs where it does not: whoever reads the ids is misled, "
-    "and rules that build on them put its neighbours on the wrong stream.",
-    example="`tower_a/Relu` and `tower_b/Relu` are one kernel on stream 1, and `tower_b/Relu` has the id 0.",
-    mend="Write the annotated model and the plan together: `msplit tune MODEL -o OUT --plan-out PLAN`.",
-    find=find,
-    needs=("plan",),
-)
+CHECK = Check.of(__name__, __doc__, Severity.ERROR, find, needs=("plan",))

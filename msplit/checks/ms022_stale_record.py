@@ -1,4 +1,15 @@
-"""MS022: a record of an assignment that is not this model's."""
+"""The record of the assignment is not this model's.
+
+Finds: `msplit assign` leaves a record of the rules, the batch and whatever else it made the ids with: `assets.extra/msplit.json` in a
+SavedModel, `MODEL.msplit.json` beside any other file. There is one, but the model has changed since it was written, or it is damaged.
+
+Why: Without the record the model is checked with defaults in place of what its ids were made with, and ids that msplit wrote count as set
+by hand. If the model itself was changed, its ids may be stale.
+
+Example: A new export was written over `model.pb`, and `model.pb.msplit.json` is still that of the old one.
+
+Mend: Run `msplit assign` again and commit what it writes, record included; or remove the record.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +29,4 @@ def find(subject: Subject) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(
-    code="MS022",
-    name="stale-record",
-    severity=Severity.WARNING,
-    title="The record of the assignment is not this model's",
-    what="`msplit assign` leaves a record of the rules, the batch and whatever else it made the ids with: `assets.extra/msplit.json` in "
-    "a SavedModel, `MODEL.msplit.json` beside any other file. There is one, but the model has changed since it was written, or it is "
-    "damaged.",
-    why="Without the record the model is checked with defaults in place of what its ids were made with, and ids that msplit wrote count "
-    "as set by hand. If the model itself was changed, its ids may be stale.",
-    example="A new export was written over `model.pb`, and `model.pb.msplit.json` is still that of the old one.",
-    mend="Run `msplit assign` again and commit what it writes, record included; or remove the record.",
-    find=find,
-)
+CHECK = Check.of(__name__, __doc__, Severity.WARNING, find)

@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -284,7 +284,6 @@ KIND = "baseline"
 MAX_BYTES = 64 << 20
 """Longest baseline."""
 
-_KEYS = ("model", "code", "file", "text", "nodes", "node_count")
 _NUMBER = re.compile(r"[0-9][0-9.,]*")
 _FIX = "write it anew: msplit check MODEL… --write-baseline FILE"
 
@@ -298,7 +297,7 @@ class Known:
         file: The file that it is about where that is not the model, likewise; None: the model.
         text: What it says, with `#` for numbers: for findings that name no nodes.
         nodes: The first nodes that it is about.
-        count: All nodes that it is about.
+        node_count: Number of all nodes that it is about.
     """
 
     model: str
@@ -306,11 +305,12 @@ class Known:
     file: str | None
     text: str
     nodes: tuple[str, ...]
-    count: int
+    node_count: int
 
     def covers(self, other: Known) -> bool:
         """True if a finding is this one, or less of it: about no node that this one is not about."""
-        if (self.model, self.code, self.file) != (other.model, other.code, other.file) or other.count > self.count:
+        same = (self.model, self.code, self.file) == (other.model, other.code, other.file)
+        if not same or other.node_count > self.node_count:
             return False
         return set(other.nodes) <= set(self.nodes) if other.nodes else self.text == other.text
 
@@ -322,36 +322,12 @@ def load(path: str | os.PathLike[str]) -> tuple[Known, ...]:
         MsplitError: It can not be read, or is none; the message says what is wrong with it, and where.
     """
     top = JsonValue.read(path, MAX_BYTES, what=KIND, fix=_FIX).of_version(KIND, SCHEMA_VERSION)
-    top.object(("schema_version", "kind", "findings"))
-    return tuple(_known(item) for item in top.at("findings").items())
-
-
-def _known(item: JsonValue) -> Known:
-    item.object(_KEYS)
-    return Known(
-        model=item.at("model").text(),
-        code=item.at("code").text(),
-        file=item.at("file").or_none(JsonValue.text),
-        text=item.at("text").text(),
-        nodes=tuple(name.text() for name in item.at("nodes").items()),
-        count=item.at("node_count").whole(),
-    )
+    return top.object(("findings",)).at("findings").to(tuple[Known, ...])
 
 
 def dumps(reports: Sequence[Report], folder: Path) -> bytes:
     """The findings of some reports as a baseline that lies in a folder. The same findings give the same bytes."""
-    found = [_of(report, one, folder) for report in reports for one in report.findings]
-    findings = [
-        {
-            "model": one.model,
-            "code": one.code,
-            "file": one.file,
-            "text": one.text,
-            "nodes": list(one.nodes),
-            "node_count": one.count,
-        }
-        for one in found
-    ]
+    findings = [asdict(_of(report, one, folder)) for report in reports for one in report.findings]
     return (
         json.dumps({"schema_version": SCHEMA_VERSION, "kind": KIND, "findings": findings}, indent=1) + "\n"
     ).encode()

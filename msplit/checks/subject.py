@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,6 +219,22 @@ class Check:
     needs: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
     depends: str = ""
+
+    @staticmethod
+    def of(
+        module: str,
+        page: str | None,
+        severity: Severity,
+        find: Callable[[Subject], Iterable[Finding]],
+        **more: Any,
+    ) -> Check:
+        """The check of a module: code and name are the module's name, title and texts its docstring, paragraph by paragraph."""
+        code, _, name = module.rpartition(".")[2].partition("_")
+        title, *paragraphs = (" ".join(part.split()) for part in (page or "").split("\n\n"))
+        texts = {label: text for label, _, text in (part.partition(": ") for part in paragraphs)}
+        what, why, example, mend = (texts.get(label, "") for label in ("Finds", "Why", "Example", "Mend"))
+        title = title.removesuffix(".")
+        return Check(code.upper(), name.replace("_", "-"), severity, title, what, why, example, mend, find, **more)
 
 
 def stated(graph: Graph) -> Longs:

@@ -12,19 +12,22 @@ What is computed once: before the first step, and so costs a step nothing; or fo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.dag import Hashes, mixed
-from msplit.core.graph import CONTROL, Floats, Graph, Ints
+from msplit.core.graph import CONTROL, Edges, Floats, Graph, Ints
 from msplit.opset import schema
 from msplit.opset.traits import CONSTANTS, VARIABLES, ops_with
 from msplit.shapes.result import Shapes
 
 Mask = NDArray[np.bool_]
+
+Overhead = Annotated[float, -1e9]
+"""A time or rate that was measured. A difference of two measurements may come out below nothing."""
 
 DEEP = 50
 """Kernels of the chains of `Constants.deep_us`."""
@@ -55,20 +58,20 @@ class Constants:
             free company, 2 is nothing gained.
     """
 
-    launch_us: float | None = None
-    node_us: float | None = None
-    wait_us: float | None = None
-    join_us: float | None = None
-    root_us: float | None = None
-    issue_us: float | None = None
-    copy_bytes_per_us: float | None = None
-    l2_bytes_per_us: float | None = None
-    crossing_us: float | None = None
-    fork_join_us: Mapping[int, float] = field(default_factory=dict)
-    roots_us: Mapping[int, float] = field(default_factory=dict)
-    deep_us: Mapping[int, float] = field(default_factory=dict)
-    spin_us: Mapping[int, float] = field(default_factory=dict)
-    concurrency: Mapping[str, float] = field(default_factory=dict)
+    launch_us: Overhead | None = None
+    node_us: Overhead | None = None
+    wait_us: Overhead | None = None
+    join_us: Overhead | None = None
+    root_us: Overhead | None = None
+    issue_us: Overhead | None = None
+    copy_bytes_per_us: Overhead | None = None
+    l2_bytes_per_us: Overhead | None = None
+    crossing_us: Overhead | None = None
+    fork_join_us: Mapping[int, Overhead] = field(default_factory=dict)
+    roots_us: Mapping[int, Overhead] = field(default_factory=dict)
+    deep_us: Mapping[int, Overhead] = field(default_factory=dict)
+    spin_us: Mapping[int, Overhead] = field(default_factory=dict)
+    concurrency: Mapping[str, Overhead] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,18 +138,8 @@ def on_device(graph: Graph, host: Mask) -> Mask:
             kinds[kind] = _runs(graph, node)
         runs[node] = kinds[kind]
     edges = graph.edges
-    waiting = np.flatnonzero(host & ~runs).tolist()
-    stays = host & ~runs
-    starts = graph.in_start.tolist()
-    sources, ports = edges.src.tolist(), edges.port.tolist()
-    while waiting:
-        node = waiting.pop()
-        for edge in range(starts[node], starts[node + 1]):
-            source = sources[edge]
-            if ports[edge] != CONTROL and host[source] and not stays[source]:
-                stays[source] = True
-                waiting.append(source)
-    return host & ~stays
+    within = replace(graph, edges=edges.where((edges.port != CONTROL) & host[edges.src] & host[edges.dst]))
+    return host & ~within.ancestors(np.flatnonzero(host & ~runs).tolist())
 
 
 def _runs(graph: Graph, node: int) -> bool:
@@ -226,26 +219,17 @@ def prepared(
     fixed, reads = _fixed(graph)
     constant |= fixed
     constant[list(given)] = True
-    varies = ((stateful & ~fixed & ~reads) | ((data_inputs == 0) & ~constant)).tolist()
-    folded = shapes.folded.tolist()
-    starts, targets = graph.out_start.tolist(), graph.out_dst.tolist()
-    ports = edges.port[graph.out_order].tolist()
-    following: dict[int, list[int]] = {}
-    for source, target in back:
-        following.setdefault(source, []).append(target)
-    waiting = [node for node in range(count) if varies[node]]
-    while waiting:
-        node = waiting.pop()
-        for target in following.get(node, ()):
-            if not varies[target]:
-                varies[target] = True
-                waiting.append(target)
-        for edge in range(starts[node], starts[node + 1]):
-            target = targets[edge]
-            if not varies[target] and ports[edge] != CONTROL and not folded[target]:
-                varies[target] = True
-                waiting.append(target)
-    return ~np.array(varies, dtype=np.bool_)
+    varies = np.flatnonzero((stateful & ~fixed & ~reads) | ((data_inputs == 0) & ~constant))
+    onward = edges.where((edges.port != CONTROL) & ~shapes.folded[edges.dst])
+    if len(turns := np.array(list(back), np.int32).reshape(-1, 2)):
+        port = np.zeros(len(turns), np.int32)
+        onward = Edges.of(
+            np.append(onward.src, turns[:, 0]),
+            np.append(onward.port, port),
+            np.append(onward.dst, turns[:, 1]),
+            np.append(onward.slot, port),
+        )
+    return ~replace(graph, edges=onward).descendants(varies.tolist())
 
 
 def _fixed(graph: Graph) -> tuple[Mask, Mask]:

@@ -296,10 +296,7 @@ def softmax(case: Case) -> NodeWork:
     return NodeWork(5.0 * count, math.ceil(count / 1024), chain=float(halvings(along)))
 
 
-@formula(
-    "NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", "NonMaxSuppressionV4", "NonMaxSuppressionV5",
-    "NonMaxSuppressionWithOverlaps",
-)  # fmt: skip
+@formula(*ops_with("suppresses boxes"))
 def non_max_suppression(case: Case) -> NodeWork:
     """As many rounds as boxes may be selected, each of small kernels over all scores. One, where the shape does not say how many."""
     found = case.outputs[0]
@@ -322,10 +319,7 @@ def batch_norm(case: Case) -> NodeWork:
     return NodeWork(2.0 * count, math.ceil(count / 1024))
 
 
-@formula(
-    "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSumWithNumSegments",
-    "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments",
-)  # fmt: skip
+@formula(*(f"{op}{ending}" for op in ops_with("sparse segment") for ending in ("", "WithNumSegments")))
 def sparse_segment(case: Case) -> NodeWork:
     """Reads one row of the table per index and adds it up."""
     table = case.node.shape(0)
@@ -349,13 +343,7 @@ formula("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "TensorSc
 formula("ScatterNd")(lambda case: NodeWork(elements(case.node.shape(1)), math.ceil(elements(case.outputs[0]) / 1024)))
 
 
-@formula(
-    "ScatterAdd", "ScatterSub", "ScatterUpdate", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax", "ScatterNdUpdate",
-    "ScatterNdAdd", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterNdUpdate",
-    "ResourceScatterNdAdd", "ResourceSparseApplyAdagrad", "ResourceSparseApplyAdagradV2", "ResourceSparseApplyMomentum",
-    "ResourceSparseApplyKerasMomentum", "ResourceSparseApplyFtrl", "ResourceSparseApplyFtrlV2", "SparseApplyAdagrad",
-    "SparseApplyMomentum", "SparseApplyFtrl",
-)  # fmt: skip
+@formula(*ops_with("rows in place"))
 def scatter_in_place(case: Case) -> NodeWork:
     """Reads and writes only the rows that the indices name: as much again as the updates, twice."""
     node = case.node

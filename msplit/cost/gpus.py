@@ -19,23 +19,25 @@ that is how they carry over to other GPUs: dependent loads, barriers and product
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from msplit.core.graph import Floats
 from msplit.errors import MsplitError
-from msplit.formats.files import read_text
+from msplit.formats.files import JsonValue, read_file
 
 DEFAULT_GPU = "h200"
 
 SM_BYTES_PER_CYCLE = 64
 """Bytes per clock that one multiprocessor can take from the L2 cache (NVIDIA's architecture white papers since Volta)."""
+
+_Positive = Annotated[float, 1e-9]
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,17 @@ class Gpu:
     """
 
     name: str
-    sms: int
-    memory_gb: float
-    bandwidth_gbs: float
-    l2_mb: float
-    clock_mhz: float
-    tflops: Mapping[str, float]
-    launch_us: float
-    wait_us: float
-    link_gbs: float = 25.0
-    link_us: float = 18.0
-    other_gpu_us: float = 28.0
+    sms: Annotated[int, 1]
+    memory_gb: _Positive
+    bandwidth_gbs: _Positive
+    l2_mb: _Positive
+    clock_mhz: _Positive
+    tflops: Mapping[str, _Positive]
+    launch_us: _Positive
+    wait_us: _Positive
+    link_gbs: _Positive = 25.0
+    link_us: _Positive = 18.0
+    other_gpu_us: _Positive = 28.0
 
     @property
     def bytes_per_us(self) -> float:
@@ -103,10 +105,9 @@ _OWN: dict[str, Gpu] = {}
 """Data sheets from files of the user's, by name: costs name their GPU, and what simulates them asks for its sheet again."""
 
 _LARGEST = 1 << 16
-_KEYS = ("sms", "memory_gb", "bandwidth_gbs", "l2_mb", "clock_mhz", "launch_us", "wait_us", "tflops")
 _LINKS = ("link_gbs", "link_us", "other_gpu_us")
 """Default of a value that a sheet may leave out: it is that of PCIe 4 then."""
-_FIX = f"write it as in msplit/data/gpus.yaml: a name, and below it {', '.join(_KEYS)}"
+_FIX = f"write it as in msplit/data/gpus.yaml: a name, and below it {', '.join(one.name for one in fields(Gpu)[1:])}"
 
 
 @cache
@@ -114,7 +115,7 @@ def _sheets() -> dict[str, Gpu]:
     import yaml
 
     data = yaml.safe_load(files("msplit").joinpath("data/gpus.yaml").read_text(encoding="utf-8"))
-    return {name: Gpu(name=name, **fields) for name, fields in data.items()}
+    return {name: Gpu(name=name, **sheet) for name, sheet in data.items()}
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -164,57 +165,19 @@ def _read(path: Path) -> Gpu:
     """
     import yaml
 
-    def wrong(what: str) -> MsplitError:
-        return MsplitError(what, where=str(path), fix=_FIX)
-
+    source = str(path)
     try:
-        data = yaml.safe_load(read_text(path, _LARGEST))
-    except EOFError:
-        raise wrong("the file is too long for a data sheet") from None
-    except OSError as problem:
-        reason = f"the data sheet can not be read: {problem.strerror}"
-        raise MsplitError(reason, where=str(path), fix="name a YAML file") from None
-    except UnicodeDecodeError:
-        raise wrong("the data sheet is not UTF-8 text") from None
+        data = yaml.safe_load(read_file(path, _LARGEST, what="data sheet", fix=_FIX))
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise wrong("this is not valid YAML") from None
-    if not isinstance(data, dict) or not all(isinstance(sheet, dict) for sheet in data.values()):
-        raise wrong("this is no data sheet")
-    if len(data) != 1:
-        raise wrong(f"it has {len(data)} data sheets; one is wanted")
-    ((name, sheet),) = data.items()
-    if (said := _problem(sheet)) is not None:
-        raise wrong(said)
-    return Gpu(name=f"{name} ({path})", **sheet)
-
-
-def _problem(sheet: Mapping[Any, Any]) -> str | None:
-    """The defect of a data sheet, or None."""
-    for key in sheet:
-        if key not in (*_KEYS, *_LINKS):
-            near = get_close_matches(str(key), (*_KEYS, *_LINKS), 1)
-            return f"there is no {str(key)[:40]!r} in a data sheet{f' (did you mean {near[0]}?)' if near else ''}"
-    for key in (*_KEYS, *(key for key in _LINKS if key in sheet)):
-        if key not in sheet:
-            return f"`{key}` is missing"
-        if key == "sms" and not (isinstance(sheet[key], int) and _positive(sheet[key])):
-            return f"`{key}` is not a whole number above 0"
-        if key != "tflops" and not _positive(sheet[key]):
-            return f"`{key}` is not a number above 0"
-    peaks = sheet["tflops"]
-    if not isinstance(peaks, dict) or "float32" not in peaks:
-        return "`tflops` is no mapping with `float32`"
+        raise MsplitError("this is not valid YAML", where=source, fix=_FIX) from None
+    sheets = JsonValue(data, "data sheet", source, _FIX).entries()
+    if len(sheets) != 1:
+        raise MsplitError(f"it has {len(sheets)} data sheets; one is wanted", where=source, fix=_FIX)
+    ((name, sheet),) = sheets
+    found = sheet.to(Gpu, optional=_LINKS, name=f"{name} ({path})")
     known = {key for own in _sheets().values() for key in own.tflops}
-    for key, value in peaks.items():
-        if key not in known:
-            return f"`tflops` knows no {str(key)[:40]!r}; it knows {', '.join(sorted(known))}"
-        if not _positive(value):
-            return f"`tflops`: {key} is not a number above 0"
-    return None
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
+    sheet.at("tflops").object(tuple(sorted(known)), optional=known - {"float32"})
+    return found
 
 
 ACCESS = 430.0

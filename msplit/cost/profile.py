@@ -9,15 +9,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from msplit.core.arguments import Precision
 from msplit.cost.costs import Constants, Costs, carry
 from msplit.cost.gpus import gpu_names
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.files import Sha256
 from msplit.formats.summary import structure_hash
+from msplit.formats.tensors import fits
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ class ProfiledKernel:
     op: str
     inputs: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
     time_us: float
-    share: float | None
-    bytes: float
+    share: Annotated[float, 0.0, 1.0] | None
+    bytes: Annotated[float, 0.0, 1e15]
     launches: int | None = None
     kernel: str | None = None
     blocks: int | None = None
@@ -100,7 +103,7 @@ class ProfiledStep:
     """
 
     nodes: tuple[str, ...]
-    kernel: int = -1
+    kernel: Annotated[int, -1] = -1
 
 
 @dataclass(frozen=True)
@@ -131,12 +134,12 @@ class Profile:
         source: The file, "" for one that was just measured.
     """
 
-    graph_hash: str
+    graph_hash: Sha256
     ops: Mapping[str, int]
     inputs: Mapping[str, InputShape]
     device: ProfiledDevice
-    precision: str
-    layout: str
+    precision: Annotated[str, tuple(Precision)]
+    layout: Annotated[str, ("nhwc", "nchw", "none")]
     constants: Constants
     kernels: tuple[ProfiledKernel, ...]
     steps: tuple[ProfiledStep, ...]
@@ -266,12 +269,7 @@ def check_shapes(profile: Profile, shapes: Mapping[str, Sequence[int | None] | N
     """
     for name, given in profile.inputs.items():
         wanted = shapes.get(name)
-        if wanted is None:
-            continue
-        same = len(wanted) == len(given.shape) and all(
-            size is None or size == there for size, there in zip(wanted, given.shape, strict=True)
-        )
-        if not same:
+        if wanted is not None and not fits(given.shape, wanted):
             raise MsplitError(
                 f"the profile was measured with {name} of {_sizes(given.shape)}, not of {_sizes(wanted)}",
                 where=profile.source or None,

@@ -154,7 +154,7 @@ def conds(graph: Graph, in_frame: Ints) -> Nested:
         op = graph.ops[node]
         after = context
         if in_frame[node] < 0 and op in SWITCH and len(inputs := graph.inputs(node)) > 1:
-            predicate = context, _named(graph, inputs[1])
+            predicate = context, graph.behind(inputs[1], ("Identity",))  # every cond makes one of it
             if predicate not in known:
                 known[predicate] = len(parent)
                 parent.append(context)
@@ -174,13 +174,6 @@ def conds(graph: Graph, in_frame: Ints) -> Nested:
         if after:
             context_after[node] = after
     return _connected(graph, outermost, names, np.array(sorted(context_after), np.int32))
-
-
-def _named(graph: Graph, tensor: tuple[int, int]) -> tuple[int, int]:
-    """A predicate without the Identity that every cond makes of it."""
-    while graph.ops[tensor[0]] == "Identity" and (inputs := graph.inputs(tensor[0])):
-        tensor = inputs[0]
-    return tensor
 
 
 def _connected(graph: Graph, outermost: Ints, names: Sequence[str], stays: Ints) -> Nested:

@@ -20,11 +20,12 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from msplit.core.arguments import Precision
 from msplit.errors import LoadError, MsplitError, WriteError
 from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file, write_pieces
-from msplit.formats.files import JsonValue, open_regular, writers
+from msplit.formats.files import JsonValue, Sha256, open_regular, writers
 
 VERSION = 1
 MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels"
@@ -33,6 +34,9 @@ _LARGEST_MANIFEST = 64 << 20
 _REMAKE = "build it anew: msplit build MODEL -o DIR --force"
 _NAME = re.compile(r"(kernels/)?[0-9A-Za-z_.-]+")
 _LARGEST = 1 << 50
+Entries = Annotated[int, 0, 1 << 40]
+"""Entries of a leading dimension that belong to a row."""
+
 _AT_ONCE = 1 << 24
 
 
@@ -51,11 +55,11 @@ class Rung:
         host_us: Of a step with its inputs and outputs.
     """
 
-    batch: int | None
+    batch: Annotated[int, 1] | None
     inputs: Mapping[str, tuple[int, ...]]
     program: str
     reference: str
-    streams: int
+    streams: Annotated[int, 0, 1 << 20]
     kernels: int
     step_us: float | None
     host_us: float | None
@@ -72,7 +76,7 @@ class Manifest:
         label: What runs, as a bench calls it.
         why: Why that was chosen.
         notes: What is worth knowing of it.
-        precision: What float32 is computed in: the name of a `Precision`.
+        precision: The name of a `Precision`: what float32 is computed in.
         capture: Whether a step is one CUDA graph.
         measured: Whether kernels were chosen by timing them; otherwise nothing was compiled.
         outputs: Names of the outputs, in order.
@@ -91,16 +95,16 @@ class Manifest:
     label: str
     why: str
     notes: tuple[str, ...]
-    precision: str
+    precision: Annotated[str, tuple(Precision)]
     capture: bool
     measured: bool
     outputs: tuple[str, ...]
     computed: Mapping[str, str]
-    rows: tuple[Mapping[str, int], Mapping[str, int]] | None
+    rows: tuple[Mapping[str, Entries], Mapping[str, Entries]] | None
     mixes: str
     rungs: tuple[Rung, ...]
     preparation: Mapping[str, float]
-    files: Mapping[str, tuple[int, str]]
+    files: Mapping[str, tuple[Annotated[int, 0, _LARGEST], Sha256]]
 
 
 def write(
@@ -215,56 +219,9 @@ def _hash(path: Path) -> tuple[int, str]:
 
 
 def _manifest(value: JsonValue) -> Manifest:
-    value = value.of_version("build", VERSION)
-    value = value.object(("kind", "schema_version", *Manifest.__dataclass_fields__))
-    files = {name: _file_of(one) for name, one in value.at("files").entries()}
-    rungs = tuple(_rung_of(one) for one in value.at("rungs").items())
+    found = value.of_version("build", VERSION).to(Manifest)
+    names, rungs = found.files, found.rungs
     wanted = {WEIGHTS, *(name for rung in rungs for name in (rung.program, rung.reference))}
-    if not rungs or not wanted <= set(files) or not all(_NAME.fullmatch(name) and ".." not in name for name in files):
+    if not rungs or not wanted <= set(names) or not all(_NAME.fullmatch(name) and ".." not in name for name in names):
         raise value.wrong("does not name the files of a build")
-    return Manifest(
-        made_for=_texts(value.at("made_for")),
-        model=value.at("model").text(),
-        digest=value.at("digest").text(),
-        label=value.at("label").text(),
-        why=value.at("why").text(),
-        notes=tuple(one.text() for one in value.at("notes").items()),
-        precision=value.at("precision").one_of(tuple(Precision)),
-        capture=value.at("capture").flag(),
-        measured=value.at("measured").flag(),
-        outputs=tuple(one.text() for one in value.at("outputs").items()),
-        computed=_texts(value.at("computed")),
-        rows=value.at("rows").or_none(_rows_of),
-        mixes=value.at("mixes").text(),
-        rungs=rungs,
-        preparation={name: one.number() for name, one in value.at("preparation").entries()},
-        files=files,
-    )
-
-
-def _texts(value: JsonValue) -> dict[str, str]:
-    return {name: one.text() for name, one in value.entries()}
-
-
-def _file_of(value: JsonValue) -> tuple[int, str]:
-    size, digest = value.items(2)
-    return size.whole(0, _LARGEST), digest.sha256()
-
-
-def _rows_of(value: JsonValue) -> tuple[dict[str, int], dict[str, int]]:
-    inputs, outputs = ({name: one.whole(0, 1 << 40) for name, one in ends.entries()} for ends in value.items(2))
-    return inputs, outputs
-
-
-def _rung_of(value: JsonValue) -> Rung:
-    value = value.object(tuple(Rung.__dataclass_fields__))
-    return Rung(
-        value.at("batch").or_none(lambda one: one.whole(1)),
-        {name: tuple(size.whole() for size in shape.items()) for name, shape in value.at("inputs").entries()},
-        value.at("program").text(),
-        value.at("reference").text(),
-        value.at("streams").whole(0, 1 << 20),
-        value.at("kernels").whole(),
-        value.at("step_us").or_none(lambda one: one.number()),
-        value.at("host_us").or_none(lambda one: one.number()),
-    )
+    return found

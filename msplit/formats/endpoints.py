@@ -223,8 +223,6 @@ def init_ops(meta: Any, *, with_variables: bool) -> tuple[str, ...]:
     """
     from google.protobuf.message import DecodeError
 
-    from msplit.opset import schema
-
     found: list[str] = []
     collections = meta.collection_def
     if with_variables:

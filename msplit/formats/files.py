@@ -14,10 +14,13 @@ import os
 import re
 import select
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from types import UnionType
+from typing import Annotated, Any, BinaryIO, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from msplit.errors import MsplitError, WriteError
 
@@ -122,9 +125,6 @@ def _from_pipe(path: str | os.PathLike[str], most: int) -> bytes:
         os.close(descriptor)
 
 
-Read = TypeVar("Read")
-
-
 def read_text(path: Path, most: int) -> str:
     """The text of a file of at most so many bytes, or of a pipe that somebody writes to; see `files.read_bytes`.
 
@@ -148,11 +148,155 @@ def read_file(path: str | os.PathLike[str], most: int, *, what: str, fix: str) -
     try:
         return read_text(Path(path), most)
     except EOFError:
-        raise MsplitError(f"the {what} is longer than {most >> 20} MiB", where=where, fix=fix) from None
+        size = f"{most >> 20} MiB" if most >> 20 else f"{most:,} bytes"
+        raise MsplitError(f"the {what} is longer than {size}", where=where, fix=fix) from None
     except OSError as error:
         raise MsplitError(f"the {what} can not be read: {error.strerror}", where=where, fix="check the path") from None
     except ValueError:
         raise MsplitError(f"the {what} is not UTF-8 text", where=where, fix=fix) from None
+
+
+Read = TypeVar("Read")
+_MOST = (1 << 62) - 1
+Sha256 = Annotated[str, "[0-9a-f]{64}"]
+"""A hash in hexadecimal digits."""
+
+
+class _Unfit(Exception):
+    """A value is not of the type that it is read as. The message says what it is not; `keys` lead to it, the last one first."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.keys: list[str] = []
+
+
+def _plain(kind: type, what: str, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise _Unfit(what)
+    return value
+
+
+def _word(value: Any, allowed: tuple[str, ...] | str) -> str:
+    """One of some words, or a hash, whose pattern is the only one that there is."""
+    if isinstance(allowed, tuple):
+        return _one_of(allowed, value)
+    if not re.fullmatch(allowed, _plain(str, "is not text", value)):
+        raise _Unfit("is not a SHA-256 in hexadecimal digits")
+    return str(value)
+
+
+def _number(value: Any, low: float = 0.0, high: float = 1e12) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _Unfit("is not a number")
+    if isinstance(value, int) and abs(value) >= 1 << 1000:
+        raise _Unfit(f"is not between {low:g} and {high:g}")  # no float holds it
+    if not math.isfinite(value):
+        raise _Unfit("is not a number")
+    if not low <= value <= high:
+        raise _Unfit(f"is {value:g}, not between {low:g} and {high:g}")
+    return float(value)
+
+
+def _whole(value: Any, low: int = 0, high: int = _MOST) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        above = "" if high == _MOST else f" and at most {high}"
+        raise _Unfit(f"is not a whole number of {low} or more{above}")
+    return value
+
+
+def _one_of(choices: tuple[str, ...], value: Any) -> str:
+    if value not in choices:
+        raise _Unfit(f"is {value!r}, not one of {', '.join(choices)}")
+    return str(value)
+
+
+def _object(keys: Sequence[str], optional: Container[str], value: Any) -> dict[str, Any]:
+    """An object that has these keys, but for the optional ones, and no others."""
+    found: dict[str, Any] = _plain(dict, "is not an object", value)
+    for key in found:
+        if key not in keys:
+            near = get_close_matches(str(key), keys, 1)
+            raise _Unfit(f"has no key {str(key)[:40]!r}{f' (did you mean {near[0]}?)' if near else ''}")
+    for key in keys:
+        if key not in found and key not in optional:
+            raise _Unfit(f"lacks the key {key!r}")
+    return found
+
+
+def _each(pairs: Iterable[tuple[Any, Any]], reads: Callable[[Any], Callable[[Any], Any]], form: str) -> Iterator[Any]:
+    """The values of a list or an object, each by its reader. What does not fit is told with its key."""
+    for key, item in pairs:
+        try:
+            yield reads(key)(item)
+        except _Unfit as problem:
+            problem.keys.append(form.format(key))
+            raise
+
+
+def _list(read: Callable[[Any], Any], value: Any) -> tuple[Any, ...]:
+    return tuple(_each(enumerate(_plain(list, "is not a list", value)), lambda _: read, "[{}]"))
+
+
+def _row(reads: Sequence[Callable[[Any], Any]], value: Any) -> tuple[Any, ...]:
+    if len(_plain(list, "is not a list", value)) != len(reads):
+        raise _Unfit(f"is not a list of {len(reads)}")
+    return tuple(_each(enumerate(value), reads.__getitem__, "[{}]"))
+
+
+def _mapping(key_type: type, read: Callable[[Any], Any], value: Any) -> dict[Any, Any]:
+    found = _plain(dict, "is not an object", value)
+    if (
+        key_type is int
+        and (wrong := next((key for key in found if not re.fullmatch("[0-9]{1,6}", key)), None)) is not None
+    ):
+        raise _Unfit(f"has the key {wrong!r}, which is not a number of streams")
+    return dict(zip(map(key_type, found), _each(found.items(), lambda _: read, ".{}"), strict=True))
+
+
+def _record(
+    kind: type, reads: Mapping[str, Callable[[Any], Any]], value: Any, optional: Container[str] = (), given: Any = None
+) -> Any:
+    """An object as a dataclass."""
+    given = given or {}
+    found = _object([name for name in reads if name not in given], optional, value)
+    return kind(**dict(zip(found, _each(found.items(), reads.__getitem__, ".{}"), strict=True)), **given)
+
+
+@cache
+def _field_readers(kind: type) -> dict[str, Callable[[Any], Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: reader(hints[name]) for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+_LEAVES: dict[Any, Callable[..., Any]] = {
+    str: partial(_plain, str, "is not text"),
+    bool: partial(_plain, bool, "is neither true nor false"),
+    dict: partial(_plain, dict, "is not an object"),
+    list: partial(_plain, list, "is not a list"),
+    int: _whole,
+    float: _number,
+}
+
+
+@cache
+def reader(kind: Any) -> Callable[[Any], Any]:
+    """The function that reads what a JSON parser gives as a type; see `JsonValue.to`. It raises `_Unfit`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        read = _word if arguments[0] is str else _LEAVES[arguments[0]]
+        return lambda value: read(value, *arguments[1:])
+    if kind in _LEAVES:
+        return _LEAVES[kind]
+    if origin in (Union, UnionType):
+        read = reader(arguments[0])
+        return lambda value: None if value is None else read(value)
+    if origin is Mapping:
+        return _LEAVES[dict] if arguments[1] is Any else partial(_mapping, arguments[0], reader(arguments[1]))
+    if origin is tuple and arguments[1:] == (Ellipsis,):
+        return partial(_list, reader(arguments[0]))
+    if origin is tuple:
+        return partial(_row, tuple(map(reader, arguments)))
+    return partial(_record, kind, _field_readers(kind))
 
 
 @dataclass(frozen=True)
@@ -201,30 +345,30 @@ class JsonValue:
 
     def mapping(self) -> Mapping[str, Any]:
         """An object, as it is."""
-        if not isinstance(self.value, dict):
-            raise self.wrong("is not an object")
-        return self.value
+        return self.to(dict)
 
     def of_version(self, kind: str, version: int) -> JsonValue:
-        """Sees to it that this is an object which says that it is of this kind and schema version."""
-        said = self.mapping().get("schema_version")
-        if self.mapping().get("kind") != kind or said != version or isinstance(said, bool):
-            raise self.wrong(f"is not one of version {version}")
+        """Sees to it that this is an object which says that it is of this kind and schema version, and gives it without that."""
+        found = {**self.mapping()}
+        said_kind, said = found.pop("kind", None), found.pop("schema_version", None)
+        if said_kind != kind or said != version or isinstance(said, bool):
+            other = f", but of {json.dumps(said):.20}" if said_kind == kind else ""
+            raise self.wrong(f"is not one of version {version}{other}")
+        return self._inside(self.place, found)
+
+    def object(self, keys: tuple[str, ...], optional: Container[str] = ()) -> JsonValue:
+        """Sees to it that these keys are there, but for the optional ones, and no others."""
+        self.checked(partial(_object, keys, optional))
         return self
 
-    def object(self, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> JsonValue:
-        """Sees to it that these keys are there, but for the optional ones, and no others."""
-        mapping = self.mapping()
-        for key in mapping:
-            if key not in keys:
-                raise self.wrong(f"has no key {key!r}")
-        for key in keys:
-            if key not in mapping and key not in optional:
-                raise self.wrong(f"lacks the key {key!r}")
-        return self
+    def without(self, key: str) -> JsonValue:
+        """This object without a key."""
+        return self._inside(self.place, {name: item for name, item in self.mapping().items() if name != key})
 
     def at(self, key: str) -> JsonValue:
-        """The value of a key that is there."""
+        """The value of a key."""
+        if key not in self.mapping():
+            raise self.wrong(f"lacks the key {key!r}")
         return self._inside(f"{self.place}.{key}" if self.place else key, self.mapping()[key])
 
     def entries(self) -> list[tuple[str, JsonValue]]:
@@ -241,46 +385,46 @@ class JsonValue:
 
     def text(self) -> str:
         """Text."""
-        if not isinstance(self.value, str):
-            raise self.wrong("is not text")
-        return self.value
+        return self.to(str)
 
     def flag(self) -> bool:
         """True or false."""
-        if not isinstance(self.value, bool):
-            raise self.wrong("is neither true nor false")
-        return self.value
-
-    def sha256(self) -> str:
-        """A hash in hexadecimal digits."""
-        if not re.fullmatch("[0-9a-f]{64}", self.text()):
-            raise self.wrong("is not a SHA-256 in hexadecimal digits")
-        return self.text()
+        return self.to(bool)
 
     def one_of(self, choices: tuple[str, ...]) -> str:
         """One of some words."""
-        if self.value not in choices:
-            raise self.wrong(f"is {self.value!r}, not one of {', '.join(choices)}")
-        return str(self.value)
+        return self.checked(partial(_one_of, choices))
 
     def number(self, low: float = 0.0, high: float = 1e12) -> float:
         """A finite number within bounds."""
-        if not isinstance(self.value, int | float) or isinstance(self.value, bool):
-            raise self.wrong("is not a number")
-        if isinstance(self.value, int) and abs(self.value) >= 1 << 1000:
-            raise self.wrong(f"is not between {low:g} and {high:g}")  # no float holds it
-        if not math.isfinite(self.value):
-            raise self.wrong("is not a number")
-        if not low <= self.value <= high:
-            raise self.wrong(f"is {self.value:g}, not between {low:g} and {high:g}")
-        return float(self.value)
+        return self.checked(partial(_number, low=low, high=high))
 
-    def whole(self, low: int = 0, high: int = (1 << 62) - 1) -> int:
+    def whole(self, low: int = 0, high: int = _MOST) -> int:
         """A whole number within bounds."""
-        if not isinstance(self.value, int) or isinstance(self.value, bool) or not low <= self.value <= high:
-            above = "" if high == (1 << 62) - 1 else f" and at most {high}"
-            raise self.wrong(f"is not a whole number of {low} or more{above}")
-        return self.value
+        return self.checked(partial(_whole, low=low, high=high))
+
+    def to(self, kind: type[Read], *, optional: Container[str] = (), **given: Any) -> Read:
+        """The value as a type: text, a number of 0 or more, a truth value, a list, an object, a dataclass, or one of these or null.
+
+        An object becomes a dataclass whose fields are its keys; ``tuple[int, ...]`` and ``tuple[str, int]`` are lists. Limits stand in
+        the type: ``Annotated[float, 0.0, 1.0]``, ``Annotated[str, ("nhwc", "nchw")]``, `Sha256`.
+
+        Args:
+            kind: The type.
+            optional: Fields of a dataclass that may be missing, and then have their default.
+            given: Values of fields that are no keys.
+        """
+        if not given and not optional:
+            return self.checked(reader(kind))
+        return self.checked(partial(_record, kind, _field_readers(kind), optional=optional, given=given))
+
+    def checked(self, read: Callable[[Any], Read]) -> Read:
+        """The value as one of the functions below reads it."""
+        try:
+            return read(self.value)
+        except _Unfit as problem:
+            place = f"{self.place}{''.join(reversed(problem.keys))}".removeprefix(".")
+            raise self._inside(place, None).wrong(str(problem)) from None
 
     def or_none(self, read: Callable[[JsonValue], Read]) -> Read | None:
         """None for null."""

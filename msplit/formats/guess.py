@@ -226,16 +226,7 @@ def _worth(graph: Graph, end: Endpoint) -> int:
         return 0
     left_over = op in _LEFT_OVER or _GRADIENTS.search(end.node) is not None
     left_over = left_over or (op.startswith("TensorArray") and op not in _ARRAY_VALUES)
-    return 1 if left_over or _is_counter(graph, *_through(graph, node, end.port)) else _RESULT
-
-
-def _through(graph: Graph, node: int, port: int) -> tuple[int, int]:
-    """The tensor behind ops that only hand it on."""
-    for _ in range(_FEW):
-        if graph.ops[node] not in _SAME or not (inputs := graph.inputs(node)):
-            break
-        node, port = inputs[0]
-    return node, port
+    return 1 if left_over or _is_counter(graph, *graph.behind((node, end.port), _SAME, _FEW)) else _RESULT
 
 
 def _is_counter(graph: Graph, node: int, port: int) -> bool:
@@ -260,12 +251,12 @@ def _is_counter(graph: Graph, node: int, port: int) -> bool:
 
 def _is_step(graph: Graph, value: tuple[int, int], variable: int) -> bool:
     """True if a value is that of a loop variable, or a constant more."""
-    node, port = _through(graph, *value)
+    node, port = graph.behind(value, _SAME, _FEW)
     if node == variable:
         return True
     if graph.ops[node] not in ADD or port:
         return False
-    sides = [_through(graph, *side)[0] for side in graph.inputs(node)[:2]]
+    sides = [graph.behind(side, _SAME, _FEW)[0] for side in graph.inputs(node)[:2]]
     whole = graph.attrs[node].get("T") in ("int32", "int64")
     return whole and variable in sides and any(graph.ops[side] == "Const" for side in sides)
 

@@ -17,15 +17,15 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from msplit.core.arguments import MAX_STREAMS
 from msplit.core.graph import Graph
 from msplit.errors import MsplitError
-from msplit.formats.files import JsonValue
+from msplit.formats.files import JsonValue, Sha256
 
 STREAM_ID = "_stream_id"
 """The attribute that holds a node's stream id."""
@@ -93,7 +93,7 @@ class RecordedProfile:
     """The profile that priced the nodes: its file, as it was given, and what `cost.profile_file.hash_of` gives for it."""
 
     path: str
-    hash: str
+    hash: Sha256
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,15 @@ class AssignmentRecord:
 
     msplit: str
     rules: RecordedRules | None
-    streams: int
+    streams: Annotated[int, 1, MAX_STREAMS]
     wrap: bool = False
-    batch: int | None = None
+    batch: Annotated[int, 1] | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     gpu: str = ""
     profile: RecordedProfile | None = None
     loaded: ReadOptions = field(default_factory=ReadOptions)
     by_hand: Nodes = field(default_factory=dict)
-    model_hash: str = ""
+    model_hash: Sha256 = ""
 
 
 def place(model: Path) -> Path:
@@ -144,8 +144,7 @@ def dumps(record: AssignmentRecord) -> bytes:
     data = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
-        "msplit": record.msplit,
-        "model_hash": record.model_hash,
+        **vars(record),
         "rules": rules
         and {
             "source": rules.source,
@@ -153,16 +152,12 @@ def dumps(record: AssignmentRecord) -> bytes:
             "text": rules.text,
             "files": dict(sorted(rules.files.items())),
         },
-        "streams": record.streams,
-        "wrap": record.wrap,
-        "batch": record.batch,
         "shapes": dict(sorted(record.shapes.items())),
-        "gpu": record.gpu,
-        "profile": profile and asdict(profile),
-        "loaded": asdict(record.loaded),
+        "profile": profile and vars(profile),
+        "loaded": vars(record.loaded),
         "by_hand": dict(sorted(record.by_hand.items())),
     }
-    return (json.dumps(data, indent=1) + "\n").encode()
+    return (json.dumps({key: data[key] for key in _KEYS}, indent=1) + "\n").encode()
 
 
 def load(path: Path) -> AssignmentRecord:
@@ -180,27 +175,8 @@ def load(path: Path) -> AssignmentRecord:
         ) from None
     if not regular:
         raise MsplitError("is not a regular file", where=where, fix=_FIX)  # a pipe would be waited for
-    top = JsonValue.read(path, MAX_BYTES, what="record of the assignment", fix=_FIX)
-    top.of_version(KIND, SCHEMA_VERSION).object(_KEYS)
-    loaded = top.at("loaded").object(("tags", "signature", "inputs", "outputs"))
-    return AssignmentRecord(
-        msplit=top.at("msplit").text(),
-        rules=top.at("rules").or_none(_rules),
-        streams=top.at("streams").whole(1, MAX_STREAMS),
-        wrap=top.at("wrap").flag(),
-        batch=top.at("batch").or_none(lambda value: value.whole(1)),
-        shapes={name: tuple(size.whole() for size in shape.items()) for name, shape in top.at("shapes").entries()},
-        gpu=top.at("gpu").text(),
-        profile=top.at("profile").or_none(_profile),
-        loaded=ReadOptions(
-            tags=loaded.at("tags").or_none(_texts),
-            signature=loaded.at("signature").or_none(JsonValue.text),
-            inputs=loaded.at("inputs").or_none(_texts),
-            outputs=loaded.at("outputs").or_none(_texts),
-        ),
-        by_hand={function: _texts(names) for function, names in top.at("by_hand").entries()},
-        model_hash=top.at("model_hash").sha256(),
-    )
+    top = JsonValue.read(path, MAX_BYTES, what="record of the assignment", fix=_FIX).of_version(KIND, SCHEMA_VERSION)
+    return top.without("rules").to(AssignmentRecord, rules=top.at("rules").or_none(_rules))
 
 
 def is_record(path: Path) -> bool:
@@ -212,22 +188,12 @@ def is_record(path: Path) -> bool:
     return True
 
 
-def _texts(value: JsonValue) -> tuple[str, ...]:
-    return tuple(item.text() for item in value.items())
-
-
 def _rules(value: JsonValue) -> RecordedRules:
-    value.object(("source", "hash", "text", "files"))
-    files = {name: text.text() for name, text in value.at("files").entries()}
-    rules = RecordedRules(value.at("source").text(), value.at("text").text(), files)
-    if value.at("hash").sha256() != rules.hash:
-        raise value.at("hash").wrong("is not that of the rules beside it")
+    hashed = value.at("hash")
+    rules = value.without("hash").to(RecordedRules)
+    if hashed.to(str) != rules.hash:
+        raise hashed.wrong("is not that of the rules beside it")
     return rules
-
-
-def _profile(value: JsonValue) -> RecordedProfile:
-    value.object(("path", "hash"))
-    return RecordedProfile(value.at("path").text(), value.at("hash").sha256())
 
 
 class Format(StrEnum):

@@ -19,9 +19,10 @@ from msplit.errors import LoadError
 from msplit.formats.bundle import Checkpoint
 from msplit.formats.endpoints import split_tensor
 from msplit.formats.model import Model
+from msplit.formats.tensors import fits
 from msplit.opset.traits import VARIABLES, ops_with
 
-_ASSIGNS = ops_with("assigns")
+_ASSIGNS, _IDENTITY = ops_with("assigns"), ("Identity",)
 
 
 class CheckpointEntry(NamedTuple):
@@ -109,11 +110,8 @@ def differs(model: Model, name: str, value: NDArray[Any]) -> str:
     dtype, shape = _declared(model, name)
     if dtype and value.dtype.name != dtype and not (dtype == "string" and value.dtype.kind in "OSU"):
         return f"variable {name!r} is {dtype}, there {value.dtype.name}"
-    if shape is not None:
-        fits = len(shape) == value.ndim
-        fits = fits and all(want is None or want == is_ for want, is_ in zip(shape, value.shape, strict=True))
-        if not fits:
-            return f"variable {name!r} is {_sizes(shape)}, there {_sizes(value.shape)}"
+    if shape is not None and not fits(value.shape, shape):
+        return f"variable {name!r} is {_sizes(shape)}, there {_sizes(value.shape)}"
     return ""
 
 
@@ -163,7 +161,7 @@ def _restored(model: Model) -> dict[str, tuple[str, str]]:
     function = graph.functions[called.name]
     for parameter, source in _assignments(function.body):
         if parameter < min(len(function.parameters), len(given)):
-            found.setdefault(graph.names[_origin(graph, given[parameter][0])], source)
+            found.setdefault(graph.names[graph.behind(given[parameter], _IDENTITY)[0]], source)
     return found
 
 
@@ -193,14 +191,7 @@ def _assigned_by(graph: Graph, edge: int) -> int | None:
     target = int(edges.dst[edge])
     if graph.ops[target] not in _ASSIGNS or edges.slot[edge] != 1:
         return None
-    return _origin(graph, graph.inputs(target)[0][0])
-
-
-def _origin(graph: Graph, node: int) -> int:
-    """The node whose output comes to a node through Identity ops only."""
-    while graph.ops[node] == "Identity":
-        node = graph.inputs(node)[0][0]
-    return node
+    return graph.behind(graph.inputs(target)[0], _IDENTITY)[0]
 
 
 def _constant_strings(graph: Graph, node: int) -> list[str]:

@@ -55,7 +55,11 @@ def parse(text: str, source: str) -> Value:
         RulesError: It is not YAML, or more than plain data: an alias, a tag, a key that is there twice, too deep, or too long.
     """
     if len(text) > MAX_BYTES:
-        raise too_long(source)
+        raise RulesError(
+            f"the file is longer than {MAX_BYTES >> 20} MiB",
+            where=source,
+            fix="keep patterns in a stream file: regex: {file: …}",
+        )
     try:
         _check(text, source)
         node = yaml.compose(text, Loader=_LOADER)
@@ -69,15 +73,6 @@ def parse(text: str, source: str) -> Value:
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RulesError(f"this is not valid YAML: {reason}", where=source, fix=_FIX) from None
-
-
-def too_long(source: str) -> RulesError:
-    """Message for a file of more than `MAX_BYTES`."""
-    return RulesError(
-        f"the file is longer than {MAX_BYTES >> 20} MiB",
-        where=source,
-        fix="keep patterns in a stream file: regex: {file: …}",
-    )
 
 
 def _check(text: str, source: str) -> None:

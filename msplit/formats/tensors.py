@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
 from msplit.errors import LoadError
+from msplit.formats.wire import NotWireFormat, varint
 
 _MAX_EXPANDED_BYTES = 2**31
 """Most bytes that a constant may grow to when the values that it leaves out are filled in."""
@@ -88,6 +89,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return small
     return np.dtype(name)
+
+
+def fits(shape: Sequence[int | None], stated: Sequence[int | None] | None) -> bool:
+    """True if a shape is one of those stated: None stands for any size, and alone for any shape."""
+    if stated is None:
+        return True
+    return len(shape) == len(stated) and all(a == b or None in (a, b) for a, b in zip(shape, stated, strict=True))
 
 
 def shape_tuple(shape: Any) -> tuple[int | None, ...] | None:
@@ -196,20 +204,13 @@ def string_array(data: bytes, count: int) -> NDArray[Any]:
     )
     if count > len(data):
         raise damaged
-    lengths = []
-    position = 0
-    for _ in range(count):
-        length = shift = 0
-        while True:
-            if position >= len(data) or shift > 63:
-                raise damaged
-            byte = data[position]
-            position += 1
-            length |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-        lengths.append(length)
+    lengths, position = [], 0
+    try:
+        for _ in range(count):
+            length, position = varint(data, position, len(data))
+            lengths.append(length)
+    except (IndexError, NotWireFormat):
+        raise damaged from None
     if position + sum(lengths) != len(data):
         raise damaged
     ends = itertools.accumulate(lengths, initial=position)

@@ -1,8 +1,5 @@
 """Serialized tf.Examples and SequenceExamples: what a parsing op wants in them, made, and read again.
 
-They are messages of few fields (example.proto, feature.proto): they are written and read here, field by field, so that neither needs
-TensorFlow.
-
 What share of the ids and strings that a model is fed is in the tables in which it looks them up.
 
 A model whose every lookup misses reads one row over and over: outputs that agree then verify that row.
@@ -19,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.flatten.flat import FlatGraph
-from msplit.formats import wire
 from msplit.inputs.lookups import InputLookup, Use, constant, use_of
 from msplit.opset import schema
 from msplit.opset.traits import PARSERS
@@ -27,9 +23,6 @@ from msplit.shapes.registry import plain_shape
 
 _SEQUENCES = "ParseSequenceExampleV2"
 _PER_ROW = 2
-_BYTES, _FLOATS, _INTEGERS = 1, 2, 3
-"""Fields of the message Feature."""
-
 Values = Sequence[bytes] | Sequence[float] | Sequence[int]
 
 
@@ -134,18 +127,37 @@ def make_examples(
 
 
 def encode(features: Mapping[str, Values]) -> bytes:
-    """A serialized Example of lists of bytes, floats or integers by name; the names in order, so that equal features give equal bytes."""
-    entries = (_field(1, name.encode()) + _field(2, _feature(features[name])) for name in sorted(features))
-    return _field(1, b"".join(_field(1, entry) for entry in entries))
+    """A serialized Example of lists of bytes, floats or integers by name. Equal features give equal bytes."""
+    example = schema.example_pb2.Example()
+    example.features.SetInParent()
+    for name, values in features.items():
+        _fill(example.features.feature[name], values)
+    return bytes(example.SerializeToString(deterministic=True))
 
 
 def encode_steps(steps: Mapping[str, Sequence[Values]]) -> bytes:
     """Bytes that make a serialized Example a SequenceExample: the values of each feature for each step of the sequence."""
-    entries = (
-        _field(1, _field(1, name.encode()) + _field(2, b"".join(_field(1, _feature(values)) for values in steps[name])))
-        for name in sorted(steps)
-    )
-    return _field(2, b"".join(entries))
+    example = schema.example_pb2.SequenceExample()
+    for name, each in steps.items():
+        for values in each:
+            _fill(example.feature_lists.feature_list[name].feature.add(), values)
+    return bytes(example.SerializeToString(deterministic=True))
+
+
+def _fill(feature: Any, values: Values) -> None:
+    """Puts values into a feature, by the type of the first; a feature without values is one of bytes.
+
+    Raises:
+        OverflowError: A number is too large for 32 bits.
+    """
+    first = values[0] if len(values) else b""
+    if isinstance(first, float):
+        struct.pack(f"<{len(values)}f", *values)  # protobuf would take infinity in its place
+        held = feature.float_list
+    else:
+        held = feature.bytes_list if isinstance(first, bytes) else feature.int64_list
+    held.SetInParent()
+    held.value.extend(values)
 
 
 def decode(data: bytes) -> dict[str, list[Any]]:
@@ -154,64 +166,24 @@ def decode(data: bytes) -> dict[str, list[Any]]:
     Raises:
         ValueError: It is none.
     """
-    found: dict[str, list[Any]] = {}
-    for part, features in _fields(data, 1, 2):
-        for _, entry in _fields(features, 1):
-            parts = dict(_fields(entry, 1, 2))
-            name, inside = parts.get(1, b"").decode(), parts.get(2, b"")
-            for feature in [inside] if part == 1 else [step for _, step in _fields(inside, 1)]:
-                for kind, values in _fields(feature, _BYTES, _FLOATS, _INTEGERS):
-                    found.setdefault(name, []).extend(_values(kind, values))
-    return found
+    from google.protobuf.message import DecodeError
+    from google.protobuf.unknown_fields import UnknownFieldSet
 
-
-def _feature(values: Values) -> bytes:
-    first = values[0] if len(values) else b""
-    if isinstance(first, bytes):
-        kind, packed = _BYTES, b"".join(_field(1, bytes(item)) for item in values)  # type: ignore[arg-type]
-    elif isinstance(first, float):
-        kind, packed = _FLOATS, _field(1, struct.pack(f"<{len(values)}f", *values))
-    else:
-        kind, packed = _INTEGERS, _field(1, b"".join(_varint(int(item)) for item in values))
-    return _field(kind, packed)
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def _fields(data: bytes, *wanted: int) -> Iterator[tuple[int, bytes]]:
-    """The fields of a message that are wanted; all of them are strings or messages."""
     try:
-        for field in wire.fields(data):
-            if field.kind != wire.LENGTH or field.end > len(data):
-                raise ValueError("this is no tf.Example")
-            if field.number in wanted:
-                yield field.number, data[field.start : field.end]
-    except IndexError as error:
-        raise ValueError("this is no tf.Example") from error
-
-
-def _values(kind: int, data: bytes) -> list[Any]:
-    if kind == _BYTES:
-        return [item for _, item in _fields(data, 1)]
-    packed = b"".join(item for _, item in _fields(data, 1))
-    if kind == _FLOATS:
-        return list(struct.unpack(f"<{len(packed) // 4}f", packed[: len(packed) // 4 * 4]))
-    found, position = [], 0
-    while position < len(packed):
-        value, position = wire.varint(packed, position, len(packed))
-        found.append(value - (1 << 64) if value >> 63 else value)
+        example = schema.example_pb2.SequenceExample.FromString(data)
+    except DecodeError:
+        raise ValueError("this is no tf.Example") from None
+    if len(UnknownFieldSet(example)):
+        raise ValueError("this is no tf.Example")
+    found = {name: _values(feature) for name, feature in example.context.feature.items()}
+    for name, steps in example.feature_lists.feature_list.items():
+        found.setdefault(name, []).extend(value for feature in steps.feature for value in _values(feature))
     return found
+
+
+def _values(feature: Any) -> list[Any]:
+    kind = feature.WhichOneof("kind")
+    return [] if kind is None else list(getattr(feature, kind).value)
 
 
 def _list(attrs: Mapping[str, Any], key: str) -> tuple[Any, ...]:

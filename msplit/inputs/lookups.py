@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from msplit.core.graph import TensorValue
 from msplit.core.memory import memoize
 from msplit.flatten.flat import FlatGraph
-from msplit.inputs.vocabulary import Keys, constant_of, loaded, table_of, vocabularies
+from msplit.inputs.vocabulary import Keys, constant_of, loaded, source_of, table_of, vocabularies
 from msplit.opset.traits import ADD, GATHERS, PARSERS, PLACEHOLDERS, SELECT, ops_with, traits
 from msplit.shapes import infer
 from msplit.shapes.registry import plain_shape
@@ -253,17 +253,7 @@ def ports(flat: FlatGraph, node: int) -> range:
 
 def _source(flat: FlatGraph, node: int, slot: int) -> int | None:
     """The node behind an input, through ops that only hand a tensor or a handle on."""
-    graph = flat.graph
-    inputs = graph.inputs(node)
-    if slot >= len(inputs):
-        return None
-    source = inputs[slot][0]
-    while graph.ops[source] in _TO_TABLE:
-        before = graph.inputs(source)
-        if not before:
-            return None
-        source = before[0][0]
-    return source
+    return source_of(flat, node, slot, _TO_TABLE)
 
 
 def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
@@ -284,9 +274,8 @@ def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
 
 def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...] | None:
     """The shape of a constant, a variable, or of what is computed of these; None where it is not known or inputs have a say in it."""
-    graph, source = flat.graph, node
-    while graph.ops[source] in _TO_TABLE and (before := graph.inputs(source)):
-        source = before[0][0]
+    graph = flat.graph
+    source, _ = graph.behind((node, port), _TO_TABLE)
     attrs = graph.attrs[source]
     value = attrs.get("value")
     shape = value.shape if isinstance(value, TensorValue) else plain_shape(attrs.get("shape"))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from msplit.cost.profile import Workload
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.tensors import numpy_dtype
+from msplit.formats.tensors import fits, numpy_dtype
 from msplit.inputs.files import names_in, read_value
 from msplit.inputs.sparse_ragged import InputSpec, structure
 from msplit.inputs.special import RANDOM, InputKind
@@ -184,8 +184,7 @@ def load_input(
             f"input {name!r} is {dtype}, the file {array.dtype}", where=where, fix=f"save it as array.astype({dtype!r})"
         )
     if shape is not None:
-        fits = len(shape) == array.ndim and all(w is None or w == h for w, h in zip(shape, array.shape, strict=True))
-        if not fits:
+        if not fits(array.shape, shape):
             raise LoadError(
                 f"input {name!r} has shape {shape_text(shape)}, the file {shape_text(array.shape)}",
                 where=where,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def vocabularies(model: Model) -> Mapping[str, Keys]:
 
 def table_of(flat: FlatGraph, lookup: int) -> str | None:
     """Name of the node that makes the table of a lookup (or of an initializer), through ops that hand its handle on."""
-    source = _source(flat, lookup, 0)
+    source = source_of(flat, lookup, 0)
     return None if source is None else flat.graph.names[source]
 
 
@@ -78,7 +78,7 @@ def _typed(flat: FlatGraph, table: str, keys: Keys) -> Keys:
 
 
 def _literal(flat: FlatGraph, node: int) -> Keys | None:
-    value = loaded(flat, _source(flat, node, 1))
+    value = loaded(flat, source_of(flat, node, 1))
     return None if value is None else value.reshape(-1)
 
 
@@ -94,16 +94,10 @@ def constant_of(flat: FlatGraph, node: int | None) -> TensorValue | None:
     return value if isinstance(value, TensorValue) else None
 
 
-def _source(flat: FlatGraph, node: int, slot: int) -> int | None:
-    """The node behind an input, through ops that hand a table's handle on."""
-    for _ in range(64):
-        inputs = flat.graph.inputs(node)
-        if slot >= len(inputs):
-            return None
-        node, slot = inputs[slot][0], 0
-        if flat.graph.ops[node] not in _PASSING or not flat.graph.inputs(node):
-            return node
-    return None
+def source_of(flat: FlatGraph, node: int, slot: int, passing: Container[str] = _PASSING) -> int | None:
+    """The node behind an input, through ops that hand a table's handle on, or what else they pass; None where there is no such input."""
+    inputs = flat.graph.inputs(node)
+    return flat.graph.behind(inputs[slot], passing)[0] if slot < len(inputs) else None
 
 
 def _assets(model: Model) -> dict[str, Path]:
@@ -122,12 +116,12 @@ def _assets(model: Model) -> dict[str, Path]:
 def _file_name(flat: FlatGraph, node: int) -> int | None:
     """The node that holds the name of the file: TensorFlow 2 keeps it in a variable, which the same run assigns."""
     graph = flat.graph
-    source = _source(flat, node, 1)
+    source = source_of(flat, node, 1)
     if source is None or graph.ops[source] != "ReadVariableOp":
         return source
-    variable = _source(flat, source, 0)
+    variable = source_of(flat, source, 0)
     users = [] if variable is None else graph.successors(variable).tolist()
-    return next((_source(flat, user, 1) for user in users if graph.ops[user] == "AssignVariableOp"), None)
+    return next((source_of(flat, user, 1) for user in users if graph.ops[user] == "AssignVariableOp"), None)
 
 
 def _of_file(flat: FlatGraph, node: int, files: Mapping[str, Path]) -> Keys | None:

@@ -45,6 +45,8 @@ class Traits:
         values_out: Output port where they go out.
         scalars: Input slots that take nothing but one value.
         writes: Input slots of the variables that it changes.
+        scaled: Input slots of which exactly one may be scaled: the result is scaled then.
+        scaled_together: Input slots that are scaled together, but for those that are zero; none stands for all of one type.
     """
 
     words: frozenset[str] = frozenset()
@@ -60,6 +62,8 @@ class Traits:
     values_out: int = 0
     scalars: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
+    scaled: tuple[int, ...] = ()
+    scaled_together: tuple[int, ...] | None = None
 
 
 def _entries(file: str) -> Iterator[tuple[str, str]]:
@@ -91,6 +95,8 @@ def _implications() -> dict[str, frozenset[str]]:
 
 
 _IMPLIED = _implications()
+_LISTS = ("scalars", "writes", "scaled", "scaled_together")
+"""Fields that hold several slots."""
 
 
 def _read() -> dict[str, Traits]:
@@ -103,7 +109,7 @@ def _read() -> dict[str, Traits]:
                 words |= _IMPLIED[item]
             else:
                 name, *numbers = item.split()
-                fields[name] = tuple(map(int, numbers)) if name in ("scalars", "writes") else int(*numbers)
+                fields[name] = tuple(map(int, numbers)) if name in _LISTS else int(*numbers)
         row = Traits(frozenset(words), **fields)  # type: ignore[arg-type]
         for op in ops.split():
             if op in table:
@@ -222,85 +228,17 @@ class Half(StrEnum):
     """Does not round: takes the type of its neighbours."""
 
 
-_LISTS = {
-    Half.GAINS: """
-        BatchMatMul BatchMatMulV2 BlockLSTM BlockLSTMV2 Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2
-        Conv3DBackpropInputV2 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum
-        LSTMBlockCell MatMul
+HALF = {op: half for half in Half for op in ops_with(f"half {half}")}
+"""Op -> its behaviour in half precision; what is not here is left in float32."""
 
-        _FusedConv2D _FusedDepthwiseConv2dNative _FusedMatMul _GroupedMatMul
-        """,
-    Half.TAKES: """
-        Add AddN AddV2 AvgPool AvgPool3D AvgPool3DGrad AvgPoolGrad BiasAdd BiasAddGrad BiasAddV1 Elu EluGrad Erf Erfc FloorDiv
-        _FusedBatchNormEx FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 Inv LeakyRelu LeakyReluGrad
-        Log Log1p LogSoftmax Mul Prod RealDiv Reciprocal Selu SeluGrad Sigmoid SigmoidGrad Softmax Softplus SoftplusGrad Softsign
-        SoftsignGrad Sqrt Sub Tanh TanhGrad
-
-        _LayerNorm
-        """,
-    Half.LOSES: "Exp Expm1 L2Loss Mean Pow SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Sum",
-    Half.CARRIES: """
-        Abs ArgMax ArgMin BatchToSpace BatchToSpaceND BroadcastTo Ceil CheckNumerics ClipByValue Concat ConcatV2 DepthToSpace
-        DynamicPartition DynamicStitch EnsureShape Equal ExpandDims Fill Floor Gather GatherNd GatherV2 Greater GreaterEqual
-        Identity IdentityN IsFinite IsInf IsNan Less LessEqual Max MaxPool MaxPool3D MaxPool3DGrad MaxPoolGrad MaxPoolV2 Maximum Min
-        Minimum MirrorPad MirrorPadGrad Neg NotEqual OneHot OnesLike Pack Pad PadV2 PreventGradient Relu Relu6 Relu6Grad ReluGrad
-        Reshape ResizeNearestNeighbor ResizeNearestNeighborGrad Reverse ReverseSequence ReverseV2 Round Select SelectV2 Sign Slice
-        Snapshot SpaceToBatch SpaceToBatchND SpaceToDepth Split SplitV Squeeze StopGradient StridedSlice StridedSliceGrad Tile TopK
-        TopKV2 Transpose Unpack Where ZerosLike
-
-        _GroupedLookup _PeerCopy
-        """,
-}
-
-HALF = {op: what for what, ops in _LISTS.items() for op in ops.split()}
-"""Op -> what it does with half precision; what is not here is left in float32."""
-
-WIDENING = frozenset(["LogSoftmax", "Mean", "Softmax", "Sum"])
-"""Ops that can read half precision and compute in float32 in one kernel."""
-
+WIDENING = ops_with("widens")
 CONVERTING = WIDENING | MATMULS | BATCH_MATMULS | {"_Columns"}
 """Ops that can give another type than the one they compute in, in one kernel."""
 
-MASKING = frozenset(
-    ["Add", "AddV2", "BiasAdd", "BiasAddV1", "ClipByValue", "Maximum", "Minimum", "Select", "SelectV2", "Sub"]
-)
-"""Ops in which a number beyond the largest of float16 is as good as the largest: what they add it to, or choose it for, is masked."""
+MASKING = ops_with("hides large numbers")
 
-
-_LINEAR_IN_ONE = """
-    0: BatchToSpaceND BiasAddGrad BroadcastTo Cast ConjugateTranspose Cumsum DepthToSpace DivNoNan ExpandDims EluGrad FusedBatchNormGrad
-       FusedBatchNormGradV2 FusedBatchNormGradV3 Gather GatherNd GatherV2 LeakyReluGrad Mean MirrorPadGrad Neg Pad PadV2 RealDiv
-       Relu6Grad ReluGrad Reshape ResizeBilinearGrad ResizeNearestNeighborGrad Reverse ReverseSequence ReverseV2 SegmentSum SeluGrad
-       Slice SoftplusGrad SoftsignGrad SpaceToBatchND SpaceToDepth SplitV Squeeze StridedSlice Sum Tile Transpose Unpack
-    1: AvgPoolGrad AvgPool3DGrad Fill InvGrad ReciprocalGrad RsqrtGrad ScatterNd SigmoidGrad Split SqrtGrad TanhGrad
-    2: MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad
-    4: StridedSliceGrad
-"""
-_LINEAR_IN_EITHER = """
-    0 1: BatchMatMul BatchMatMulV2 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul Mul MulNoNan SparseTensorDenseMatMul
-    1 2: Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput
-    0 2: Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter
-"""
-_LINEAR_TOGETHER = """
-    0 1: Add AddV2 Sub
-    1 2: Select SelectV2
-    all: AddN ConcatV2 Pack AccumulateNV2
-"""
-
-
-def _read_slots(text: str) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    slots: tuple[int, ...] = ()
-    for line in text.strip().splitlines():
-        *told, ops = line.split(":")
-        if told:
-            slots = tuple(int(slot) for slot in told[0].split() if slot != "all")
-        found |= dict.fromkeys(ops.split(), slots)
-    return found
-
-
-LINEAR_IN_ONE = {op: slots for text in (_LINEAR_IN_ONE, _LINEAR_IN_EITHER) for op, slots in _read_slots(text).items()}
+LINEAR_IN_ONE = {op: row.scaled for op, row in TABLE.items() if row.scaled}
 """Op -> the inputs of which exactly one may be scaled."""
 
-LINEAR_TOGETHER = _read_slots(_LINEAR_TOGETHER)
+LINEAR_TOGETHER = {op: row.scaled_together for op, row in TABLE.items() if row.scaled_together is not None}
 """Op -> the inputs that are scaled together, but for those that are zero; none stands for all of one type."""

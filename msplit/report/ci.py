@@ -16,7 +16,7 @@ from msplit.checks import Report
 from msplit.checks.finding import Severity
 from msplit.checks.run import Reported
 from msplit.checks.subject import Check
-from msplit.escape import json_document, workflow_data, workflow_property, xml_document, xml_text
+from msplit.escape import json_document, visible, workflow_data, workflow_property, xml_document
 from msplit.report.findings import baseline_notes, file_of, omissions, page, place_of
 
 _COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
@@ -55,7 +55,7 @@ def junit(*reports: Report, fail_on: Severity = Severity.ERROR) -> str:
 
 def _suite(root: ElementTree.Element, report: Report, failing: set[str]) -> None:
     counts = {
-        "name": xml_text(report.model),
+        "name": visible(report.model),
         "time": "0",
         "tests": str(len(report.checks)),
         "failures": str(len(failing)),
@@ -68,26 +68,26 @@ def _suite(root: ElementTree.Element, report: Report, failing: set[str]) -> None
         _case(suite, report, check, found, failed=check.code in failing)
     said = [*omissions(report), *baseline_notes(report)]
     if said:
-        ElementTree.SubElement(suite, "system-out").text = "\n".join(map(xml_text, said))
+        ElementTree.SubElement(suite, "system-out").text = "\n".join(map(visible, said))
 
 
 def _case(suite: ElementTree.Element, report: Report, check: Check, found: list[Reported], *, failed: bool) -> None:
     case = ElementTree.SubElement(
-        suite, "testcase", name=f"{check.code} {check.name}", classname=xml_text(f"msplit.{report.model}"), time="0"
+        suite, "testcase", name=f"{check.code} {check.name}", classname=visible(f"msplit.{report.model}"), time="0"
     )
     text = "\n".join(_line(report, one) for one in found)
     if check.code in report.skipped:
-        ElementTree.SubElement(case, "skipped", message=xml_text(report.skipped[check.code]))
+        ElementTree.SubElement(case, "skipped", message=visible(report.skipped[check.code]))
     elif failed:
         message = found[0].finding.text if len(found) == 1 else f"{len(found)} findings: {check.title}"
-        ElementTree.SubElement(case, "failure", message=xml_text(message), type=check.code).text = text
+        ElementTree.SubElement(case, "failure", message=visible(message), type=check.code).text = text
     elif found:
         ElementTree.SubElement(case, "system-out").text = text
 
 
 def _line(report: Report, found: Reported) -> str:
     mend = " ".join(found.mend).removesuffix(".")
-    return xml_text(f"{found.severity.value}: {place_of(report, found)}: {found.finding.text}. {mend}")
+    return visible(f"{found.severity.value}: {place_of(report, found)}: {found.finding.text}. {mend}")
 
 
 def sarif(*reports: Report) -> str:

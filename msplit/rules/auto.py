@@ -76,7 +76,7 @@ class Auto:
         if self.kernels == BEST:
             placed = self._larger(context, assignment, streams)
             if isinstance(placed, KernelStreams):
-                return self._claim(context, assignment, placed.ids, placed.why), (
+                return claim_ids(context, assignment, placed.ids, placed.why, self.key), (
                     Remark(self.key, "kernels", placed.why),
                 )
             said = (placed,)
@@ -86,12 +86,7 @@ class Auto:
         ids = problem.spread(winner.stream)
         if winner.name == ONE and streams > 1:
             said = (*said, Remark(self.key, "no-gain", _no_gain(problem, candidates)))
-        return self._claim(context, assignment, ids, _why(winner, one)), said
-
-    def _claim(self, context: RuleContext, assignment: Assignment, ids: Ints, why: str) -> Assignment:
-        """Claims the nodes with an id, and then those that launch nothing, which follow."""
-        claims = [(np.flatnonzero(ids == lane).astype(np.int32), int(lane), why) for lane in np.unique(ids[ids >= 0])]
-        return claim_rest(context, assignment.claim_many(claims, self.key), self.key)
+        return claim_ids(context, assignment, ids, _why(winner, one), self.key), said
 
     def _larger(self, context: RuleContext, assignment: Assignment, streams: int) -> KernelStreams | Remark:
         """The best kernels, where this rule decides on all nodes."""
@@ -151,6 +146,12 @@ def _no_gain(problem: Problem, candidates: list[Proposal]) -> str:
         f"none of {tried} assignments is faster than one stream: the kernels need {serial:.0f} µs one after the other, "
         f"and no schedule needs less than {bound:.0f} µs ({most:.2f} times faster)"
     )
+
+
+def claim_ids(context: RuleContext, assignment: Assignment, ids: Ints, why: str, key: str) -> Assignment:
+    """Claims the nodes with an id, in the name of a rule, and then those that launch nothing, which follow."""
+    claims = [(np.flatnonzero(ids == lane).astype(np.int32), lane, why) for lane in np.unique(ids[ids >= 0]).tolist()]
+    return claim_rest(context, assignment.claim_many(claims, key), key)
 
 
 def claim_rest(context: RuleContext, assignment: Assignment, key: str = Auto.key) -> Assignment:

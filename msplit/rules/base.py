@@ -24,7 +24,7 @@ from msplit.errors import AssignError, RulesError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.files import read_text
 from msplit.formats.model import STREAM_ID
-from msplit.formats.settings import Options, Reading, Value
+from msplit.formats.settings import Options, Reading
 from msplit.rules import streamfile
 
 
@@ -189,9 +189,6 @@ class RuleOptions(Options):
     """The options of one rule, or the entries of a rules file. See `Options`."""
 
     reading: RulesReading
-
-    def __init__(self, owner: str, value: Value, reading: RulesReading) -> None:
-        super().__init__(owner, value, reading)
 
     def stream_id(self, key: Any) -> int:
         """A key that is a stream id."""

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from msplit.core.graph import Assignment, Ints
+from msplit.core.graph import Assignment
 from msplit.errors import AssignError
-from msplit.rules.auto import Auto, claim_rest
+from msplit.rules.auto import Auto, claim_ids
 from msplit.rules.base import Remark, RuleContext, RuleOptions
 from msplit.schedule.choose import best, choose
-from msplit.schedule.split import SplitJudgement, judge_split
+from msplit.schedule.split import judge_split
 from msplit.schedule.split_problem import SplitProblem
 
 MAX_GPUS = 64
@@ -64,13 +64,13 @@ class Device:
             raise AssignError(judged.words, fix="give the rule `device` more `gpus`, or GPUs with more `memory_gb`")
         if judged.kind == "needed" or (judged.kind == "pays" and not self.needed):
             assert judged.best is not None
-            return self._claim(context, assignment, problem.spread(judged.best.lane), judged), (
+            return claim_ids(context, assignment, problem.spread(judged.best.lane), judged.words, self.key), (
                 # What is predicted of streams elsewhere is of streams of one GPU.
                 Remark(self.key, "split", f"streams are divided over {self.gpus} GPUs, {streams} each: {judged.words}"),
             )
         first = replace(problem, pin=np.where(problem.pin < streams, problem.pin, -1).astype(np.int32))
         lane = best(choose(first, streams)).stream
-        placed = self._claim(context, assignment, problem.spread(lane), judged)
+        placed = claim_ids(context, assignment, problem.spread(lane), judged.words, self.key)
         return placed, (Remark(self.key, "no-gain", f"all stays on the first GPU: {judged.words}"),)
 
     def _streams_of_each(self, context: RuleContext) -> int:
@@ -80,9 +80,3 @@ class Device:
             f"{context.streams} stream{'s' * (context.streams != 1)} can not be divided evenly over {self.gpus} GPUs",
             fix=f"pass --streams {self.gpus * max(context.streams // self.gpus, 1)}, or give the rule `device` other `gpus`",
         )
-
-    def _claim(self, context: RuleContext, assignment: Assignment, ids: Ints, judged: SplitJudgement) -> Assignment:
-        claims = [
-            (np.flatnonzero(ids == lane).astype(np.int32), int(lane), judged.words) for lane in np.unique(ids[ids >= 0])
-        ]
-        return claim_rest(context, assignment.claim_many(claims, self.key), self.key)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from msplit.core.arguments import MAX_STREAMS, whole
 from msplit.core.graph import UNASSIGNED, Assignment, Ints
 from msplit.cost.costs import Costs
-from msplit.errors import AssignError, RulesError
+from msplit.errors import AssignError, MsplitError, RulesError
 from msplit.flatten.flat import Conflict, FlatGraph, to_ids
 from msplit.formats import settings
-from msplit.formats.files import read_text
+from msplit.formats.files import read_file
 from msplit.formats.settings import Value, nearest
 from msplit.progress import phase
 from msplit.rules.auto import Auto
@@ -115,22 +115,16 @@ def load(path_or_name: str | os.PathLike[str], *, streams: int | None = None, wr
     if name in available():
         path = _shipped() / f"{name}{_SUFFIX}"
         source = f"{name} (shipped)"
-    try:
-        text = read_text(path, settings.MAX_BYTES)
-    except EOFError:
-        raise settings.too_long(name) from None
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         near = "" if path.suffix or len(path.parts) > 1 else nearest(name, available())
         raise RulesError(
             f"there is no rules file '{name}'{near}",
             fix=f"name a file, or one of the shipped rule sets: {', '.join(available())}",
-        ) from None
-    except OSError as error:
-        raise RulesError(
-            f"the rules file can not be read: {error.strerror}", where=name, fix="name a YAML file"
-        ) from None
-    except ValueError:
-        raise RulesError("the rules file is not UTF-8 text", where=name, fix="save it as UTF-8") from None
+        )
+    try:
+        text = read_file(path, settings.MAX_BYTES, what="rules file", fix="name a YAML file")
+    except MsplitError as error:
+        raise RulesError(error.what, where=name, fix=error.fix) from None
     return parse(text, source, folder=path.parent, streams=streams, wrap=wrap)
 
 

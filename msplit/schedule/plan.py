@@ -55,6 +55,24 @@ class Plan:
         """Number of waits."""
         return len(self.wait_node)
 
+    def links(self) -> tuple[list[int], list[int], list[int], dict[int, list[int]]]:
+        """Per node the next one on its stream, or -1; what it waits for, its predecessor there included; its waits; who waits for it."""
+        count, lanes = len(self.stream), self.stream.tolist()
+        following, missing, waits = [-1] * count, [0] * count, [0] * count
+        last: dict[int, int] = {}
+        for node in self.order.tolist():
+            before = last.get(lanes[node], -1)
+            if before >= 0:
+                following[before] = node
+                missing[node] = 1
+            last[lanes[node]] = node
+        waiters: dict[int, list[int]] = {}
+        for node, event in zip(self.wait_node.tolist(), self.wait_on.tolist(), strict=True):
+            missing[node] += 1
+            waits[node] += 1
+            waiters.setdefault(event, []).append(node)
+        return following, missing, waits, waiters
+
     @property
     def records(self) -> int:
         """Number of nodes that record an event."""

@@ -15,11 +15,11 @@ says where it is.
 
 from __future__ import annotations
 
-import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -47,7 +47,7 @@ FIX = "write the plan again: msplit assign MODEL --rules FILE --emit plan PATH"
 class KernelGroup:
     """Two or more nodes whose work one kernel of one of `KINDS` does: they have one stream."""
 
-    kind: str
+    kind: Annotated[str, KINDS]
     nodes: tuple[str, ...]
     stream: int
 
@@ -66,11 +66,11 @@ class PlanFile:
         made_for: What else it depends on, such as the GPU and the batch.
     """
 
-    source: str
-    graph_hash: str
-    streams: int
-    order: tuple[tuple[str, int], ...]
-    waits: tuple[tuple[str, str], ...]
+    source: str = ""
+    graph_hash: str = ""
+    streams: Annotated[int, 0, MAX_STREAMS] = 0
+    order: tuple[tuple[str, int], ...] = ()
+    waits: tuple[tuple[str, str], ...] = ()
     fork: tuple[str, ...] = ()
     join: tuple[str, ...] = ()
     edges: int = 0
@@ -112,9 +112,6 @@ class PlanFile:
             merged_waits=self.merged_waits,
         )
         return plan, unknown
-
-
-_KEYS = {"schema_version", "kind", *(one.name for one in fields(PlanFile))} - {"source"}
 
 
 def dump(
@@ -179,127 +176,24 @@ def parse(text: str, source: str) -> PlanFile:
     Raises:
         MsplitError: It is no plan.
     """
-    data = JsonValue.parse(text, source, what=KIND, fix=FIX).value
-    if not isinstance(data, dict):
-        raise _wrong("the plan is not an object", source)
-    if data.get("kind") != KIND:
-        raise _wrong("this is not a plan", source)
-    version = data.get("schema_version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        raise _wrong(f"this is not a plan of version {SCHEMA_VERSION}, but of {json.dumps(version):.20}", source)
-    unknown = [key for key in data if key not in _KEYS]
-    if unknown:
-        raise _wrong(f"a plan has no key {unknown[0]!r}", source)
-    streams = _count(data, "streams", source)
-    if streams > MAX_STREAMS:
-        raise _wrong(f"`streams` is {streams}; there are {MAX_STREAMS} at most", source)
-    hashed, made_for = data.get("graph_hash", ""), data.get("made_for", {})
-    if not isinstance(hashed, str) or not isinstance(made_for, dict):
-        raise _wrong("`graph_hash` is text and `made_for` an object", source)
-    return PlanFile(
-        source=source,
-        graph_hash=hashed,
-        streams=streams,
-        order=_order(data, streams, source),
-        waits=_waits(data, source),
-        fork=_names(data, "fork", source),
-        join=_names(data, "join", source),
-        edges=_count(data, "edges", source),
-        merged_waits=_count(data, "merged_waits", source),
-        kernels=_kernels(data, streams, source),
-        groups=_groups(data, streams, source),
-        made_for=made_for,
-    )
-
-
-def _order(data: Mapping[str, Any], streams: int, source: str) -> tuple[tuple[str, int], ...]:
-    seen: dict[str, int] = {}
-    for place, entry in enumerate(_list(data, "order", source)):
-        match entry:
-            case [str(name), int(lane)] if not isinstance(lane, bool):
-                pass
-            case _:
-                raise _wrong(f"`order` entry {place} is not [node, stream]", source)
-        if not 0 <= lane < streams:
-            raise _wrong(
-                f"`order` entry {place}: node '{name}' is on stream {lane}, but `streams` is {streams}", source
-            )
-        if name in seen:
-            raise _wrong(f"`order` entry {place}: node '{name}' is there twice", source)
-        seen[name] = lane
-    return tuple(seen.items())
-
-
-def _kernels(data: Mapping[str, Any], streams: int, source: str) -> tuple[tuple[str, int, int], ...]:
-    kernels: dict[tuple[str, int], int] = {}
-    for place, entry in enumerate(_list(data, "kernels", source)):
-        match entry:
-            case [str(name), int(index), int(lane)] if not isinstance(index, bool) and not isinstance(lane, bool):
-                pass
-            case _:
-                raise _wrong(f"`kernels` entry {place} is not [node, number, stream]", source)
-        if not 0 <= lane < streams or index < 0:
-            raise _wrong(f"`kernels` entry {place}: there is no stream {lane} or no kernel {index}", source)
-        if (name, index) in kernels:
-            raise _wrong(f"`kernels` entry {place}: kernel {index} of node '{name}' is there twice", source)
-        kernels[name, index] = lane
-    return tuple((name, index, lane) for (name, index), lane in kernels.items())
-
-
-def _groups(data: Mapping[str, Any], streams: int, source: str) -> tuple[KernelGroup, ...]:
-    groups = []
-    for place, entry in enumerate(_list(data, "groups", source)):
-        match entry:
-            case {"kind": str(kind), "nodes": [str(), str(), *_] as nodes, "stream": int(lane), **rest}:
-                pass
-            case _:
-                raise _wrong(
-                    f'`groups` entry {place} is not {{"kind": …, "nodes": [two or more], "stream": …}}', source
-                )
-        if rest or isinstance(lane, bool) or not all(isinstance(name, str) for name in nodes):
-            raise _wrong(
-                f"`groups` entry {place}: `nodes` are names, `stream` is a number, and there is no more", source
-            )
-        if kind not in KINDS:
-            raise _wrong(f"`groups` entry {place}: `kind` is one of {', '.join(KINDS)}", source)
-        if not 0 <= lane < streams:
-            raise _wrong(f"`groups` entry {place}: it is on stream {lane}, but `streams` is {streams}", source)
-        if len(set(nodes)) < len(nodes):
-            raise _wrong(f"`groups` entry {place}: a node is there twice", source)
-        groups.append(KernelGroup(kind, tuple(nodes), lane))
-    return tuple(groups)
-
-
-def _waits(data: Mapping[str, Any], source: str) -> tuple[tuple[str, str], ...]:
-    waits = []
-    for place, entry in enumerate(_list(data, "waits", source)):
-        match entry:
-            case [str(waiter), str(event)]:
-                waits.append((waiter, event))
-            case _:
-                raise _wrong(f"`waits` entry {place} is not [node that waits, node it waits for]", source)
-    return tuple(waits)
-
-
-def _names(data: Mapping[str, Any], key: str, source: str) -> tuple[str, ...]:
-    names = _list(data, key, source)
-    if not all(isinstance(name, str) for name in names):
-        raise _wrong(f"`{key}` is not a list of node names", source)
-    return tuple(names)
-
-
-def _list(data: Mapping[str, Any], key: str, source: str) -> list[Any]:
-    value = data.get(key, [])
-    if not isinstance(value, list):
-        raise _wrong(f"`{key}` is not a list", source)
-    return value
-
-
-def _count(data: Mapping[str, Any], key: str, source: str) -> int:
-    value = data.get(key, 0)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _wrong(f"`{key}` is not a number of 0 or more", source)
-    return value
+    whole = JsonValue.parse(text, source, what=KIND, fix=FIX).of_version(KIND, SCHEMA_VERSION)
+    plan = whole.to(PlanFile, optional=[one.name for one in fields(PlanFile)], source=source)
+    lanes = {
+        "order": ([name for name, _ in plan.order], [lane for _, lane in plan.order]),
+        "kernels": ([entry[:2] for entry in plan.kernels], [lane for *_, lane in plan.kernels]),
+        "groups": (range(len(plan.groups)), [group.stream for group in plan.groups]),
+    }
+    for key, (named, streams) in lanes.items():
+        if max(streams, default=-1) >= plan.streams:
+            place = next(place for place, lane in enumerate(streams) if lane >= plan.streams)
+            raise _wrong(f"`{key}[{place}]` is on stream {streams[place]}, but `streams` is {plan.streams}", source)
+        if len(set(named)) < len(named):
+            twice, _ = Counter(named).most_common(1)[0]
+            raise _wrong(f"`{key}`: {twice!r} is there twice", source)
+    for place, group in enumerate(plan.groups):
+        if not 1 < len(set(group.nodes)) == len(group.nodes):
+            raise _wrong(f"`groups[{place}].nodes` are not two or more different nodes", source)
+    return plan
 
 
 def _wrong(what: str, source: str) -> MsplitError:

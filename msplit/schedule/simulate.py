@@ -74,23 +74,8 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
     """
     count, machine = len(problem), problem.machine
     start, end = [-1.0] * count, [-1.0] * count
-    following = [-1] * count
-    missing = [0] * count  # how many of its predecessors, in its stream and by waits, have not ended
-    last: dict[int, int] = {}
+    following, missing, waits, waiters = plan.links()
     placed = plan.order.tolist()
-    lanes = plan.stream.tolist()
-    for node in placed:
-        before = last.get(lanes[node], -1)
-        if before >= 0:
-            following[before] = node
-            missing[node] = 1
-        last[lanes[node]] = node
-    waits = [0] * count
-    waiters: dict[int, list[int]] = {}
-    for node, event in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
-        missing[node] += 1
-        waits[node] += 1
-        waiters.setdefault(event, []).append(node)
     more_waits = [max(many - 1, 0) * machine.join_us for many in waits]
 
     work = (problem.work_us if work_us is None else work_us).tolist()

@@ -10,6 +10,7 @@ Whether to split a model over several GPUs: one judgement, which every command t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def _packed(split: SplitProblem) -> Ints | None:
     if not split.tables:
         return None
     others = split.weight_bytes - sum(table.bytes for table in split.tables)
-    for weight in (_by_time, _by_bytes):
+    for weight in (attrgetter("time_us"), attrgetter("bytes")):
         room = [split.memory - (others if gpu == 0 else 0.0) for gpu in range(split.gpus)]
         load = [0.0] * split.gpus
         placed = np.full(len(split.blocks), NOT_PLACED, np.int32)
@@ -107,14 +108,6 @@ def _packed(split: SplitProblem) -> Ints | None:
         else:
             return placed
     return None
-
-
-def _by_time(table: BlockMemory) -> float:
-    return table.time_us
-
-
-def _by_bytes(table: BlockMemory) -> float:
-    return table.bytes
 
 
 def _grouped(split: SplitProblem, group: Ints, streams: int) -> SplitProblem:

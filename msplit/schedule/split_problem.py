@@ -379,20 +379,8 @@ def simulate(problem: Problem, plan: Plan, device: Sequence[int], work_us: Float
     count, machine = len(problem), problem.machine
     start, end = np.full(count, -1.0), np.full(count, -1.0)
     lanes, placed = plan.stream.tolist(), plan.order.tolist()
-    following, missing = [-1] * count, [0] * count
-    last: dict[int, int] = {}
-    for node in placed:
-        before = last.get(lanes[node], -1)
-        if before >= 0:
-            following[before] = node
-            missing[node] = 1
-        last[lanes[node]] = node
-    waits = np.bincount(plan.wait_node, minlength=count)
-    waiters: dict[int, list[int]] = {}
-    for node, event in zip(plan.wait_node.tolist(), plan.wait_on.tolist(), strict=True):
-        missing[node] += 1
-        waiters.setdefault(event, []).append(node)
-    more = (np.maximum(waits - 1, 0) * machine.join_us).tolist()
+    following, missing, waits, waiters = plan.links()
+    more = [max(many - 1, 0) * machine.join_us for many in waits]
     work, ready = work_us.tolist(), earliest_us.tolist()
     demands = [tuple(row) for row in problem.demand.tolist()]
     devices = [_Device(machine) for _ in range(max(device, default=0) + 1)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from msplit.core.graph import Function, FunctionRef
 from msplit.opset.traits import CALLS, CONDS, LOOPS, ops_with
-from msplit.shapes.infer import TensorId, added, behind, number, single, trip_count, trips_between
+from msplit.shapes.infer import IDENTITY, TensorId, added, number, single, trip_count, trips_between
 from msplit.shapes.registry import (
     Handle,
     Node,
@@ -142,7 +142,7 @@ def loop(node: Node, state: InferenceState) -> FunctionShapes | None:
     if body is None or len(body.results) != len(node.inputs):
         return None
     kept = [
-        behind(body.body, (result.node, result.port))[0] == parameter.node
+        body.body.behind((result.node, result.port), IDENTITY)[0] == parameter.node
         for result, parameter in zip(body.results, body.parameters, strict=False)
     ]
     carried = [
@@ -184,7 +184,7 @@ def _counted(
 ) -> int | None:
     """Trip count of a loop, given as condition and body, that compares one of its arguments with what does not change."""
     (condition, body), (tested, walked) = functions, results
-    place = behind(condition.body, counter)[0]
+    place = condition.body.behind(counter, IDENTITY)[0]
     position = next((i for i, parameter in enumerate(condition.parameters) if parameter.node == place), None)
     if position is None:
         return None

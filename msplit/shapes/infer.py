@@ -21,6 +21,7 @@ from msplit.core.graph import Floats, Function, Graph
 from msplit.errors import MsplitError
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph, Tensor
+from msplit.formats.tensors import fits
 from msplit.opset.traits import ADD, PLACEHOLDERS
 from msplit.shapes.registry import (
     MAX_SIZE,
@@ -126,10 +127,7 @@ def _checked(tensor: Tensor, stated: Shape, given: Sizes) -> Shape:
         )
     if stated is None:
         return given
-    agrees = len(stated) == len(given) and all(
-        a is None or b is None or a == b for a, b in zip(stated, given, strict=False)
-    )
-    if not agrees:
+    if not fits(given, stated):
         raise MsplitError(
             f"input {tensor.name!r} has the shape {shape_text(stated)} in the graph and is given {shape_text(given)}",
             fix=f"give {len(stated)} sizes that agree with it, where ? may be anything",
@@ -142,6 +140,7 @@ def _listed(names: list[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
+IDENTITY = ("Identity",)
 TensorId = tuple[int, int]
 """A node and a port."""
 
@@ -197,27 +196,17 @@ def added(graph: Graph, result: Result, tensor: TensorId, counter: int, *passed:
 
     Ops of `passed` hand the counter on, as Identity does.
     """
-    place = behind(graph, tensor)[0]
+    place = graph.behind(tensor, IDENTITY)[0]
     sources = graph.inputs(place)
     if graph.ops[place] not in ADD or len(sources) != 2:
         return None
-    others = [source for source in sources if behind(graph, source, *passed)[0] != counter]
+    others = [source for source in sources if graph.behind(source, ("Identity", *passed))[0] != counter]
     return number(graph, result, others[0]) if len(others) == 1 else None
 
 
 def number(graph: Graph, result: Result, tensor: TensorId) -> float | None:
     """A tensor's only element, if it is known."""
-    return single(result.value(key_of(*behind(graph, tensor))))
-
-
-def behind(graph: Graph, tensor: TensorId, *more: str) -> TensorId:
-    """The tensor behind Identities, and nodes of more ops."""
-    while (op := graph.ops[tensor[0]]) == "Identity" or op in more:
-        inputs = graph.inputs(tensor[0])
-        if not inputs:
-            break
-        tensor = inputs[0]
-    return tensor
+    return single(result.value(key_of(*graph.behind(tensor, IDENTITY))))
 
 
 def runs_in_loops(flat: FlatGraph, result: Result) -> Floats | None:
@@ -250,9 +239,9 @@ def _counted(
     graph: Graph, result: Result, goes_back: Mapping[int, int], counter: TensorId, limit: TensorId
 ) -> int | None:
     """Trip count of a frame whose condition compares a Merge, which is the counter, with what does not change."""
-    merge = behind(graph, counter)[0]
+    merge = graph.behind(counter, IDENTITY)[0]
     back = graph.inputs(goes_back[merge]) if merge in goes_back else []
-    begins = behind(graph, counter, "Merge", "Enter")
+    begins = graph.behind(counter, ("Identity", "Merge", "Enter"))
     if graph.ops[merge] != "Merge" or not back:
         return None
     # Inside of the loop the counter comes out of the Switch behind its Merge.

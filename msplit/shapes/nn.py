@@ -80,10 +80,7 @@ def depthwise(node: Node) -> Outputs:
     return (_convolved(node, node.shape(0), weights[:2], product(weights[2:]), 4),)
 
 
-@shape_function(
-    "Conv2DBackpropInput", "DepthwiseConv2dNativeBackpropInput", "Conv3DBackpropInputV2", "Conv2DBackpropFilter",
-    "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2",
-)  # fmt: skip
+@shape_function(*ops_with("convolution gradient"))
 def convolution_gradient(node: Node) -> Outputs:
     """The shape is an input: the first for the gradient of the data, the second for that of the filter."""
     rank = 5 if "3D" in node.op else 4
@@ -127,9 +124,7 @@ def pooling_gradient(node: Node) -> Outputs:
     return (shape_from(node.ints(0)) if node.op.startswith("Avg") else node.shape(0),)
 
 
-@shape_function(
-    "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "_FusedBatchNormEx", "BatchNormWithGlobalNormalization"
-)
+@shape_function(*ops_with("normalizes channels"))
 def batch_norm(node: Node) -> Outputs:
     """Data keeps its shape; the other outputs are vectors of the channels."""
     data = node.shape(0)
@@ -178,10 +173,7 @@ def top_k(node: Node) -> Outputs:
     return (result, result)
 
 
-@shape_function(
-    "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea", "QuantizedResizeBilinear", "ScaleAndTranslate",
-    "ResizeNearestNeighborGrad",
-)  # fmt: skip
+@shape_function(*ops_with("resizes images"))
 def resize(node: Node) -> Outputs:
     """[batch, height, width, channels] with a new height and width, which are a value."""
     shape = node.shape(0) or (None,) * 4
@@ -247,29 +239,20 @@ def _moved_to_batch(
     return (size + low + high) // block if forward else size * block - low - high
 
 
-@shape_function("SpaceToBatchND", "BatchToSpaceND")
+@shape_function("SpaceToBatchND", "BatchToSpaceND", "SpaceToBatch", "BatchToSpace")
 def space_to_batch(node: Node) -> Outputs:
-    """Moves blocks of space to the batch axis, or back; the third input pads or crops."""
-    shape, block, edges = node.ranked(0), node.ints(1), node.ints(2)
+    """Moves blocks of space to the batch axis, or back; the last input pads or crops. The old forms have one size for height and width."""
+    forward, square = node.op.startswith("Space"), not node.op.endswith("ND")
+    shape = node.shape(0) or (None,) * 4 if square else node.ranked(0)
+    block = [int(node.attr("block_size"))] * 2 if square else node.ints(1)
     if block is None:
         return (unsized(len(shape)),)
-    forward = node.op.startswith("Space")
-    edges = [None] * (2 * len(block)) if edges is None else edges
+    edges = node.ints(1 if square else 2) or [None] * (2 * len(block))
     result = list(shape)
     result[0] = _scaled(shape[0], product(block), forward)
     for index, size in enumerate(block):
         result[index + 1] = _moved_to_batch(shape[index + 1], size, edges[2 * index], edges[2 * index + 1], forward)
     return (tuple(result),)
-
-
-@shape_function("SpaceToBatch", "BatchToSpace")
-def square_space_to_batch(node: Node) -> Outputs:
-    """The old forms: one block size for height and width, and no other axes."""
-    shape, edges, size = node.shape(0) or (None,) * 4, node.ints(1) or [None] * 4, int(node.attr("block_size"))
-    forward = node.op.startswith("Space")
-    height = _moved_to_batch(shape[1], size, edges[0], edges[1], forward)
-    width = _moved_to_batch(shape[2], size, edges[2], edges[3], forward)
-    return ((_scaled(shape[0], size**2, forward), height, width, shape[3]),)
 
 
 @shape_function("RFFT", "RFFT2D", "RFFT3D", "IRFFT", "IRFFT2D", "IRFFT3D")

@@ -24,6 +24,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from msplit.errors import LoadError
+from msplit.formats.tensors import numpy_dtype
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
 
@@ -326,17 +328,14 @@ def _broadcast_dim(first: int | None, second: int | None) -> int | None:
     return None
 
 
-_SIZES = {
-    "float64": 8, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "uint32": 4, "qint32": 4,
-    "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2, "qint16": 2, "quint16": 2, "int8": 1, "uint8": 1, "bool": 1, "qint8": 1,
-    "quint8": 1,
-}  # fmt: skip
-
-
+@cache
 def itemsize(dtype: str) -> int:
     """Bytes of one element on the device; 0 for strings, handles and unknown types."""
-    dtype = dtype.removesuffix("_ref")
-    return _SIZES.get(dtype, 1 if dtype.startswith(("float8", "float4", "int4", "uint4", "int2", "uint2")) else 0)
+    try:
+        found = numpy_dtype(dtype.removesuffix("_ref"))
+    except (LoadError, TypeError, AttributeError):
+        return 0
+    return 0 if found.hasobject else found.itemsize
 
 
 def is_float(dtype: str) -> bool:

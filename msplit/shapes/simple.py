@@ -26,56 +26,11 @@ from msplit.shapes.registry import (
     unsized,
 )
 
-
-@shape_function(
-    "NoOp", "Assert", "ControlTrigger", "Abort", "PrintV2", "SaveV2", "Save", "MergeV2Checkpoints", "InitializeTable",
-    "InitializeTableV2", "InitializeTableFromTextFile", "InitializeTableFromTextFileV2", "LookupTableImport", "LookupTableImportV2",
-    "LookupTableInsert", "LookupTableInsertV2", "MakeIterator", "WriteScalarSummary", "WriteSummary", "CreateSummaryFileWriter",
-    "FlushSummaryWriter", "CloseSummaryWriter", "QueueEnqueueV2", "QueueEnqueueManyV2", "QueueCloseV2", "AssignVariableOp",
-    "AssignAddVariableOp", "AssignSubVariableOp", "DestroyResourceOp", "_Send", "TensorArrayCloseV3",
-    "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterMul", "ResourceScatterDiv", "ResourceScatterMin",
-    "ResourceScatterMax", "ResourceScatterUpdate", "ResourceScatterNdUpdate", "ResourceScatterNdAdd", "ResourceScatterNdSub",
-    "ResourceStridedSliceAssign", "BoostedTreesCreateEnsemble", "ResourceApplyGradientDescent", "ResourceApplyMomentum",
-    "ResourceApplyKerasMomentum", "ResourceApplyAdam", "ResourceApplyAdagrad", "ResourceApplyAdagradV2", "ResourceApplyAdadelta",
-    "ResourceApplyRMSProp", "ResourceApplyFtrl", "ResourceApplyFtrlV2", "ResourceApplyAdamWithAmsgrad", "ResourceApplyAdaMax",
-    "ResourceApplyCenteredRMSProp", "ResourceSparseApplyAdagrad", "ResourceSparseApplyAdagradV2", "ResourceSparseApplyMomentum",
-    "ResourceSparseApplyKerasMomentum", "ResourceSparseApplyFtrl", "ResourceSparseApplyFtrlV2", "ResourceSparseApplyRMSProp",
-    "ResourceSparseApplyAdadelta", "ResourceApplyAdagradDA", "ResourceApplyAddSign", "ResourceApplyPowerSign",
-    "ResourceApplyProximalAdagrad", "ResourceApplyProximalGradientDescent", "ResourceSparseApplyAdagradDA",
-    "ResourceSparseApplyCenteredRMSProp", "ResourceSparseApplyProximalAdagrad", "ResourceSparseApplyProximalGradientDescent",
-    "ResourceScatterNdMax", "ResourceScatterNdMin", "RngSkip",
-)  # fmt: skip
-def nothing(node: Node) -> Outputs:
-    """No output."""
-    return ()
-
-
-@shape_function(
-    "VarHandleOp", "KvVarHandleOp", "HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2", "MutableDenseHashTableV2",
-    "AnonymousHashTable", "Iterator", "IteratorV2", "OneShotIterator", "TensorDataset", "FIFOQueueV2", "StatelessRandomGetAlg",
-    "VarIsInitializedOp", "TensorListReserve", "EmptyTensorList", "TensorListFromTensor", "TensorListSetItem",
-    "TensorListPushBack", "TensorListResize", "TensorListLength", "TensorListScatter", "TensorListScatterV2",
-    "TensorListScatterIntoExistingList", "TensorListSplit", "TensorArraySizeV3", "TensorArrayWriteV3", "TensorArrayScatterV3",
-    "TensorArraySplitV3", "ReadFile", "ShardedFilename", "Timestamp", "GlobalIterId", "AnonymousIteratorV3", "StackV2", "Size",
-    "Rank", "LookupTableSize", "LookupTableSizeV2", "L2Loss",
-)  # fmt: skip
-def scalar(node: Node) -> Outputs:
-    """A scalar: a handle, a list as a variant, a flow, or a plain number."""
-    return ((),)
-
-
-@shape_function(
-    "ScatterAdd", "ScatterSub", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax", "ScatterUpdate", "ScatterNdUpdate",
-    "ScatterNdAdd", "ScatterNdSub", "ApplyGradientDescent", "ApplyMomentum", "ApplyAdam", "ApplyAdagrad", "ApplyAdagradV2",
-    "ApplyAdadelta", "ApplyRMSProp", "ApplyFtrl", "ApplyFtrlV2", "ApplyProximalAdagrad", "ApplyProximalGradientDescent",
-    "ApplyAdaMax", "ApplyCenteredRMSProp", "SparseApplyAdagrad", "SparseApplyAdagradV2", "SparseApplyMomentum",
-    "SparseApplyFtrl", "SparseApplyFtrlV2", "SparseApplyRMSProp", "SparseApplyAdadelta", "CountUpTo", "StridedSliceAssign",
-    "ApplyAdagradDA", "ApplyAddSign", "ApplyPowerSign", "ScatterNdMax", "ScatterNdMin", "SparseApplyAdagradDA",
-    "SparseApplyCenteredRMSProp", "SparseApplyProximalAdagrad", "SparseApplyProximalGradientDescent",
-)  # fmt: skip
-def update(node: Node) -> Outputs:
-    """The variable that is updated."""
-    return (node.shape(0),)
+shape_function(*ops_with("gives what it updates"))(lambda node: (node.shape(0),))
+shape_function(*ops_with("scalar result"))(lambda node: ((),))
+shape_function(*ops_with("sized by its first input"))(lambda node: (node.sizes(0),))
+shape_function(*ops_with("shape of its second input"))(lambda node: (node.shape(1),))
+shape_function(*ops_with("shape is an attribute"))(lambda node: (node.attr("shape"),))
 
 
 @shape_function(*ops_with("operands agree"), "Cross", "Assign", "AssignAdd", "AssignSub", "DestroyTemporaryVariable")
@@ -90,38 +45,16 @@ def binary(node: Node) -> Outputs:
     return (broadcast(node.shape(0), node.shape(1)),)
 
 
-@shape_function(
-    "Fill", "Empty", "StridedSliceGrad", "RaggedTensorToTensor", "RandomUniform", "RandomStandardNormal", "TruncatedNormal",
-    "RandomUniformInt", "ParameterizedTruncatedNormal", "StatelessRandomUniform", "StatelessRandomNormal",
-    "StatelessTruncatedNormal", "StatelessRandomUniformInt", "StatelessRandomUniformFullInt", "StatelessRandomUniformV2",
-    "StatelessRandomNormalV2", "StatelessTruncatedNormalV2", "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2",
-    "StatelessParameterizedTruncatedNormal",
-)  # fmt: skip
-def sized(node: Node) -> Outputs:
-    """The shape is the value of the first input."""
-    return (node.sizes(0),)
-
-
 # The shape is a value; for random numbers behind the generator and its algorithm.
 shape_function("SparseToDense")(lambda node: (node.sizes(1),))
-shape_function(
-    "ScatterNd", "StatefulUniform", "StatefulStandardNormalV2", "StatefulUniformInt", "StatefulUniformFullInt",
-    "StatefulTruncatedNormal",
-)(lambda node: (node.sizes(2),))  # fmt: skip
+shape_function(*ops_with("sized by its third input"))(lambda node: (node.sizes(2),))
 shape_function("LinSpace", "HistogramFixedWidth")(lambda node: ((node.scalar(2),),))
 
-# It is an attribute. What is fed need not have the shape of the default.
-shape_function(
-    "Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "Variable", "VariableV2", "TemporaryVariable", "ParallelConcat",
-)(lambda node: (node.attr("shape"),))  # fmt: skip
+# It is an attribute.
 shape_function("Const", "HostConst", "_HostConst")(lambda node: (node.attr("value").shape,))
 shape_function("EnsureShape")(lambda node: (merge(node.shape(0), node.attr("shape")),))
 
-# It is that of inputs. Values of a hash table that are vectors add axes that the graph does not tell, so scalars are taken.
-shape_function(
-    "SparseSoftmax", "SparseDenseCwiseMul", "SparseDenseCwiseAdd", "SparseDenseCwiseDiv", "LookupTableFind", "LookupTableFindV2",
-    "LowerBound", "UpperBound", "InTopK", "InTopKV2", "ResizeBilinearGrad", "ResizeBicubicGrad",
-)(lambda node: (node.shape(1),))  # fmt: skip
+# It is that of inputs.
 shape_function("TridiagonalMatMul")(lambda node: (node.shape(3),))
 shape_function("SparseReorder", "XlaKeyValueSort")(lambda node: (node.shape(0), node.shape(1)))
 shape_function("IdentityN", "XlaOptimizationBarrier")(lambda node: tuple(node.inputs))
@@ -272,10 +205,7 @@ def gather_nd(node: Node) -> Outputs:
     return (indices[:-1] + table[indices[-1] :],)
 
 
-@shape_function(
-    "SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd",
-    "SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN",
-)  # fmt: skip
+@shape_function(*ops_with("as many rows as its last id"))
 def segment(node: Node) -> Outputs:
     """As many rows as the last id says, which is a value."""
     ids = node.ints(2 if node.op.startswith("Sparse") else 1)
@@ -283,10 +213,7 @@ def segment(node: Node) -> Outputs:
     return ((count, *node.ranked(0)[1:]),)
 
 
-@shape_function(
-    "SparseSegmentSumWithNumSegments", "SparseSegmentMeanWithNumSegments", "SparseSegmentSqrtNWithNumSegments",
-    "SparseSegmentSumGrad", "SparseSegmentMeanGrad", "SparseSegmentSqrtNGrad",
-)  # fmt: skip
+@shape_function(*ops_with("counts its rows"))
 def counted_sparse_segment(node: Node) -> Outputs:
     """The number of rows, of segments or for the gradient of the table, is an input."""
     return ((node.scalar(3), *node.ranked(0)[1:]),)
@@ -298,10 +225,7 @@ def unique_rows(node: Node) -> Outputs:
     return ((None, *node.ranked(0)[1:]), (None,))
 
 
-@shape_function(
-    "SegmentSumV2", "SegmentMaxV2", "SegmentMinV2", "SegmentProdV2",
-    "UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd",
-)  # fmt: skip
+@shape_function(*ops_with("counts its segments"))
 def counted_segment(node: Node) -> Outputs:
     """The number of segments is an input; ids cover the leading axes of the data."""
     return ((node.scalar(2), *node.ranked(0)[len(node.ranked(1)) :]),)

@@ -173,17 +173,7 @@ def cast(node: Node, outputs: Outputs, value: Value) -> Value | None:
         return np.where(np.isfinite(value), np.nan_to_num(value).astype(np.int64), UNKNOWN)
 
 
-@value_function(
-    "Identity",
-    "StopGradient",
-    "PreventGradient",
-    "Snapshot",
-    "EnsureShape",
-    "Enter",
-    "Switch",
-    "CheckNumerics",
-    needs=1,
-)
+@value_function(*ops_with("passes known values"), needs=1)
 def passed(node: Node, outputs: Outputs, value: Value) -> Sequence[Value] | Value | None:
     """The first input. A loop's Enter only where the loop does not change it."""
     if node.op == "Enter" and not node.attr("is_constant", False):

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit import formats
-from msplit.assignment.defaults import agree
 from msplit.assignment.model import load
 from msplit.engines.base import Arrays, Engine, Executable, Job, TensorFlowOptions, timed
 from msplit.engines.process import Process, RemoteError, serve, told
@@ -33,7 +32,7 @@ from msplit.engines.variables import storage
 from msplit.errors import EngineError, LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import ReadOptions
-from msplit.formats.tensors import numpy_dtype
+from msplit.formats.tensors import fits, numpy_dtype
 from msplit.inputs.make import composite_inputs, input_specs, make_inputs
 from msplit.inputs.reference import Reference
 from msplit.opset.traits import VARIABLES
@@ -274,7 +273,7 @@ def fit(
     for spec in specs:
         has = reference.feeds[spec.name].shape
         wanted = shaped.get((spec.node, spec.port))
-        if wanted is None or spec.name in loose or agree(has, wanted):
+        if wanted is None or spec.name in loose or fits(has, wanted):
             continue
         option = "--shape" if batch is None or spec.name in shapes else f"--batch {batch}"
         raise LoadError(
@@ -298,8 +297,8 @@ def _of_this_model(flat: FlatGraph, reference: Reference, path: Path) -> None:
         raise LoadError(f"the reference is of another model: {error.what}", where=str(path), fix=fix) from error
     for spec in specs:
         there = reference.feeds[spec.name].dtype
-        fits = there.kind == "O" if spec.dtype == "string" else there == numpy_dtype(spec.dtype)
-        if not fits:
+        same = there.kind == "O" if spec.dtype == "string" else there == numpy_dtype(spec.dtype)
+        if not same:
             name = "string" if there.kind == "O" else there.name
             what = f"its input {spec.name!r} is {name}, that of the model {spec.dtype}"
             raise LoadError(f"the reference is of another model: {what}", where=str(path), fix=fix)

@@ -174,12 +174,12 @@ def test_less_of_a_known_finding_is_known_and_more_is_not(tmp_path):
     one = entries[0]
     from dataclasses import replace
 
-    assert one.covers(replace(one, nodes=one.nodes[1:], count=one.count - 1, text="other words"))
-    assert not one.covers(replace(one, count=one.count + 1))
+    assert one.covers(replace(one, nodes=one.nodes[1:], node_count=one.node_count - 1, text="other words"))
+    assert not one.covers(replace(one, node_count=one.node_count + 1))
     assert not one.covers(replace(one, nodes=(*one.nodes[1:], "another")))
     assert not one.covers(replace(one, code="MS003"))
     assert not one.covers(replace(one, model="other.pb"))
-    figures = replace(one, nodes=(), count=0, text="stream # has # µs")
+    figures = replace(one, nodes=(), node_count=0, text="stream # has # µs")
     assert figures.covers(figures)
     assert not figures.covers(replace(figures, text="stream # never runs"))
 

@@ -67,17 +67,17 @@ def test_what_joins_two_gpus_may_be_left_out_and_decides_whether_a_split_pays(tm
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"sms": None}, "`sms` is missing"),
-        ({"sms": 1.5}, "`sms` is not a whole number above 0"),
-        ({"sms": True}, "`sms` is not a whole number above 0"),
-        ({"l2_mb": 0}, "`l2_mb` is not a number above 0"),
-        ({"link_gbs": 0}, "`link_gbs` is not a number above 0"),
-        ({"l2_mb": float("nan")}, "`l2_mb` is not a number above 0"),
-        ({"wait_us": float("inf")}, "`wait_us` is not a number above 0"),
-        ({"tflops": {"float16": 1}}, "`tflops` is no mapping with `float32`"),
-        ({"tflops": {"float32": "fast"}}, "`tflops`: float32 is not a number above 0"),
-        ({"tflops": {"float32": 1, "float33": 1}}, "`tflops` knows no 'float33'"),
-        ({"clock_mhz": None, "clock_mzh": 5}, "there is no 'clock_mzh' in a data sheet (did you mean clock_mhz?)"),
+        ({"sms": None}, "`rtx4090` lacks the key 'sms'"),
+        ({"sms": 1.5}, "`rtx4090.sms` is not a whole number of 1 or more"),
+        ({"sms": True}, "`rtx4090.sms` is not a whole number of 1 or more"),
+        ({"l2_mb": 0}, "`rtx4090.l2_mb` is 0, not between 1e-09 and 1e+12"),
+        ({"link_gbs": 0}, "`rtx4090.link_gbs` is 0, not between"),
+        ({"l2_mb": float("nan")}, "`rtx4090.l2_mb` is not a number"),
+        ({"wait_us": float("inf")}, "`rtx4090.wait_us` is not a number"),
+        ({"tflops": {"float16": 1}}, "`rtx4090.tflops` lacks the key 'float32'"),
+        ({"tflops": {"float32": "fast"}}, "`rtx4090.tflops.float32` is not a number"),
+        ({"tflops": {"float32": 1, "float33": 1}}, "`rtx4090.tflops` has no key 'float33' (did you mean float32?)"),
+        ({"clock_mhz": None, "clock_mzh": 5}, "`rtx4090` has no key 'clock_mzh' (did you mean clock_mhz?)"),
     ],
 )
 def test_what_is_wrong_with_a_sheet_is_named(tmp_path: Path, changed: dict, said: str) -> None:
@@ -95,12 +95,12 @@ def test_what_is_wrong_with_a_sheet_is_named(tmp_path: Path, changed: dict, said
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "this is no data sheet"),
+        ("", "the data sheet is not an object"),
         ("[" * 30_000, "this is not valid YAML"),
         ("a: {}\nb: {}\n", "it has 2 data sheets; one is wanted"),
-        ("a: &a [*a]", "this is no data sheet"),
+        ("a: &a [*a]", "`a` is not an object"),
         ("!!python/object/apply:os.system [true]", "this is not valid YAML"),
-        ("x" * 70_000, "the file is too long for a data sheet"),
+        ("x" * 70_000, "the data sheet is longer than 65,536 bytes"),
     ],
 )
 def test_what_is_no_sheet_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -241,8 +241,8 @@ def test_a_damaged_file_is_one_clear_error_or_a_profile(seed):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, "this is not a profile of version 1"),
-        ({"kind": "plan"}, "this is not a profile of version 1"),
+        ({"schema_version": 2}, "the profile is not one of version 1, but of 2"),
+        ({"kind": "plan"}, "the profile is not one of version 1"),
         ({"kernels": 3}, "`kernels` is not a list"),
         ({"layout": "nwhc"}, "`layout` is 'nwhc', not one of nhwc, nchw, none"),
         ({"steps": [{"nodes": ["a"], "kernel": 2}]}, "`steps[0].kernel` is 2, but there are 2 kernels"),

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from msplit.cost import estimate
 from msplit.cost.formulas import FORMULAS
 from msplit.flatten.flat import FlatGraph
+from msplit.opset import schema
 from msplit.shapes import registry
 from msplit.shapes.infer import infer
 from msplit.shapes.values import TABLE
 from tests.campaign import examples
 from tests.shapes.small import Builder
 
-OPS = sorted({*registry.SHAPE_FUNCTIONS, *registry.SAME_SHAPE, *TABLE, *FORMULAS})
+OPS = sorted({*registry.SHAPE_FUNCTIONS, *registry.SAME_SHAPE, *TABLE, *FORMULAS, *schema.lowered()})
 ATTRIBUTES = [
     "T", "dtype", "axis", "N", "num", "num_split", "strides", "ksize", "padding", "data_format", "dilations",
     "explicit_paddings", "equation", "squeeze_dims", "keep_dims", "begin_mask", "end_mask", "ellipsis_mask",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -246,11 +246,13 @@ def _broadcast(first: Linear, second: Linear) -> Linear:
     raise Mixes(_LOST)
 
 
+def product(sizes: Iterable[Linear]) -> Linear:
+    """A product of numbers, of which one at most depends on n."""
+    return functools.reduce(multiplied, sizes, (1, 0))
+
+
 def _product(sizes: LinearSizes) -> RowState:
-    found: Linear = (1, 0)
-    for item in linear(sizes):
-        found = multiplied(found, item)
-    return _state([found], ())
+    return _state([product(linear(sizes))], ())
 
 
 def _prod(view: View) -> RowState:

@@ -49,7 +49,7 @@ def broadcast(states: Sequence[RowState], shapes: Sequence[Shape]) -> PerRow:
     return replace(result, axis=result.axis + top)
 
 
-@rules(PER_ELEMENT)
+@rules(PER_ELEMENT | {"SelectV2"})
 def per_element(view: View) -> RowState:
     """All inputs are broadcast."""
     return broadcast(view.states, view.inputs)
@@ -63,12 +63,6 @@ def select(view: View) -> RowState:
         return broadcast(view.states, view.inputs)
     first = [1] * (len(view.ranked(1)) - 1)
     return broadcast(view.states, [(*condition, *first), *view.inputs[1:]])
-
-
-@rule("SelectV2")
-def select_v2(view: View) -> RowState:
-    """All three are broadcast."""
-    return broadcast(view.states, view.inputs)
 
 
 def _core(view: View, size: int) -> RowState:
@@ -86,9 +80,8 @@ def _core(view: View, size: int) -> RowState:
     return agreed(found)
 
 
-rules(ops_with("per vector"))(lambda view: _core(view, 1))
-rules(ops_with("per matrix"))(lambda view: _core(view, 2))
-rules(ops_with("per image"))(lambda view: _core(view, 3))
+for trait, axes in _CORES.items():
+    rules(ops_with(trait))(functools.partial(_core, size=axes))
 
 
 @rules(ops_with("per item"))
@@ -165,17 +158,9 @@ def batch_norm(view: View) -> list[RowState]:
     return [state, *[FIXED] * 5]
 
 
-@rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+@rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits", "InTopK", "InTopKV2")
 def cross_entropy(view: View) -> RowState:
-    """A loss for each row of logits and labels, and its gradient."""
-    state = agreed([view.rows(0), view.rows(1)])
-    not_along(state, 1, "works along the rows")
-    return state
-
-
-@rule("InTopK", "InTopKV2")
-def in_top_k(view: View) -> RowState:
-    """InTopK: true if a target is among the largest of its row."""
+    """A loss for each row of logits and labels, and its gradient; or whether a label is among the largest of its row."""
     view.only(0, 1)
     state = agreed([view.rows(0), view.rows(1)])
     not_along(state, 1, "works along the rows")

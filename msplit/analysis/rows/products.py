@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from msplit.analysis.rows.counts import Linear, asked_sizes, multiplied
+from msplit.analysis.rows.counts import Linear, asked_sizes, product
 from msplit.analysis.rows.elements import broadcast
 from msplit.analysis.rows.node import View, agreed, not_along, rule, rules
 from msplit.analysis.rows.states import (
@@ -180,7 +180,7 @@ def gather(view: View) -> RowState:
     rows = view.rows(1)
     if rows == PerRow(0, tells=NUMBERS) and len(indices) == 1 and held == PerRow(0) and axis == 0:
         return held
-    bare = replace(held, tells="", column=None, origin=None)
+    bare = _bare(held)
     if (
         rows.tells in (POSITIONS, EACH)
         and bare == rows.origin
@@ -259,13 +259,6 @@ def _bare(state: PerRow) -> PerRow:
     return replace(state, tells="", column=None, origin=None)
 
 
-def _product_of_linear(sizes: list[Linear]) -> Linear:
-    result: Linear = (1, 0)
-    for item in sizes:
-        result = multiplied(result, item)
-    return result
-
-
 @rule("Where")
 def where(view: View) -> RowState:
     """The places of what is true."""
@@ -292,7 +285,7 @@ def _coordinates(view: View, slot: int) -> PerRow:
 def sparse_reshape(view: View) -> list[RowState]:
     """Coordinates of which the first stays that of the row."""
     state, old, new = _coordinates(view, 0), asked_sizes(view, 1), asked_sizes(view, 2)
-    rest, known = _product_of_linear(old[1:]), _product_of_linear([item for item in new[1:] if item != (-1, 0)])
+    rest, known = product(old[1:]), product([item for item in new[1:] if item != (-1, 0)])
     if old[0] != _ONE_EACH or rest[1] or known[1] or rest[0] <= 0 or known[0] <= 0 or rest[0] % known[0]:
         raise Mixes("reshapes rows into each other")
     if new[0] == (-1, 0) and known == rest:

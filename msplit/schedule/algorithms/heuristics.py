@@ -8,6 +8,7 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.schedule.algorithms.list_schedule import Skipped
+from msplit.schedule.algorithms.path_cover import continued
 from msplit.schedule.problem import Problem, components, cuts
 
 
@@ -24,19 +25,8 @@ def fan_out(problem: Problem, streams: int) -> Ints:
     Source: `AssignStreams` in tensorflow/core/common_runtime/gpu/gpu_stream_util.cc (TensorFlow 1.x and 2.x; it was always called
     with one stream: https://github.com/tensorflow/tensorflow/issues/36970).
     """
-    start, src = problem.dag.start.tolist(), problem.dag.src.tolist()
     consumers = np.bincount(problem.dag.src, minlength=len(problem)).tolist()
-    stream = [0] * len(problem)
-    opened = 0
-    for node in range(len(problem)):
-        for producer in src[start[node] : start[node + 1]]:
-            if consumers[producer] == 1:
-                stream[node] = stream[producer]
-                break
-        else:
-            stream[node] = opened % streams
-            opened += 1
-    return np.asarray(stream, np.int32)
+    return continued(problem, lambda producer: consumers[producer] == 1, streams)
 
 
 def round_robin(problem: Problem, streams: int) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,19 +20,25 @@ def greedy_cover(problem: Problem, streams: int) -> Ints:
     Source: Chen, Wei, Hong, Xu and Liu, "Opara: Exploiting Operator Parallelism for Expediting DNN Inference on GPUs", IEEE
     Transactions on Computers 2025, algorithm 1 (https://arxiv.org/abs/2312.10351).
     """
+    free = set(range(len(problem)))
+
+    def take(producer: int) -> bool:
+        there = producer in free
+        free.discard(producer)
+        return there
+
+    return continued(problem, take, max(len(problem), 1))
+
+
+def continued(problem: Problem, goes_on: Callable[[int], bool], streams: int) -> Ints:
+    """Each block on the stream of its first producer whose stream goes on behind it; where there is none it opens one, in turn."""
     start, src = problem.dag.start.tolist(), problem.dag.src.tolist()
-    continued = [False] * len(problem)
     stream = [0] * len(problem)
     opened = 0
     for node in range(len(problem)):
-        for producer in src[start[node] : start[node + 1]]:
-            if not continued[producer]:
-                continued[producer] = True
-                stream[node] = stream[producer]
-                break
-        else:
-            stream[node] = opened
-            opened += 1
+        producer = next((one for one in src[start[node] : start[node + 1]] if goes_on(one)), None)
+        stream[node] = opened % streams if producer is None else stream[producer]
+        opened += producer is None
     return np.asarray(stream, np.int32)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.schedule.algorithms.list_schedule import Skipped, list_schedule
+from msplit.schedule.algorithms.path_cover import members
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem, between_cuts
 
@@ -117,13 +120,13 @@ class _Section:
         left = whole
         while left:
             groups = best[left][1]
-            stages.append([_members(group) for group in groups])
+            stages.append([members(group) for group in groups])
             left &= ~_union(groups)
         return stages[::-1]
 
     def _endings(self, left: int) -> Iterator[tuple[int, ...]]:
         """Non-empty sets without a consumer in the rest, as connected groups, within the pruning."""
-        nodes = _members(left)[::-1]  # consumers before producers
+        nodes = members(left)[::-1]  # consumers before producers
         stack: list[tuple[int, int]] = [(0, 0)]
         while stack and self.steps <= MOST_STEPS:
             self.steps += 1
@@ -143,7 +146,7 @@ class _Section:
         group = frontier = 1 << node
         while frontier:
             following = 0
-            for member in _members(frontier):
+            for member in members(frontier):
                 following |= self.linked[member]
             frontier = following & chosen & ~group
             group |= frontier
@@ -159,7 +162,7 @@ class _Section:
 
     def _cost(self, groups: tuple[int, ...]) -> float:
         """Time of groups that share the GPU, each by itself one block after the other."""
-        lengths = sorted((sum(self.work[node] for node in _members(group)), group) for group in groups)
+        lengths = sorted((sum(self.work[node] for node in members(group)), group) for group in groups)
         total = reached = 0.0
         demand = {group: self._mean_demand(group, length) for length, group in lengths}
         for index, (length, _) in enumerate(lengths):
@@ -170,10 +173,9 @@ class _Section:
         return total + waiting
 
     def _mean_demand(self, group: int, length: float) -> list[float]:
-        members = _members(group)
         if length <= 0:
             return [0.0, 0.0, 0.0]
-        return [sum(self.work[node] * self.demand[node][kind] for node in members) / length for kind in range(3)]
+        return [sum(self.work[node] * self.demand[node][kind] for node in members(group)) / length for kind in range(3)]
 
 
 def _place(stream: Ints, stages: list[list[list[int]]], problem: Problem, low: int) -> None:
@@ -198,17 +200,5 @@ def _place(stream: Ints, stages: list[list[list[int]]], problem: Problem, low: i
             stream[[low + node for node in group]] = lane
 
 
-def _members(bits: int) -> list[int]:
-    result = []
-    while bits:
-        lowest = bits & -bits
-        result.append(lowest.bit_length() - 1)
-        bits ^= lowest
-    return result
-
-
 def _union(groups: tuple[int, ...]) -> int:
-    result = 0
-    for group in groups:
-        result |= group
-    return result
+    return reduce(or_, groups, 0)

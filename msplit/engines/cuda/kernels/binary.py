@@ -92,7 +92,7 @@ class Binary:
         except ValueError:
             raise MsplitError("this is no compiled kernel", where=source, fix=fix) from None
         value = JsonValue.parse(text, source, what="compiled kernel", fix=fix).of_version("kernel", VERSION)
-        keys = ("kind", "schema_version", "name", "warps", "shared", "parameters", "takes", "early")
+        keys = ("name", "warps", "shared", "parameters", "takes", "early")
         value = value.object(keys, ("early",))
         parameters = tuple(one.one_of(PARAMETERS) for one in value.at("parameters").items())
         takes = tuple(one.whole(0, _MOST_PARAMETERS) for one in value.at("takes").items())

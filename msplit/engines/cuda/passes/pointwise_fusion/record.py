@@ -110,7 +110,7 @@ class Record:
         """
         value = JsonValue.parse(data.decode(errors="replace"), source, what="record of a kernel", fix="delete it")
         value = value.of_version("kernel record", VERSION)
-        value = value.object(("kind", "schema_version", "buffers", "launches", "outputs", "refused"))
+        value = value.object(("buffers", "launches", "outputs", "refused"))
         return Record(
             tuple(size.whole(0, _LARGEST) for size in value.at("buffers").items()),
             tuple(_launch_of(one) for one in value.at("launches").items()),
