@@ -1,4 +1,4 @@
-"""What a list of tensors is while loops are unrolled: known element by element, before anything runs."""
+"""Lists of tensors while loops are unrolled: known element by element, before anything runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.formats.tensors import numpy_dtype
 
@@ -37,28 +36,21 @@ class TensorList:
 
 
 class Values(Protocol):
-    """What is known of values while a graph is unrolled."""
+    """Facts about values while a graph is unrolled: its constants and shapes are what is known so far."""
 
-    def static(self, key: Key) -> NDArray[Any] | None:
-        """A value that is the same in every run."""
-
-    def shape(self, key: Key) -> tuple[int, ...] | None:
-        """Its shape, where that is the same in every run."""
+    graph: OpGraph
 
     def dtype(self, key: Key) -> str:
-        """Name of its type."""
+        """Name of a value's type."""
 
     def list(self, key: Key) -> TensorList:
         """The list that a value is."""
 
     def is_list(self, key: Key) -> bool:
-        """Whether a value is a list."""
+        """Returns whether a value is a list."""
 
     def put(self, handle: Key, held: TensorList) -> None:
         """Lets the handle of a stack or an array stand for another list from now on."""
-
-    def constant(self, value: NDArray[Any]) -> Key:
-        """A new constant."""
 
     def new(self, op: str, like: Op, attrs: Mapping[str, Any], inputs: Sequence[Key]) -> Op:
         """A new op that does a part of another's work."""
@@ -77,7 +69,7 @@ LONGEST = 1_000_000
 
 def number(values: Values, op: Op, slot: int, what: str) -> int:
     """The integer that an input is; the message says what it is."""
-    found = values.static(op.inputs[slot])
+    found = values.graph.constants.get(op.inputs[slot])
     if found is None:
         raise Unsupported(f"{what} depends on values that only the run knows")
     return int(found)
@@ -85,7 +77,7 @@ def number(values: Values, op: Op, slot: int, what: str) -> int:
 
 def places_of(values: Values, op: Op, slot: int) -> list[int]:
     """The places in a list that an input names."""
-    found = values.static(op.inputs[slot])
+    found = values.graph.constants.get(op.inputs[slot])
     if found is None:
         raise Unsupported("the places in the list depend on values that only the run knows")
     return [int(place) for place in found.reshape(-1)]
@@ -97,7 +89,7 @@ def whole(values: Values, held: TensorList, wanted: Shape) -> tuple[int, ...]:
     for alike in _alike(held):
         for element in alike.elements:
             if element is not None:
-                shape = _merged(shape, values.shape(element))
+                shape = _merged(shape, values.graph.shape(element))
     if shape is None or any(size is None for size in shape):
         raise Unsupported("an element of the list is read before it is set, and its shape is not known")
     return tuple(int(size) for size in shape if size is not None)
@@ -140,13 +132,13 @@ def _shape_at(values: Values, held: TensorList, place: int) -> tuple[int, ...] |
     for alike in _alike(held):
         element = alike.elements[place] if place < len(alike.elements) else None
         if element is not None:
-            return values.shape(element)
+            return values.graph.shape(element)
     return None
 
 
 def zeros_of(values: Values, dtype: str, shape: tuple[int, ...]) -> Key:
     """Zeros, as a constant."""
-    return values.constant(np.zeros(shape, numpy_dtype(dtype)))
+    return values.graph.constant(np.zeros(shape, numpy_dtype(dtype)))
 
 
 def _inside(held: TensorList, place: int) -> int:
@@ -177,7 +169,7 @@ def with_elements(held: TensorList, elements: Mapping[int, Key]) -> TensorList:
 
 def rows_of(values: Values, op: Op, slot: int) -> Generator[Op, None, list[Key]]:
     """The parts of an input along its first axis."""
-    shape = values.shape(op.inputs[slot])
+    shape = values.graph.shape(op.inputs[slot])
     if not shape:
         raise Unsupported("the length of the list depends on values that only the run knows")
     if not shape[0]:
@@ -189,12 +181,12 @@ def rows_of(values: Values, op: Op, slot: int) -> Generator[Op, None, list[Key]]
 
 def pieces_of(values: Values, op: Op, slot: int, lengths: int) -> Generator[Op, None, list[Key]]:
     """The parts of an input along its first axis that are as long as another input says."""
-    sizes = values.static(op.inputs[lengths])
+    sizes = values.graph.constants.get(op.inputs[lengths])
     if sizes is None:
         raise Unsupported("the lengths of the list's elements depend on values that only the run knows")
     if not sizes.size:
         return []
-    axis = values.constant(np.asarray(0, np.int32))
+    axis = values.graph.constant(np.asarray(0, np.int32))
     cut = values.new(
         "SplitV", op, {"num_split": sizes.size, "num": sizes.size}, [op.inputs[slot], op.inputs[lengths], axis]
     )
@@ -214,11 +206,11 @@ def stacked(values: Values, op: Op, held: TensorList, places: Sequence[int], wan
 def joined(values: Values, op: Op, held: TensorList, wanted: Shape) -> Made:
     """All elements as one tensor, along their first axis, and how long each is."""
     elements = elements_of(values, held, range(len(held.elements)), wanted)
-    shapes = [values.shape(element) for element in elements]
+    shapes = [values.graph.shape(element) for element in elements]
     if not elements or not all(shapes):
         raise Unsupported("the lengths of the list's elements depend on values that only the run knows")
-    lengths = values.constant(np.asarray([shape[0] for shape in shapes if shape], np.int64))
-    concat = values.new("ConcatV2", op, {}, [*elements, values.constant(np.asarray(0, np.int32))])
+    lengths = values.graph.constant(np.asarray([shape[0] for shape in shapes if shape], np.int64))
+    concat = values.new("ConcatV2", op, {}, [*elements, values.graph.constant(np.asarray(0, np.int32))])
     yield concat
     return [(concat.node, 0), lengths]
 
@@ -243,7 +235,7 @@ def summed(values: Values, op: Op) -> Made:
 
 
 def _is_zero(values: Values, key: Key) -> bool:
-    found = values.static(key)
+    found = values.graph.constants.get(key)
     return found is not None and not found.any()
 
 
@@ -278,6 +270,6 @@ def chosen(values: Values, op: Op, condition: Key, one: Key, other: Key) -> Gene
 
 
 def _select_works(values: Values, optionals: Sequence[TensorList]) -> bool:
-    """Whether the values of two optionals are tensors of the same shapes."""
-    shapes = [[values.shape(element) for element in held.elements if element is not None] for held in optionals]
+    """Checks that the values of two optionals are tensors of the same shapes."""
+    shapes = [[values.graph.shape(element) for element in held.elements if element is not None] for held in optionals]
     return shapes[0] == shapes[-1] and None not in shapes[0]

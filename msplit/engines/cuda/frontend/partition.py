@@ -21,7 +21,7 @@ from msplit.engines.cuda.frontend.functionalize_while import Raised
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.frontend.variables import Effects, effects_of
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, reachable
-from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.graph import Key, reached
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
@@ -31,8 +31,8 @@ from msplit.shapes import Shapes
 from msplit.shapes.registry import known
 
 READS_A_VARIABLE = ("ReadVariableOp",)
-BY_THE_ENGINE = frozenset(
-    {"Const", *ops_with("fed"), *VARIABLES, *READS_A_VARIABLE, *FUNCTIONAL, *LISTS, *DRAWN_ON_DEVICE}
+BY_THE_ENGINE = (
+    ops_with("fed") | VARIABLES | FUNCTIONAL | frozenset(LISTS) | DRAWN_ON_DEVICE | {"Const", *READS_A_VARIABLE}
 )
 """Ops that need no lowering: inputs, constants and variables; loops, conds, calls and their lists, which are unrolled before the run."""
 
@@ -135,14 +135,17 @@ def partition_graph(
     nodes = reachable(flat.graph, [*wanted(flat), *written], outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
-    kinds = _Kinds(flat, inputs, inside, outside, foreseen, held=held, written=bool(written))
-    for node in nodes:
-        kinds.visit(node, writes=(node, 0) in written)
-    if kinds.forced:  # once more, now that it is known what else the host has to make for that
-        early = {node for node in _with_ancestors(kinds.forced, inputs, outside) if not kinds.both_have(node)}
+
+    def kinds_with(early: Set[int]) -> _Kinds:
         kinds = _Kinds(flat, inputs, inside, outside, foreseen, early, held=held, written=bool(written))
-        for node in nodes:
+        for node in inputs:
             kinds.visit(node, writes=(node, 0) in written)
+        return kinds
+
+    kinds = kinds_with(frozenset())
+    if kinds.forced:  # once more, now that it is known what else the host has to make for that
+        before = _with_ancestors(kinds.forced, inputs, outside)
+        kinds = kinds_with({node for node in before if not kinds.both_have(node)})
     post_nodes, handed = kinds.behind_it()
     outputs = {tensor.name: (tensor.node, tensor.port) for tensor in flat.outputs}
     host_outputs = {name: key for name, key in outputs.items() if key not in outside and key[0] in post_nodes}
@@ -235,9 +238,8 @@ class _Kinds:
         self._on_host: set[Key] = set()  # what the host alone makes
         self._unfixed: set[Key] = set()  # of that what has a shape that only the run knows
         self._ragged: set[Key] = set()  # and of these what has no rows of one length
-        self._counted: set[Key] = (
-            set()
-        )  # of what the device could make, too: that which has as many elements as values say
+        # Of what the device could make, too: that which has as many elements as values say.
+        self._counted: set[Key] = set()
         self.forced: list[int] = []
         self.unplaceable: list[int] = []
         self.missing: list[int] = []
@@ -313,9 +315,8 @@ class _Kinds:
         """Has the host run a node in front of the device's part."""
         self.forced.append(node)
         unfixed = self._unfixed.intersection(self._inputs[node])
-        ragged = self._flat.graph.ops[node] not in ops_with("makes rows even") and (
-            not unfixed or not unfixed.isdisjoint(self._ragged)
-        )
+        even = bool(unfixed) and unfixed.isdisjoint(self._ragged)
+        ragged = not even and self._flat.graph.ops[node] not in ops_with("makes rows even")
         count = schema.output_count(self._flat.graph.ops[node], self._flat.graph.attrs[node]) or 0
         for key in ((node, port) for port in range(count)):
             self._on_host.add(key)
@@ -333,12 +334,8 @@ class _Kinds:
         Products are the device's. Rows of a table are, too, but for lists of ids of any length.
         """
         op, dtype = self._flat.graph.ops[node], str(_dtype(self._flat, (node, 0)))
-        if (
-            self._foreseen is None
-            or node in self._held
-            or node in self._of_work
-            or _draws(self._flat, self._inside, node)
-        ):
+        held = node in self._held or node in self._of_work or _draws(self._flat, self._inside, node)
+        if self._foreseen is None or held:
             return False
         if works and op not in GATHERS | _GATHERS_ND:
             return False
@@ -400,13 +397,11 @@ def _with_ancestors(
     roots: list[int], inputs: Mapping[int, list[Key]], outside: set[Key], not_these: Set[int] = frozenset()
 ) -> set[int]:
     """Nodes and what they need; the walk stops at values from outside and in front of some nodes."""
-    found, stack = set(roots), list(roots)
-    while stack:
-        for key in inputs[stack.pop()]:
-            if key not in outside and key[0] not in found and key[0] not in not_these:
-                found.add(key[0])
-                stack.append(key[0])
-    return found
+
+    def before(node: int) -> list[int]:
+        return [key[0] for key in inputs[node] if key not in outside and key[0] not in not_these]
+
+    return reached(roots, before)
 
 
 def _dtype(flat: FlatGraph, key: Key) -> str | None:
@@ -484,7 +479,5 @@ def refuse(flat: FlatGraph, partition: Partition) -> None:
 
 
 def _lines(nodes: Mapping[str, list[str]]) -> list[str]:
-    return [
-        f"  {op}: {len(names)} node{'s' if len(names) > 1 else ''}, such as {names[0]}"
-        for op, names in sorted(nodes.items())
-    ]
+    counted = ((op, f"{len(names)} node{'s' * (len(names) > 1)}", names[0]) for op, names in sorted(nodes.items()))
+    return [f"  {op}: {count}, such as {name}" for op, count, name in counted]

@@ -175,14 +175,14 @@ def below(
         plain: What it gives if there are none: quotients, ids, and perhaps a shape.
     """
     divisor, marked, ids = arguments[found.divisor], arguments[found.marked], plain[1]
-    shape, given = values.shape(divisor), values.shape(ids)
-    if not shape or given is None or values.shape(marked) != shape[:1]:
+    shape, given = values.graph.shape(divisor), values.graph.shape(ids)
+    if not shape or given is None or values.graph.shape(marked) != shape[:1]:
         raise Unsupported("how many rows are divided depends on values that only the run knows")
-    first = values.constant(np.asarray(0, np.int32))
-    last = values.constant(np.asarray(1, np.int32))
+    first = values.graph.constant(np.asarray(0, np.int32))
+    last = values.graph.constant(np.asarray(1, np.int32))
     zero = zeros_of(values, values.dtype(divisor), ())
-    sizes = values.constant(np.asarray([shape[0]] + [1] * (len(shape) - 1), np.int64))
-    own = values.constant(np.arange(shape[0], dtype=numpy_dtype(values.dtype(ids))))
+    sizes = values.graph.constant(np.asarray([shape[0]] + [1] * (len(shape) - 1), np.int64))
+    own = values.graph.constant(np.arange(shape[0], dtype=numpy_dtype(values.dtype(ids))))
 
     steps: list[Op] = []
 

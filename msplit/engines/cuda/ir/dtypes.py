@@ -131,9 +131,8 @@ def tensor_of(value: Any) -> torch.Tensor:
     """
     if isinstance(value, torch.Tensor):
         if value.is_meta or value.layout != torch.strided:
-            raise Unsupported(
-                f"a {'meta' if value.is_meta else 'sparse'} tensor can not be taken: its numbers do not lie side by side"
-            )
+            kind = "meta" if value.is_meta else "sparse"
+            raise Unsupported(f"a {kind} tensor can not be taken: its numbers do not lie side by side")
         return value.detach()
     try:
         if type(value).__module__.partition(".")[0] == "tensorflow":  # has no streams: what it hands over is there

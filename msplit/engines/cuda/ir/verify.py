@@ -81,12 +81,8 @@ def snapshot(graph: OpGraph) -> tuple[Any, ...]:
         for number, op in graph.ops.items()
     ]
     ends = (graph.fetches, graph.feeds, graph.state, graph.final, graph.stacks, graph.shapes)
-    return (
-        ops,
-        [(key, value.shape) for key, value in graph.constants.items()],
-        graph.numbers,
-        *(dict(each) for each in ends),
-    )
+    constants = [(key, value.shape) for key, value in graph.constants.items()]
+    return ops, constants, graph.numbers, *(dict(each) for each in ends)
 
 
 def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

@@ -90,18 +90,6 @@ def fastest(tuner: Tuner, trial: Trial[K]) -> K | None:
     return tuner.first_to_beat(tuner.ranked(trial.candidates, trial.expected, cold=True), baseline)
 
 
-def _same(choice: Any) -> Any:
-    return choice
-
-
-def _never(*_: Any) -> bool:
-    return False
-
-
-def _always(*_: Any) -> bool:
-    return True
-
-
 @dataclass(frozen=True, eq=False)
 class MeasuredFusion(Generic[C, T]):
     """A fusion that is taken where it is faster.
@@ -129,10 +117,10 @@ class MeasuredFusion(Generic[C, T]):
     key: Callable[[OpGraph, C, torch.device], tuple[Any, ...]]
     trial: Callable[[OpGraph, C, torch.device], Trial[Any]]
     choose: Callable[[Tuner, Trial[Any]], T] = fastest  # type: ignore[assignment]
-    kernel: Callable[[T], Any] = _same
-    worth: Callable[[OpGraph, C], bool] = _always
-    untimed: Callable[[OpGraph, C], bool] = _never
-    on_cpu: Callable[[OpGraph, C], bool] = _never
+    kernel: Callable[[T], Any] = lambda choice: choice
+    worth: Callable[[OpGraph, C], bool] = lambda *_: True
+    untimed: Callable[[OpGraph, C], bool] = lambda *_: False
+    on_cpu: Callable[[OpGraph, C], bool] = lambda *_: False
     ahead: Callable[[OpGraph], Iterable[C]] | None = None
     either_layout: bool = False
     across_gpus: bool = False

@@ -245,9 +245,8 @@ PIPELINE = (
     Pass("eliminate_identity", _pure(eliminate_identity)),
     Pass("count_nodes_once", _pure(_count_nodes_once)),
     Pass("sum_in_updates", _pure(sum_in_updates)),
-    Pass(
-        "split_graph", _split_graph, option=""
-    ),  # behind what joins an op with its neighbours, before what joins branches
+    # Behind what joins an op with its neighbours, before what joins branches.
+    Pass("split_graph", _split_graph, option=""),
     Pass("fuse_lookups", _pure(fuse_lookups), option="group", phase=_GROUPING),
     Pass("keep_boundaries", _pure(_keep_boundaries)),  # lookups are proved and fused by the attribute
     Pass("batch_branches", _pure(batch_branches), option="group", phase=_GROUPING),

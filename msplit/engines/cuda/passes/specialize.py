@@ -70,21 +70,19 @@ class Tracer:
         self.rounding = Rounding(graph)
         self.state: StateMemory | None = None  # variables, which this run may change
         self._written: Counter[str] = Counter()  # how often a variable was
-        self._stamps: dict[
-            Key, dict[str, int]
-        ] = {}  # of values in their memory: how often they had been when the value was made
+        # Of values in the memory of variables: how often these had been written when the value was made.
+        self._stamps: dict[Key, dict[str, int]] = {}
         self.places: tuple[torch.device, ...] = ()  # of a split graph
         self.gpus: dict[int, int] = {}  # op -> where it runs
         self.constant_gpus: dict[Key, int] = {}
         for op in graph.ops.values():
             if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
                 self.shared.add(op.inputs[1])
-        self.read_otherwise = {  # filters that are read as anything else, too
-            key
-            for op in graph.ops.values()
-            for slot, key in enumerate(op.inputs)
-            if key in self.filters and not (slot == 1 and FILTERS.get(op.op) is prepare_filter)
-        }
+        # Filters that are read as anything else, too.
+        reads = (
+            (key, slot == 1 and FILTERS.get(op.op)) for op in graph.ops.values() for slot, key in enumerate(op.inputs)
+        )
+        self.read_otherwise = {key for key, how in reads if key in self.filters and how is not prepare_filter}
 
     def split(self, gpus: tuple[int, ...]) -> None:
         """The graph is one for several GPUs, with these numbers."""
@@ -273,18 +271,14 @@ class Tracer:
         function = SHAPE_FUNCTIONS.get(op.op)
         if function is None:
             return ()
-        values = [self.static.get(key) for key in op.inputs]
-        shapes = [
-            self.shapes.get(key) if value is None else value.shape for key, value in zip(op.inputs, values, strict=True)
-        ]
-        whole = [
-            value.astype(np.int64)
-            if value is not None and value.dtype.kind in "iu" and value.size <= MAX_RANK
-            else None
-            for value in values
-        ]
+        shapes, whole = list[Shape | None](), list[NDArray[np.int64] | None]()
+        for key in op.inputs:
+            value = self.static.get(key)
+            shapes.append(self.shapes.get(key) if value is None else value.shape)
+            known = value is not None and value.dtype.kind in "iu" and value.size <= MAX_RANK
+            whole.append(value.astype(np.int64) if known and value is not None else None)
         try:
-            return function(ShapeNode(op.op, op.attrs, list(shapes), whole, [None] * len(values)))
+            return function(ShapeNode(op.op, op.attrs, shapes, whole, [None] * len(whole)))
         except CONTRADICTION:
             return ()
 
@@ -428,10 +422,12 @@ def specialize(
     last_use = _last_uses(graph)
     names: dict[Key, Key] = {}  # what was proved to be another value
     kept: dict[int, Op] = {}
-    facts = KnownValues(graph, tracer.static, tracer.shapes) if densify else None
+    # From here on the graph has what is known so far, for proofs and loops.
+    graph.constants, graph.shapes = tracer.static, tracer.shapes
+    facts = KnownValues(graph) if densify else None
     with torch.no_grad():
         graph.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
-        unroller = Unroller(graph, bodies, tracer.static, tracer.shapes, names, tracer.values)
+        unroller = Unroller(graph, bodies, names, tracer.values)
         if tracer.most_unrolled is not None:
             unroller.most = tracer.most_unrolled
         kept_alive = unroller.kept
@@ -474,7 +470,6 @@ def specialize(
                     raise
             _forget(tracer, op, last_use, kept_alive)
     graph.ops = kept
-    graph.constants = tracer.static
     graph.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
     graph.rename(names)
     graph.prune()
@@ -524,10 +519,8 @@ def trace(
     tracer.rounding = Rounding(graph, results=measure and takes_tf32(device), nchw=nchw)
     tracer.hold(held or {})
     tracer.feed(feeds)
-    fed = {
-        name: (tuple(tracer.values[key].shape), dtype_name(tracer.values[key].dtype))
-        for name, key in graph.feeds.items()
-    }
+    given = {name: tracer.values[key] for name, key in graph.feeds.items()}
+    fed = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in given.items()}
     last_use = _last_uses(graph)
     with phase("tracing and choosing kernels"), torch.no_grad():
         for number, op in enumerate(graph.ops.values()):
@@ -579,12 +572,8 @@ def _last_uses(graph: OpGraph) -> dict[Key, int]:
 
 
 def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
-    reads = [
-        (tracer.made_by[key], number)
-        for number, step in enumerate(tracer.steps)
-        for key in step.inputs
-        if key in tracer.made_by
-    ]
+    read = ((key, number) for number, step in enumerate(tracer.steps) for key in step.inputs)
+    reads = [(tracer.made_by[key], number) for key, number in read if key in tracer.made_by]
     step_of = {step.op.node: number for number, step in enumerate(tracer.steps)}
     for writer, readers in tracer.graph.hazards().items():
         reads += [(step_of[reader], step_of[writer]) for reader in readers if reader in step_of]

@@ -135,8 +135,8 @@ class _Way:
 
     def take(self, op: Op, key: Key) -> bool:
         """Goes on over the op that reads a value; False where that can not be."""
-        shape = self.graph.shapes.get((op.node, 0))
-        if shape is None or not shape:
+        shape = self.graph.shapes.get(op.out)
+        if not shape:
             return False
         self.ops.append(op)
         if op.op == "Cast":
@@ -215,13 +215,11 @@ class _Way:
     def _lose(self, key: Key) -> bool:
         """Scores plus ``where(condition, 0, -inf)`` are scores or minus infinity: of a row without keys it matters which."""
         op = self.graph.ops.get(key[0])
-        if (
-            op is None
-            or op.op not in SELECT
-            or (op.op != "SelectV2" and self.graph.shape(op.inputs[0]) != self.graph.shape(key))
-        ):
+        if op is None or op.op not in SELECT:
             return False
         condition, first, second = op.inputs
+        if op.op != "SelectV2" and self.graph.shape(condition) != self.graph.shape(key):
+            return False
         numbers, axes = (self._number(first), self._number(second)), self._beside(condition)
         if axes is None or numbers not in ((0.0, -math.inf), (-math.inf, 0.0)):
             return False
@@ -250,22 +248,21 @@ class _Way:
         if len(users) != 2 or key in readers.fetched or self.column is not None:
             return None
         moves, chooses = (self.graph.ops.get(user) for user in users)
-        if moves is None or chooses is None or chooses.op not in SELECT or readers.only((moves.node, 0)) is not chooses:
+        if moves is None or chooses is None or chooses.op not in SELECT or readers.only(moves.out) is not chooses:
             return None
         other = other_input(moves, key)
         number = None if other is None else self._number(other)
         if number is None or not (moves.op in ADD or (moves.op == "Sub" and moves.inputs[0] == key)):
             return None
         condition, first, second = chooses.inputs
-        made = (moves.node, 0)
-        shape = self.atoms.shape(self.axes)
+        made, shape = moves.out, self.atoms.shape(self.axes)
         if {first, second} != {key, made} or condition in (key, made) or not self._chooses_elements(chooses):
             return None
-        if self.graph.shapes.get(made) != shape or self.graph.shapes.get((chooses.node, 0)) != shape:
+        if self.graph.shapes.get(made) != shape or self.graph.shapes.get(chooses.out) != shape:
             return None
         self.ops += [moves, chooses]
         added = self._add(condition, -number if moves.op == "Sub" else number, first == made)
-        return (chooses.node, 0) if added else None
+        return chooses.out if added else None
 
     def _weights(self, op: Op, key: Key) -> bool:
         """``where(condition, weights, 0)`` behind the softmax, as Keras's `Softmax` has it, by the condition that replaced scores."""
@@ -284,11 +281,11 @@ def _follow(graph: OpGraph, readers: Readers, first: Op) -> Match | None:
     shapes = [graph.shapes.get(key) for key in first.inputs]
     atoms = Atoms()
     made = None if None in shapes else product_axes(first, [shape or () for shape in shapes], atoms, {})
-    if made is None or (first.node, 0) not in graph.shapes:
+    if made is None or first.out not in graph.shapes:
         return None
     left, right, scores = made
     way = _Way(graph, atoms, scores, str(first.attrs["T"]), [first])
-    key: Key | None = (first.node, 0)
+    key: Key | None = first.out
     while key is not None:
         op = readers.only(key)
         if op is None:
@@ -296,7 +293,7 @@ def _follow(graph: OpGraph, readers: Readers, first: Op) -> Match | None:
         elif is_product(op):
             return None if way.column is None else _finish(way, op, key, (left, right))
         else:
-            key = (op.node, 0) if way.take(op, key) else None
+            key = op.out if way.take(op, key) else None
     return None
 
 
@@ -309,7 +306,7 @@ def _finish(way: _Way, last: Op, weights: Key, operands: tuple[Axes, Axes]) -> M
     if None in shapes or last.attrs.get("T") != first.attrs.get("T") or way.dtype != last.attrs.get("T"):
         return None
     made = product_axes(last, [shape or () for shape in shapes], atoms, {1 - slot: way.axes})
-    if made is None or graph.shapes.get((last.node, 0)) != atoms.shape(made[2]):
+    if made is None or graph.shapes.get(last.out) != atoms.shape(made[2]):
         return None
     sides = [atoms.flat(axes) for axes in operands]
     scores, values, result = (atoms.flat(axes) for axes in (way.axes, made[slot], made[2]))

@@ -95,7 +95,7 @@ def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, t
     attrs = {"T": op.attrs.get("T"), "transpose_a": False, "transpose_b": transpose}
     attrs |= {name: op.attrs[name] for name in _FUSED if name in op.attrs}
     name = "_FusedMatMul" if "fused_ops" in attrs else "MatMul"
-    product = graph.add(name, op, attrs, [(narrow.node, 0), right, *op.inputs[2:]], (rows, columns))
+    product = graph.add(name, op, attrs, [narrow.out, right, *op.inputs[2:]], (rows, columns))
     product.source_nodes = op.source_nodes
-    become_reshape(graph, op, (product.node, 0))
+    become_reshape(graph, op, product.out)
     return True

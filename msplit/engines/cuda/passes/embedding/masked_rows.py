@@ -56,25 +56,22 @@ def _where(facts: KnownValues, op: Op) -> Proof | None:
     condition = op.inputs[0]
     shape = facts.shape(condition)
     inner = facts.kept.get(condition)
-    ops: list[Op] = []
     if inner is not None:
         if facts.dtype(inner.dense) != "bool" or len(facts.shape(inner.dense) or ()) != 1:
             return None
         narrowed = facts.masks.get((inner.mask, inner.dense))
         if narrowed is None:
-            ops.append(facts.new("LogicalAnd", op, [inner.mask.key, inner.dense], closes=True))
-            narrowed = _narrowed(facts, inner.mask, inner.dense, (ops[0].node, 0))
-            facts.masks[inner.mask, inner.dense] = narrowed
-        return facts.point(op, Positions(narrowed, inner.mask), *ops)
+            both = facts.new("LogicalAnd", op, [inner.mask.key, inner.dense], closes=True)
+            narrowed = facts.masks[inner.mask, inner.dense] = _narrowed(facts, inner.mask, inner.dense, both)
+        return facts.point(op, Positions(narrowed, inner.mask))
     if not shape or 0 in shape or facts.dtype(condition) != "bool" or facts.array(condition) is not None:
         return None
     grid = facts.constant(np.indices(shape).reshape(len(shape), -1).T.astype(np.int64))
     mask = facts.masks.get((None, condition))
     if mask is None:
-        ops.append(facts.reshape(op, condition, (-1,)))
-        mask = _narrowed(facts, Mask((ops[0].node, 0)), condition, (ops[0].node, 0))
-        facts.masks[None, condition] = mask
-    return facts.keep(op, grid, mask, *ops)
+        flat = facts.reshape(op, condition, (-1,))
+        mask = facts.masks[None, condition] = _narrowed(facts, Mask(flat), condition, flat)
+    return facts.keep(op, grid, mask)
 
 
 def _narrowed(facts: KnownValues, mask: Mask, condition: Key, key: Key) -> Mask:
@@ -120,7 +117,7 @@ def _elementwise(facts: KnownValues, op: Op) -> Proof | None:
     inputs = [facts.kept[key].dense if key in facts.kept else key for key in op.inputs]
     dense = facts.new(op.op, op, inputs, dict(op.attrs))
     absent = "any" if any(one.absent == "any" for one in kept) else _absent(facts, op, kept[0].absent)
-    return facts.keep(op, (dense.node, 0), kept[0].mask, dense, absent=absent)
+    return facts.keep(op, dense, kept[0].mask, absent=absent)
 
 
 def _of_positions(facts: KnownValues, op: Op) -> Proof | None:
@@ -131,7 +128,7 @@ def _of_positions(facts: KnownValues, op: Op) -> Proof | None:
     if found.dense is None:
         return facts.point(op, found)
     dense = facts.new(op.op, op, [found.dense, *op.inputs[1:]], dict(op.attrs))
-    return facts.point(op, replace(found, dense=(dense.node, 0), absent=_absent(facts, op, found.absent)), dense)
+    return facts.point(op, replace(found, dense=dense, absent=_absent(facts, op, found.absent)))
 
 
 def _absent(facts: KnownValues, op: Op, number: Absent) -> Absent:
@@ -150,15 +147,15 @@ def _row_by_row(facts: KnownValues, op: Op) -> Proof | None:
         return None
     dense = facts.new(op.op, op, [facts.all_of(one) for one in found], dict(op.attrs))
     if op.op == "_StitchPadded":
-        return facts.keep(op, (dense.node, 0), found[0].mask, dense)
+        return facts.keep(op, dense, found[0].mask)
     absent = -1 if len(found) > 2 and found[2].absent == -1 else None
     for port in range(int(op.attrs["num_partitions"])):
-        key = dense.node, port
+        key = dense[0], port
         if isinstance(found[0], Positions):
             facts.point(op, replace(found[0], dense=key, absent=absent), port=port)
         else:
             facts.keep(op, key, found[0].mask, port=port, absent=absent)
-    return Proof(ops=[dense])
+    return Proof()
 
 
 def _reshape(facts: KnownValues, op: Op) -> Proof | None:
@@ -179,7 +176,7 @@ def _reshape(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or shape is None or int(np.prod(shape[1:])) != int(np.prod(rest)) or -1 in rest:
         return None
     view = facts.reshape(op, kept.dense, (shape[0], *rest))
-    return facts.keep(op, (view.node, 0), kept.mask, view, absent=kept.absent)
+    return facts.keep(op, view, kept.mask, absent=kept.absent)
 
 
 def _tile(facts: KnownValues, op: Op) -> Proof | None:
@@ -205,16 +202,14 @@ def _gather(facts: KnownValues, op: Op) -> Proof | None:
             return facts.keep(op, kept.dense, positions.mask)
         moved = facts.new(op.op, op, [kept.dense, positions.dense, *op.inputs[2:]], dict(op.attrs))
         # Where there was no position, some row of the list is taken.
-        return facts.keep(op, (moved.node, 0), positions.mask, moved, absent="any" if positions.absent == 0 else None)
+        return facts.keep(op, moved, positions.mask, absent="any" if positions.absent == 0 else None)
     ids, table = facts.kept.get(op.inputs[1]), facts.shape(op.inputs[0])
     if ids is None or not table or not table[0]:
         return None
     known = facts.range(ids.dense)
     inside = known is not None and 0 <= known[0] <= known[1] < table[0]
-    ops: list[Op] = []
-    rows = ids.dense if inside else facts.chosen(op, ids, 0, ops)
-    ops.append(facts.new(op.op, op, [op.inputs[0], rows, *op.inputs[2:]], dict(op.attrs)))
-    return facts.keep(op, (ops[-1].node, 0), ids.mask, *ops)
+    rows = ids.dense if inside else facts.chosen(op, ids, 0)
+    return facts.keep(op, facts.new(op.op, op, [op.inputs[0], rows, *op.inputs[2:]], dict(op.attrs)), ids.mask)
 
 
 def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
@@ -222,8 +217,7 @@ def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
     indices = None if kept is None else facts.array(kept.dense)
     if kept is None or indices is None or shape is None or not is_grid(indices, shape):
         return None
-    view = facts.reshape(op, op.inputs[0], (-1,))
-    return facts.keep(op, (view.node, 0), kept.mask, view)
+    return facts.keep(op, facts.reshape(op, op.inputs[0], (-1,)), kept.mask)
 
 
 def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
@@ -231,8 +225,8 @@ def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or any(facts.array(key) is None for key in [kept.dense, *op.inputs[1:]]):
         return None
     dense = facts.new("SparseReshape", op, [kept.dense, *op.inputs[1:]], dict(op.attrs), closes=True)
-    facts.keep(op, (dense.node, 0), kept.mask)
-    return Proof({1: (dense.node, 1)}, [dense], stays=True)
+    facts.keep(op, dense, kept.mask)
+    return Proof({1: (dense[0], 1)}, stays=True)
 
 
 def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
@@ -245,8 +239,7 @@ def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
     shrinks = int(op.attrs.get("shrink_axis_mask", 0)) & 1
     if kept is None or strides is None or not strides.size or strides[0] != 1 or not all_rows or other or shrinks:
         return None
-    dense = facts.new("StridedSlice", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
-    return facts.keep(op, (dense.node, 0), kept.mask, dense)
+    return facts.keep(op, facts.new("StridedSlice", op, [kept.dense, *op.inputs[1:]], dict(op.attrs)), kept.mask)
 
 
 def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
@@ -267,7 +260,7 @@ def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     before = facts.filled.get(ids.dense)
     # Nothing happened to the ids since the empty rows were filled: without those it is a lookup of the ids before.
     if before is not None:
-        facts.lookups[found.ops[-1].node, 0] = (before, op)
+        facts.lookups[facts.ops[-1].out] = before, op
         found.later = (op.inputs[0],)
     return found
 
@@ -279,24 +272,20 @@ def _looked_up(facts: KnownValues, op: Op, mask: Mask, ids: Key, rows: int, sour
     if table is None or not table[0] or count is None or dtype not in FLOATS:
         return None
     width, per_row = int(np.prod(table[1:])), count[0] // rows
-    ops: list[Op] = []
     base = root(facts, ids)
     all_told = mask.base == base and mask.floor is not None and all(number < mask.floor for number in mask.apart)
     if all_told and mask.floor is not None and facts.dtype(base) in ("int32", "int64"):
         ids, valid_from = base, mask.floor
     else:
         if facts.dtype(ids) != "int64":
-            ops.append(facts.new("Cast", op, [ids], {"SrcT": facts.dtype(ids), "DstT": "int64"}))
-            ids = (ops[-1].node, 0)
+            ids = facts.new("Cast", op, [ids], {"SrcT": facts.dtype(ids), "DstT": "int64"})
         absent = facts.constant(np.array(_ABSENT, np.int64))
-        ops.append(facts.new("SelectV2", op, [mask.key, ids, absent], {"T": "int64"}))
-        ids, valid_from = (ops[-1].node, 0), _ABSENT + 1
+        ids, valid_from = facts.new("SelectV2", op, [mask.key, ids, absent], {"T": "int64"}), _ABSENT + 1
     term = Term(0, 1, step=per_row, count=per_row, valid_from=valid_from)
     combiner = op.op.removeprefix("SparseSegment").lower()
     segment = Segment(0, 0, width, rows, width, (term,), combiner)
     spec = Columns((segment,), ((rows, *table[1:]),), dtype)
-    ops.append(facts.new("_Columns", op, [ids, source], {"T": dtype, "columns": spec}, closes=True))
-    return Proof({0: (ops[-1].node, 0)}, ops)
+    return Proof({0: facts.new("_Columns", op, [ids, source], {"T": dtype, "columns": spec}, closes=True)})
 
 
 def _select(facts: KnownValues, op: Op) -> Proof | None:
@@ -320,9 +309,7 @@ def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
     sizes = tuple(int(size) for size in shape.reshape(-1))
     if not is_grid(indices, sizes) or facts.shape(op.inputs[3]) != ():
         return None
-    ops: list[Op] = []
-    view = facts.reshape(op, facts.chosen(op, values, op.inputs[3], ops), sizes, closes=True)
-    return Proof({0: (view.node, 0)}, [*ops, view])
+    return Proof({0: facts.reshape(op, facts.chosen(op, values, op.inputs[3]), sizes, closes=True)})
 
 
 _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {

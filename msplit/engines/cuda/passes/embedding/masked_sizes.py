@@ -30,16 +30,14 @@ def part(facts: KnownValues, op: Op) -> Proof | None:
     """The number of rows alone, or the sizes behind it, which are known."""
     sizes, begin = facts.sizes[op.inputs[0]], facts.array(op.inputs[1])
     end, strides = (facts.array(key) for key in op.inputs[2:])
-    masks = {
-        name: int(op.attrs.get(f"{name}_mask", 0)) for name in ("begin", "end", "shrink_axis", "ellipsis", "new_axis")
-    }
+    names = ("begin", "end", "shrink_axis", "ellipsis", "new_axis")
+    masks = {name: mask for name in names if (mask := int(op.attrs.get(f"{name}_mask", 0)))}
     if begin is None or end is None or strides is None or strides.tolist() != [1]:
         return None
-    told = begin.tolist(), {name: mask for name, mask in masks.items() if mask}
-    if told == ([1], {"end": 1}):
+    if begin.tolist() == [1] and masks == {"end": 1}:
         return Proof({0: np.array(sizes.inner, str(op.attrs.get("T", "int32")))})
-    first = {name: mask for name, mask in told[1].items() if name != "begin"}
-    if told[0] == [0] and (first == {"shrink_axis": 1} or (end.tolist() == [1] and not first)):
+    masks.pop("begin", None)
+    if begin.tolist() == [0] and (masks == {"shrink_axis": 1} or (end.tolist() == [1] and not masks)):
         facts.sizes[op.node, 0] = Sizes(sizes.mask)
     return None
 
@@ -60,7 +58,7 @@ def reshape(facts: KnownValues, op: Op) -> Proof | None:
     if kept is None or shape is None or kept.mask is not sizes.mask or math.prod(shape[1:]) != math.prod(sizes.inner):
         return None
     view = facts.reshape(op, kept.dense, (shape[0], *sizes.inner))
-    return facts.keep(op, (view.node, 0), kept.mask, view, absent=kept.absent)
+    return facts.keep(op, view, kept.mask, absent=kept.absent)
 
 
 def _range(facts: KnownValues, op: Op) -> Proof | None:
@@ -89,13 +87,11 @@ def _below(facts: KnownValues, op: Op, kept: list[Kept]) -> Proof | None:
     axis, masks = facts.array(op.inputs[-1]), tuple(one.mask for one in kept)
     if axis is None or int(axis) != 0:
         return None
-    ops: list[Op] = []
     if masks not in facts.joined:
-        ops.append(facts.new("ConcatV2", op, [*(mask.key for mask in masks), op.inputs[-1]]))
-        facts.joined[masks] = Mask((ops[0].node, 0))
-    ops.append(facts.new("ConcatV2", op, [*(one.dense for one in kept), op.inputs[-1]], dict(op.attrs)))
+        facts.joined[masks] = Mask(facts.new("ConcatV2", op, [*(mask.key for mask in masks), op.inputs[-1]]))
+    dense = facts.new("ConcatV2", op, [*(one.dense for one in kept), op.inputs[-1]], dict(op.attrs))
     (absent, *others) = {one.absent for one in kept}
-    return facts.keep(op, (ops[-1].node, 0), facts.joined[masks], *ops, absent=None if others else absent)
+    return facts.keep(op, dense, facts.joined[masks], absent=None if others else absent)
 
 
 def _fill(facts: KnownValues, op: Op) -> Proof | None:
@@ -103,9 +99,8 @@ def _fill(facts: KnownValues, op: Op) -> Proof | None:
     shape = None if sizes is None else facts.shape(sizes.mask.key)
     if sizes is None or shape is None:
         return None
-    whole = facts.constant(np.array((*shape, *sizes.inner), np.int32))
-    fill = facts.new("Fill", op, [whole, op.inputs[1]], dict(op.attrs))
-    return facts.keep(op, (fill.node, 0), sizes.mask, fill)
+    whole = facts.integers((*shape, *sizes.inner))
+    return facts.keep(op, facts.new("Fill", op, [whole, op.inputs[1]], dict(op.attrs)), sizes.mask)
 
 
 def _broadcast_axes(facts: KnownValues, op: Op) -> Proof | None:
@@ -123,17 +118,14 @@ def _sum(facts: KnownValues, op: Op) -> Proof | None:
     kept, axes = facts.kept.get(op.inputs[0]), facts.axes.get(op.inputs[1])
     shape, given = None if kept is None else facts.shape(kept.dense), facts.array(op.inputs[1])
     if kept is not None and given is not None and given.size and given.min() >= 0:
-        ops: list[Op] = []
-        rows = kept.dense if given.min() else facts.chosen(op, kept, 0, ops)
-        ops.append(facts.new("Sum", op, [rows, op.inputs[1]], dict(op.attrs), closes=not given.min()))
-        total = ops[-1].node, 0
-        return facts.keep(op, total, kept.mask, *ops) if given.min() else Proof({0: total}, ops)
+        rows = kept.dense if given.min() else facts.chosen(op, kept, 0)
+        total = facts.new("Sum", op, [rows, op.inputs[1]], dict(op.attrs), closes=not given.min())
+        return facts.keep(op, total, kept.mask) if given.min() else Proof({0: total})
     if kept is None or axes is None or shape is None or any(axis >= len(shape) for axis in axes):
         return None
-    told = facts.constant(np.array(axes, np.int32))
-    dense = facts.new("Sum", op, [kept.dense, told], dict(op.attrs))
-    facts.elements[op.node, 0] = Kept((dense.node, 0), kept.mask)
-    return Proof(ops=[dense])
+    dense = facts.new("Sum", op, [kept.dense, facts.integers(axes)], dict(op.attrs))
+    facts.elements[op.out] = Kept(dense, kept.mask)
+    return Proof()
 
 
 RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {

@@ -43,21 +43,8 @@ class Fused:
 
     def facts(self) -> Mapping[str, Any]:
         """For the report of a run."""
-        found: dict[str, Any] = {
-            "fused_groups": self.groups,
-            "fused_ops": self.members,
-            "fused_kernels": self.kernels,
-        }
-        if self.report is not None:
-            found |= {
-                "compile_seconds": round(self.report.seconds, 3),
-                "compiled": self.report.compiled,
-                "compiled_from_cache": self.report.cached - self.report.ahead,
-                **({"compiled_by_workers": self.report.ahead} if self.report.ahead else {}),
-                **({"workers_failed": dict(sorted(self.report.failed.items()))} if self.report.failed else {}),
-                "not_fused": dict(sorted(self.report.refused.items())),
-            }
-        return found
+        found = {"fused_groups": self.groups, "fused_ops": self.members, "fused_kernels": self.kernels}
+        return found | (self.report.facts() if self.report else {})
 
 
 def likely_groups(graph: OpGraph) -> int:
@@ -81,7 +68,7 @@ def fuse(
     The graph, with known shapes, runs once to learn how every value lies in memory. After so many seconds of compiling no further kernel
     is begun. Constants that are `held` are on the device already. `measure` is as for `trace`.
     """
-    layouts = observe(graph, feeds, device, nchw, held, measure=measure)
+    layouts = observe(graph, feeds, device, nchw=nchw, held=held, measure=measure)
     compiler = Compiler(device, seconds) if compile else None
     done = Fused(report=compiler.report if compiler else None)
     among: set[int] | None = None
@@ -108,15 +95,9 @@ def fuse(
 
 
 def observe(
-    graph: OpGraph,
-    feeds: Mapping[str, NDArray[Any]],
-    device: torch.device,
-    nchw: bool,
-    held: Mapping[Key, torch.Tensor] | None = None,
-    *,
-    measure: bool = True,
+    graph: OpGraph, feeds: Mapping[str, NDArray[Any]], device: torch.device, **options: Any
 ) -> dict[Key, Layout]:
-    """Layout in memory of every value that an op reads on the device: the graph runs once.
+    """Layout in memory of every value that an op reads on the device: the graph runs once, with these options of `trace`.
 
     A view of a constant, as grouping leaves them, does not run: it is known before. But a group may have a copy of the view, and
     then it is the constant that it reads.
@@ -126,7 +107,7 @@ def observe(
     def note(step: KernelCall, arguments: list[torch.Tensor]) -> None:
         layouts.update(zip(step.inputs, map(layout, arguments), strict=True))
 
-    trace(graph, feeds, device, nchw=nchw, measure=measure, observe=note, held=held)
+    trace(graph, feeds, device, observe=note, **options)
     for op in graph.ops.values():
         for key in device_inputs(op) if op.op in VIEWS else ():
             if key in graph.constants and key not in layouts:

@@ -97,6 +97,17 @@ class Report:
     failed: Counter[str] = field(default_factory=Counter)
     refused: dict[str, int] = field(default_factory=dict)
 
+    def facts(self) -> Mapping[str, Any]:
+        """For the report of a run. Workers are named where there was something with them."""
+        return {
+            "compile_seconds": round(self.seconds, 3),
+            "compiled": self.compiled,
+            "compiled_from_cache": self.cached - self.ahead,
+            **({"compiled_by_workers": self.ahead} if self.ahead else {}),
+            **({"workers_failed": dict(sorted(self.failed.items()))} if self.failed else {}),
+            "not_fused": dict(sorted(self.refused.items())),
+        }
+
 
 def layout(tensor: torch.Tensor) -> Layout:
     """Layout of a tensor in memory."""

@@ -1,4 +1,4 @@
-"""Which ops may share a kernel with others, and in what role.
+"""Roles that ops may play in a kernel that they share with others.
 
 What is not in these tables runs as its library has it: products, convolutions, gathers, sorts, anything that Inductor has no code for.
 Left out on purpose are integer divisions and remainders (what they give for a divisor of zero is the library's), and dtypes that
