@@ -1,4 +1,4 @@
-"""What loops, conds and calls run, known before anything runs."""
+"""Ops that loops, conds and calls run, known before anything runs."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ class Within:
         return [name for op, names in self.names.items() if written(op) for name in names]
 
     def acts(self) -> bool:
-        """Whether it may do anything beside giving values. What only looks and fails does not."""
-        return not self.names or any(
-            written(op) or (has_effect(op) and op not in FREE_OF_EFFECTS | DRAWS | FUNCTIONAL) for op in self.names
-        )
+        """Returns whether it may do anything beside giving values. What only looks and fails does not."""
+        free = FREE_OF_EFFECTS | DRAWS | FUNCTIONAL
+        return not self.names or any(written(op) or (has_effect(op) and op not in free) for op in self.names)
 
 
 NOTHING = Within()
 
 
 class Inside:
-    """What is inside of the nodes of a graph, given its functions."""
+    """Insides of the nodes of a graph, given its functions."""
 
     def __init__(self, flat: FlatGraph, bodies: Bodies) -> None:
         self._flat = flat

@@ -53,7 +53,7 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
         around = [_around(graph, inside, edge) for edge in graph.in_edges(node)]
         found: Set[_Branch] = frozenset().union(*around)
         inputs = graph.inputs(node)
-        if op in _SWITCHES and len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond":
+        if _condition(graph, node) is not None:
             changes.stands_for |= {(node, 0): inputs[0], (node, 1): inputs[0]}
         elif op == "Merge" and len(inputs) == 2:
             sides = [_around(graph, inside, edge) for edge in list(graph.in_edges(node))[:2]]
@@ -77,7 +77,7 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
 
 
 def _taken(graph: Graph, branch: _Branch, fed: Set[Key]) -> bool | None:
-    """Whether a branch is taken; None where only the run knows."""
+    """True if a branch is taken; None where only the run knows."""
     predicate, side = branch
     value = known(graph, predicate, fed)
     return None if value is None else bool(value) == bool(side)
@@ -95,11 +95,14 @@ def _choose(changes: Changes, merge: int, predicate: Key, no: Key, yes: Key, val
 def _around(graph: Graph, inside: Mapping[int, Set[_Branch]], edge: int) -> Set[_Branch]:
     """The branches that what comes through an edge is in."""
     source, port = int(graph.edges.src[edge]), int(graph.edges.port[edge])
-    found = inside.get(source, _NOWHERE)
-    inputs = graph.inputs(source) if graph.ops[source] in _SWITCHES and port != CONTROL else []
-    if len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond":
-        return found | {(_named(graph, inputs[1]), port)}
-    return found
+    found, condition = inside.get(source, _NOWHERE), _condition(graph, source) if port != CONTROL else None
+    return found if condition is None else found | {(condition, port)}
+
+
+def _condition(graph: Graph, node: int) -> Key | None:
+    """The predicate of a cond's Switch; None for a loop's, and for all else."""
+    inputs = graph.inputs(node) if graph.ops[node] in _SWITCHES else []
+    return _named(graph, inputs[1]) if len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond" else None
 
 
 def _named(graph: Graph, key: Key) -> Key:
@@ -110,7 +113,7 @@ def _named(graph: Graph, key: Key) -> Key:
 
 
 def _reads_which(graph: Graph, merge: int) -> bool:
-    """Whether something asks which side a Merge took."""
+    """Checks if something asks which side a Merge took."""
     return any(int(graph.edges.port[edge]) == 1 for edge in graph.out_edges(merge))
 
 

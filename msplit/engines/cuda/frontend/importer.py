@@ -115,7 +115,7 @@ def build(
 
 
 def initial_values(flat: FlatGraph, names: Iterable[str], given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """What variables are before the first step: as given, or as the model's checkpoint has them.
+    """Values of variables before the first step: as given, or as the model's checkpoint has them.
 
     Raises:
         LoadError: A variable has no value.
@@ -126,7 +126,7 @@ def initial_values(flat: FlatGraph, names: Iterable[str], given: Mapping[str, ND
 
 
 def _stand_in(op: str, attrs: Mapping[str, Any]) -> StandIn | None:
-    """What is known of a variable or a large constant without reading it; None for all else."""
+    """Shape and type of a variable or a large constant, which is not read for them; None for all else."""
     if op in VARIABLES:
         return _of_variable(attrs)
     value = attrs.get("value") if op == "Const" else None
@@ -154,7 +154,7 @@ def _steps(graph: OpGraph) -> Key:
 
 
 def hands_on(op: str, attrs: Mapping[str, Any]) -> bool:
-    """Whether an op gives its inputs back, so that it vanishes.
+    """Returns whether an op gives its inputs back, so that it vanishes.
 
     Nothing assigns, so that a variable has one value, and reading it is the value.
     """

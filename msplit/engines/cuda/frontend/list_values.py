@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.node import Unsupported
+from msplit.errors import EngineError
 from msplit.formats.tensors import numpy_dtype
 
 Shape = tuple[int | None, ...] | None
@@ -35,25 +36,55 @@ class TensorList:
     gradient: tuple[object, str] | None = None
 
 
-class Values(Protocol):
-    """Facts about values while a graph is unrolled: its constants and shapes are what is known so far."""
+class TooMany(EngineError):
+    """The loops of a model are more ops than may be."""
 
-    graph: OpGraph
+
+class Values:
+    """Facts about values while a graph is unrolled: its constants and shapes are what is known so far.
+
+    Attributes:
+        graph: Gets new constants.
+        most: Ops and turns that all loops may become.
+    """
+
+    def __init__(self, graph: OpGraph, most: int) -> None:
+        self.graph, self.most = graph, most
+        self._count = 0
+        self._lists: dict[Key, TensorList] = {}
 
     def dtype(self, key: Key) -> str:
         """Name of a value's type."""
+        return self.graph.constants[key].dtype.name if key in self.graph.constants else self.graph.dtypes[key]
 
     def list(self, key: Key) -> TensorList:
         """The list that a value is."""
+        if key not in self._lists:
+            raise Unsupported("this list comes from an op that keeps lists in another way")
+        return self._lists[key]
 
     def is_list(self, key: Key) -> bool:
         """Returns whether a value is a list."""
+        return key in self._lists
 
     def put(self, handle: Key, held: TensorList) -> None:
         """Lets the handle of a stack or an array stand for another list from now on."""
+        self._lists[handle] = held
 
     def new(self, op: str, like: Op, attrs: Mapping[str, Any], inputs: Sequence[Key]) -> Op:
         """A new op that does a part of another's work."""
+        self.count(like)
+        return Op(self.graph.fresh(), like.name, op, dict(attrs), [*inputs], [*like.source_nodes])
+
+    def count(self, like: Op) -> None:
+        """Counts an op, or a turn of a loop, which may have no ops at all and no end."""
+        self._count += 1
+        if self._count > self.most:
+            raise TooMany(
+                f"the loops of this model are more than {self.most:,} ops when they are unrolled",
+                where=f"node {like.name}",
+                fix="use --engine tensorflow, or give shorter sequences with --shape",
+            )
 
 
 Result = Key | TensorList
@@ -61,7 +92,7 @@ Made = Generator[Op, None, list[Result]]
 """Ops to run, each of which has run when the next is asked for. The results are returned."""
 
 Lowered = Callable[[Values, Op], list[Result] | Made]
-"""What becomes of an op: its results, or ops that make them."""
+"""Rule of an op: gives its results, or ops that make them."""
 
 LONGEST = 1_000_000
 """Elements that a list may have: a damaged graph may ask for any number."""
@@ -187,9 +218,8 @@ def pieces_of(values: Values, op: Op, slot: int, lengths: int) -> Generator[Op, 
     if not sizes.size:
         return []
     axis = values.graph.constant(np.asarray(0, np.int32))
-    cut = values.new(
-        "SplitV", op, {"num_split": sizes.size, "num": sizes.size}, [op.inputs[slot], op.inputs[lengths], axis]
-    )
+    attrs = {"num_split": sizes.size, "num": sizes.size}
+    cut = values.new("SplitV", op, attrs, [op.inputs[slot], op.inputs[lengths], axis])
     yield cut
     return [(cut.node, port) for port in range(sizes.size)]
 
@@ -253,9 +283,8 @@ def chosen(values: Values, op: Op, condition: Key, one: Key, other: Key) -> Gene
     if len({len(held.elements) for held in lists}) > 1 and longest.gradient is None:
         raise Unsupported("how long a list is depends on which branch is taken, which only the run knows")
     nothing = replace(longest, elements=())
-    first, second = (
-        long_enough(values.list(key) if values.is_list(key) else nothing, len(longest.elements)) for key in (one, other)
-    )
+    given = (values.list(key) if values.is_list(key) else nothing for key in (one, other))
+    first, second = (long_enough(held, len(longest.elements)) for held in given)
     elements: list[Key | None] = []
     for place, (yes, no) in enumerate(zip(first.elements, second.elements, strict=True)):
         if yes == no:

@@ -22,7 +22,7 @@ from msplit.errors import EngineError
 from msplit.opset.traits import DRAWS, HALF, LINEAR_IN_ONE, LINEAR_TOGETHER, Half, ops_with
 
 _SCALED_ALREADY = re.compile(r"(^|/)(current_loss_scale|dynamic_scale|loss_scale)(_\d+)?$")
-"""What TensorFlow 1, Keras 2 and Keras 3 call the variable of their own."""
+"""Names of the variable that TensorFlow 1, Keras 2 and Keras 3 have of their own."""
 
 _FIX = "train in bfloat16 (--precision bf16), which has the range of float32 and needs no scale"
 

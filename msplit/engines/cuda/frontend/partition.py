@@ -1,4 +1,4 @@
-"""What of a graph the cuda engine can run, known before anything runs.
+"""Division of a graph between the GPU and the host, known before anything runs.
 
 Three kinds of nodes: those with a lowering, which run on the device; host nodes (strings, tables, parsing), which TensorFlow runs on
 the CPU, before the device starts where they depend on inputs only, else behind it, together with all that depends on them; and what can
@@ -49,7 +49,7 @@ _HEAVY = re.compile(r"_?(Fused)?(Batch)?MatMul(V2|V3)?|Einsum|_?(Fused)?(Depthwi
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who runs which of the needed nodes.
+    """Nodes that outputs need, by who runs them.
 
     Attributes:
         device: Nodes with a lowering, in topological order; constants and variables that they read included.
@@ -80,7 +80,7 @@ class Partition:
     effects: Effects
 
     def handed_outputs(self) -> tuple[Tensor, ...]:
-        """What the device is to hand back, as outputs."""
+        """Values that the device is to hand back, as outputs."""
         return tuple(Tensor(f"{node}:{port} (device)", node, port) for node, port in self.handed)
 
 
@@ -195,7 +195,7 @@ def partition_graph(
 
 
 def _draws(flat: FlatGraph, inside: Inside, node: int) -> bool:
-    """Whether a node draws numbers that depend on how often it has run.
+    """Returns whether a node draws numbers that depend on how often it has run.
 
     The host part has run before the first step, to learn its shapes, and serves several executables: it can not draw as TensorFlow does.
     """
@@ -203,7 +203,7 @@ def _draws(flat: FlatGraph, inside: Inside, node: int) -> bool:
 
 
 class _Kinds:
-    """What can run where: tell it of each node in topological order.
+    """Kinds of nodes, by where they can run. `visit` takes each node in topological order.
 
     Attributes:
         no_tensor: Values that are no tensor of the device's.
@@ -436,7 +436,7 @@ def by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
 
 
 def missing_by_op(flat: FlatGraph, partition: Partition) -> dict[str, list[str]]:
-    """What has no lowering; for a loop, a cond or a call what is missing inside of it."""
+    """Names of nodes without a lowering by their ops; for a loop, a cond or a call those inside of it."""
     result: dict[str, list[str]] = {}
     on_host = {*partition.host, *partition.post_nodes}
     for node in partition.missing:

@@ -44,7 +44,7 @@ class RowUnion:
 
 
 class _Other(Exception):
-    """It is something else."""
+    """A function computes something else."""
 
 
 class _Look:
@@ -61,7 +61,7 @@ class _Look:
         return key
 
     def argument(self, key: Key) -> int:
-        """Which argument a value is."""
+        """Number of the argument that a value is."""
         found = self._arguments.get(self._through(key))
         if found is None:
             raise _Other
@@ -84,18 +84,18 @@ class _Look:
         return gather.inputs[0], gather.inputs[1]
 
     def is_true(self, key: Key) -> bool:
-        """Whether a value is true everywhere."""
+        """Returns whether a value is true everywhere."""
         if key not in self.body.constants:
             key = self.op(key, "Fill").inputs[1]
         value = self.body.constants.get(key)
         return value is not None and value.dtype == bool and bool(value.all())
 
     def where(self, key: Key) -> Key:
-        """Of what a value is the places that are true."""
+        """The vector of truths that a value has the places of."""
         return self.op(self.op(key, "Squeeze").inputs[0], "Where").inputs[0]
 
     def places(self, key: Key) -> Key:
-        """Of what a vector of truths has those that are true."""
+        """The places that are true in a vector of truths."""
         scatter = self.op(key, "ScatterNd")
         if not self.is_true(scatter.inputs[1]):
             raise _Other
@@ -103,7 +103,7 @@ class _Look:
 
 
 def row_union(bodies: Bodies, otherwise: Body, then: Body) -> RowUnion | None:
-    """What a cond divides, if its branches are those of such a division: the rows as they are, or more of them."""
+    """Arguments that a cond divides, if its branches are those of such a division: the rows as they are, or more of them."""
     try:
         plain, union = _Look(otherwise), _Look(then)
         if len(otherwise.results) != len(then.results) or len(then.results) < 2:
@@ -135,12 +135,12 @@ def _plain(look: _Look) -> tuple[int, int, int]:
 
 
 def _is_one(look: _Look, one: Key, other: Key) -> bool:
-    """Whether two values are the same places."""
+    """Returns whether two values are the same places."""
     return look.op(one, "Squeeze") is look.op(other, "Squeeze")
 
 
 def _check_rows(look: _Look, bodies: Bodies, key: Key, at: Key, found: RowUnion) -> None:
-    """Whether a value is the rows, zeros between them: what another cond gives, unless there are as many of both."""
+    """Checks that a value is the rows, zeros between them: another cond gives it, unless there are as many of both."""
     cond = look.op(key, *IF)
     look.op(cond.inputs[0], "Equal")
     given = cond.inputs[1:]

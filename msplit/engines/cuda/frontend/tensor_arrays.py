@@ -41,7 +41,7 @@ def _gradient(values: Values, op: Op) -> list[Result]:
 
 
 def _held(values: Values, array: TensorList, flow: Key) -> TensorList:
-    """What is written in an array, by its flow: nothing in that of a gradient where the flow is not its own."""
+    """Elements that are written in an array, by its flow: nothing in that of a gradient where the flow is not its own."""
     found = values.list(flow) if values.is_list(flow) or array.gradient is None else None
     if found is not None and found.gradient == array.gradient:
         return found
@@ -49,7 +49,7 @@ def _held(values: Values, array: TensorList, flow: Key) -> TensorList:
 
 
 def _read_by(values: Values, op: Op) -> TensorList:
-    """What is written in the array that an op reads: its handle is the first input, the flow the last one."""
+    """Elements that are written in the array that an op reads: its handle is the first input, the flow the last one."""
     return _held(values, values.list(op.inputs[0]), op.inputs[-1])
 
 
@@ -88,9 +88,8 @@ def _read(values: Values, op: Op) -> list[Result]:
 
 
 def _gather(values: Values, op: Op) -> Made:
-    return (
-        yield from lists.stacked(values, op, _read_by(values, op), lists.places_of(values, op, 1), _element_shape(op))
-    )
+    held, places = _read_by(values, op), lists.places_of(values, op, 1)
+    return (yield from lists.stacked(values, op, held, places, _element_shape(op)))
 
 
 def _concat(values: Values, op: Op) -> Made:
@@ -134,4 +133,4 @@ ARRAYS: Mapping[str, Lowered] = {
     "TensorArrayV3": _array,
     "TensorArrayWriteV3": _write,
 }
-"""What each op of arrays and stacks becomes."""
+"""Rules by which ops of arrays and stacks are done on lists."""

@@ -13,6 +13,7 @@ from msplit.engines.cuda.frontend.tensor_arrays import ARRAYS
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.formats.tensors import numpy_dtype
+from msplit.opset.traits import ADD
 
 
 def _shape_input(values: Values, op: Op, slot: int) -> Shape:
@@ -24,12 +25,8 @@ def _shape_input(values: Values, op: Op, slot: int) -> Shape:
 
 
 def _reserve(values: Values, op: Op) -> list[Result]:
-    count = lists.number(values, op, 1, "the length of the list")
+    count = lists.number(values, op, 1, "the length of the list") if op.op == "TensorListReserve" else 0
     return [TensorList(lists.unset(count), str(op.attrs["element_dtype"]), _shape_input(values, op, 0))]
-
-
-def _empty(values: Values, op: Op) -> list[Result]:
-    return [TensorList((), str(op.attrs["element_dtype"]), _shape_input(values, op, 0))]
 
 
 def _from_tensor(values: Values, op: Op) -> Made:
@@ -132,7 +129,7 @@ def _optional_value(values: Values, op: Op) -> list[Result]:
 
 LISTS: Mapping[str, Lowered] = {
     **ARRAYS,
-    "EmptyTensorList": _empty,
+    "EmptyTensorList": _reserve,
     "OptionalFromValue": _optional,
     "OptionalGetValue": _optional_value,
     "OptionalNone": _optional,
@@ -154,12 +151,7 @@ LISTS: Mapping[str, Lowered] = {
     "TensorListSplit": _split,
     "TensorListStack": _stack,
 }
-"""What each op of lists becomes."""
+"""Rules by which ops of lists are done."""
 
-OF_LISTS: Mapping[str, Lowered] = {
-    "Add": lists.summed,
-    "AddN": lists.summed,
-    "AddV2": lists.summed,
-    "ZerosLike": _zeros_like,
-}
-"""What ops of all values become where an input is a list."""
+OF_LISTS: Mapping[str, Lowered] = {**dict.fromkeys(ADD | {"AddN"}, lists.summed), "ZerosLike": _zeros_like}
+"""Rules for ops of all values where an input is a list."""

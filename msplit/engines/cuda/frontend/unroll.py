@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from msplit.engines.cuda.frontend.importer import hands_on
-from msplit.engines.cuda.frontend.list_values import Result, TensorList, chosen
+from msplit.engines.cuda.frontend.list_values import Result, TensorList, Values, chosen
 from msplit.engines.cuda.frontend.row_union import below, row_union
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, OF_LISTS
 from msplit.engines.cuda.ir.functions import FRAME, FUNCTIONAL, Bodies, Body, functions_of, taken
@@ -28,16 +28,12 @@ MOST_DEPTH = 50
 _FIX = "use --engine tensorflow, or cut the model with --inputs and --outputs so that this node is outside"
 
 
-class TooMany(EngineError):
-    """The loops of a model are more ops than may be."""
-
-
 Made = Generator[Op, None, list[Key]]
 
 _Found = TypeVar("_Found")
 
 
-class Unroller:
+class Unroller(Values):
     """Goes along with one inference.
 
     Args:
@@ -47,56 +43,19 @@ class Unroller:
 
     Attributes:
         kept: Values that may be read later, whoever was the last that the graph names.
-        most: Ops and turns that all loops may become.
         made: Values of the ops that ran since the outermost loop's turn began; the inference puts them in.
     """
 
     def __init__(self, graph: OpGraph, bodies: Bodies | None, names: dict[Key, Key], values: dict[Key, Any]) -> None:
-        self.graph, self._bodies, self.names, self._values = graph, bodies, names, values
+        super().__init__(graph, MOST_OPS)
+        self._bodies, self.names, self._values = bodies, names, values
         self.kept: set[Key] = set()
         self.made: list[Key] = []
-        self._lists: dict[Key, TensorList] = {}
         self._constants: dict[tuple[int, Key], Key] = {}
         # (condition, what it has chosen) -> if it is false, if it is true.
         self._choices: dict[tuple[Key, Key], tuple[Key, Key]] = {}
         self._equal: dict[tuple[Key, int], Key] = {}  # (what a Case looks at, number of a branch) -> whether it is that
-        self.most = MOST_OPS
-        self._count = self._depth = 0
-
-    # What is known of values: `tensor_lists.Values`
-
-    def dtype(self, key: Key) -> str:
-        """Name of a value's type."""
-        return self.graph.constants[key].dtype.name if key in self.graph.constants else self.graph.dtypes[key]
-
-    def list(self, key: Key) -> TensorList:
-        """The list that a value is."""
-        if key not in self._lists:
-            raise Unsupported("this list comes from an op that keeps lists in another way")
-        return self._lists[key]
-
-    def is_list(self, key: Key) -> bool:
-        """Returns whether a value is a list."""
-        return key in self._lists
-
-    def put(self, handle: Key, held: TensorList) -> None:
-        """Lets the handle of a stack or an array stand for another list from now on."""
-        self._lists[handle] = held
-
-    def new(self, op: str, like: Op, attrs: Mapping[str, Any], inputs: Sequence[Key]) -> Op:
-        """A new op that does a part of another's work."""
-        self._number(like)
-        return Op(self.graph.fresh(), like.name, op, dict(attrs), list(inputs), list(like.source_nodes))
-
-    def _number(self, like: Op) -> None:
-        """Numbers an op, or a turn of a loop, which may have no ops at all and no end."""
-        self._count += 1
-        if self._count > self.most:
-            raise TooMany(
-                f"the loops of this model are more than {self.most:,} ops when they are unrolled",
-                where=f"node {like.name}",
-                fix="use --engine tensorflow, or give shorter sequences with --shape",
-            )
+        self._depth = 0
 
     # What the inference calls
 
@@ -191,7 +150,7 @@ class Unroller:
         mine: set[Key] = set()
         turn = 0
         while True:
-            self._number(op)
+            self.count(op)
             (goes_on,) = yield from self._run(cond, carried, op, f"turn {turn}/")
             predicate = self.graph.constants.get(goes_on)
             if predicate is None:

@@ -135,12 +135,8 @@ class Variables:
     def inputs(self, node: int) -> list[Key]:
         """Values that a node reads: in place of handles and references those that it sees."""
         seen = self._seen.get(node, {})
-        return [
-            self._all(self._refers[key])[seen.get(self._refers[key], 0)]
-            if key in self._refers
-            else self._names.get(key, key)
-            for key in self._flat.graph.inputs(node)
-        ]
+        read = ((key, self._refers.get(key)) for key in self._flat.graph.inputs(node))
+        return [self._names.get(key, key) if name is None else self._all(name)[seen.get(name, 0)] for key, name in read]
 
     def _all(self, variable: str) -> list[Key]:
         if variable not in self._values:

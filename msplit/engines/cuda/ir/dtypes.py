@@ -73,7 +73,7 @@ def in_signed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def wider_type(node: Node, x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """What such an op of `x` computes in, and what it gives; both as `x` where the engine says nothing else."""
+    """The types that an op on `x` computes in and gives; both that of `x` where the engine says nothing else."""
     result = torch_dtype(str(node.attrs[RESULT])) if RESULT in node.attrs else x.dtype
     return torch.promote_types(x.dtype, result) if RESULT in node.attrs else x.dtype, result
 
@@ -121,7 +121,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def tensor_of(value: Any) -> torch.Tensor:
-    """What speaks DLPack as a tensor in the same memory, wherever that is.
+    """A tensor in the memory of a value that speaks DLPack, wherever that is.
 
     It may still be being computed: what the current stream of its device does from now on waits for that, as DLPack has it. Of PyTorch's
     own, as everywhere in PyTorch, whatever the current stream was to do before is waited for, and no other.

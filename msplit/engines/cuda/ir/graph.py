@@ -89,9 +89,8 @@ RESULT = "_result"
 
 def attrs_key(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Equal for attributes that mean the same. Those that begin with ``_`` say how, not what: but for the type that an op gives."""
-    return tuple(
-        sorted((name, repr(value)) for name, value in attrs.items() if name == RESULT or not name.startswith("_"))
-    )
+    meant = ((name, repr(value)) for name, value in attrs.items() if name == RESULT or not name.startswith("_"))
+    return tuple(sorted(meant))
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,10 @@ class Op:
     source_nodes: list[int] = field(default_factory=list)
     batch: int = 1
     replaces: list[int] = field(default_factory=list)
+
+    def copy(self) -> Op:
+        """An op that can be changed without changing this one."""
+        return replace(self, attrs=dict(self.attrs), inputs=[*self.inputs], source_nodes=[*self.source_nodes])
 
     @property
     def out(self) -> Key:
@@ -203,10 +206,7 @@ class OpGraph:
 
     def copy(self) -> OpGraph:
         """A graph that can be changed without changing this one. Constants are shared."""
-        ops = {
-            number: replace(op, attrs=dict(op.attrs), inputs=list(op.inputs), source_nodes=list(op.source_nodes))
-            for number, op in self.ops.items()
-        }
+        ops = {number: op.copy() for number, op in self.ops.items()}
         tables: Attrs = {name: value.copy() for name, value in vars(self).items() if isinstance(value, dict | list)}
         return replace(self, **{**tables, "ops": ops})
 
@@ -392,12 +392,14 @@ class OpGraph:
         """An op that reads what another overwrites, and that needs what that one, or one behind it, makes; None where there are none."""
         hazards = self.hazards()
         left = self.ops.keys() - self._ordered(hazards).keys()
-        before = {
-            number: {*(key[0] for key in self.ops[number].inputs), *hazards.get(number, ())} & left for number in left
-        }
-        pairs = ((reader, writer) for writer in left for reader in hazards.get(writer, ()))
+        read = ((number, (key[0] for key in self.ops[number].inputs)) for number in left)
+        before = {number: {*makers, *hazards.get(number, ())} & left for number, makers in read}
+
+        def is_circle(pair: tuple[int, int]) -> bool:
+            return pair[1] in reached(pair[:1], lambda number: before.get(number, ()))
+
         return next(
-            (pair for pair in pairs if pair[1] in reached(pair[:1], lambda number: before.get(number, ()))), None
+            filter(is_circle, ((reader, writer) for writer in left for reader in hazards.get(writer, ()))), None
         )
 
     def sort(self) -> None:
@@ -422,7 +424,7 @@ class OpGraph:
         return self.add("_Copy", writer, {}, [key], self.shapes.get(key), self.dtypes.get(key)).out
 
     def _ordered(self, before: Mapping[int, list[int]]) -> dict[int, Op]:
-        """As many ops as can be put in order (Kahn's algorithm), some of which have further ones to come before them."""
+        """Ops in order, as many as can be (Kahn's algorithm), some of which have further ones to come before them."""
         place = {number: position for position, number in enumerate(self.ops)}
         readers: dict[int, list[int]] = {}
         waiting = dict.fromkeys(self.ops, 0)

@@ -152,12 +152,13 @@ class MeasuredFusion(Generic[C, T]):
         """The choice for a candidate, measured where it was not made before."""
         tuner = Tuner.of(device)
         made = functools.cache(lambda: self.trial(graph, candidate, device))
+
+        def calls() -> Iterable[Call]:
+            return (call for _, call in made().candidates) if self.listed else ()
+
         with torch.no_grad(), tuner.device.entered():
             return tuner.choose(
-                self.family,
-                self.key(graph, candidate, device),
-                lambda: self.choose(tuner, made()),
-                lambda: (call for _, call in made().candidates) if self.listed else (),
+                self.family, self.key(graph, candidate, device), lambda: self.choose(tuner, made()), calls
             )
 
     def list_choices(self, graph: OpGraph, device: torch.device) -> None:

@@ -102,6 +102,11 @@ def heights(graph: OpGraph, readers: Readers, counts: Callable[[Op], bool]) -> d
     return found
 
 
+def offered(graph: OpGraph, change: Callable[[Op], bool]) -> bool:
+    """Offers each op that is in a graph now to a function that may change it; returns whether it did."""
+    return max([change(op) for op in list(graph.ops.values())], default=False)
+
+
 def value_key(value: NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
     """Equal for arrays of the same type, shape and bits."""
     return value.dtype.str, value.shape, value.tobytes()
@@ -162,13 +167,8 @@ def inserted_axis(shape: Sequence[int], wider: Sequence[int], kernel: Sequence[i
 
 def trailing(shape: Sequence[int], size: int) -> tuple[int, ...] | None:
     """The last axes of a shape whose sizes multiply to `size`, as few as possible; None where none do."""
-    for axis in range(len(shape) - 1, -1, -1):
-        product = math.prod(shape[axis:])
-        if product == size:
-            return tuple(shape[axis:])
-        if product > size or not product:
-            return None
-    return None
+    parts = (tuple(shape[axis:]) for axis in range(len(shape) - 1, -1, -1))
+    return next((part for part in parts if math.prod(part) == size), None)
 
 
 def per_channel(value: NDArray[Any], shape: Sequence[int], axes: Sequence[int]) -> NDArray[np.float64] | None:

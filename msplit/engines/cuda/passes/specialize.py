@@ -75,14 +75,15 @@ class Tracer:
         self.places: tuple[torch.device, ...] = ()  # of a split graph
         self.gpus: dict[int, int] = {}  # op -> where it runs
         self.constant_gpus: dict[Key, int] = {}
+        others = set[Key]()
         for op in graph.ops.values():
             if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
                 self.shared.add(op.inputs[1])
-        # Filters that are read as anything else, too.
-        reads = (
-            (key, slot == 1 and FILTERS.get(op.op)) for op in graph.ops.values() for slot, key in enumerate(op.inputs)
-        )
-        self.read_otherwise = {key for key, how in reads if key in self.filters and how is not prepare_filter}
+            as_filter = op.inputs[1:2] if FILTERS.get(op.op) is prepare_filter else []
+            others.update(op.inputs[:1] + op.inputs[2:] if as_filter else op.inputs)
+        self.read_otherwise = others & self.filters.keys()  # filters that are read as anything else, too
+        kept = graph.kept()
+        self._last_uses = {key: op.node for op in graph.ops.values() for key in op.inputs if key not in kept}
 
     def split(self, gpus: tuple[int, ...]) -> None:
         """The graph is one for several GPUs, with these numbers."""
@@ -141,6 +142,12 @@ class Tracer:
         """Returns whether to go on behind an op that the engine refuses. It is not."""
         del op, problem
         return False
+
+    def forget(self, op: Op, kept_alive: Set[Key] = frozenset()) -> None:
+        """Frees what nothing reads after an op."""
+        for key in op.inputs:
+            if self._last_uses.get(key) == op.node and key not in kept_alive:
+                self.values.pop(key, None)
 
     def hold(self, constants: Mapping[Key, torch.Tensor]) -> None:
         """Shares constants that are on the device; filters only a convolution itself lays out."""
@@ -419,7 +426,6 @@ def specialize(
     tracer = tracer or Tracer(graph, device, nchw=False)
     tracer.measures = False
     tracer.feed(feeds)
-    last_use = _last_uses(graph)
     names: dict[Key, Key] = {}  # what was proved to be another value
     kept: dict[int, Op] = {}
     # From here on the graph has what is known so far, for proofs and loops.
@@ -468,7 +474,7 @@ def specialize(
             except EngineError as problem:
                 if not tracer.forgives(op, problem):
                     raise
-            _forget(tracer, op, last_use, kept_alive)
+            tracer.forget(op, kept_alive)
     graph.ops = kept
     graph.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
     graph.rename(names)
@@ -521,14 +527,13 @@ def trace(
     tracer.feed(feeds)
     given = {name: tracer.values[key] for name, key in graph.feeds.items()}
     fed = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in given.items()}
-    last_use = _last_uses(graph)
     with phase("tracing and choosing kernels"), torch.no_grad():
         for number, op in enumerate(graph.ops.values()):
             done(number / len(graph.ops))
             if tracer.run(op) and observe:
                 step = tracer.steps[-1]
                 observe(step, tracer.arguments(step.inputs))
-            _forget(tracer, op, last_use)
+            tracer.forget(op)
     return _finish(tracer, fed)
 
 
@@ -550,25 +555,12 @@ def list_choices(
     tracer = Tracer(graph, device, nchw)
     tracer.rounding = Rounding(graph, lists=True, results=not nchw and takes_tf32(device))
     tracer.feed(feeds)
-    last_use = _last_uses(graph)
     with torch.no_grad():
         for op in graph.ops.values():
             tracer.run(op)
-            _forget(tracer, op, last_use)
+            tracer.forget(op)
     weights = {op.inputs[1] for op in graph.ops.values() if len(op.inputs) > 1}
     return {key: tensor for key, tensor in tracer.constants.items() if key not in weights}
-
-
-def _forget(tracer: Tracer, op: Op, last_use: Mapping[Key, int], kept_alive: Set[Key] = frozenset()) -> None:
-    """Frees what nothing reads after this op."""
-    for key in op.inputs:
-        if last_use.get(key) == op.node and key not in kept_alive:
-            tracer.values.pop(key, None)
-
-
-def _last_uses(graph: OpGraph) -> dict[Key, int]:
-    kept = graph.kept()
-    return {key: number for number, op in graph.ops.items() for key in op.inputs if key not in kept}
 
 
 def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:

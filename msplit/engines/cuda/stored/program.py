@@ -246,7 +246,7 @@ def _anew(compiled: Compiled, compiler: Compiler) -> Compiled:
     graph.constants |= {key: to_numpy(tensor) for key, tensor in compiled.program.constants.items()}
     fused = [op for op in graph.ops.values() if op.op == FUSED]
     if fused and compiler.device.type == "cuda":
-        layouts = observe(graph, feeds, compiler.device, nchw)
+        layouts = observe(graph, feeds, compiler.device, nchw=nchw)
         for op in fused:
             kernel = compiler.kernel(op.attrs["body"], tuple(layouts[key] for key in op.inputs))
             op.attrs["kernel"] = None if isinstance(kernel, str) else kernel

@@ -253,12 +253,14 @@ def _apart(graph: OpGraph, match: Match, device: torch.device) -> Call:
             (found,) = step(found)
         return found
 
-    operands = [weights(), value] if slot == 0 else [value, weights()]
-    end = _product(last, operands)
+    def operands(made: torch.Tensor) -> list[torch.Tensor]:
+        return [made, value] if slot == 0 else [value, made]
+
+    end = _product(last, operands(weights()))
 
     def run() -> tuple[torch.Tensor, ...]:
         made = weights()
-        return *(end(made, value) if slot == 0 else end(value, made)), made
+        return *end(*operands(made)), made
 
     return run
 

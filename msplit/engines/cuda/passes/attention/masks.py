@@ -36,7 +36,7 @@ SMALL = -1e4
 """Scores from here downwards do not count beside others. BERT and GPT-2 add that much or put it there."""
 
 PLAIN = 1024.0
-"""What is added up to here may be added in any order: the last bits alone differ."""
+"""Largest addends that may be added in any order: the last bits alone differ."""
 
 SWALLOWED = 16.0
 """Numbers up to here leave no bit in one that hides scores."""

@@ -195,11 +195,14 @@ class _Way:
     def _keep(self, key: Key) -> bool:
         """A product with ones and zeros, as GPT-2 has it: scores become 0 there, and what is added behind it makes that very small."""
         value = self.graph.constants.get(key)
-        axes = self._beside(key)
-        if value is None or axes is None or not np.isin(value, (0, 1)).all():
-            return False
-        self.replaced.append(Replaced(key, axes, True, 0.0, len(self.added)))
-        return True
+        return value is not None and bool(np.isin(value, (0, 1)).all()) and self._hide(key, kept=True, number=0.0)
+
+    def _hide(self, condition: Key, *, kept: bool, number: float) -> bool:
+        """Notes that scores are a number except where a condition is `kept`; False where it does not broadcast to them."""
+        axes = self._beside(condition)
+        if axes is not None:
+            self.replaced.append(Replaced(condition, axes, kept, number, len(self.added)))
+        return axes is not None
 
     def _add(self, key: Key, factor: float, where: bool | None = None) -> bool:
         if where is None and factor == 1.0 and self._lose(key):
@@ -220,11 +223,9 @@ class _Way:
         condition, first, second = op.inputs
         if op.op != "SelectV2" and self.graph.shape(condition) != self.graph.shape(key):
             return False
-        numbers, axes = (self._number(first), self._number(second)), self._beside(condition)
-        if axes is None or numbers not in ((0.0, -math.inf), (-math.inf, 0.0)):
-            return False
-        self.replaced.append(Replaced(condition, axes, numbers[0] == 0.0, -math.inf, len(self.added)))
-        return True
+        numbers = self._number(first), self._number(second)
+        loses = numbers in ((0.0, -math.inf), (-math.inf, 0.0))
+        return loses and self._hide(condition, kept=numbers[0] == 0.0, number=-math.inf)
 
     def _replace(self, op: Op, key: Key) -> bool:
         """``where(condition, scores, number)``, or the other way round."""
@@ -232,11 +233,7 @@ class _Way:
         if key == condition or (key == first) == (key == second) or not self._chooses_elements(op):
             return False
         number = self._number(second if key == first else first)
-        axes = self._beside(condition)
-        if number is None or axes is None:
-            return False
-        self.replaced.append(Replaced(condition, axes, key == first, number, len(self.added)))
-        return True
+        return number is not None and self._hide(condition, kept=key == first, number=number)
 
     def _chooses_elements(self, op: Op) -> bool:
         """Select's condition may choose whole rows; SelectV2's never does."""

@@ -16,35 +16,36 @@ from msplit.engines.cuda.passes.pattern import (
     Readers,
     become_reshape,
     channel_axis,
-    channels_last,
+    offered,
     other_input,
 )
 from msplit.opset.traits import ADD, BIASES, IMAGE_CONVOLUTIONS, RESHAPES, ops_with
 
 _HEADS = IMAGE_CONVOLUTIONS | {"MatMul"}
 _ACTIVATIONS = ops_with("activation")
+_RANK = 4
 _LIBRARY = ("Relu", "GeluApproximate")  # what a product's library has as an epilogue
 
 
 def fuse_epilogue(graph: OpGraph) -> bool:
     """Fuses every product or convolution with what follows it."""
-    changed = False
     readers, dominators = Readers(graph), Dominators(graph)
-    for head in list(graph.ops.values()):
+
+    def fuse(head: Op) -> bool:
         if head.op not in _HEADS or head.attrs.get("T") not in FLOATS:
-            continue  # libraries have no fused kernels of integers
-        bias_op = readers.only((head.node, 0))
+            return False  # libraries have no fused kernels of integers
+        bias_op = readers.only(head.out)
         if bias_op is not None and not _takes_bias(head, bias_op):
             bias_op = None
-        if bias_op is not None or (head.node, 0) in graph.shapes:
-            changed |= _fuse(graph, readers, dominators, head, bias_op)
-    return changed
+        return (bias_op is not None or head.out in graph.shapes) and _fuse(graph, readers, dominators, head, bias_op)
+
+    return offered(graph, fuse)
 
 
 def _takes_bias(head: Op, op: Op) -> bool:
     if op.op not in BIASES or op.inputs[0] != (head.node, 0):
         return False
-    return head.op == "MatMul" or channels_last(op) == channels_last(head)
+    return head.op == "MatMul" or channel_axis(op, _RANK) == channel_axis(head, _RANK)
 
 
 def _fuse(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, bias_op: Op | None) -> bool:

@@ -29,7 +29,7 @@ from msplit.engines.cuda.passes.pattern import Dominators, Readers
 from msplit.opset.traits import CONV2D, ops_with, traits
 
 Writes = Callable[[OpGraph, Op], bool]
-"""Whether the kernel of an op can write a part of a buffer."""
+"""Decides for an op if its kernel can write a part of a buffer."""
 
 _JOINS = ops_with("concatenates")
 _MAKES = ops_with("runs alone") | FILTERS.keys()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.passes.pattern import Readers, become_reshape, channels_last, inserted_axis, with_axis
+from msplit.engines.cuda.passes.pattern import Readers, become_reshape, channels_last, inserted_axis, offered, with_axis
 from msplit.opset.traits import IMAGE_CONVOLUTIONS, PADS, RESHAPES
 
 _RANK = 4
@@ -36,10 +36,8 @@ def fold_padding(graph: OpGraph) -> bool:
         if not takers or {key, last} & readers.fetched:
             continue
         axis = None if view is None else _added_axis(graph, pad, view, takers[0])
-        pairs = [
-            None if view is not None and axis is None else _zeros_around(graph, pad, taker, last, axis)
-            for taker in takers
-        ]
+        adds = view is None or axis is not None
+        pairs = [_zeros_around(graph, pad, taker, last, axis) if adds else None for taker in takers]
         if None in pairs:
             continue
         for taker, around in zip(takers, pairs, strict=True):
@@ -116,12 +114,13 @@ _BETWEEN = RESHAPES | IMAGE_CONVOLUTIONS | {"BatchToSpaceND"}
 
 def fold_dilation(graph: OpGraph) -> bool:
     """Lets such convolutions skip pixels by themselves."""
-    readers = Readers(graph)
-    names: dict[Key, Key] = {}
-    changed = False
-    for split in list(graph.ops.values()):
+    readers, names = Readers(graph), dict[Key, Key]()
+
+    def fold(split: Op) -> bool:
         found = _follow(graph, readers, split) if split.op == "SpaceToBatchND" else None
-        changed |= found is not None and _respell(graph, *found, names)
+        return found is not None and _respell(graph, *found, names)
+
+    changed = offered(graph, fold)
     graph.rename(names)
     return changed
 

@@ -39,7 +39,7 @@ MOST = 4
 """Convolutions that one step does."""
 
 EPILOGUES = ((), ("BiasAdd",), ("BiasAdd", "Relu"))
-"""What may follow each of them in the same step."""
+"""Steps that may follow each of them in the same kernel."""
 
 _WINDOW = ("strides", "padding", "explicit_paddings", "dilations", "T")
 

@@ -193,7 +193,8 @@ def _all_of(facts: Facts, op: Op) -> Range:
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(ops_with("picks values"), lambda facts, op: facts.range(op.inputs[0])),
     **dict.fromkeys([*GATHERS, "GatherNd"], _rows),
-    **dict.fromkeys(["Max", "Min"], _some_of),
+    "Max": _some_of,
+    "Min": _some_of,
     "Pack": lambda facts, op: _union(facts, op.inputs),
     "ConcatV2": lambda facts, op: _union(facts, op.inputs[:-1]),
     "Concat": lambda facts, op: _union(facts, op.inputs[1:]),
@@ -209,7 +210,8 @@ _RULES: dict[str, Rule] = {
     "Maximum": _extreme(max),
     "ClipByValue": _clip,
     "Bucketize": lambda facts, op: (0, len(op.attrs.get("boundaries", ()))),
-    **dict.fromkeys(["ArgMax", "ArgMin"], _arg_extreme),
+    "ArgMax": _arg_extreme,
+    "ArgMin": _arg_extreme,
     **dict.fromkeys(SELECT, _select),
     "ZerosLike": lambda facts, op: (0, 0),
     "OnesLike": lambda facts, op: (1, 1),
@@ -223,5 +225,6 @@ _RULES: dict[str, Rule] = {
     "LogicalAnd": _logical(min),
     "LogicalOr": _logical(max),
     "LogicalNot": _not,
-    **dict.fromkeys(["All", "Any"], _all_of),
+    "All": _all_of,
+    "Any": _all_of,
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.passes.embedding.proof import Filled, Kept, KnownValues, Lookup, Mask, Proof, run_length
+from msplit.engines.cuda.passes.embedding.proof import Filled, Kept, KnownValues, Mask, Proof, run_length
 
 
 def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
@@ -26,7 +26,7 @@ def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     facts.keep(op, filled.grid, filled.mask)
     facts.returned[op.node, 3] = places.mask, filled
     facts.keep(op, view, filled.mask, port=1)
-    facts.filled[view] = Lookup(values.mask, values.dense, filled.rows, filled.empty)
+    facts.filled[view] = values, filled
     return Proof({2: filled.empty}, stays=True)
 
 

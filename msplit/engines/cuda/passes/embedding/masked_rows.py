@@ -260,7 +260,7 @@ def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     before = facts.filled.get(ids.dense)
     # Nothing happened to the ids since the empty rows were filled: without those it is a lookup of the ids before.
     if before is not None:
-        facts.lookups[facts.ops[-1].out] = before, op
+        facts.lookups[facts.ops[-1].out] = *before, op
         found.later = (op.inputs[0],)
     return found
 
@@ -291,12 +291,12 @@ def _looked_up(facts: KnownValues, op: Op, mask: Mask, ids: Key, rows: int, sour
 def _select(facts: KnownValues, op: Op) -> Proof | None:
     """Zeros in the rows that had no ids: then what the default stands for plays no part."""
     lookup = facts.lookups.get(op.inputs[2])
-    if lookup is None or facts.flags.get(op.inputs[0]) != lookup[0].empty or not facts.is_zero(op.inputs[1]):
+    if lookup is None or facts.flags.get(op.inputs[0]) != lookup[1].empty or not facts.is_zero(op.inputs[1]):
         return None
     if not facts.shape(op.inputs[0]) == facts.shape(op.inputs[1]) == facts.shape(op.inputs[2]):
         return None
-    found, segment = lookup
-    return _looked_up(facts, segment, found.mask, found.ids, found.rows, segment.inputs[0])
+    ids, filled, segment = lookup
+    return _looked_up(facts, segment, ids.mask, ids.dense, filled.rows, segment.inputs[0])
 
 
 def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:

@@ -93,7 +93,7 @@ def _update(facts: KnownValues, op: Op) -> Proof | None:
 
 
 def _unique_padded(facts: KnownValues, op: Op) -> Proof | None:
-    """As many places as there are rows in all: -1 stands where there is none, as where an id has come before."""
+    """Distinct ids with as many places as there are rows in all: -1 stands where there is none, as where an id has come before."""
     kept = facts.kept.get(op.inputs[0]) or facts.positions.get(op.inputs[0])
     if kept is None:
         return None

@@ -16,7 +16,7 @@ from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Mask, 
 
 
 def _shape(facts: KnownValues, op: Op) -> Proof | None:
-    """As many as there are rows, and their own shape."""
+    """Notes the shape of kept rows: as many as there are, and their own."""
     kept = facts.kept.get(op.inputs[0])
     shape = None if kept is None else facts.shape(kept.dense)
     if kept is not None and shape and (op.op == "Shape" or len(shape) == 1):

@@ -258,8 +258,9 @@ class Walk:
             raise _Stuck
         if sizes is None:
             found = self.graph.constants.get(op.inputs[1])
-            _require(found is not None and found.shape[:1] >= (1,) and found[0] == -1)
-            _require(data.kind is _Kind.ROWS or np.size(found) <= 1)
+            if found is None or found.shape[:1] < (1,) or found[0] != -1:
+                raise _Stuck
+            _require(data.kind is _Kind.ROWS or found.size <= 1)
             if data.kind is _Kind.ROWS:
                 self.reshaped.append(op.node)
         else:
@@ -421,4 +422,4 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(ops_with("stitch"), Walk._stitch),
     "Range": Walk._range,
 }
-"""What is known to pass padded values on, or to be indifferent to them."""
+"""Rules of ops that are known to pass padded values on, or to be indifferent to them."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, StandIn
-from msplit.engines.cuda.passes.pattern import Readers, takes_rows
+from msplit.engines.cuda.passes.pattern import Readers, offered, takes_rows
 from msplit.opset.traits import GATHERS, SPARSE_SEGMENTS, ops_with
 
 _STITCHES = ops_with("stitch")
@@ -50,10 +50,8 @@ def fold_partition(graph: OpGraph, stand_ins: dict[Key, StandIn] | None = None) 
     putting the rows back in order (DynamicStitch). With the parts one below the other, row ``new_id`` of part p is row
     ``start[p] + new_id`` of the whole: one gather.
     """
-    found = False
-    for op in list(graph.ops.values()):
-        found |= op.op in _STITCHES and _join(graph, op, {} if stand_ins is None else stand_ins)
-    return found
+    known = {} if stand_ins is None else stand_ins
+    return offered(graph, lambda op: op.op in _STITCHES and _join(graph, op, known))
 
 
 def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:

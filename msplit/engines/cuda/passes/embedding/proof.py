@@ -75,7 +75,7 @@ class Mask:
 
 
 Absent = int | Literal["any"] | None
-"""See `Kept`."""
+"""Number that stands in rows that are not there; None and "any" as in `Kept`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,23 +138,6 @@ class Filled:
     empty: Key
 
 
-@dataclass(frozen=True, eq=False)
-class Lookup:
-    """A dense lookup by kept ids in which each row that had none has one default: what it was made of.
-
-    Attributes:
-        mask: Of the ids before that.
-        ids: Likewise, all of them.
-        rows: How many rows the result has.
-        empty: Which of them had none.
-    """
-
-    mask: Mask
-    ids: Key
-    rows: int
-    empty: Key
-
-
 class KnownValues:
     """Values that one inference of shapes knows so far, and new ops and constants beside them.
 
@@ -173,7 +156,7 @@ class KnownValues:
         elements: Values that have the elements of kept rows, in a shape that is not known.
         completed: A mask, and coordinates of its rows -> the same without empty rows.
         returned: Where what was there before rows were filled is now -> the mask before, and what it was filled up to.
-        filled: Ids without empty rows -> what they were made of.
+        filled: Ids without empty rows -> the ids before, and what they were filled up to.
         lookups: Lookups by such ids -> likewise, and the op.
         flags: Values that repeat a truth value per row.
     """
@@ -193,8 +176,8 @@ class KnownValues:
         self.elements: dict[Key, Kept] = {}
         self.completed: dict[tuple[Mask, Key], Filled] = {}
         self.returned: dict[Key, tuple[Mask, Filled]] = {}
-        self.filled: dict[Key, Lookup] = {}
-        self.lookups: dict[Key, tuple[Lookup, Op]] = {}
+        self.filled: dict[Key, tuple[Kept, Filled]] = {}
+        self.lookups: dict[Key, tuple[Kept, Filled, Op]] = {}
         self.flags: dict[Key, Key] = {}
         self._ranges: dict[Key, intervals.Range | None] = {}
 

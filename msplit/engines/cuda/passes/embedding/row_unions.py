@@ -69,10 +69,8 @@ def _apply(graph: OpGraph, op: Op, parts: dict[Key, Parts]) -> bool:
         return False
     whole = [parts.get(key) or _rows_of(graph, key, above[0]) for key in op.inputs]
     dtype = graph.dtypes[op.out]
-    rows, others = (
-        graph.add(op.op, op, dict(op.attrs), [one[side] for one in whole], shape, dtype).out
-        for side, shape in enumerate((above, below))
-    )
+    sides = zip(zip(*whole, strict=True), (above, below), strict=True)
+    rows, others = (graph.add(op.op, op, dict(op.attrs), [*inputs], shape, dtype).out for inputs, shape in sides)
     parts[op.out] = rows, others
     return True
 

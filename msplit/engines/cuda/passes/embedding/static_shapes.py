@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, Shape
 from msplit.engines.cuda.passes.embedding import masked_rows
@@ -91,13 +93,19 @@ def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     return Proof({0: where, 1: values, 2: empty, 3: position[: row_of.size]})
 
 
-def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
-    """Rows by constant segments: as many segments as those say; k rows each are one axis more."""
-    ids = facts.array(op.inputs[2])
+def _segments(ids: NDArray[Any] | None) -> tuple[int, int] | None:
+    """Number of segments that known ids name in order, and how many rows each has, 0 where not all have as many."""
     if ids is None or ids.ndim != 1 or not ids.size or ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
         return None
-    count, length = int(ids[-1]) + 1, run_length(ids)
-    shape = facts.shape(op.inputs[0])
+    return int(ids[-1]) + 1, run_length(ids)
+
+
+def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
+    """Rows by constant segments: as many segments as those say; k rows each are one axis more."""
+    counted, shape = _segments(facts.array(op.inputs[2])), facts.shape(op.inputs[0])
+    if counted is None:
+        return None
+    count, length = counted
     if not length or shape is None:
         inputs = [*op.inputs, facts.integers(count)]
         return Proof({0: facts.new(f"{op.op}WithNumSegments", op, inputs, dict(op.attrs))})
@@ -119,11 +127,10 @@ def _grouped(facts: KnownValues, op: Op, rows: Key, shape: Shape, how: str) -> P
 
 def _segment(facts: KnownValues, op: Op) -> Proof | None:
     ids, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
-    if ids is None or shape is None or ids.shape != shape[:1] or not ids.size:
+    counted = _segments(ids)
+    if ids is None or counted is None or shape is None or ids.shape != shape[:1]:
         return None
-    if ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
-        return None
-    count, length = int(ids[-1]) + 1, run_length(ids)
+    count, length = counted
     if length:
         return _grouped(facts, op, op.inputs[0], (count, length, *shape[1:]), op.op.removeprefix("Segment"))
     if op.op == "SegmentMean":  # has no unsorted kind

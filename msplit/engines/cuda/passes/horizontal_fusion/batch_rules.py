@@ -93,7 +93,7 @@ def bias_gradient(m: Batch) -> list[Key] | None:
 def transpose(m: Batch) -> list[Key] | None:
     """The members' axis stays in front."""
     order = np.concatenate([[0], m.static(1).astype(np.int64) + 1])
-    return [m.view("Transpose", [m.stacked(0), m.constant(order)], m.stacked_shape(0))]
+    return m.outputs("Transpose", {"T": m.type_of(0)}, [m.stacked(0), m.constant(order)])
 
 
 def _later(axis: int) -> int:
@@ -126,19 +126,19 @@ def slice_(m: Batch) -> list[Key] | None:
     """Cuts the same part out of every member."""
     begin = np.concatenate([[0], m.static(1).astype(np.int64)])
     size = np.concatenate([[m.count], m.static(2).astype(np.int64)])
-    return [m.view("Slice", [m.stacked(0), m.constant(begin), m.constant(size)], m.stacked_shape(0))]
+    return m.outputs("Slice", {"T": m.type_of(0)}, [m.stacked(0), m.constant(begin), m.constant(size)])
 
 
 def strided_slice(m: Batch) -> list[Key] | None:
     """Cuts the same part out of every member: all masks move by one axis."""
-    attrs = dict(m.op.attrs)
+    attrs = {"T": m.type_of(0), **m.op.attrs}
     for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"):
         attrs[name] = int(attrs.get(name, 0)) << 1
     attrs["begin_mask"] |= 1
     attrs["end_mask"] |= 1
     begin, end, strides = (np.concatenate([[first], m.static(slot)]) for slot, first in ((1, 0), (2, 0), (3, 1)))
     inputs = [m.stacked(0), *(m.constant(part.astype(np.int64)) for part in (begin, end, strides))]
-    return [m.view("StridedSlice", inputs, m.stacked_shape(0), attrs)]
+    return m.outputs("StridedSlice", attrs, inputs)
 
 
 def concat(m: Batch) -> list[Key] | None:

@@ -26,10 +26,10 @@ from msplit.engines.cuda.passes.horizontal_fusion.signature import Signatures
 from msplit.opset.traits import VIEWS
 
 KERNEL_US = 1.3
-"""What one kernel less saves inside a CUDA graph."""
+"""Time that one kernel less saves inside a CUDA graph."""
 
 COPY_US = 2.0
-"""What one kernel that puts operands side by side costs, beside its bytes."""
+"""Time of a kernel that puts operands side by side, beside its bytes."""
 
 BYTES_PER_US = 2e6
 """Read and written by such a copy."""

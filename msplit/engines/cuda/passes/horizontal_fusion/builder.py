@@ -236,7 +236,8 @@ class Batch:
         shape = self.shape(slot)
         one = self.reshape(self.key(slot), (1, *shape))
         whole = (self.count, *shape)
-        return self.view("BroadcastTo", [one, self.constant(np.asarray(whole, np.int64))], whole)
+        sizes = self.constant(np.asarray(whole, np.int64))
+        return self.emit("BroadcastTo", {"T": self.type_of(slot)}, [one, sizes], whole)
 
     def layer(self, steps: tuple[str, ...]) -> tuple[dict[str, int], list[Key]] | None:
         """The members' weights and biases as `_GroupedMatMul` wants them, and the stacks; None where that would hold weights twice."""
@@ -280,10 +281,6 @@ class Batch:
     def reshape(self, key: Key, shape: Shape) -> Key:
         """Gives the same elements another shape."""
         return self._builder.reshape(key, shape, self.op)
-
-    def view(self, op: str, inputs: list[Key], shape: Shape, attrs: Attrs | None = None) -> Key:
-        """Adds a view; its value."""
-        return self.emit(op, {"T": self._builder.types.get(inputs[0]), **(attrs or {})}, inputs, shape)
 
     def outputs(self, op: str, attrs: Attrs, inputs: list[Key]) -> list[Key]:
         """Adds an op with as many outputs as a member has, each stacked; its values."""

@@ -13,9 +13,9 @@ from msplit.opset import schema
 from msplit.opset.traits import JOINS, VIEWS, ops_with
 
 FORWARD = 3
-"""How far ahead two ops must be read alike for a merge that costs something."""
+"""Ops ahead that must read two ops alike for a merge that costs something."""
 _CHAIN = 12
-"""How far ahead the kernels are counted that a merge saves."""
+"""Ops ahead whose kernels are counted for what a merge saves."""
 
 
 class Signatures:
@@ -76,16 +76,16 @@ class Signatures:
         return op.op, attrs_key(op.attrs), tuple(slots), outputs, self._gpus.get(op.node, 0)
 
     def _forward(self) -> dict[int, int]:
-        current = {number: self.own.get(number, -1) for number in self._graph.ops}
+        ops, current = self._graph.ops, {number: self.own.get(number, -1) for number in self._graph.ops}
         for _ in range(FORWARD):
             following = {}
             for number in self._graph.ops:
-                read = (
-                    (port, slot, reader, self._graph.ops[reader].op)
-                    for port, slot, reader in self._readers.get(number, ())
-                )
+                read = self._readers.get(number, ())
                 # Where a branch enters a join differs from branch to branch.
-                after = {(port, -1, op) if op in JOINS else (port, slot, current[by]) for port, slot, by, op in read}
+                after = {
+                    (port, -1, ops[by].op) if ops[by].op in JOINS else (port, slot, current[by])
+                    for port, slot, by in read
+                }
                 following[number] = self._number((current[number], tuple(sorted(after, key=repr))))
             current = following
         return current

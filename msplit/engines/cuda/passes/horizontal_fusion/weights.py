@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape
 from msplit.engines.cuda.passes.pattern import Readers, takes_rows
 from msplit.opset.traits import GATHERS, MATMULS, traits
 
@@ -48,10 +48,10 @@ class Weights:
         self._graph = graph
         self._stacks: dict[Key, _Stack] = {}
         self._at: dict[Key, tuple[Key, int]] = {}
-        self._copies: dict[tuple[Key, ...], Key] = {}
-        self._shaped: dict[tuple[Key, tuple[int, ...]], Key] = {}
         self._readers = Readers(graph)
         self._movable = functools.cache(self._find_movable)
+        self._copy = functools.cache(self._make_copy)
+        self.shaped = functools.cache(self._reshaped)
 
     def take(self, keys: Sequence[Key], *, wide: bool = False) -> tuple[Key, int] | None:
         """A stack in which these constants of one shape are neighbours, and where the first one is; None where there can be none.
@@ -119,19 +119,15 @@ class Weights:
 
     def copy(self, keys: Sequence[Key]) -> Key:
         """Small constants side by side, in a constant of its own."""
-        made = tuple(keys)
-        if made not in self._copies:
-            self._copies[made] = self._graph.constant(np.stack([self._graph.constants[key] for key in keys]))
-        return self._copies[made]
+        return self._copy(tuple(keys))
 
-    def shaped(self, key: Key, shape: tuple[int, ...]) -> Key:
+    def _make_copy(self, keys: tuple[Key, ...]) -> Key:
+        return self._graph.constant(np.stack([self._graph.constants[key] for key in keys]))
+
+    def _reshaped(self, key: Key, shape: Shape) -> Key:
         """A constant in another shape."""
         value = self._graph.constants[key]
-        if value.shape == shape:
-            return key
-        if (key, shape) not in self._shaped:
-            self._shaped[key, shape] = self._graph.constant(value.reshape(shape))
-        return self._shaped[key, shape]
+        return key if value.shape == shape else self._graph.constant(value.reshape(shape))
 
     def layer(self, op: Op, stack: Key, start: int, count: int) -> dict[str, int]:
         """Weights of products like one as `_GroupedMatMul` wants them: so many neighbours in a stack, from the first one on."""

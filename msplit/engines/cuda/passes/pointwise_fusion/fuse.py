@@ -43,8 +43,8 @@ class Fused:
 
     def facts(self) -> Mapping[str, Any]:
         """For the report of a run."""
-        found = {"fused_groups": self.groups, "fused_ops": self.members, "fused_kernels": self.kernels}
-        return found | (self.report.facts() if self.report else {})
+        counts = {"fused_groups": self.groups, "fused_ops": self.members, "fused_kernels": self.kernels}
+        return {**counts, **({} if self.report is None else self.report.facts())}
 
 
 def likely_groups(graph: OpGraph) -> int:

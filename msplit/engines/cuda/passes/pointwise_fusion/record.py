@@ -31,12 +31,12 @@ from msplit.engines.cuda.kernels.store import Store, note
 from msplit.formats.files import JsonValue
 
 VERSION = 1
-"""Of the form in which a record is kept."""
+"""Version of the form in which a record is kept."""
 
 INPUT, BUFFER, NUMBER = "input", "buffer", "number"
 
 CALLS = 20
-"""Of a kernel, which are timed together."""
+"""Calls of a kernel that are timed together."""
 
 _LARGEST = 1 << 50
 _MOST = 1 << 16
@@ -237,7 +237,7 @@ class _Call:
 _CALLS: ContextVar[list[_Call] | None] = ContextVar("watched_launches", default=None)
 
 _LETTERS = {"O": POINTER, "b": "i8", "h": "i16", "i": "i32", "l": "i64", "B": "u8", "H": "u16", "I": "u32", "K": "u64"}
-"""What Inductor calls the types of a kernel's parameters."""
+"""Types of a kernel's parameters, by Inductor's letters for them."""
 
 
 @contextlib.contextmanager

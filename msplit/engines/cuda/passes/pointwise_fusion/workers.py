@@ -34,7 +34,7 @@ LIMIT = "MSPLIT_COMPILE_PROCESSES"
 """Environment variable: how many processes compile at most, on a CPU too; with ``0`` this one compiles all."""
 
 MOST = 8
-"""Of as many as compile side by side, each has its own interpreter to start and PyTorch to import."""
+"""Processes at most: each has its own interpreter to start and PyTorch to import."""
 
 FEWEST_GROUPS = 4
 """Fewer are compiled here before a worker has started."""
@@ -43,16 +43,16 @@ PATIENCE = 10.0
 """Seconds after which workers that have begun, and say nothing, are waited for no longer. A group takes a half, the first one two."""
 
 DONE = ""
-"""What a worker says of a task that it has done; else why it has not."""
+"""Answer of a worker to a task that it has done; else it says why it has not."""
 
 BUSY = "no worker was free"
-"""Why a task is left to who asks."""
+"""Reason for which a task is left to the caller."""
 
 EACH = 2
 """Groups that a worker is given at once: it has the next one when it is done with one, whatever this process does meanwhile."""
 
 COMMAND = [sys.executable, "-m", f"{__package__}.worker"]
-"""What a worker is."""
+"""Command line of a worker."""
 
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",  # what a worker compiles for is handed to it

@@ -37,13 +37,13 @@ from msplit.opset.traits import BATCH_MATMULS, CONVERTING, HALF, MASKING, MATMUL
 
 WIDE = "float32"
 LARGEST = 65504.0
-"""Of float16."""
+"""Largest number of float16."""
 
 _HANDED_OUT = frozenset({*OPTIMIZERS, *TOGETHER, FLAT, ASSIGNS, "_Unscale"})
-"""What gradients of variables go to that needs a kernel of its own."""
+"""Ops that gradients of variables go to and that have a kernel of their own."""
 
 _SMALL = ("bool", "uint8", "int8", "uint16", "int16", "float16", "bfloat16")
-"""What float32 holds exactly: to go through it on the way to half precision rounds once."""
+"""Types that float32 holds exactly: to go through it on the way to half precision rounds once."""
 
 
 def compute_in_half(graph: OpGraph, half: str, wide: AbstractSet[int] = frozenset(), *, emulate: bool = False) -> bool:
@@ -339,22 +339,17 @@ def _is_handed_out(graph: OpGraph, readers: Readers, key: Key, *, fetched: bool)
     """Checks if a value goes to updates of variables, or is an output where that counts, and to nothing that could compute anything else in
     the same kernel: an attention takes products along whose result is an output.
     """
-    waiting, wanted = [key], False
-    while waiting:
-        key = waiting.pop()
-        if key in readers.fetched:
-            if not fetched:
-                return False
-            wanted = True
-        for number in readers.of.get(key, ()):
-            op = graph.ops[number]
-            if op.op in VIEWS:
-                waiting += [(number, port) for port in range(graph.ports(number))]
-            elif op.op in _HANDED_OUT:
-                wanted = True
-            else:
-                return False
-    return wanted
+
+    def users(key: Key) -> list[Op]:
+        return [graph.ops[number] for number in readers.of.get(key, ())]
+
+    def views(key: Key) -> list[Key]:
+        return [(op.node, port) for op in users(key) if op.op in VIEWS for port in range(graph.ports(op.node))]
+
+    keys = reached([key], views)
+    goes_to = {op.op for one in keys for op in users(one)} - VIEWS
+    is_output = not keys.isdisjoint(readers.fetched)
+    return goes_to <= _HANDED_OUT and (fetched if is_output else bool(goes_to))
 
 
 def _typed(op: Op, half: str, before: str = WIDE) -> dict[str, Any]:

@@ -57,7 +57,7 @@ _CONVOLUTIONS = frozenset(op for op in FILTERS if "conv2d" in op.lower() and "Ba
 """Those whose kernels of ours round. What squeeze-and-excitation is part of goes on to be multiplied by factors, not to a product."""
 
 _STEPS = EPILOGUE_STEPS - ops_with("old batch norm") | ACTIVATIONS.keys()
-"""What may follow a convolution in our own kernel."""
+"""Steps that may follow a convolution in our own kernel."""
 
 
 def read_by_products(graph: OpGraph) -> set[Key]:
