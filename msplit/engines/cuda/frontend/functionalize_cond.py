@@ -53,6 +53,7 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
         around = [_around(graph, inside, edge) for edge in graph.in_edges(node)]
         found: Set[_Branch] = frozenset().union(*around)
         inputs = graph.inputs(node)
+        # A Switch hands its data on to both branches; a Merge of two sides of one predicate chooses.
         if _condition(graph, node) is not None:
             changes.stands_for |= {(node, 0): inputs[0], (node, 1): inputs[0]}
         elif op == "Merge" and len(inputs) == 2:
@@ -63,6 +64,7 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
                 no, yes = (inputs[1], inputs[0]) if first else (inputs[0], inputs[1])
                 _choose(changes, node, predicate, no, yes, known(graph, predicate, fed))
                 found = sides[0] & sides[1]
+        # What draws or writes in a branch does so in those steps only that take it.
         if found:
             inside[node] = found
             if op in DRAWN_ON_DEVICE or written(op):
@@ -70,7 +72,7 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
                 if False in taken and written(op):  # what needs it by control edges goes on without it
                     changes.ops[node], changes.inputs[node], changes.stateful[node] = "NoOp", [], False
                 elif None in taken:
-                    # TensorFlow draws or writes here in those steps only that take the branch: no op that is known by this name.
+                    # Only the run knows which steps these are: no op is known by this name.
                     changes.ops[node] = op + IN_A_BRANCH
                     changes.stateful[node] = True
     return rewired(flat, changes), _CHOICE

@@ -68,6 +68,7 @@ def build(
     roots = [*partition.wanted(flat), *((node, 0) for node in effects.writes)]
     graph.constants |= constants or {}
     needed = reachable(flat.graph, roots, {*fed.values(), *graph.constants})
+    # Node by node, in order: variables are left to who knows what they are by then, constants are read, and all else becomes an op.
     among = set(needed)
     for node in effects.nodes if effects.writes else needed:
         op = flat.graph.ops[node]
@@ -91,6 +92,7 @@ def build(
         else:
             attrs = plain(flat.graph.attrs[node], functions=op in FUNCTIONAL)
             graph.ops[node] = Op(node, flat.graph.names[node], op, attrs, inputs, [node])
+    # Outputs, and values of variables: as they are given, or the model's own.
     for tensor in flat.outputs:
         if schema.output_count(flat.graph.ops[tensor.node], flat.graph.attrs[tensor.node]) == 0:
             continue  # a train step: it runs, and gives nothing

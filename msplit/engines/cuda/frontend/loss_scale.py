@@ -128,23 +128,25 @@ def _is_zero(graph: OpGraph, key: Key) -> bool:
     return maker is not None and maker.op == "ZerosLike"
 
 
-def _unscale(graph: OpGraph, scaled: Set[Key], scale: Key) -> Key:
+def _unscale(graph: OpGraph, scaled: set[Key], scale: Key) -> Key:
     """Lets what is not linear, and who fetches, read unscaled values. Gives the one that tells whether all of these are finite.
 
     Values are unscaled together as far as one does not depend on another.
     """
+    # Values that something reads which is not linear in them, by how many others on the way to them are unscaled.
     wanted: dict[Key, list[Op]] = {}
     level: dict[int, int] = {}  # per op, how many values on its longest way were unscaled
     levels: dict[int, list[Key]] = {}
     for number, op in graph.ops.items():
-        boundary = not scaled.isdisjoint(op.inputs) and (number, 0) not in scaled
-        level[number] = max((level.get(key[0], 0) + (boundary and key in scaled) for key in op.inputs), default=0)
-        for key in op.inputs if boundary else ():
-            if key in scaled and key[0] in graph.ops:
+        unscaled = set() if op.out in scaled else scaled.intersection(op.inputs)
+        level[number] = max((level.get(key[0], 0) + (key in unscaled) for key in op.inputs), default=0)
+        for key in op.inputs:
+            if key in unscaled and key[0] in graph.ops:
                 wanted.setdefault(key, []).append(op)
     fetched = {name: key for name, key in graph.fetches.items() if key in scaled and key[0] in graph.ops}
     for key in dict.fromkeys([*wanted, *fetched.values()]):
         levels.setdefault(level[key[0]], []).append(key)
+    # One op unscales all of a level, and tells if they are finite.
     flags, names = [], dict[Key, Key]()
     for keys in levels.values():
         like = graph.ops[keys[0][0]]

@@ -146,6 +146,7 @@ def partition_graph(
     if kinds.forced:  # once more, now that it is known what else the host has to make for that
         before = _with_ancestors(kinds.forced, inputs, outside)
         kinds = kinds_with({node for node in before if not kinds.both_have(node)})
+    # Outputs that the host makes behind the device; all others are roots of what runs before, with what is written and handed over.
     post_nodes, handed = kinds.behind_it()
     outputs = {tensor.name: (tensor.node, tensor.port) for tensor in flat.outputs}
     host_outputs = {name: key for name, key in outputs.items() if key not in outside and key[0] in post_nodes}
@@ -159,6 +160,7 @@ def partition_graph(
         kept = flat.graph.ops[node] == "Const" or flat.graph.ops[node] in VARIABLES
         if kept and (node, port) in kinds.no_tensor and (node, port) not in outside:
             forced.append(node)
+    # The host runs in front what it must and all that needs, but for what both have; the device the rest, down to what the host made.
     host = _with_ancestors(forced, inputs, outside)
     before_it = {node for node in host if not kinds.both_have(node)}
     given = outside | kinds.shapes.keys()
@@ -168,14 +170,17 @@ def partition_graph(
     for node in nodes:
         if node in on_device:
             frontier |= {key: None for key in inputs[node] if key[0] in before_it and key not in outside}
+    # Once more, where the host went on with lists and hands over one whose length the values of a step decide.
     if in_vain := kinds.goes_too_far(frontier):
         return partition_graph(flat, bodies, None if held else foreseen, in_vain)
+    # Outputs that the host makes in front, or that are strings from outside.
     fetched = {}
     for name, key in outputs.items():
         made_here = key[0] in host and key[0] not in on_device and key not in outside and name not in host_outputs
         if made_here or (key in outside and key in kinds.no_tensor):
             fetched[name] = key
     behind_it = tuple(reachable(flat.graph, host_outputs.values(), {*outside, *handed}))
+    # What nobody can run, and what the host would have to draw.
     missing = [node for node in kinds.missing if node in before]
     missing += [node for node in (*sorted(host), *behind_it) if _draws(flat, inside, node) and node not in missing]
     return Partition(
@@ -259,6 +264,7 @@ class _Kinds:
         heavy = op in VARIABLES or works
         # The host has variables of its own, which are the same while nothing writes any: to read one there is not to wait.
         can_precede = not any(key[0] in self._after_work for key in made if self._written or key not in read)
+        # Strings have no place on the device, wherever they come from.
         if op == "Const":
             value = attrs.get("value")
             if isinstance(value, TensorValue) and value.dtype == "string":
@@ -266,10 +272,12 @@ class _Kinds:
         elif op in VARIABLES and attrs.get("dtype") == "string":
             heavy = False
             self.no_tensor.add((node, 0))
+        # Variables of numbers are there on both sides, and a shape of the host's is a constant where it is known.
         elif op in VARIABLES or (op in _READ_WHOLE and read):
             self.variables.add((node, 0))
         elif op == "Shape" and (shape := self._shape_of_host(self._inputs[node][0])) is not None:
             self.shapes[node, 0] = np.array(shape, str(attrs.get("out_type", "int32")))
+        # The host's: nobody's where it has no such kernel, and in the way where it comes behind work for the device.
         elif not covered or any(key in self.no_tensor for key in self._inputs[node]):
             heavy = False
             is_handle = any(_dtype(self._flat, key) == "resource" for key in read)
@@ -281,12 +289,14 @@ class _Kinds:
             else:
                 self._give_to_host(node)
                 late = False
+        # The device could run it, and the host does: it needs it itself, or goes on with what has no shape yet.
         elif node in self._early or (can_precede and self._goes_along(node, made, works=works)):
             self._give_to_host(node)
             counts = covered and op in self._listed and self._listed[op].dynamic_with(attrs)
             if counts or (op in _KEEPS_LENGTH and not self._counted.isdisjoint(made)):
                 self._counted.update(key for key in self._unfixed if key[0] == node)
             heavy = late = False
+        # What comes behind work for the device, and behind nodes of the host that do.
         if heavy or late:
             self._after_work.add(node)
         if follows:

@@ -11,25 +11,11 @@ import torch
 from msplit.engines.cuda.ir.graph import RESULT
 from msplit.engines.cuda.ir.node import Node, Unsupported
 
-_DTYPES: dict[str, torch.dtype] = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "float8_e5m2": torch.float8_e5m2,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "uint64": torch.uint64,
-    "bool": torch.bool,
-    "complex64": torch.complex64,
-    "complex128": torch.complex128,
-}
+_NAMES = (
+    "float16 bfloat16 float32 float64 float8_e5m2 float8_e4m3fn complex64 complex128 bool "
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+)
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
 
 # Dtypes that NumPy has only through ml_dtypes, with the integer of the same width that carries their bits across.
 _BY_BITS: dict[str, tuple[Any, type[np.generic], torch.dtype]] = {

@@ -24,6 +24,7 @@ Attrs = dict[str, Any]
 """Attributes of an op: plain values, or descriptions of the engine's own."""
 
 _Item = TypeVar("_Item", bound=Hashable)
+_Found = TypeVar("_Found")
 
 _ALIASES = (
     ops_with("view")
@@ -63,6 +64,31 @@ def _place_of(names: Sequence[str], within: Sequence[str]) -> int | None:
         return None
     start = within.index(names[0])
     return start if tuple(within[start : start + len(names)]) == tuple(names) else None
+
+
+class Unproved(Exception):
+    """Something is not known, or does not hold, that a rule needs."""
+
+
+def known(found: _Found | None) -> _Found:
+    """Gives what a rule can not do without.
+
+    Raises:
+        Unproved: It is None.
+    """
+    if found is None:
+        raise Unproved
+    return found
+
+
+def require(holds: Any) -> None:
+    """Ends a rule where a condition of it does not hold.
+
+    Raises:
+        Unproved: It does not.
+    """
+    if not holds:
+        raise Unproved
 
 
 def reached(starts: Iterable[_Item], beside: Callable[[_Item], Iterable[_Item]]) -> set[_Item]:

@@ -65,12 +65,7 @@ class Trial(Generic[K]):
 
     def rotating(self) -> Trial[K]:
         """The trial with other weights for each call. Copies are shared by all calls that have the same weights."""
-        made: dict[int, list[Tensor]] = {}
-
-        def of(weights: Tensor) -> list[Tensor]:
-            if id(weights) not in made:
-                made[id(weights)] = copies(weights)
-            return made[id(weights)]
+        of = functools.cache(copies)
 
         def turned(call: Call) -> Call:
             if not isinstance(call, Way):

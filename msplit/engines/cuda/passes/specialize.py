@@ -206,6 +206,8 @@ class Tracer:
         self.shapes[key] = value.shape
 
     def _step(self, lowering: Lowering, op: Op, varying: bool) -> None:
+        """Runs an op and keeps what is learned of it as a step."""
+        # Inputs that its lowering wants on the host are bound now; those that only the run knows are read back in each.
         static = static_slots(op)
         unknown = tuple(slot for slot in sorted(static) if op.inputs[slot] not in self.static)
         dynamic = depends_on_values(op, self.static)
@@ -215,6 +217,7 @@ class Tracer:
         def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
             return LoweringCall(lowering, op, bound, unknown, self.nchw, mixed)
 
+        # Inputs on the device, and the kernel that is fastest for them.
         fresh = len(op.inputs) > 1 and (self.rounding.lists or op.inputs[1] not in self.constants)
         for key in keys if self.places else ():  # a constant is where it is read; one that was computed here, too
             if key not in self.values:
@@ -229,6 +232,7 @@ class Tracer:
                 self._choose(other, list(arguments), lowered, fresh=fresh, varying=varying)
             op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)
         op = self.rounding.of_results(op)
+        # The run, and in whose memory its results lie: where shapes differ from run to run, what is seen here need not hold.
         function = lowered(op)
         reads, writes = self._touched(op, keys, arguments)
         results = function(*arguments)
@@ -240,6 +244,7 @@ class Tracer:
         bases, size = self._memory(keys, arguments, results, number)
         if varying:
             bases = [number] * len(results)
+        # A step that takes no memory and writes nothing is a view.
         launches = (size > 0 and op.op != BUFFER) or varying or bool(writes) or bool(parts_of(op))
         read_parts, written_parts = self.coverage.of_step(op, len(results), launches=launches)
         read = dict(zip(keys, arguments, strict=True)).values()

@@ -197,7 +197,8 @@ def _trial(graph: OpGraph, found: Candidate, device: torch.device) -> Trial[str]
     op, arguments = found.op, _arguments(graph, found, device)
     exact = lowered(_by(op, _MATH))(*(argument.float() for argument in arguments))
     query = arguments[0]
-    names = (*_library(query), *_own(found.match, query))
+    library = LIBRARY[:1] if query.dtype == torch.float32 else LIBRARY
+    names = (*library, *_own(found.match, query))
     calls = [(name, functools.partial(lowered(_by(op, name)), *arguments)) for name in names]
     most = EXACT if query.dtype == torch.float32 and not may_round(torch.float32) else None
     return Trial([_apart(graph, found.match, device)], calls, exact, most)
@@ -221,10 +222,6 @@ def _fastest(tuner: Tuner, trial: Trial[str]) -> Choice:
 def _is_aligned(match: Match) -> bool:
     step = _ALIGNED // torch_dtype(match.dtype).itemsize
     return all(match.atoms.sizes[atom] % step == 0 for atom in (match.inner, match.depth))
-
-
-def _library(query: torch.Tensor) -> tuple[str, ...]:
-    return LIBRARY[:1] if query.dtype == torch.float32 else LIBRARY
 
 
 def _own(match: Match, query: torch.Tensor) -> list[str]:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, torch_dtype
-from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, Unproved, require
 from msplit.engines.cuda.passes.attention.axes import Axes, Axis
 from msplit.engines.cuda.passes.attention.match import Added, Match, Replaced
 from msplit.engines.cuda.passes.pattern import FLOATS, value_key
@@ -60,10 +60,6 @@ class Mask:
     causal: bool = False
     kept: Key | None = None
     lost: float = 0.0
-
-
-class Illegal(Exception):
-    """These masks can not be added with the same result."""
 
 
 @dataclass
@@ -228,23 +224,23 @@ class _Masks:
             terms: What is added.
 
         Raises:
-            Illegal: There may be a row without.
+            Unproved: There may be a row without.
         """
+        # One mask alone is added with the same result, whatever it leaves.
         replaces = any(one.number > -math.inf for one in conditions)  # minus infinity stays that, whatever is added
         known = not any(isinstance(term, tuple) for found in conditions.values() for term in found)
-        if (not known or not terms) and any(one.number > SMALL for one in conditions):
-            raise Illegal
+        require((known and terms) or all(one.number <= SMALL for one in conditions))
         if len(terms) + replaces < 2:
             return
         unknown = [place for place, term in enumerate(terms) if isinstance(term, tuple)]
         if known and not unknown:
             self._known_counts(conditions, terms)
             return
+        # Of masks that are not known: one value that is added first, or a condition that comes last, beside known numbers that are small.
         most = PLAIN if not known else SWALLOWED
         small = all(isinstance(term, tuple) or (np.abs(term) <= most).all() for term in terms)
         last = all(one.before == len(terms) or one.number == -math.inf for one in conditions)
-        if not small or (unknown and (unknown != [0] or replaces or not known)) or not last:
-            raise Illegal
+        require(small and last and (not unknown or (unknown == [0] and not replaces and known)))
 
     def _known_counts(self, conditions: Mapping[Replaced, list[Term]], terms: Sequence[Term]) -> None:
         value, plain = self._scalar(0.0), np.full((1,) * len(self.match.order), True)
@@ -255,8 +251,7 @@ class _Masks:
             else:
                 value, plain = value + np.asarray(step), plain & (np.abs(np.asarray(step)) <= PLAIN)
         best = np.where(plain, value, -np.inf).max(-1, keepdims=True)
-        if not (plain | (value <= best + SMALL / 2)).all():
-            raise Illegal
+        require((plain | (value <= best + SMALL / 2)).all())
 
     def both(self, conditions: Sequence[Term]) -> Term:
         """Returns whether all of them hold."""
@@ -269,13 +264,13 @@ class _Masks:
         kept: list[Term] = []
         lost: float | None = 0.0 if match.zeros else None
         # Where something else makes all scores as small that count, weights of others are not zero before they are set to it.
-        if len({one.number for one in match.replaced}) > 1 or (match.zeros and match.added):
-            raise Illegal
+        require(len({one.number for one in match.replaced}) <= 1 and not (match.zeros and match.added))
         conditions = {one: found for one in match.replaced if (found := list(self.conditions(one)))}
         terms = [self.added(one) for one in match.added]
         self.counts(conditions, terms)
         if lost is None and any(one.number == -math.inf for one in conditions):
             lost = math.nan
+        # All masks as one addend, in the order in which the model applies them.
         for step in _in_order(conditions, terms):
             if isinstance(step, Replaced):
                 bias = self.replaced(step, bias, conditions[step])
@@ -288,20 +283,17 @@ class _Masks:
                 # Of a row of minus infinity the model's weights are not a number, where kernels give zeros.
                 kept.append(self._is_above(bias))
                 lost = math.nan
+        # Rows in which nothing counts: they get their own result where that is not known before the run, and are refused where it is.
         counts = self.both(kept) if kept else None
         if isinstance(counts, tuple):
-            if lost is None and "float16" in (match.dtype, self.dtype):
-                raise Illegal
+            require(lost is not None or "float16" not in (match.dtype, self.dtype))
             return Mask(self.finished(bias), kept=None if lost is None else counts, lost=lost or 0.0)
-        if counts is not None and not counts.any(-1).all():
-            raise Illegal
+        require(counts is None or counts.any(-1).all())
         return Mask(self.finished(bias)) if isinstance(bias, tuple) else self._known(bias)
 
     def _known(self, bias: NDArray[Any]) -> Mask:
-        if self.match.dtype == "float16" and (bias <= _least("float16")).all(-1).any():
-            raise Illegal
-        if np.isnan(bias).any() or np.isneginf(bias).all(-1).any():
-            raise Illegal
+        require(self.match.dtype != "float16" or not (bias <= _least("float16")).all(-1).any())
+        require(not np.isnan(bias).any() and not np.isneginf(bias).all(-1).any())
         if not bias.any():
             return Mask()
         return Mask(causal=True) if self._is_causal(bias) else Mask(self.finished(bias))
@@ -310,8 +302,7 @@ class _Masks:
         """Makes sure that what is added, and not known, is as large in the type of queries."""
         match = self.match
         cut = self.dtype == "float32" or any(self._was_cut(one.key) for one in match.added)
-        if match.dtype == "float16" and cut:
-            raise Illegal
+        require(match.dtype != "float16" or not cut)
 
     def _is_above(self, bias: Term) -> Key:
         """Tell whether what is added is more than minus infinity."""
@@ -377,5 +368,5 @@ def mask_of(maker: Maker, match: Match) -> Mask | None:
     """The addend to the scores of a match, made of ops where it is not known; None where adding can not do the same."""
     try:
         return _Masks(maker, match).mask()
-    except Illegal:
+    except Unproved:
         return None

@@ -165,6 +165,7 @@ def _respell(graph: OpGraph, chain: list[Op], axis: int | None, names: dict[Key,
         return False
     if data is None or whole is None or kernel is None or not np.array_equal(blocks[0], blocks[1]):
         return False
+    # Zeros that were put around and are not cut off again stay, as padding.
     left = np.asarray(pads, np.int64) - np.asarray(crops, np.int64)
     if (left < 0).any() or len(data) != _RANK - (axis is not None) or len(blocks[0]) > len(data) - 2:
         return False
@@ -179,6 +180,7 @@ def _respell(graph: OpGraph, chain: list[Op], axis: int | None, names: dict[Key,
         return False
     around = tuple(size for pair in sides for size in pair)
     convolution.attrs = {**convolution.attrs, "dilations": tuple(steps), **_explicit(around)}
+    # The convolution reads the data itself, through the view where there is an axis to add.
     convolution.source_nodes = [node for op in (convolution, split, join, *views) for node in op.source_nodes]
     graph.shapes[convolution.out] = result
     if axis is None:

@@ -107,6 +107,8 @@ class _Walk:
         self.longer.update(self.outputs(op) if longer else ())
 
     def _compute(self, op: Op) -> None:
+        """Finds out of what kind the results of an op are that writes nothing, and has it read means where it is not linear in parts."""
+        # Of rows of sparse gradients something that is not linear is computed of those of all.
         kinds = [self.kind(key) for key in op.inputs]
         if set(kinds) == {Kind.LOCAL} and {*op.inputs} <= self.slices and op.op not in _LINEAR:  # as for their norm
             for slot in range(len(kinds)):
@@ -115,11 +117,13 @@ class _Walk:
         if op.op == _SUM and op.inputs[0] in self.longer and kinds[:2] == [Kind.SAME, Kind.LOCAL]:
             self.say(op, 1, gathered=True)
             return
+        # A part whose mean is there already is the same everywhere.
         for slot, key in enumerate(op.inputs):
             if kinds[slot] is Kind.PART and (key, False) in self.said:  # its mean is there already
                 self.say(op, slot)
                 kinds[slot] = Kind.SAME
         parts = [slot for slot, kind in enumerate(kinds) if kind is Kind.PART]
+        # Without rows: of what is the same everywhere comes the same, of parts, where the op is linear in them, a part.
         if Kind.LOCAL not in kinds:
             if not parts:
                 longer = any(key in self.longer for key in op.inputs)
@@ -133,6 +137,7 @@ class _Walk:
             parts = []
         for slot in parts:
             self.say(op, slot)
+        # A result of fixed size made of rows is a part where it may be a sum or a mean of theirs.
         if Kind.LOCAL not in kinds:
             self._are(op, Kind.SAME, Kind.LOCAL)
         elif self.resized is None or op.op in _PICKS or op.op == "Prod":

@@ -22,6 +22,7 @@ from msplit.engines.cuda.passes.embedding.index_chain import Chain
 from msplit.engines.cuda.passes.pattern import FLOATS, constant_slot, takes_rows, viewed
 from msplit.opset.traits import ADD, GATHERS, RESHAPES, ops_with, traits
 
+_SUMS = ADD | {"AddN"}
 _COMBINES = ops_with("combines")
 _VALUES = ("int32", "int64", "float32", "float64")
 _MOST_ROWS = 1 << 30
@@ -180,10 +181,12 @@ class _Parts:
         return found
 
     def _part(self, op: Op, stage: int) -> _Part | None:
+        """The part that an op's result is; None where it is none."""
         graph = self._graph
         shape = graph.shapes.get(op.out)
         if shape is None or not math.prod(shape):
             return None
+        # What begins a part, then what changes one, then what lays several together.
         if op.op in GATHERS:
             return self._lookup(op, stage, shape)
         if op.op == "_Columns":
@@ -206,9 +209,7 @@ class _Parts:
             return self._beside(op.inputs, int(op.attrs.get("axis", 0)) % len(shape), shape, packed=True)
         if op.op == "AddN":
             self._split(op, shape)
-        if op.op == "AddN" or op.op in ADD:
-            return self._added(op.inputs, shape)
-        return None
+        return self._added(op.inputs, shape) if op.op in _SUMS else None
 
     def _split(self, op: Op, shape: tuple[int, ...]) -> None:
         """Lets a sum of lookups and of computed values add the lookups apart, so that they need not wait for the others."""

@@ -6,19 +6,24 @@ from collections.abc import Callable
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.passes.embedding.proof import Filled, Kept, KnownValues, Mask, Proof, run_length
+from msplit.engines.cuda.ir.graph import Op, known, require
+from msplit.engines.cuda.passes.embedding.proof import (
+    Filled,
+    Kept,
+    KnownValues,
+    Mask,
+    Proof,
+    run_length,
+)
 
 
 def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     """Every row gets one place more, for the default, which is there where none of the others is."""
-    places, values = facts.kept.get(op.inputs[0]), facts.kept.get(op.inputs[1])
-    shape = facts.array(op.inputs[2])
-    if places is None or values is None or places.mask is not values.mask or shape is None:
-        return None
-    filled = facts.completed.get((places.mask, places.dense)) or _completed(facts, op, places, int(shape[0]))
-    if filled is None or filled.rows != int(shape[0]):
-        return None
+    places, values = (known(facts.kept.get(key)) for key in op.inputs[:2])
+    require(places.mask is values.mask)
+    rows = int(known(facts.array(op.inputs[2]))[0])
+    filled = facts.completed.get((places.mask, places.dense)) or _completed(facts, op, places, rows)
+    require(filled.rows == rows)
     sizes = [facts.integers(size) for size in ([filled.rows, filled.length], [filled.rows, 1])]
     square = facts.new("Reshape", op, [values.dense, sizes[0]])
     default = facts.new("Fill", op, [sizes[1], op.inputs[3]])
@@ -30,12 +35,11 @@ def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     return Proof({2: filled.empty}, stays=True)
 
 
-def _completed(facts: KnownValues, op: Op, places: Kept, rows: int) -> Filled | None:
+def _completed(facts: KnownValues, op: Op, places: Kept, rows: int) -> Filled:
     """Kept places with one more for each row."""
-    indices = facts.array(places.dense)
-    length = run_length(indices[:, 0]) if indices is not None and indices.ndim == 2 else 0
-    if indices is None or not length or rows * length != len(indices):
-        return None
+    indices = known(facts.array(places.dense))
+    length = run_length(indices[:, 0]) if indices.ndim == 2 else 0
+    require(length and rows * length == len(indices))
     there = facts.new("Reshape", op, [places.mask.key, facts.integers([rows, length])])
     some = facts.new("Any", op, [there, facts.integers([1])], {"keep_dims": False})
     empty = facts.new("LogicalNot", op, [some])
@@ -53,10 +57,9 @@ def _completed(facts: KnownValues, op: Op, places: Kept, rows: int) -> Filled | 
 
 def _fill_grad(facts: KnownValues, op: Op) -> Proof | None:
     """Gradients of what was there before, where it is now."""
-    before, filled = facts.returned.get(op.inputs[0], (None, None))
-    grad = facts.kept.get(op.inputs[1])
-    if before is None or filled is None or grad is None or grad.mask is not filled.mask:
-        return None
+    before, filled = known(facts.returned.get(op.inputs[0]))
+    grad = known(facts.kept.get(op.inputs[1]))
+    require(grad.mask is filled.mask)
     square = facts.reshape(op, grad.dense, (filled.rows, filled.length + 1))
     corners = [facts.integers(corner) for corner in ([0, 0], [filled.rows, filled.length])]
     view = facts.reshape(op, facts.new("Slice", op, [square, *corners]), (-1,))

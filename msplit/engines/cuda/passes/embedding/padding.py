@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Unproved, known, require
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.passes.pattern import takes_rows
 from msplit.errors import EngineError
@@ -62,20 +62,6 @@ class _Padded:
     within: Group | None = None
 
 
-class _Stuck(Exception):
-    """Something reads a padded value for which padding is not known to be harmless."""
-
-
-def _require(holds: bool) -> None:
-    """Ends a walk over an op where something does not hold that its rule needs.
-
-    Raises:
-        _Stuck: It does not.
-    """
-    if not holds:
-        raise _Stuck
-
-
 class Walk:
     """Follows padded values through a graph, if these candidates are padded.
 
@@ -108,7 +94,7 @@ class Walk:
                 continue
             try:
                 result = self._result(op, given)
-            except _Stuck:
+            except Unproved:
                 self.stuck |= {source for one in given.values() for source in one.sources}
                 result = None
                 if op.node in self._candidates:
@@ -133,7 +119,7 @@ class Walk:
             return None
         if kinds <= {_Kind.ROWS, _Kind.IDS} and ("per element" in traits(op.op).words or op.op in SELECT):
             return self._per_element(op, given)
-        raise _Stuck
+        raise Unproved
 
     def _unique(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
         """Padded ids may go in, too: -1 is one more that there is none of."""
@@ -159,7 +145,7 @@ class Walk:
         rows = {slot: replace(one, kind=_Kind.ROWS) for slot, one in given.items() if one.kind is _Kind.IDS}
         group = _all_of({**given, **rows}, _Kind.ROWS, 0, 1)
         # A table of constant parts is put together, see `fold_partition`.
-        _require(bool(self.graph.state) if group is None else len(group) == 1 and group[0] in self._candidates)
+        require(bool(self.graph.state) if group is None else len(group) == 1 and group[0] in self._candidates)
         sources = _sources(given) | {op.node}
         self.nonlinear |= sources
         self.divided[op.node] = group
@@ -172,11 +158,11 @@ class Walk:
         half = len(op.inputs) // 2
         division = self.graph.ops.get(op.inputs[0][0])
         if division is None or division.node not in self.divided or len(given) != 2 * half:
-            raise _Stuck
-        _require(op.inputs[:half] == [(division.node, part) for part in range(int(division.attrs["num_partitions"]))])
+            raise Unproved
+        require(op.inputs[:half] == [(division.node, part) for part in range(int(division.attrs["num_partitions"]))])
         pairs = [(given[part], given[half + part]) for part in range(half)]
-        _require(all(rows.kind is _Kind.ROWS and rows.group == places.group for places, rows in pairs))
-        _require(self._counts(division.inputs[0]))
+        require(all(rows.kind is _Kind.ROWS and rows.group == places.group for places, rows in pairs))
+        require(self._counts(division.inputs[0]))
         self.stitched.append(op.node)
         self.nonlinear |= _sources(given)
         group = self.divided[division.node]
@@ -194,7 +180,7 @@ class Walk:
 
     def _range(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
         """A number for every row."""
-        _require(given.keys() == {1} and given[1].kind is _Kind.COUNT and self._counts(op.out))
+        require(given.keys() == {1} and given[1].kind is _Kind.COUNT and self._counts(op.out))
         return _Padded(_Kind.ROWS, given[1].group, given[1].sources)
 
     def _same(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
@@ -206,9 +192,7 @@ class Walk:
         if any(one.kind is _Kind.IDS for one in given.values()):  # what becomes of -1 is no id
             self.nonlinear |= _sources(given)
             given = {slot: replace(one, kind=_Kind.ROWS) for slot, one in given.items() if one.kind is not _Kind.COUNT}
-        group = _all_of(given, _Kind.ROWS, *given)
-        if group is None:
-            raise _Stuck
+        group = known(_all_of(given, _Kind.ROWS, *given))
         zero = all(one.zero for one in given.values()) and self._keeps_zeros(op, given)
         scaled = len(given) == 1 and (op.op in ("Mul", "Neg") or (op.op == "RealDiv" and 0 in given))
         linear = scaled and all(one.linear for one in given.values())
@@ -230,7 +214,7 @@ class Walk:
     def _shape(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
         if _is_unpadded(given[0]):
             return None
-        _require(given[0].kind in (_Kind.IDS, _Kind.ROWS))
+        require(given[0].kind in (_Kind.IDS, _Kind.ROWS))
         leads = op.op == "Shape" or given[0].kind is _Kind.IDS
         return _Padded(_Kind.COUNT, given[0].group, given[0].sources, leads=leads)
 
@@ -240,9 +224,8 @@ class Walk:
         first = next(iter(given.values()))
         leads = 0 in given and given[0].leads
         if op.op == "StridedSlice":
-            begin = self.graph.constants.get(op.inputs[1])
-            if set(given) != {0} or begin is None or begin.shape != (1,) or begin[0] < 0:
-                raise _Stuck
+            begin = known(self.graph.constants.get(op.inputs[1]))
+            require(set(given) == {0} and begin.shape == (1,) and begin[0] >= 0)
             if begin[0] > 0 and leads and not int(op.attrs.get("begin_mask", 0)):
                 return None  # sizes of other axes
             leads = leads and _is_one(self.graph, op)
@@ -255,16 +238,15 @@ class Walk:
         if data is not None and sizes is None and _is_unpadded(data):
             return data
         if data is None or data.kind not in (_Kind.IDS, _Kind.ROWS):
-            raise _Stuck
+            raise Unproved
         if sizes is None:
-            found = self.graph.constants.get(op.inputs[1])
-            if found is None or found.shape[:1] < (1,) or found[0] != -1:
-                raise _Stuck
-            _require(data.kind is _Kind.ROWS or found.size <= 1)
+            found = known(self.graph.constants.get(op.inputs[1]))
+            require(found.shape[:1] >= (1,) and found[0] == -1)
+            require(data.kind is _Kind.ROWS or found.size <= 1)
             if data.kind is _Kind.ROWS:
                 self.reshaped.append(op.node)
         else:
-            _require(sizes.kind is _Kind.COUNT and sizes.leads and sizes.group == data.group)
+            require(sizes.kind is _Kind.COUNT and sizes.leads and sizes.group == data.group)
         return data
 
     def _join(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
@@ -272,7 +254,7 @@ class Walk:
         if any(one.kind is _Kind.COUNT for one in given.values()):
             return self._of_sizes(op, given)
         axis, kinds = self.graph.constants.get(op.inputs[-1]), {one.kind for one in given.values()}
-        _require(axis is not None and int(axis) == 0 and len(kinds) == 1 and kinds <= {_Kind.IDS, _Kind.ROWS})
+        require(axis is not None and int(axis) == 0 and len(kinds) == 1 and kinds <= {_Kind.IDS, _Kind.ROWS})
         parts = tuple(given[slot].group if slot in given else None for slot in range(len(op.inputs) - 1))
         zero = all(one.zero for one in given.values())
         self.nonlinear |= _sources(given)
@@ -287,11 +269,11 @@ class Walk:
             if count is None and ids.within is None:
                 return None
             if count is None or not count.leads or (count.kind, count.group) != (_Kind.COUNT, ids.within):
-                raise _Stuck
+                raise Unproved
             return _Padded(_Kind.ROWS, count.group, _sources(given), zero=data.zero)
         number = _number(ids, count)
         if ids is None or ids.group[1] != rows:
-            raise _Stuck
+            raise Unproved
         self.summed.setdefault(number, []).append(op.node)
         if data is not None:
             self.nonlinear |= data.sources
@@ -306,7 +288,7 @@ class Walk:
     def _gather(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
         """Rows of a table at padded ids; or such rows where their ids were."""
         self.nonlinear |= _sources(given)
-        _require(1 in given and takes_rows(op, self.graph.constants.get))
+        require(1 in given and takes_rows(op, self.graph.constants.get))
         rows = given.get(0)
         if given[1].kind is _Kind.IDS and (rows is None or rows.kind is _Kind.ROWS):
             self.lookups.append(op.node)
@@ -317,12 +299,12 @@ class Walk:
         self.nonlinear |= _sources(given)
         rows, places = given.get(0), given.get(1)
         if len(given) != 2 or rows is None or places is None:
-            raise _Stuck
-        _require((rows.kind, places.kind) == (_Kind.ROWS, _Kind.PLACES) and rows.group == places.group[:1])
+            raise Unproved
+        require((rows.kind, places.kind) == (_Kind.ROWS, _Kind.PLACES) and rows.group == places.group[:1])
         before = places.group[1]
         if before is None:
             return None
-        _require(op.op in GATHERS)
+        require(op.op in GATHERS)
         return _Padded(_Kind.ROWS, before, _sources(given))
 
     def _update(self, op: Op, given: Mapping[int, _Padded]) -> None:
@@ -331,8 +313,8 @@ class Walk:
         ids, rows = given.get(indices), given.get(grad)
         one_number = rows is None and np.ndim(self.graph.constants.get(op.inputs[grad], [])) == 0
         if ids is None or ids.kind is not _Kind.IDS or not set(given) <= {grad, indices}:
-            raise _Stuck
-        _require(one_number or (rows is not None and rows.kind is _Kind.ROWS and rows.group == ids.group))
+            raise Unproved
+        require(one_number or (rows is not None and rows.kind is _Kind.ROWS and rows.group == ids.group))
         if op.op not in _ADD or rows is None or not rows.linear:
             self.nonlinear |= _sources(given)
 
@@ -341,10 +323,10 @@ class Walk:
         self.nonlinear |= _sources(given)
         axes = self.graph.constants.get(op.inputs[1]) if op.op == "Sum" else np.zeros(1, np.int32)
         listed = sorted(axes.reshape(-1).tolist()) if axes is not None else []
-        _require(given.keys() == {0} and given[0].kind is _Kind.ROWS and bool(listed) and listed[0] >= 0)
+        require(given.keys() == {0} and given[0].kind is _Kind.ROWS and bool(listed) and listed[0] >= 0)
         if listed[0] > 0:
             return replace(given[0], linear=False)
-        _require(given[0].zero)
+        require(given[0].zero)
         return None
 
 
@@ -362,22 +344,22 @@ def _all_of(given: Mapping[int, _Padded], kind: _Kind, *slots: int) -> Group | N
     groups = {one.group for one in given.values()}
     if not given:
         return None
-    _require(len(groups) == 1 and set(given) <= set(slots) and all(one.kind is kind for one in given.values()))
+    require(len(groups) == 1 and set(given) <= set(slots) and all(one.kind is kind for one in given.values()))
     return groups.pop()
 
 
 def _number(places: _Padded | None, count: _Padded | None) -> int:
     """The Unique that places are of, all of which a count counts."""
     if places is None or count is None or (places.kind, count.kind) != (_Kind.PLACES, _Kind.COUNT):
-        raise _Stuck
-    _require(count.leads and count.group == places.group[:1])
+        raise Unproved
+    require(count.leads and count.group == places.group[:1])
     return int(places.group[0])
 
 
 def _unique_of_segments(given: Mapping[int, _Padded]) -> int:
     """The Unique whose places rows of segments are handed to: all of its ids, which came from no other one."""
     number = _number(given.get(1), given.get(3))
-    _require(given.keys() == {1, 3} and given[1].group[1] is None)
+    require(given.keys() == {1, 3} and given[1].group[1] is None)
     return number
 
 

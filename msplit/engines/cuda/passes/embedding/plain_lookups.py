@@ -55,6 +55,8 @@ def fold_partition(graph: OpGraph, stand_ins: dict[Key, StandIn] | None = None) 
 
 
 def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
+    """Makes one lookup of those in the parts of a table; returns whether it could."""
+    # Places and ids are sent to the parts alike, each part looks its ids up, and the places, in order, bring the rows together.
     count = len(stitch.inputs) // 2
     order = _parts_of(graph, stitch.inputs[:count])
     gathers = [graph.ops.get(key[0]) for key in stitch.inputs[count:]]
@@ -73,6 +75,7 @@ def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
     shapes = [one.shape or () for one in known]
     if len({shape[1:] for shape in shapes}) != 1 or len({one.dtype for one in known}) != 1:
         return False
+    # Row `new_id` of a part is that many rows behind the part's first one in the whole table.
     dtype = np.dtype(str(ids.attrs.get("T", "int64")))
     starts = np.cumsum([0, *(shape[0] for shape in shapes[:-1])]).astype(dtype)
     if stand_ins.keys().isdisjoint(parts):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
-from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, known
 from msplit.engines.cuda.ir.interpret import LARGEST_FOLDED
 from msplit.engines.cuda.passes.embedding import intervals
 
@@ -264,6 +264,14 @@ class KnownValues:
     def integers(self, value: int | Sequence[int]) -> Key:
         """A new constant of int32: sizes, axes, bounds."""
         return self.constant(np.asarray(value, np.int32))
+
+    def rows(self, key: Key) -> Kept | Positions:
+        """Kept rows, or positions in such, that a value is.
+
+        Raises:
+            Unproved: It is neither.
+        """
+        return self.positions[key] if key in self.positions else known(self.kept.get(key))
 
     def length(self, mask: Mask) -> int:
         """Number of rows that it covers."""

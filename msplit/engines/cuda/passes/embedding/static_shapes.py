@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, Shape
+from msplit.engines.cuda.ir.graph import Key, Op, Shape, Unproved, known, require
 from msplit.engines.cuda.passes.embedding import masked_rows
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Mixed, Proof, is_grid, run_length
 from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with
@@ -31,6 +31,8 @@ def prove(facts: KnownValues, op: Op) -> Proof | None:
             facts.ops = []
             try:
                 found = rule(facts, op)
+            except Unproved:
+                pass
             except Mixed:
                 return None
     if found is None:
@@ -43,34 +45,26 @@ def prove(facts: KnownValues, op: Op) -> Proof | None:
 
 def _gather(facts: KnownValues, op: Op) -> Proof | None:
     """All rows in order are the rows themselves."""
-    indices, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
-    if indices is None or shape is None or indices.ndim != 1 or op.attrs.get("batch_dims", 0) or not shape:
-        return None
-    axis = facts.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
-    if axis is None or not -len(shape) <= int(axis) < len(shape):
-        return None
-    size = shape[int(axis)]
-    if indices.size != size or not np.array_equal(indices, np.arange(size)):
-        return None
+    indices, shape = known(facts.array(op.inputs[1])), known(facts.shape(op.inputs[0]))
+    axis = int(known(facts.array(op.inputs[2]))) if op.op == "GatherV2" else 0
+    require(indices.ndim == 1 and not op.attrs.get("batch_dims", 0) and -len(shape) <= axis < len(shape))
+    require(np.array_equal(indices, np.arange(shape[axis])))
     return Proof({0: op.inputs[0]})
 
 
 def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
     """All elements in order."""
-    indices, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
-    if indices is None or shape is None or indices.ndim != 2 or not 0 < indices.shape[1] <= len(shape):
-        return None
+    indices, shape = known(facts.array(op.inputs[1])), known(facts.shape(op.inputs[0]))
+    require(indices.ndim == 2 and 0 < indices.shape[1] <= len(shape))
     depth = indices.shape[1]
-    if not is_grid(indices, shape[:depth]):
-        return None
+    require(is_grid(indices, shape[:depth]))
     return Proof({0: facts.reshape(op, op.inputs[0], (indices.shape[0], *shape[depth:]))})
 
 
 def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     """Constant indices tell which rows are empty, whatever the values are."""
-    indices, shape = facts.array(op.inputs[0]), facts.array(op.inputs[2])
-    if indices is None or shape is None or indices.ndim != 2 or not shape.size:
-        return None
+    indices, shape = known(facts.array(op.inputs[0])), known(facts.array(op.inputs[2]))
+    require(indices.ndim == 2 and shape.size)
     rows, row_of = int(shape[0]), indices[:, 0]
     if rows < 0 or (row_of.size and not 0 <= row_of.min() <= row_of.max() < rows):
         return None  # TensorFlow refuses it, and so does the lowering
@@ -93,19 +87,15 @@ def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     return Proof({0: where, 1: values, 2: empty, 3: position[: row_of.size]})
 
 
-def _segments(ids: NDArray[Any] | None) -> tuple[int, int] | None:
-    """Number of segments that known ids name in order, and how many rows each has, 0 where not all have as many."""
-    if ids is None or ids.ndim != 1 or not ids.size or ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
-        return None
+def _segments(ids: NDArray[Any]) -> tuple[int, int]:
+    """Number of segments that ids name in order, and how many rows each has, 0 where not all have as many."""
+    require(ids.ndim == 1 and ids.size and ids[0] >= 0 and not np.any(ids[1:] < ids[:-1]))
     return int(ids[-1]) + 1, run_length(ids)
 
 
 def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     """Rows by constant segments: as many segments as those say; k rows each are one axis more."""
-    counted, shape = _segments(facts.array(op.inputs[2])), facts.shape(op.inputs[0])
-    if counted is None:
-        return None
-    count, length = counted
+    (count, length), shape = _segments(known(facts.array(op.inputs[2]))), facts.shape(op.inputs[0])
     if not length or shape is None:
         inputs = [*op.inputs, facts.integers(count)]
         return Proof({0: facts.new(f"{op.op}WithNumSegments", op, inputs, dict(op.attrs))})
@@ -126,24 +116,20 @@ def _grouped(facts: KnownValues, op: Op, rows: Key, shape: Shape, how: str) -> P
 
 
 def _segment(facts: KnownValues, op: Op) -> Proof | None:
-    ids, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
-    counted = _segments(ids)
-    if ids is None or counted is None or shape is None or ids.shape != shape[:1]:
-        return None
-    count, length = counted
+    ids, shape = known(facts.array(op.inputs[1])), known(facts.shape(op.inputs[0]))
+    require(ids.shape == shape[:1])
+    count, length = _segments(ids)
     if length:
         return _grouped(facts, op, op.inputs[0], (count, length, *shape[1:]), op.op.removeprefix("Segment"))
-    if op.op == "SegmentMean":  # has no unsorted kind
-        return None
+    require(op.op != "SegmentMean")  # has no unsorted kind
     return Proof({0: facts.new(f"Unsorted{op.op}", op, [*op.inputs, facts.integers(count)], dict(op.attrs))})
 
 
 def _select(facts: KnownValues, op: Op) -> Proof | None:
     """A condition that is the same everywhere chooses one side, if that needs no broadcasting."""
-    found = facts.range(op.inputs[0])
-    if found is None or found[0] != found[1]:
-        return None
-    chosen = op.inputs[1 if found[0] else 2]
+    low, high = known(facts.range(op.inputs[0]))
+    require(low == high)
+    chosen = op.inputs[1 if low else 2]
     return Proof({0: chosen}) if op.op == "Select" or _is_largest(facts, chosen, op.inputs) else None
 
 
@@ -158,22 +144,17 @@ def _is_largest(facts: KnownValues, chosen: Key, keys: list[Key]) -> bool:
 
 def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
     """Every position has its value."""
-    indices, shape = facts.array(op.inputs[0]), facts.array(op.inputs[1])
-    if indices is None or shape is None:
-        return None
+    indices, shape = known(facts.array(op.inputs[0])), known(facts.array(op.inputs[1]))
     sizes = tuple(int(size) for size in shape.reshape(-1))
-    if not is_grid(indices.reshape(-1, 1) if indices.ndim < 2 else indices, sizes):
-        return None
-    if facts.shape(op.inputs[2]) != (math.prod(sizes),):
-        return None
+    require(is_grid(indices.reshape(-1, 1) if indices.ndim < 2 else indices, sizes))
+    require(facts.shape(op.inputs[2]) == (math.prod(sizes),))
     return Proof({0: facts.reshape(op, op.inputs[2], sizes)})
 
 
 def _partition(facts: KnownValues, op: Op) -> Proof | None:
     """Rows that go to parts, where it is known which go to which."""
-    parts = facts.array(op.inputs[1])
-    if parts is None or parts.ndim != 1:
-        return None
+    parts = known(facts.array(op.inputs[1]))
+    require(parts.ndim == 1)
     rows_of = (np.flatnonzero(parts == number) for number in range(int(op.attrs["num_partitions"])))
     return Proof({port: facts.gather(op, op.inputs[0], rows) for port, rows in enumerate(rows_of)})
 
@@ -181,16 +162,13 @@ def _partition(facts: KnownValues, op: Op) -> Proof | None:
 def _stitch(facts: KnownValues, op: Op) -> Proof | None:
     """A stitch for which it is known where each row comes from."""
     half = len(op.inputs) // 2
-    places = [array for key in op.inputs[:half] if (array := facts.array(key)) is not None]
-    if len(places) != half or any(array.ndim != 1 for array in places):
-        return None
+    places = [known(facts.array(key)) for key in op.inputs[:half]]
+    require(all(array.ndim == 1 for array in places))
     place = np.concatenate(places)
-    if not place.size or place.min() < 0:
-        return None
+    require(place.size and place.min() >= 0)
     source = np.full(int(place.max()) + 1, -1, np.int64)
     source[place] = np.arange(place.size)  # of several rows with one place the last stays
-    if (source < 0).any():
-        return None
+    require((source >= 0).all())
     joined = facts.new("ConcatV2", op, [*op.inputs[half:], facts.integers(0)])
     in_order = np.array_equal(source, np.arange(place.size))
     return Proof({0: joined if in_order else facts.gather(op, joined, source)})

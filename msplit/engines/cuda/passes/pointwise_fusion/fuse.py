@@ -72,12 +72,14 @@ def fuse(
     compiler = Compiler(device, seconds) if compile else None
     done = Fused(report=compiler.report if compiler else None)
     among: set[int] | None = None
+    # Groups as large as may be first; then, of the ops of groups for which there is no kernel, smaller ones of equally many elements.
     for strict in (False, True):
         dtypes = {key: dtype_name(found[2]) for key, found in layouts.items()}
         groups = find_groups(graph, dtypes, among=among, strict=strict)
         readers = Readers(graph)
         for_products = read_by_products(graph) if measure and takes_tf32(device) else set()
         outlines = [outline(graph, group, readers, for_products) for group in groups]
+        # A group whose kernel is a reason, in words, stays as it is.
         pairs = list(zip(outlines, _kernels(compiler, outlines, layouts), strict=True))
         chosen = [(made, kernel) for made, kernel in pairs if not isinstance(kernel, str)]
         names = contract(graph, chosen)

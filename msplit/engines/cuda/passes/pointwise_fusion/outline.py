@@ -150,11 +150,13 @@ def contract(graph: OpGraph, outlines: Sequence[tuple[Outline, object]]) -> dict
         number = graph.fresh()
         attrs = {"body": made.body, "kernel": kernel} | ({ROUNDS: made.rounds} if made.rounds else {})
         batch = max(op.batch for op in computing)
+        # It stands where its last member stood, and gives the values that others want.
         fused[last.node] = Op(number, last.name, FUSED, attrs, list(made.inputs), source_nodes, batch, replaces)
         for port, key in enumerate(made.outputs):
             names[key] = (number, port)
             graph.shapes[number, port] = graph.shapes[key]
         gone |= set(made.group.members) - made.kept
+    # Views that something outside reads stay: they are views of an output from now on.
     left = (fused.get(number, op) for number, op in graph.ops.items() if number in fused or number not in gone)
     graph.ops = {op.node: op for op in left}
     graph.rename(names)

@@ -166,12 +166,14 @@ class _Finder:
         """The groups that an op joins."""
         near = {index for key in keys if (index := self._unit_of(key)) is not None}
         groups = [index for index in sorted(near) if self.units[index].members]
+        # A comparison must not be behind rounding that another kernel does in another way.
         if is_step(op, self.dtypes):
             rounded = {self._unit_of(key) for key in keys if self._is_rounded(key)}
             groups = [index for index in groups if index not in rounded]
         if self.strict:
             size = self._size(op)
             groups = [index for index in groups if self.units[index].size == size]
+        # Without the groups that would have to wait for more than they do, until all others can be joined.
         while groups:
             if sum(self.units[index].launching for index in groups) >= MOST_MEMBERS:
                 return []

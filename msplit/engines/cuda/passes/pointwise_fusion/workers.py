@@ -123,6 +123,7 @@ class Workers:
             for worker in given:
                 answers.register(worker.stdout, selectors.EVENT_READ, worker)
                 self._feed(worker, given[worker], waiting, tasks)
+            # Until all is done, the time is up, or no worker says anything.
             while (waiting or any(given.values())) and now < min(stop, heard + PATIENCE):
                 ready = answers.select(0 if waiting else min(stop, heard + PATIENCE) - now)
                 if not ready and waiting:
@@ -132,6 +133,7 @@ class Workers:
                 for key, _ in ready:
                     worker, own = key.data, given[key.data]
                     new = os.read(key.fd, 1 << 16)
+                    # Each line answers the task that was given first; the first line of all says that it has started.
                     *lines, self._said[worker] = (self._said[worker] + new).split(b"\n")
                     if lines and worker not in self._started:
                         self._started.add(worker)
@@ -139,7 +141,7 @@ class Workers:
                     numbers = [own.popleft() for _ in lines]
                     self._feed(worker, own, waiting, tasks)
                     yield from zip(numbers, (line.decode("utf-8", "replace") for line in lines), strict=True)
-                    if not new:
+                    if not new:  # it has ended
                         answers.unregister(key.fileobj)
                         lost, given[worker] = given[worker], deque()
                         yield from ((number, "the worker ended") for number in lost)
