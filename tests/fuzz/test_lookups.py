@@ -50,7 +50,7 @@ def test_rows_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     def wrong(facts: KnownValues, op: Any) -> Any:
         proof = right(facts, op)
         facts.kept.pop((op.node, 0), None)
-        return proof and replace(proof, outputs={0: (proof.ops[-1].node, 0)}, stays=True)
+        return proof and replace(proof, outputs={0: facts.ops[-1].out}, stays=True)
 
     monkeypatch.setitem(masked_rows._RULES, "_UniquePadded", wrong)
     monkeypatch.setattr(KnownValues, "has_gaps", lambda *_: False)

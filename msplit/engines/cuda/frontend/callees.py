@@ -1,4 +1,4 @@
-"""What loops, conds and calls run, known before anything runs."""
+"""Ops that loops, conds and calls run, known before anything runs."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ class Within:
         return [name for op, names in self.names.items() if written(op) for name in names]
 
     def acts(self) -> bool:
-        """Whether it may do anything beside giving values. What only looks and fails does not."""
-        return not self.names or any(
-            written(op) or (has_effect(op) and op not in FREE_OF_EFFECTS | DRAWS | FUNCTIONAL) for op in self.names
-        )
+        """Returns whether it may do anything beside giving values. What only looks and fails does not."""
+        free = FREE_OF_EFFECTS | DRAWS | FUNCTIONAL
+        return not self.names or any(written(op) or (has_effect(op) and op not in free) for op in self.names)
 
 
 NOTHING = Within()
 
 
 class Inside:
-    """What is inside of the nodes of a graph, given its functions."""
+    """Insides of the nodes of a graph, given its functions."""
 
     def __init__(self, flat: FlatGraph, bodies: Bodies) -> None:
         self._flat = flat
@@ -61,6 +60,7 @@ class Inside:
     def _look(self, node: int, op: str) -> Within:
         attrs, where = self._flat.graph.attrs[node], self._flat.graph.names[node]
         wanted = functions_of(op, attrs)
+        # Functions that it needs; of a cond whose predicate is known the branch that is taken.
         missing: dict[str, list[str]] = {}
         names: dict[str, list[str]] = {}
         if not names_all(op, wanted):
@@ -69,6 +69,8 @@ class Inside:
             predicate = known(self._flat.graph, inputs[0], self._fed)
             if predicate is not None:
                 wanted = [wanted[taken(op, predicate, len(wanted))]]
+        # Those first that its results need; ops of others, which run for their effects only, may be missing.
+        runs = LISTS.keys() | listed().keys() | {"ReadVariableOp"}
         seen: set[str] = set()
         aside: list[str] = []
         pending = [ref.name for ref in wanted]
@@ -86,14 +88,9 @@ class Inside:
             for inner, name in body.every_op:
                 names.setdefault(inner, []).append(f"{where}/{name}")
             aside += body.aside
-            if not needed:
-                continue
-            for piece in body.ops:
-                if piece.op in FUNCTIONAL:
-                    inner_functions = functions_of(piece.op, piece.attrs)
-                    pending += [ref.name for ref in inner_functions]
-                    if not names_all(piece.op, inner_functions):
-                        missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
-                elif piece.op not in LISTS and piece.op != "ReadVariableOp" and piece.op not in listed():
+            for piece in body.ops if needed else ():
+                inside = functions_of(piece.op, piece.attrs) if piece.op in FUNCTIONAL else []
+                pending += [ref.name for ref in inside]
+                if not (names_all(piece.op, inside) if piece.op in FUNCTIONAL else piece.op in runs):
                     missing.setdefault(piece.op, []).append(f"{where}/{piece.name}")
         return Within(missing, names)

@@ -53,7 +53,8 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
         around = [_around(graph, inside, edge) for edge in graph.in_edges(node)]
         found: Set[_Branch] = frozenset().union(*around)
         inputs = graph.inputs(node)
-        if op in _SWITCHES and len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond":
+        # A Switch hands its data on to both branches; a Merge of two sides of one predicate chooses.
+        if _condition(graph, node) is not None:
             changes.stands_for |= {(node, 0): inputs[0], (node, 1): inputs[0]}
         elif op == "Merge" and len(inputs) == 2:
             sides = [_around(graph, inside, edge) for edge in list(graph.in_edges(node))[:2]]
@@ -63,6 +64,7 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
                 no, yes = (inputs[1], inputs[0]) if first else (inputs[0], inputs[1])
                 _choose(changes, node, predicate, no, yes, known(graph, predicate, fed))
                 found = sides[0] & sides[1]
+        # What draws or writes in a branch does so in those steps only that take it.
         if found:
             inside[node] = found
             if op in DRAWN_ON_DEVICE or written(op):
@@ -70,14 +72,14 @@ def raise_conds(flat: FlatGraph) -> tuple[FlatGraph, Mapping[str, Body]]:
                 if False in taken and written(op):  # what needs it by control edges goes on without it
                     changes.ops[node], changes.inputs[node], changes.stateful[node] = "NoOp", [], False
                 elif None in taken:
-                    # TensorFlow draws or writes here in those steps only that take the branch: no op that is known by this name.
+                    # Only the run knows which steps these are: no op is known by this name.
                     changes.ops[node] = op + IN_A_BRANCH
                     changes.stateful[node] = True
     return rewired(flat, changes), _CHOICE
 
 
 def _taken(graph: Graph, branch: _Branch, fed: Set[Key]) -> bool | None:
-    """Whether a branch is taken; None where only the run knows."""
+    """True if a branch is taken; None where only the run knows."""
     predicate, side = branch
     value = known(graph, predicate, fed)
     return None if value is None else bool(value) == bool(side)
@@ -95,11 +97,14 @@ def _choose(changes: Changes, merge: int, predicate: Key, no: Key, yes: Key, val
 def _around(graph: Graph, inside: Mapping[int, Set[_Branch]], edge: int) -> Set[_Branch]:
     """The branches that what comes through an edge is in."""
     source, port = int(graph.edges.src[edge]), int(graph.edges.port[edge])
-    found = inside.get(source, _NOWHERE)
-    inputs = graph.inputs(source) if graph.ops[source] in _SWITCHES and port != CONTROL else []
-    if len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond":
-        return found | {(_named(graph, inputs[1]), port)}
-    return found
+    found, condition = inside.get(source, _NOWHERE), _condition(graph, source) if port != CONTROL else None
+    return found if condition is None else found | {(condition, port)}
+
+
+def _condition(graph: Graph, node: int) -> Key | None:
+    """The predicate of a cond's Switch; None for a loop's, and for all else."""
+    inputs = graph.inputs(node) if graph.ops[node] in _SWITCHES else []
+    return _named(graph, inputs[1]) if len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond" else None
 
 
 def _named(graph: Graph, key: Key) -> Key:
@@ -110,7 +115,7 @@ def _named(graph: Graph, key: Key) -> Key:
 
 
 def _reads_which(graph: Graph, merge: int) -> bool:
-    """Whether something asks which side a Merge took."""
+    """Checks if something asks which side a Merge took."""
     return any(int(graph.edges.port[edge]) == 1 for edge in graph.out_edges(merge))
 
 

@@ -122,6 +122,7 @@ def _loop(flat: FlatGraph, nodes: Sequence[int], writes: Sequence[int]) -> _Loop
     enters, exits, conditions = of_op.get("Enter", []), of_op.get("Exit", []), of_op.get("LoopCond", [])
     if len(conditions) != 1 or not exits or not all(map(graph.inputs, [*enters, *exits, *conditions])):
         return None
+    # A loop variable is an Enter, a Merge that something comes back to, a Switch and, where it is read behind the loop, an Exit.
     goes_back = dict(zip(flat.back_edges.dst.tolist(), flat.back_edges.src.tolist(), strict=True))
     begins: dict[int, int] = {}  # Merge -> its Enter
     for merge in of_op.get("Merge", []):
@@ -140,6 +141,7 @@ def _loop(flat: FlatGraph, nodes: Sequence[int], writes: Sequence[int]) -> _Loop
     # The loop variable of the Exit that stands for the loop comes first: its output keeps its number.
     variables = sorted(begins, key=lambda merge: (merge != left[first], merge))
     order = {merge: number for number, merge in enumerate(variables)}
+    # What is read of the outside goes through every turn as it is. A variable that no Switch hands on has no value in a turn.
     outside = sorted(set(enters) - set(begins.values()))
     passed: list[Key] = [(node, 0) for node in outside]
     turns: list[Key] = [(-1 - number, 0) for number in range(len(order))]

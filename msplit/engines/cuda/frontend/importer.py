@@ -63,6 +63,7 @@ def build(
     roots = [*partition.wanted(flat), *((node, 0) for node in effects.writes)]
     graph.constants |= constants or {}
     needed = reachable(flat.graph, roots, {*fed.values(), *graph.constants})
+    # Node by node, in order: variables are left to who knows what they are by then, constants are read, and all else becomes an op.
     among = set(needed)
     for node in effects.nodes if effects.writes else needed:
         op = flat.graph.ops[node]
@@ -86,6 +87,7 @@ def build(
         else:
             attrs = plain(flat.graph.attrs[node], functions=op in FUNCTIONAL)
             graph.ops[node] = Op(node, flat.graph.names[node], op, attrs, inputs, [node])
+    # Outputs, and values of variables: as they are given, or the model's own.
     for tensor in flat.outputs:
         if schema.output_count(flat.graph.ops[tensor.node], flat.graph.attrs[tensor.node]) == 0:
             continue  # a train step: it runs, and gives nothing
@@ -110,7 +112,7 @@ def build(
 
 
 def initial_values(flat: FlatGraph, names: Iterable[str], given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """What variables are before the first step: as given, or as the model's checkpoint has them.
+    """Values of variables before the first step: as given, or as the model's checkpoint has them.
 
     Raises:
         LoadError: A variable has no value.
@@ -121,7 +123,7 @@ def initial_values(flat: FlatGraph, names: Iterable[str], given: Mapping[str, ND
 
 
 def _stand_in(op: str, attrs: Mapping[str, Any]) -> StandIn | None:
-    """What is known of a variable or a large constant without reading it; None for all else."""
+    """Shape and type of a variable or a large constant, which is not read for them; None for all else."""
     if op in VARIABLES:
         return _of_variable(attrs)
     value = attrs.get("value") if op == "Const" else None

@@ -1,16 +1,16 @@
-"""What a list of tensors is while loops are unrolled: known element by element, before anything runs."""
+"""Lists of tensors while loops are unrolled: known element by element, before anything runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.node import Unsupported
+from msplit.errors import EngineError
 from msplit.formats.tensors import numpy_dtype
 
 Shape = tuple[int | None, ...] | None
@@ -36,32 +36,55 @@ class TensorList:
     gradient: tuple[object, str] | None = None
 
 
-class Values(Protocol):
-    """What is known of values while a graph is unrolled."""
+class TooMany(EngineError):
+    """The loops of a model are more ops than may be."""
 
-    def static(self, key: Key) -> NDArray[Any] | None:
-        """A value that is the same in every run."""
 
-    def shape(self, key: Key) -> tuple[int, ...] | None:
-        """Its shape, where that is the same in every run."""
+class Values:
+    """Facts about values while a graph is unrolled: its constants and shapes are what is known so far.
+
+    Attributes:
+        graph: Gets new constants.
+        most: Ops and turns that all loops may become.
+    """
+
+    def __init__(self, graph: OpGraph, most: int) -> None:
+        self.graph, self.most = graph, most
+        self._count = 0
+        self._lists: dict[Key, TensorList] = {}
 
     def dtype(self, key: Key) -> str:
-        """Name of its type."""
+        """Name of a value's type."""
+        return self.graph.constants[key].dtype.name if key in self.graph.constants else self.graph.dtypes[key]
 
     def list(self, key: Key) -> TensorList:
         """The list that a value is."""
+        if key not in self._lists:
+            raise Unsupported("this list comes from an op that keeps lists in another way")
+        return self._lists[key]
 
     def is_list(self, key: Key) -> bool:
-        """Whether a value is a list."""
+        """Returns whether a value is a list."""
+        return key in self._lists
 
     def put(self, handle: Key, held: TensorList) -> None:
         """Lets the handle of a stack or an array stand for another list from now on."""
-
-    def constant(self, value: NDArray[Any]) -> Key:
-        """A new constant."""
+        self._lists[handle] = held
 
     def new(self, op: str, like: Op, attrs: Mapping[str, Any], inputs: Sequence[Key]) -> Op:
         """A new op that does a part of another's work."""
+        self.count(like)
+        return Op(self.graph.fresh(), like.name, op, dict(attrs), [*inputs], [*like.source_nodes])
+
+    def count(self, like: Op) -> None:
+        """Counts an op, or a turn of a loop, which may have no ops at all and no end."""
+        self._count += 1
+        if self._count > self.most:
+            raise TooMany(
+                f"the loops of this model are more than {self.most:,} ops when they are unrolled",
+                where=f"node {like.name}",
+                fix="use --engine tensorflow, or give shorter sequences with --shape",
+            )
 
 
 Result = Key | TensorList
@@ -69,7 +92,7 @@ Made = Generator[Op, None, list[Result]]
 """Ops to run, each of which has run when the next is asked for. The results are returned."""
 
 Lowered = Callable[[Values, Op], list[Result] | Made]
-"""What becomes of an op: its results, or ops that make them."""
+"""Rule of an op: gives its results, or ops that make them."""
 
 LONGEST = 1_000_000
 """Elements that a list may have: a damaged graph may ask for any number."""
@@ -77,7 +100,7 @@ LONGEST = 1_000_000
 
 def number(values: Values, op: Op, slot: int, what: str) -> int:
     """The integer that an input is; the message says what it is."""
-    found = values.static(op.inputs[slot])
+    found = values.graph.constants.get(op.inputs[slot])
     if found is None:
         raise Unsupported(f"{what} depends on values that only the run knows")
     return int(found)
@@ -85,7 +108,7 @@ def number(values: Values, op: Op, slot: int, what: str) -> int:
 
 def places_of(values: Values, op: Op, slot: int) -> list[int]:
     """The places in a list that an input names."""
-    found = values.static(op.inputs[slot])
+    found = values.graph.constants.get(op.inputs[slot])
     if found is None:
         raise Unsupported("the places in the list depend on values that only the run knows")
     return [int(place) for place in found.reshape(-1)]
@@ -97,7 +120,7 @@ def whole(values: Values, held: TensorList, wanted: Shape) -> tuple[int, ...]:
     for alike in _alike(held):
         for element in alike.elements:
             if element is not None:
-                shape = _merged(shape, values.shape(element))
+                shape = _merged(shape, values.graph.shape(element))
     if shape is None or any(size is None for size in shape):
         raise Unsupported("an element of the list is read before it is set, and its shape is not known")
     return tuple(int(size) for size in shape if size is not None)
@@ -140,13 +163,13 @@ def _shape_at(values: Values, held: TensorList, place: int) -> tuple[int, ...] |
     for alike in _alike(held):
         element = alike.elements[place] if place < len(alike.elements) else None
         if element is not None:
-            return values.shape(element)
+            return values.graph.shape(element)
     return None
 
 
 def zeros_of(values: Values, dtype: str, shape: tuple[int, ...]) -> Key:
     """Zeros, as a constant."""
-    return values.constant(np.zeros(shape, numpy_dtype(dtype)))
+    return values.graph.constant(np.zeros(shape, numpy_dtype(dtype)))
 
 
 def _inside(held: TensorList, place: int) -> int:
@@ -177,7 +200,7 @@ def with_elements(held: TensorList, elements: Mapping[int, Key]) -> TensorList:
 
 def rows_of(values: Values, op: Op, slot: int) -> Generator[Op, None, list[Key]]:
     """The parts of an input along its first axis."""
-    shape = values.shape(op.inputs[slot])
+    shape = values.graph.shape(op.inputs[slot])
     if not shape:
         raise Unsupported("the length of the list depends on values that only the run knows")
     if not shape[0]:
@@ -189,15 +212,14 @@ def rows_of(values: Values, op: Op, slot: int) -> Generator[Op, None, list[Key]]
 
 def pieces_of(values: Values, op: Op, slot: int, lengths: int) -> Generator[Op, None, list[Key]]:
     """The parts of an input along its first axis that are as long as another input says."""
-    sizes = values.static(op.inputs[lengths])
+    sizes = values.graph.constants.get(op.inputs[lengths])
     if sizes is None:
         raise Unsupported("the lengths of the list's elements depend on values that only the run knows")
     if not sizes.size:
         return []
-    axis = values.constant(np.asarray(0, np.int32))
-    cut = values.new(
-        "SplitV", op, {"num_split": sizes.size, "num": sizes.size}, [op.inputs[slot], op.inputs[lengths], axis]
-    )
+    axis = values.graph.constant(np.asarray(0, np.int32))
+    attrs = {"num_split": sizes.size, "num": sizes.size}
+    cut = values.new("SplitV", op, attrs, [op.inputs[slot], op.inputs[lengths], axis])
     yield cut
     return [(cut.node, port) for port in range(sizes.size)]
 
@@ -214,11 +236,11 @@ def stacked(values: Values, op: Op, held: TensorList, places: Sequence[int], wan
 def joined(values: Values, op: Op, held: TensorList, wanted: Shape) -> Made:
     """All elements as one tensor, along their first axis, and how long each is."""
     elements = elements_of(values, held, range(len(held.elements)), wanted)
-    shapes = [values.shape(element) for element in elements]
+    shapes = [values.graph.shape(element) for element in elements]
     if not elements or not all(shapes):
         raise Unsupported("the lengths of the list's elements depend on values that only the run knows")
-    lengths = values.constant(np.asarray([shape[0] for shape in shapes if shape], np.int64))
-    concat = values.new("ConcatV2", op, {}, [*elements, values.constant(np.asarray(0, np.int32))])
+    lengths = values.graph.constant(np.asarray([shape[0] for shape in shapes if shape], np.int64))
+    concat = values.new("ConcatV2", op, {}, [*elements, values.graph.constant(np.asarray(0, np.int32))])
     yield concat
     return [(concat.node, 0), lengths]
 
@@ -243,7 +265,7 @@ def summed(values: Values, op: Op) -> Made:
 
 
 def _is_zero(values: Values, key: Key) -> bool:
-    found = values.static(key)
+    found = values.graph.constants.get(key)
     return found is not None and not found.any()
 
 
@@ -261,9 +283,8 @@ def chosen(values: Values, op: Op, condition: Key, one: Key, other: Key) -> Gene
     if len({len(held.elements) for held in lists}) > 1 and longest.gradient is None:
         raise Unsupported("how long a list is depends on which branch is taken, which only the run knows")
     nothing = replace(longest, elements=())
-    first, second = (
-        long_enough(values.list(key) if values.is_list(key) else nothing, len(longest.elements)) for key in (one, other)
-    )
+    given = (values.list(key) if values.is_list(key) else nothing for key in (one, other))
+    first, second = (long_enough(held, len(longest.elements)) for held in given)
     elements: list[Key | None] = []
     for place, (yes, no) in enumerate(zip(first.elements, second.elements, strict=True)):
         if yes == no:
@@ -278,6 +299,6 @@ def chosen(values: Values, op: Op, condition: Key, one: Key, other: Key) -> Gene
 
 
 def _select_works(values: Values, optionals: Sequence[TensorList]) -> bool:
-    """Whether the values of two optionals are tensors of the same shapes."""
-    shapes = [[values.shape(element) for element in held.elements if element is not None] for held in optionals]
+    """Checks that the values of two optionals are tensors of the same shapes."""
+    shapes = [[values.graph.shape(element) for element in held.elements if element is not None] for held in optionals]
     return shapes[0] == shapes[-1] and None not in shapes[0]

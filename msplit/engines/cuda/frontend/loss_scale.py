@@ -9,7 +9,7 @@ which one of these is not finite no variable changes, and the scale is halved; s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from msplit.errors import EngineError
 from msplit.opset.traits import DRAWS, HALF, LINEAR_IN_ONE, LINEAR_TOGETHER, Half, ops_with
 
 _SCALED_ALREADY = re.compile(r"(^|/)(current_loss_scale|dynamic_scale|loss_scale)(_\d+)?$")
-"""What TensorFlow 1, Keras 2 and Keras 3 call the variable of their own."""
+"""Names of the variable that TensorFlow 1, Keras 2 and Keras 3 have of their own."""
 
 _FIX = "train in bfloat16 (--precision bf16), which has the range of float32 and needs no scale"
 
@@ -46,8 +46,8 @@ def scale_loss(graph: OpGraph) -> None:
     for seed in seeds:
         _scale(graph, seed, scaled, scale)
     like = writes[-1]
-    update = _add(graph, like, "_UpdateLossScale", [scale, steps, finite], {"_mutates": (0, 1)})
-    graph.final |= {LOSS_SCALE: (update, 0), GOOD_STEPS: (update, 1)}
+    update = graph.add("_UpdateLossScale", like, {"_mutates": (0, 1)}, [scale, steps, finite])
+    graph.final |= {LOSS_SCALE: update.out, GOOD_STEPS: (update.node, 1)}
 
 
 def _chain(graph: OpGraph) -> tuple[list[Key], set[Key]]:
@@ -79,7 +79,7 @@ def _chain(graph: OpGraph) -> tuple[list[Key], set[Key]]:
 
 
 def _is_uniform(value: NDArray[np.generic]) -> bool:
-    """Whether all elements are one number of float32, other than zero."""
+    """Checks that all elements are one number of float32, other than zero."""
     if value.dtype != np.float32 or not value.size:
         return False
     first = value.reshape(-1)[0]
@@ -98,10 +98,7 @@ def _before_writes(graph: OpGraph) -> set[int]:
 def _scaled(graph: OpGraph, seeds: Set[Key]) -> set[Key]:
     """All values that are scaled where some constants are."""
     read: dict[int, set[Key]] = {}  # per op, which of its outputs something reads
-    for op in graph.ops.values():
-        for key in op.inputs:
-            read.setdefault(key[0], set()).add(key)
-    for key in graph.fetches.values():
+    for key in (*graph.consumers(), *graph.fetches.values()):
         read.setdefault(key[0], set()).add(key)
     found = set(seeds)
     for number, op in graph.ops.items():
@@ -111,7 +108,7 @@ def _scaled(graph: OpGraph, seeds: Set[Key]) -> set[Key]:
 
 
 def _reads_unscaled(graph: OpGraph, op: Op, scaled: Set[Key]) -> bool:
-    """Whether an op that reads scaled values is not linear in them, so that its results would not be scaled."""
+    """Checks for an op that reads scaled values and is not linear in them, so that its results would not be scaled."""
     there = [slot for slot, key in enumerate(op.inputs) if key in scaled]
     if op.op in LINEAR_TOGETHER:
         of_scale = LINEAR_TOGETHER[op.op] or tuple(range(op.attrs.get("N", len(op.inputs))))
@@ -131,27 +128,29 @@ def _is_zero(graph: OpGraph, key: Key) -> bool:
     return maker is not None and maker.op == "ZerosLike"
 
 
-def _unscale(graph: OpGraph, scaled: Set[Key], scale: Key) -> Key:
+def _unscale(graph: OpGraph, scaled: set[Key], scale: Key) -> Key:
     """Lets what is not linear, and who fetches, read unscaled values. Gives the one that tells whether all of these are finite.
 
     Values are unscaled together as far as one does not depend on another.
     """
+    # Values that something reads which is not linear in them, by how many others on the way to them are unscaled.
     wanted: dict[Key, list[Op]] = {}
     level: dict[int, int] = {}  # per op, how many values on its longest way were unscaled
     levels: dict[int, list[Key]] = {}
     for number, op in graph.ops.items():
-        boundary = not scaled.isdisjoint(op.inputs) and (number, 0) not in scaled
-        level[number] = max((level.get(key[0], 0) + (boundary and key in scaled) for key in op.inputs), default=0)
-        for key in op.inputs if boundary else ():
-            if key in scaled and key[0] in graph.ops:
+        unscaled = set() if op.out in scaled else scaled.intersection(op.inputs)
+        level[number] = max((level.get(key[0], 0) + (key in unscaled) for key in op.inputs), default=0)
+        for key in op.inputs:
+            if key in unscaled and key[0] in graph.ops:
                 wanted.setdefault(key, []).append(op)
     fetched = {name: key for name, key in graph.fetches.items() if key in scaled and key[0] in graph.ops}
     for key in dict.fromkeys([*wanted, *fetched.values()]):
         levels.setdefault(level[key[0]], []).append(key)
+    # One op unscales all of a level, and tells if they are finite.
     flags, names = [], dict[Key, Key]()
     for keys in levels.values():
         like = graph.ops[keys[0][0]]
-        number = _add(graph, like, "_Unscale", [scale, *keys], {})
+        number = graph.add("_Unscale", like, {}, [scale, *keys]).node
         names |= {key: (number, port) for port, key in enumerate(keys)}
         flags.append((number, len(keys)))
     for key, ops in wanted.items():
@@ -160,15 +159,15 @@ def _unscale(graph: OpGraph, scaled: Set[Key], scale: Key) -> Key:
     graph.fetches |= {name: names[key] for name, key in fetched.items()}
     if len(flags) == 1:
         return flags[0]
-    return _add(graph, graph.ops[flags[0][0]], "_AllTrue", flags, {}), 0
+    return graph.add("_AllTrue", graph.ops[flags[0][0]], {}, flags).out
 
 
 def _scale(graph: OpGraph, seed: Key, scaled: Set[Key], scale: Key) -> None:
     """Lets the chain begin with the scaled constant."""
     readers = [graph.ops[number] for number in graph.consumers().get(seed, ()) if (number, 0) in scaled]
-    made = _add(graph, readers[0], "Mul", [seed, scale], {"T": "float32"})
+    made = graph.add("Mul", readers[0], {"T": "float32"}, [seed, scale]).out
     for op in readers:
-        op.inputs = [(made, 0) if key == seed else key for key in op.inputs]
+        op.inputs = [made if key == seed else key for key in op.inputs]
 
 
 def _guard(graph: OpGraph, op: Op, finite: Key) -> None:
@@ -184,7 +183,7 @@ def _guard(graph: OpGraph, op: Op, finite: Key) -> None:
         variable, value = op.inputs
         zero = graph.constant(np.zeros((), _dtype_of(graph, variable)))
         other = variable if op.op == "Assign" else zero
-        op.inputs[1] = _add(graph, op, "SelectV2", [finite, value, other], {"T": op.attrs.get("T")}), 0
+        op.inputs[1] = graph.add("SelectV2", op, {"T": op.attrs.get("T")}, [finite, value, other]).out
     elif op.op not in DRAWS:
         raise EngineError(
             f"{op.op} writes a variable, and in float16 a step is left out where gradients overflow, which this op can not be",
@@ -198,12 +197,4 @@ def _dtype_of(graph: OpGraph, key: Key) -> np.dtype[np.generic]:
     while key[0] in graph.ops:
         op = graph.ops[key[0]]
         key = op.inputs[mutated(op)[key[1]]]
-    names: Iterable[str] = (name for name, one in graph.state.items() if one == key)
-    return graph.initial[next(iter(names))].dtype
-
-
-def _add(graph: OpGraph, like: Op, op: str, inputs: list[Key], attrs: dict[str, object]) -> int:
-    """A new op that does work of the nodes of another one."""
-    number = graph.fresh()
-    graph.ops[number] = Op(number, like.name, op, attrs, inputs, [like.source_nodes[0]])
-    return number
+    return next(graph.initial[name].dtype for name, one in graph.state.items() if one == key)

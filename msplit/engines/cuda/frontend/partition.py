@@ -1,4 +1,4 @@
-"""What of a graph the cuda engine can run, known before anything runs.
+"""Division of a graph between the GPU and the host, known before anything runs.
 
 Three kinds of nodes: those with a lowering, which run on the device; host nodes (strings, tables, parsing), which TensorFlow runs on
 the CPU, before the device starts where they depend on inputs only, else behind it, together with all that depends on them; and what can
@@ -21,7 +21,7 @@ from msplit.engines.cuda.frontend.functionalize_while import Raised
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.frontend.variables import Effects, effects_of
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, reachable
-from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.graph import Key, reached
 from msplit.engines.cuda.ir.lowering import listed
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph, Tensor
@@ -31,8 +31,8 @@ from msplit.shapes import Shapes
 from msplit.shapes.registry import known
 
 READS_A_VARIABLE = ("ReadVariableOp",)
-BY_THE_ENGINE = frozenset(
-    {"Const", *ops_with("fed"), *VARIABLES, *READS_A_VARIABLE, *FUNCTIONAL, *LISTS, *DRAWN_ON_DEVICE}
+BY_THE_ENGINE = (
+    ops_with("fed") | VARIABLES | FUNCTIONAL | frozenset(LISTS) | DRAWN_ON_DEVICE | {"Const", *READS_A_VARIABLE}
 )
 """Ops that need no lowering: inputs, constants and variables; loops, conds, calls and their lists, which are unrolled before the run."""
 
@@ -49,7 +49,7 @@ _HEAVY = re.compile(r"_?(Fused)?(Batch)?MatMul(V2|V3)?|Einsum|_?(Fused)?(Depthwi
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who runs which of the needed nodes.
+    """Nodes that outputs need, by who runs them.
 
     Attributes:
         device: Nodes with a lowering, in topological order; constants and variables that they read included.
@@ -80,7 +80,7 @@ class Partition:
     effects: Effects
 
     def handed_outputs(self) -> tuple[Tensor, ...]:
-        """What the device is to hand back, as outputs."""
+        """Values that the device is to hand back, as outputs."""
         return tuple(Tensor(f"{node}:{port} (device)", node, port) for node, port in self.handed)
 
 
@@ -135,14 +135,18 @@ def partition_graph(
     nodes = reachable(flat.graph, [*wanted(flat), *written], outside)
     inputs = {node: flat.graph.inputs(node) for node in nodes}
     inside = Inside(flat, bodies or Bodies(flat.model))
-    kinds = _Kinds(flat, inputs, inside, outside, foreseen, held=held, written=bool(written))
-    for node in nodes:
-        kinds.visit(node, writes=(node, 0) in written)
-    if kinds.forced:  # once more, now that it is known what else the host has to make for that
-        early = {node for node in _with_ancestors(kinds.forced, inputs, outside) if not kinds.both_have(node)}
+
+    def kinds_with(early: Set[int]) -> _Kinds:
         kinds = _Kinds(flat, inputs, inside, outside, foreseen, early, held=held, written=bool(written))
-        for node in nodes:
+        for node in inputs:
             kinds.visit(node, writes=(node, 0) in written)
+        return kinds
+
+    kinds = kinds_with(frozenset())
+    if kinds.forced:  # once more, now that it is known what else the host has to make for that
+        before = _with_ancestors(kinds.forced, inputs, outside)
+        kinds = kinds_with({node for node in before if not kinds.both_have(node)})
+    # Outputs that the host makes behind the device; all others are roots of what runs before, with what is written and handed over.
     post_nodes, handed = kinds.behind_it()
     outputs = {tensor.name: (tensor.node, tensor.port) for tensor in flat.outputs}
     host_outputs = {name: key for name, key in outputs.items() if key not in outside and key[0] in post_nodes}
@@ -156,6 +160,7 @@ def partition_graph(
         kept = flat.graph.ops[node] == "Const" or flat.graph.ops[node] in VARIABLES
         if kept and (node, port) in kinds.no_tensor and (node, port) not in outside:
             forced.append(node)
+    # The host runs in front what it must and all that needs, but for what both have; the device the rest, down to what the host made.
     host = _with_ancestors(forced, inputs, outside)
     before_it = {node for node in host if not kinds.both_have(node)}
     given = outside | kinds.shapes.keys()
@@ -165,14 +170,17 @@ def partition_graph(
     for node in nodes:
         if node in on_device:
             frontier |= {key: None for key in inputs[node] if key[0] in before_it and key not in outside}
+    # Once more, where the host went on with lists and hands over one whose length the values of a step decide.
     if in_vain := kinds.goes_too_far(frontier):
         return partition_graph(flat, bodies, None if held else foreseen, in_vain)
+    # Outputs that the host makes in front, or that are strings from outside.
     fetched = {}
     for name, key in outputs.items():
         made_here = key[0] in host and key[0] not in on_device and key not in outside and name not in host_outputs
         if made_here or (key in outside and key in kinds.no_tensor):
             fetched[name] = key
     behind_it = tuple(reachable(flat.graph, host_outputs.values(), {*outside, *handed}))
+    # What nobody can run, and what the host would have to draw.
     missing = [node for node in kinds.missing if node in before]
     missing += [node for node in (*sorted(host), *behind_it) if _draws(flat, inside, node) and node not in missing]
     return Partition(
@@ -192,7 +200,7 @@ def partition_graph(
 
 
 def _draws(flat: FlatGraph, inside: Inside, node: int) -> bool:
-    """Whether a node draws numbers that depend on how often it has run.
+    """Returns whether a node draws numbers that depend on how often it has run.
 
     The host part has run before the first step, to learn its shapes, and serves several executables: it can not draw as TensorFlow does.
     """
@@ -200,7 +208,7 @@ def _draws(flat: FlatGraph, inside: Inside, node: int) -> bool:
 
 
 class _Kinds:
-    """What can run where: tell it of each node in topological order.
+    """Kinds of nodes, by where they can run. `visit` takes each node in topological order.
 
     Attributes:
         no_tensor: Values that are no tensor of the device's.
@@ -235,9 +243,8 @@ class _Kinds:
         self._on_host: set[Key] = set()  # what the host alone makes
         self._unfixed: set[Key] = set()  # of that what has a shape that only the run knows
         self._ragged: set[Key] = set()  # and of these what has no rows of one length
-        self._counted: set[Key] = (
-            set()
-        )  # of what the device could make, too: that which has as many elements as values say
+        # Of what the device could make, too: that which has as many elements as values say.
+        self._counted: set[Key] = set()
         self.forced: list[int] = []
         self.unplaceable: list[int] = []
         self.missing: list[int] = []
@@ -257,6 +264,7 @@ class _Kinds:
         heavy = op in VARIABLES or works
         # The host has variables of its own, which are the same while nothing writes any: to read one there is not to wait.
         can_precede = not any(key[0] in self._after_work for key in made if self._written or key not in read)
+        # Strings have no place on the device, wherever they come from.
         if op == "Const":
             value = attrs.get("value")
             if isinstance(value, TensorValue) and value.dtype == "string":
@@ -264,10 +272,12 @@ class _Kinds:
         elif op in VARIABLES and attrs.get("dtype") == "string":
             heavy = False
             self.no_tensor.add((node, 0))
+        # Variables of numbers are there on both sides, and a shape of the host's is a constant where it is known.
         elif op in VARIABLES or (op in _READ_WHOLE and read):
             self.variables.add((node, 0))
         elif op == "Shape" and (shape := self._shape_of_host(self._inputs[node][0])) is not None:
             self.shapes[node, 0] = np.array(shape, str(attrs.get("out_type", "int32")))
+        # The host's: nobody's where it has no such kernel, and in the way where it comes behind work for the device.
         elif not covered or any(key in self.no_tensor for key in self._inputs[node]):
             heavy = False
             is_handle = any(_dtype(self._flat, key) == "resource" for key in read)
@@ -279,12 +289,14 @@ class _Kinds:
             else:
                 self._give_to_host(node)
                 late = False
+        # The device could run it, and the host does: it needs it itself, or goes on with what has no shape yet.
         elif node in self._early or (can_precede and self._goes_along(node, made, works=works)):
             self._give_to_host(node)
             counts = covered and op in self._listed and self._listed[op].dynamic_with(attrs)
             if counts or (op in _KEEPS_LENGTH and not self._counted.isdisjoint(made)):
                 self._counted.update(key for key in self._unfixed if key[0] == node)
             heavy = late = False
+        # What comes behind work for the device, and behind nodes of the host that do.
         if heavy or late:
             self._after_work.add(node)
         if follows:
@@ -313,9 +325,8 @@ class _Kinds:
         """Has the host run a node in front of the device's part."""
         self.forced.append(node)
         unfixed = self._unfixed.intersection(self._inputs[node])
-        ragged = self._flat.graph.ops[node] not in ops_with("makes rows even") and (
-            not unfixed or not unfixed.isdisjoint(self._ragged)
-        )
+        even = bool(unfixed) and unfixed.isdisjoint(self._ragged)
+        ragged = not even and self._flat.graph.ops[node] not in ops_with("makes rows even")
         count = schema.output_count(self._flat.graph.ops[node], self._flat.graph.attrs[node]) or 0
         for key in ((node, port) for port in range(count)):
             self._on_host.add(key)
@@ -333,12 +344,8 @@ class _Kinds:
         Products are the device's. Rows of a table are, too, but for lists of ids of any length.
         """
         op, dtype = self._flat.graph.ops[node], str(_dtype(self._flat, (node, 0)))
-        if (
-            self._foreseen is None
-            or node in self._held
-            or node in self._of_work
-            or _draws(self._flat, self._inside, node)
-        ):
+        held = node in self._held or node in self._of_work or _draws(self._flat, self._inside, node)
+        if self._foreseen is None or held:
             return False
         if works and op not in GATHERS | _GATHERS_ND:
             return False
@@ -400,13 +407,11 @@ def _with_ancestors(
     roots: list[int], inputs: Mapping[int, list[Key]], outside: set[Key], not_these: Set[int] = frozenset()
 ) -> set[int]:
     """Nodes and what they need; the walk stops at values from outside and in front of some nodes."""
-    found, stack = set(roots), list(roots)
-    while stack:
-        for key in inputs[stack.pop()]:
-            if key not in outside and key[0] not in found and key[0] not in not_these:
-                found.add(key[0])
-                stack.append(key[0])
-    return found
+
+    def before(node: int) -> list[int]:
+        return [key[0] for key in inputs[node] if key not in outside and key[0] not in not_these]
+
+    return reached(roots, before)
 
 
 def _dtype(flat: FlatGraph, key: Key) -> str | None:
@@ -441,7 +446,7 @@ def by_op(flat: FlatGraph, nodes: tuple[int, ...]) -> dict[str, list[str]]:
 
 
 def missing_by_op(flat: FlatGraph, partition: Partition) -> dict[str, list[str]]:
-    """What has no lowering; for a loop, a cond or a call what is missing inside of it."""
+    """Names of nodes without a lowering by their ops; for a loop, a cond or a call those inside of it."""
     result: dict[str, list[str]] = {}
     on_host = {*partition.host, *partition.post_nodes}
     for node in partition.missing:
@@ -484,7 +489,5 @@ def refuse(flat: FlatGraph, partition: Partition) -> None:
 
 
 def _lines(nodes: Mapping[str, list[str]]) -> list[str]:
-    return [
-        f"  {op}: {len(names)} node{'s' if len(names) > 1 else ''}, such as {names[0]}"
-        for op, names in sorted(nodes.items())
-    ]
+    counted = ((op, f"{len(names)} node{'s' * (len(names) > 1)}", names[0]) for op, names in sorted(nodes.items()))
+    return [f"  {op}: {count}, such as {name}" for op, count, name in counted]

@@ -16,7 +16,7 @@ from msplit.flatten.flat import FlatGraph, Tensor
 
 @dataclass
 class Changes:
-    """What is to change.
+    """Changes of some nodes.
 
     Attributes:
         attrs: Node -> its new attributes.
@@ -32,7 +32,7 @@ class Changes:
     stateful: dict[int, bool] = field(default_factory=dict)
 
     def final(self, key: Key) -> Key:
-        """What is read in the end in a value's place."""
+        """The value that is read in the end in a value's place."""
         return final(self.stands_for, key)
 
 
@@ -42,9 +42,8 @@ def rewired(flat: FlatGraph, changes: Changes) -> FlatGraph:
         return flat
     graph, edges = flat.graph, flat.graph.edges
     rows: list[tuple[int, int, int, int]] = []
-    for source, port, target, slot in zip(
-        edges.src.tolist(), edges.port.tolist(), edges.dst.tolist(), edges.slot.tolist(), strict=True
-    ):
+    columns = (column.tolist() for column in (edges.src, edges.port, edges.dst, edges.slot))
+    for source, port, target, slot in zip(*columns, strict=True):
         if target not in changes.inputs:
             read = (source, port) if port == CONTROL else changes.final((source, port))
             rows.append((*read, target, slot))

@@ -17,7 +17,7 @@ import numpy as np
 
 from msplit.engines.cuda.frontend.list_values import Values, zeros_of
 from msplit.engines.cuda.ir.functions import Bodies, Body, BodyOp, functions_of
-from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.ir.graph import Key, Op, Unproved, known, require
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.formats.tensors import numpy_dtype
 from msplit.opset.traits import GATHERS, IF, ops_with
@@ -43,10 +43,6 @@ class RowUnion:
     marked: int
 
 
-class _Other(Exception):
-    """It is something else."""
-
-
 class _Look:
     """A function, read from its results backwards."""
 
@@ -61,66 +57,57 @@ class _Look:
         return key
 
     def argument(self, key: Key) -> int:
-        """Which argument a value is."""
-        found = self._arguments.get(self._through(key))
-        if found is None:
-            raise _Other
-        return found
+        """Number of the argument that a value is."""
+        return known(self._arguments.get(self._through(key)))
 
     def op(self, key: Key, *names: str) -> BodyOp:
         """The op that gives a value, one of these."""
         number, port = self._through(key)
-        found = self._ops.get(number)
-        if found is None or found.op not in names or port:
-            raise _Other
+        found = known(self._ops.get(number))
+        require(found.op in names and not port)
         return found
 
     def lookup(self, key: Key) -> tuple[Key, Key]:
         """A table, and the ids of its rows that a value is."""
         gather = self.op(key, *GATHERS)
-        axis = self.body.constants.get(gather.inputs[2]) if len(gather.inputs) > 2 else np.zeros((), np.int32)
-        if axis is None or int(axis) or gather.attrs.get("batch_dims", 0):
-            raise _Other
+        axis = known(self.body.constants.get(gather.inputs[2])) if len(gather.inputs) > 2 else 0
+        require(not int(axis) and not gather.attrs.get("batch_dims", 0))
         return gather.inputs[0], gather.inputs[1]
 
     def is_true(self, key: Key) -> bool:
-        """Whether a value is true everywhere."""
+        """Returns whether a value is true everywhere."""
         if key not in self.body.constants:
             key = self.op(key, "Fill").inputs[1]
         value = self.body.constants.get(key)
         return value is not None and value.dtype == bool and bool(value.all())
 
     def where(self, key: Key) -> Key:
-        """Of what a value is the places that are true."""
+        """The vector of truths that a value has the places of."""
         return self.op(self.op(key, "Squeeze").inputs[0], "Where").inputs[0]
 
     def places(self, key: Key) -> Key:
-        """Of what a vector of truths has those that are true."""
+        """The places that are true in a vector of truths."""
         scatter = self.op(key, "ScatterNd")
-        if not self.is_true(scatter.inputs[1]):
-            raise _Other
+        require(self.is_true(scatter.inputs[1]))
         return self.op(scatter.inputs[0], "ExpandDims").inputs[0]
 
 
 def row_union(bodies: Bodies, otherwise: Body, then: Body) -> RowUnion | None:
-    """What a cond divides, if its branches are those of such a division: the rows as they are, or more of them."""
+    """Arguments that a cond divides, if its branches are those of such a division: the rows as they are, or more of them."""
     try:
         plain, union = _Look(otherwise), _Look(then)
-        if len(otherwise.results) != len(then.results) or len(then.results) < 2:
-            return None
+        require(len(otherwise.results) == len(then.results) >= 2)
         rows, divisor, ids = _plain(plain)
         at = then.results[1]
         given, marked = (union.places(key) for key in union.op(union.where(at), "LogicalOr").inputs)
         quotient = union.op(then.results[0], _DIVISION)
         table, places = union.lookup(quotient.inputs[1])
-        if union.argument(table) != divisor or union.argument(given) != ids or not _is_one(union, places, at):
-            return None
+        require(union.argument(table) == divisor and union.argument(given) == ids and _is_one(union, places, at))
         _check_rows(union, bodies, quotient.inputs[0], at, RowUnion(rows, ids, divisor, -1))
         sizes = zip(otherwise.results[2:], then.results[2:], strict=True)
-        if any(plain.argument(one) != union.argument(other) for one, other in sizes):
-            return None
+        require(all(plain.argument(one) == union.argument(other) for one, other in sizes))
         return RowUnion(rows, ids, divisor, union.argument(union.where(marked)))
-    except _Other:
+    except Unproved:
         return None
 
 
@@ -129,25 +116,23 @@ def _plain(look: _Look) -> tuple[int, int, int]:
     quotient = look.op(look.body.results[0], _DIVISION)
     table, ids = look.lookup(quotient.inputs[1])
     found = look.argument(ids)
-    if look.argument(look.body.results[1]) != found:
-        raise _Other
+    require(look.argument(look.body.results[1]) == found)
     return look.argument(quotient.inputs[0]), look.argument(table), found
 
 
 def _is_one(look: _Look, one: Key, other: Key) -> bool:
-    """Whether two values are the same places."""
+    """Returns whether two values are the same places."""
     return look.op(one, "Squeeze") is look.op(other, "Squeeze")
 
 
 def _check_rows(look: _Look, bodies: Bodies, key: Key, at: Key, found: RowUnion) -> None:
-    """Whether a value is the rows, zeros between them: what another cond gives, unless there are as many of both."""
+    """Checks that a value is the rows, zeros between them: another cond gives it, unless there are as many of both."""
     cond = look.op(key, *IF)
     look.op(cond.inputs[0], "Equal")
     given = cond.inputs[1:]
-    branches = [bodies.of(ref.name) for ref in functions_of(cond.op, cond.attrs)]
-    if len(branches) != 2 or any(one is None or len(one.results) != 1 for one in branches):
-        raise _Other
-    spread, same = (_Look(one) for one in branches if one is not None)
+    branches = [known(bodies.of(ref.name)) for ref in functions_of(cond.op, cond.attrs)]
+    require(len(branches) == 2 and all(len(one.results) == 1 for one in branches))
+    spread, same = map(_Look, branches)
     joined, places = spread.lookup(spread.body.results[0])
     numbers, wanted = spread.lookup(places)
     scatter = spread.op(numbers, "ScatterNd")
@@ -155,10 +140,8 @@ def _check_rows(look: _Look, bodies: Bodies, key: Key, at: Key, found: RowUnion)
     ids = look.op(given[spread.argument(scatter.inputs[0])], "ExpandDims").inputs[0]
     last = spread.op(joined, "ConcatV2").inputs[1]
     rows = (given[spread.argument(last)], given[same.argument(same.body.results[0])])
-    if any(look.argument(one) != found.rows for one in rows) or look.argument(ids) != found.ids:
-        raise _Other
-    if not _is_one(look, given[spread.argument(wanted)], at):
-        raise _Other
+    require(all(look.argument(one) == found.rows for one in rows) and look.argument(ids) == found.ids)
+    require(_is_one(look, given[spread.argument(wanted)], at))
 
 
 def below(
@@ -175,14 +158,14 @@ def below(
         plain: What it gives if there are none: quotients, ids, and perhaps a shape.
     """
     divisor, marked, ids = arguments[found.divisor], arguments[found.marked], plain[1]
-    shape, given = values.shape(divisor), values.shape(ids)
-    if not shape or given is None or values.shape(marked) != shape[:1]:
+    shape, given = values.graph.shape(divisor), values.graph.shape(ids)
+    if not shape or given is None or values.graph.shape(marked) != shape[:1]:
         raise Unsupported("how many rows are divided depends on values that only the run knows")
-    first = values.constant(np.asarray(0, np.int32))
-    last = values.constant(np.asarray(1, np.int32))
+    first = values.graph.constant(np.asarray(0, np.int32))
+    last = values.graph.constant(np.asarray(1, np.int32))
     zero = zeros_of(values, values.dtype(divisor), ())
-    sizes = values.constant(np.asarray([shape[0]] + [1] * (len(shape) - 1), np.int64))
-    own = values.constant(np.arange(shape[0], dtype=numpy_dtype(values.dtype(ids))))
+    sizes = values.graph.constant(np.asarray([shape[0]] + [1] * (len(shape) - 1), np.int64))
+    own = values.graph.constant(np.arange(shape[0], dtype=numpy_dtype(values.dtype(ids))))
 
     steps: list[Op] = []
 

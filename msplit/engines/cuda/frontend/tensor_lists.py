@@ -7,65 +7,44 @@ from dataclasses import replace
 
 import numpy as np
 
-from msplit.engines.cuda.frontend.list_values import (
-    OPTIONAL,
-    Lowered,
-    Made,
-    Result,
-    Shape,
-    TensorList,
-    Values,
-    elements_of,
-    joined,
-    long_enough,
-    number,
-    pieces_of,
-    places_of,
-    rows_of,
-    stacked,
-    summed,
-    unset,
-    with_elements,
-)
+from msplit.engines.cuda.frontend import list_values as lists
+from msplit.engines.cuda.frontend.list_values import Lowered, Made, Result, Shape, TensorList, Values
 from msplit.engines.cuda.frontend.tensor_arrays import ARRAYS
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.formats.tensors import numpy_dtype
+from msplit.opset.traits import ADD
 
 
 def _shape_input(values: Values, op: Op, slot: int) -> Shape:
     """The element shape that an input gives: -1 for a size that is not known, a scalar -1 for an unknown rank."""
-    found = values.static(op.inputs[slot])
+    found = values.graph.constants.get(op.inputs[slot])
     if found is None or found.ndim == 0:
         return None
     return tuple(None if size < 0 else int(size) for size in found.tolist())
 
 
 def _reserve(values: Values, op: Op) -> list[Result]:
-    count = number(values, op, 1, "the length of the list")
-    return [TensorList(unset(count), str(op.attrs["element_dtype"]), _shape_input(values, op, 0))]
-
-
-def _empty(values: Values, op: Op) -> list[Result]:
-    return [TensorList((), str(op.attrs["element_dtype"]), _shape_input(values, op, 0))]
+    count = lists.number(values, op, 1, "the length of the list") if op.op == "TensorListReserve" else 0
+    return [TensorList(lists.unset(count), str(op.attrs["element_dtype"]), _shape_input(values, op, 0))]
 
 
 def _from_tensor(values: Values, op: Op) -> Made:
-    rows = yield from rows_of(values, op, 0)
-    shape = values.shape(op.inputs[0]) or ()
+    rows = yield from lists.rows_of(values, op, 0)
+    shape = values.graph.shape(op.inputs[0]) or ()
     return [TensorList(tuple(rows), str(op.attrs["element_dtype"]), shape[1:])]
 
 
 def _get(values: Values, op: Op) -> list[Result]:
-    place = number(values, op, 1, "the place in the list")
-    return [*elements_of(values, values.list(op.inputs[0]), [place], _shape_input(values, op, 2))]
+    place = lists.number(values, op, 1, "the place in the list")
+    return [*lists.elements_of(values, values.list(op.inputs[0]), [place], _shape_input(values, op, 2))]
 
 
 def _set(values: Values, op: Op) -> list[Result]:
-    held, place = values.list(op.inputs[0]), number(values, op, 1, "the place in the list")
+    held, place = values.list(op.inputs[0]), lists.number(values, op, 1, "the place in the list")
     if op.attrs.get("resize_if_index_out_of_bounds"):
-        held = long_enough(held, place + 1)
-    return [with_elements(held, {place: op.inputs[2]})]
+        held = lists.long_enough(held, place + 1)
+    return [lists.with_elements(held, {place: op.inputs[2]})]
 
 
 def _push(values: Values, op: Op) -> list[Result]:
@@ -75,70 +54,70 @@ def _push(values: Values, op: Op) -> list[Result]:
 
 def _pop(values: Values, op: Op) -> list[Result]:
     held = values.list(op.inputs[0])
-    last = elements_of(values, held, [len(held.elements) - 1], _shape_input(values, op, 1))
+    last = lists.elements_of(values, held, [len(held.elements) - 1], _shape_input(values, op, 1))
     return [replace(held, elements=held.elements[:-1]), *last]
 
 
 def _length(values: Values, op: Op) -> list[Result]:
-    return [values.constant(np.asarray(len(values.list(op.inputs[0]).elements), np.int32))]
+    return [values.graph.constant(np.asarray(len(values.list(op.inputs[0]).elements), np.int32))]
 
 
 def _element_shape(values: Values, op: Op) -> list[Result]:
     shape = values.list(op.inputs[0]).shape
     sizes = -1 if shape is None else [-1 if size is None else size for size in shape]
-    return [values.constant(np.asarray(sizes, numpy_dtype(str(op.attrs.get("shape_type", "int32")))))]
+    return [values.graph.constant(np.asarray(sizes, numpy_dtype(str(op.attrs.get("shape_type", "int32")))))]
 
 
 def _resize(values: Values, op: Op) -> list[Result]:
-    held, count = values.list(op.inputs[0]), number(values, op, 1, "the length of the list")
-    return [long_enough(replace(held, elements=held.elements[:count]), count)]
+    held, count = values.list(op.inputs[0]), lists.number(values, op, 1, "the length of the list")
+    return [lists.long_enough(replace(held, elements=held.elements[:count]), count)]
 
 
 def _stack(values: Values, op: Op) -> Made:
     held = values.list(op.inputs[0])
-    return (yield from stacked(values, op, held, range(len(held.elements)), _shape_input(values, op, 1)))
+    return (yield from lists.stacked(values, op, held, range(len(held.elements)), _shape_input(values, op, 1)))
 
 
 def _gather(values: Values, op: Op) -> Made:
     held = values.list(op.inputs[0])
-    return (yield from stacked(values, op, held, places_of(values, op, 1), _shape_input(values, op, 2)))
+    return (yield from lists.stacked(values, op, held, lists.places_of(values, op, 1), _shape_input(values, op, 2)))
 
 
 def _scatter(values: Values, op: Op) -> Made:
-    rows = yield from rows_of(values, op, 0)
-    places, shape = places_of(values, op, 1), values.shape(op.inputs[0]) or ()
-    count = number(values, op, 3, "the length of the list") if op.op == "TensorListScatterV2" else -1
-    held = TensorList(unset(max(count, max(places, default=-1) + 1)), str(op.attrs["element_dtype"]), shape[1:])
-    return [with_elements(held, dict(zip(places, rows, strict=True)))]
+    rows = yield from lists.rows_of(values, op, 0)
+    places, shape = lists.places_of(values, op, 1), values.graph.shape(op.inputs[0]) or ()
+    count = lists.number(values, op, 3, "the length of the list") if op.op == "TensorListScatterV2" else -1
+    held = TensorList(lists.unset(max(count, max(places, default=-1) + 1)), str(op.attrs["element_dtype"]), shape[1:])
+    return [lists.with_elements(held, dict(zip(places, rows, strict=True)))]
 
 
 def _scatter_into(values: Values, op: Op) -> Made:
-    rows = yield from rows_of(values, op, 1)
-    places = places_of(values, op, 2)
-    held = long_enough(values.list(op.inputs[0]), max(places, default=-1) + 1)
-    return [with_elements(held, dict(zip(places, rows, strict=True)))]
+    rows = yield from lists.rows_of(values, op, 1)
+    places = lists.places_of(values, op, 2)
+    held = lists.long_enough(values.list(op.inputs[0]), max(places, default=-1) + 1)
+    return [lists.with_elements(held, dict(zip(places, rows, strict=True)))]
 
 
 def _concat(values: Values, op: Op) -> Made:
     wanted = _shape_input(values, op, 1) if op.op == "TensorListConcatV2" else None
-    return (yield from joined(values, op, values.list(op.inputs[0]), wanted or None))
+    return (yield from lists.joined(values, op, values.list(op.inputs[0]), wanted or None))
 
 
 def _split(values: Values, op: Op) -> Made:
-    parts = yield from pieces_of(values, op, 0, 2)
+    parts = yield from lists.pieces_of(values, op, 0, 2)
     return [TensorList(tuple(parts), str(op.attrs["element_dtype"]), None)]
 
 
 def _zeros_like(values: Values, op: Op) -> list[Result]:
     held = values.list(op.inputs[0])
     if op.attrs.get("T") != "variant":  # the flow of an array
-        return [values.constant(np.zeros((), np.float32))]
-    return [TensorList(unset(len(held.elements)), held.dtype, held.shape, like=held)]
+        return [values.graph.constant(np.zeros((), np.float32))]
+    return [TensorList(lists.unset(len(held.elements)), held.dtype, held.shape, like=held)]
 
 
 def _optional(values: Values, op: Op) -> list[Result]:
     del values
-    return [TensorList(tuple(op.inputs), OPTIONAL, None)]
+    return [TensorList(tuple(op.inputs), lists.OPTIONAL, None)]
 
 
 def _optional_value(values: Values, op: Op) -> list[Result]:
@@ -150,7 +129,7 @@ def _optional_value(values: Values, op: Op) -> list[Result]:
 
 LISTS: Mapping[str, Lowered] = {
     **ARRAYS,
-    "EmptyTensorList": _empty,
+    "EmptyTensorList": _reserve,
     "OptionalFromValue": _optional,
     "OptionalGetValue": _optional_value,
     "OptionalNone": _optional,
@@ -172,7 +151,7 @@ LISTS: Mapping[str, Lowered] = {
     "TensorListSplit": _split,
     "TensorListStack": _stack,
 }
-"""What each op of lists becomes."""
+"""Rules by which ops of lists are done."""
 
-OF_LISTS: Mapping[str, Lowered] = {"Add": summed, "AddN": summed, "AddV2": summed, "ZerosLike": _zeros_like}
-"""What ops of all values become where an input is a list."""
+OF_LISTS: Mapping[str, Lowered] = {**dict.fromkeys(ADD | {"AddN"}, lists.summed), "ZerosLike": _zeros_like}
+"""Rules for ops of all values where an input is a list."""

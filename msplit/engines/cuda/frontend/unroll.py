@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from msplit.engines.cuda.frontend.list_values import Result, TensorList, chosen
+from msplit.engines.cuda.frontend.list_values import Result, TensorList, Values, chosen
 from msplit.engines.cuda.frontend.partition import READS_A_VARIABLE
 from msplit.engines.cuda.frontend.row_union import below, row_union
 from msplit.engines.cuda.frontend.tensor_lists import LISTS, OF_LISTS
@@ -30,102 +29,34 @@ MOST_DEPTH = 50
 _FIX = "use --engine tensorflow, or cut the model with --inputs and --outputs so that this node is outside"
 
 
-class TooMany(EngineError):
-    """The loops of a model are more ops than may be."""
-
-
 Made = Generator[Op, None, list[Key]]
 
 _Found = TypeVar("_Found")
 
 
-class Unroller:
+class Unroller(Values):
     """Goes along with one inference.
 
     Args:
-        graph: Gets the constants of bodies.
-        static: What is known; grows while the inference goes on.
-        shapes: Of all other values; likewise.
+        graph: Its constants and shapes are what is known; both grow while the inference goes on. Gets the constants of bodies.
         names: What is another value; the results of functional ops and of lists are put in.
         values: What the inference holds; loses what nothing reads any more.
 
     Attributes:
         kept: Values that may be read later, whoever was the last that the graph names.
-        most: Ops and turns that all loops may become.
         made: Values of the ops that ran since the outermost loop's turn began; the inference puts them in.
     """
 
-    def __init__(
-        self,
-        graph: OpGraph,
-        bodies: Bodies | None,
-        static: dict[Key, NDArray[Any]],
-        shapes: Mapping[Key, tuple[int, ...]],
-        names: dict[Key, Key],
-        values: dict[Key, Any],
-    ) -> None:
-        self.graph, self._bodies = graph, bodies
-        self._static, self._shapes, self.names = static, shapes, names
-        self._values = values
+    def __init__(self, graph: OpGraph, bodies: Bodies | None, names: dict[Key, Key], values: dict[Key, Any]) -> None:
+        super().__init__(graph, MOST_OPS)
+        self._bodies, self.names, self._values = bodies, names, values
         self.kept: set[Key] = set()
         self.made: list[Key] = []
-        self._lists: dict[Key, TensorList] = {}
         self._constants: dict[tuple[int, Key], Key] = {}
-        self._choices: dict[
-            tuple[Key, Key], tuple[Key, Key]
-        ] = {}  # (condition, what it has chosen) -> if it is false, if it is true
+        # (condition, what it has chosen) -> if it is false, if it is true.
+        self._choices: dict[tuple[Key, Key], tuple[Key, Key]] = {}
         self._equal: dict[tuple[Key, int], Key] = {}  # (what a Case looks at, number of a branch) -> whether it is that
-        self.most = MOST_OPS
-        self._count = self._depth = 0
-
-    # What is known of values: `tensor_lists.Values`
-
-    def static(self, key: Key) -> NDArray[Any] | None:
-        """See `Values`."""
-        return self._static.get(key)
-
-    def shape(self, key: Key) -> tuple[int, ...] | None:
-        """See `Values`."""
-        return self._static[key].shape if key in self._static else self._shapes.get(key)
-
-    def dtype(self, key: Key) -> str:
-        """See `Values`."""
-        return self._static[key].dtype.name if key in self._static else self.graph.dtypes[key]
-
-    def list(self, key: Key) -> TensorList:
-        """See `Values`."""
-        if key not in self._lists:
-            raise Unsupported("this list comes from an op that keeps lists in another way")
-        return self._lists[key]
-
-    def is_list(self, key: Key) -> bool:
-        """See `Values`."""
-        return key in self._lists
-
-    def put(self, handle: Key, held: TensorList) -> None:
-        """See `Values`."""
-        self._lists[handle] = held
-
-    def constant(self, value: NDArray[Any]) -> Key:
-        """See `Values`."""
-        key = (self.graph.fresh(), 0)
-        self._static[key] = value
-        return key
-
-    def new(self, op: str, like: Op, attrs: Mapping[str, Any], inputs: Sequence[Key]) -> Op:
-        """See `Values`."""
-        self._number(like)
-        return Op(self.graph.fresh(), like.name, op, dict(attrs), list(inputs), list(like.source_nodes))
-
-    def _number(self, like: Op) -> None:
-        """Numbers an op, or a turn of a loop, which may have no ops at all and no end."""
-        self._count += 1
-        if self._count > self.most:
-            raise TooMany(
-                f"the loops of this model are more than {self.most:,} ops when they are unrolled",
-                where=f"node {like.name}",
-                fix="use --engine tensorflow, or give shorter sequences with --shape",
-            )
+        self._depth = 0
 
     # What the inference calls
 
@@ -158,7 +89,7 @@ class Unroller:
             return op
         if op.op not in table() or not table()[op.op].shape_only:
             raise EngineError(f"{op.op} reads a list of tensors as if it were one", where=f"node {op.name}", fix=_FIX)
-        scalar = self.constant(np.zeros((), np.float32))
+        scalar = self.graph.constant(np.zeros((), np.float32))
         return replace(op, inputs=[scalar if key in self._lists else key for key in keys])
 
     def _final(self, key: Key) -> Key:
@@ -173,7 +104,7 @@ class Unroller:
         self.kept.update(op.inputs)
 
     def _keeping(self, made: Generator[Op, None, _Found]) -> Generator[Op, None, _Found]:
-        """The same ops, of which all values are kept: a list may hold them."""
+        """Ops that are handed on, and all of whose values are kept: a list may hold them."""
         while True:
             try:
                 op = next(made)
@@ -220,14 +151,13 @@ class Unroller:
         mine: set[Key] = set()
         turn = 0
         while True:
-            self._number(op)
+            self.count(op)
             (goes_on,) = yield from self._run(cond, carried, op, f"turn {turn}/")
-            predicate = self.static(goes_on)
+            predicate = self.graph.constants.get(goes_on)
             if predicate is None:
                 loop = f"the loop {op.attrs[FRAME]}" if FRAME in op.attrs else "the loop"
-                raise Unsupported(
-                    f"how many turns {loop} takes depends on values that only the run knows (after {turn} of them)"
-                )
+                told = f"how many turns {loop} takes depends on values that only the run knows"
+                raise Unsupported(f"{told} (after {turn} of them)")
             if not taken("If", predicate, 2):
                 break
             carried = yield from self._run(body, carried, op, f"turn {turn}/")
@@ -243,17 +173,16 @@ class Unroller:
 
     def _cond(self, op: Op, bodies: Sequence[Body]) -> Made:
         arguments = op.inputs[1:]
-        predicate = self.static(op.inputs[0])
+        predicate = self.graph.constants.get(op.inputs[0])
         if predicate is not None:
-            found = yield from self._run(bodies[taken(op.op, predicate, len(bodies))], arguments, op, "")
-            return found
-        if op.op in CASE and self.shape(op.inputs[0]) == () and self.dtype(op.inputs[0]) != "bool":
+            return (yield from self._run(bodies[taken(op.op, predicate, len(bodies))], arguments, op, ""))
+        if op.op in CASE and self.graph.shape(op.inputs[0]) == () and self.dtype(op.inputs[0]) != "bool":
             return (yield from self._case(op, bodies, arguments))
-        if op.op not in IF or self.shape(op.inputs[0]) != ():
+        if op.op not in IF or self.graph.shape(op.inputs[0]) != ():
             raise Unsupported("which branch is taken depends on values that only the run knows")
         condition = op.inputs[0]
         if self.dtype(condition) != "bool":
-            zero = self.constant(np.zeros((), self.dtype(condition)))
+            zero = self.graph.constant(np.zeros((), self.dtype(condition)))
             is_set = self.new("NotEqual", op, {}, [condition, zero])
             yield is_set
             condition = (is_set.node, 0)
@@ -265,17 +194,14 @@ class Unroller:
             return (yield from self._keeping(below(self, op, divided, condition, arguments, otherwise)))
         then = yield from self._run(bodies[1], self._in_branch(condition, 1, arguments), op, "then/")
         self.kept.update(then)
-        results = []
-        for one, other in zip(then, otherwise, strict=True):
-            results.append(one if one == other else (yield from self._choice(op, condition, one, other)))
-        return results
+        return (yield from self._either(op, condition, then, otherwise))
 
     def _case(self, op: Op, bodies: Sequence[Body], arguments: Sequence[Key]) -> Made:
         """All branches run, and each but the last is chosen where the number is its own: the last one for any other number."""
         index, is_number = op.inputs[0], list[Key]()
         for number in range(len(bodies) - 1):
             if (index, number) not in self._equal:
-                equal = self.new("Equal", op, {}, [index, self.constant(np.array(number, self.dtype(index)))])
+                equal = self.new("Equal", op, {}, [index, self.graph.constant(np.array(number, self.dtype(index)))])
                 yield equal
                 self._equal[index, number] = equal.node, 0
             is_number.append(self._equal[index, number])
@@ -289,11 +215,15 @@ class Unroller:
             self.kept.update(every[-1])
         results = every.pop()
         for condition, found in zip(reversed(is_number), reversed(every), strict=True):
-            pairs = list(zip(found, results, strict=True))
-            results = []
-            for one, other in pairs:
-                results.append(one if one == other else (yield from self._choice(op, condition, one, other)))
-                self.kept.add(results[-1])
+            results = yield from self._either(op, condition, found, results)
+            self.kept.update(results)
+        return results
+
+    def _either(self, op: Op, condition: Key, then: Sequence[Key], otherwise: Sequence[Key]) -> Made:
+        """Results of one branch where a condition holds, else those of another."""
+        results = []
+        for one, other in zip(then, otherwise, strict=True):
+            results.append(one if one == other else (yield from self._choice(op, condition, one, other)))
         return results
 
     def _in_branch(self, condition: Key, branch: int, arguments: Sequence[Key]) -> Sequence[Key]:
@@ -305,7 +235,7 @@ class Unroller:
         if one in self._lists or other in self._lists:
             key = (self.graph.fresh(), 0)
             self._lists[key] = yield from self._keeping(chosen(self, op, condition, one, other))
-        elif self.shape(one) is None or self.shape(one) != self.shape(other):
+        elif self.graph.shape(one) is None or self.graph.shape(one) != self.graph.shape(other):
             raise Unsupported("which branch is taken depends on values that only the run knows, and so do shapes")
         else:
             select = self.new("SelectV2", op, {}, [condition, one, other])
@@ -321,7 +251,7 @@ class Unroller:
         for key, value in body.constants.items():
             place = id(body), key
             if place not in self._constants:
-                self._constants[place] = self.constant(value)
+                self._constants[place] = self.graph.constant(value)
             values[key] = self._constants[place]
 
         def find(key: Key) -> Key:

@@ -1,4 +1,4 @@
-"""Which value of a variable each node of a training graph sees, and what a step does beside giving outputs.
+"""Values of variables that each node of a training graph sees, and effects of a step beside its outputs.
 
 TensorFlow orders reads and writes of variables by data and control edges. A read sees the last write that is ordered before it, and where
 there is none the value that the variable has when the step begins: with a read and a write that nothing orders, TensorFlow may give
@@ -8,15 +8,12 @@ either value, and the engine always gives the old one. Writes that nothing order
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from msplit.core.graph import Graph
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
-from msplit.engines.cuda.ir.functions import FUNCTIONAL, plain
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
+from msplit.engines.cuda.ir.functions import FUNCTIONAL, in_order, plain
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated, reached
 from msplit.engines.variables import variable_names
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
@@ -29,7 +26,7 @@ _MOST_OUTPUTS = 4
 
 @dataclass(frozen=True)
 class Effects:
-    """What a step does.
+    """Nodes that a step runs, and those among them that have effects.
 
     Attributes:
         nodes: All that it runs, in topological order: what outputs and targets need by data and by control edges.
@@ -43,33 +40,25 @@ class Effects:
 
 
 def effects_of(flat: FlatGraph) -> Effects:
-    """What a graph's step does. What functions do that were not inlined is looked for elsewhere."""
+    """Effects of a graph's step, without those of functions that were not inlined (`callees`)."""
     ops = flat.graph.ops
-    nodes = _ancestors(flat.graph, [*(tensor.node for tensor in flat.outputs), *flat.targets], flat)
+    nodes = _ancestors(flat, [*(tensor.node for tensor in flat.outputs), *flat.targets])
     writes = tuple(node for node in nodes if written(ops[node]))
     others = (node for node in nodes if flat.stateful[node] and not written(ops[node]))
     return Effects(nodes, writes, tuple(node for node in others if ops[node] not in FREE_OF_EFFECTS | DRAWS))
 
 
-def _ancestors(graph: Graph, roots: Iterable[int], flat: FlatGraph) -> tuple[int, ...]:
+def _ancestors(flat: FlatGraph, roots: Iterable[int]) -> tuple[int, ...]:
     """Nodes and all that they need, by data and control, in later turns of a loop, too; the walk stops at inputs."""
-    seen = np.zeros(len(graph), dtype=bool)
     fed = {tensor.node for tensor in flat.inputs}
-    stack = list(roots)
-    seen[stack] = True
-    start, src = graph.in_start.tolist(), graph.edges.src
     turned: dict[int, list[int]] = {}
     for producer, merge in zip(flat.back_edges.src.tolist(), flat.back_edges.dst.tolist(), strict=True):
         turned.setdefault(merge, []).append(producer)
-    while stack:
-        node = stack.pop()
-        if node in fed:
-            continue
-        for producer in [*src[start[node] : start[node + 1]].tolist(), *turned.get(node, ())]:
-            if not seen[producer]:
-                seen[producer] = True
-                stack.append(producer)
-    return tuple(graph.topological[seen[graph.topological]].tolist())
+
+    def before(node: int) -> list[int]:
+        return [] if node in fed else [*flat.graph.predecessors(node).tolist(), *turned.get(node, ())]
+
+    return tuple(in_order(flat.graph, reached(roots, before)))
 
 
 class Variables:
@@ -85,10 +74,8 @@ class Variables:
         self.nodes = variable_names(flat) if written else {}
         self._written = written
         self._flat, self._graph, self._names = flat, graph, names
-        self._start, self._src = flat.graph.in_start.tolist(), flat.graph.edges.src
-        self._seen: dict[
-            int, Mapping[str, int]
-        ] = {}  # node -> variable -> number of the value it sees, where that is not 0
+        # Node -> variable -> number of the value that it sees, where that is not 0.
+        self._seen: dict[int, Mapping[str, int]] = {}
         self._values: dict[str, list[Key]] = {}
         self._refers: dict[Key, str] = {}  # handles and references -> variable
 
@@ -97,18 +84,17 @@ class Variables:
         if not self._written:
             return
         found: Mapping[str, int] = {}
-        for producer in self._src[self._start[node] : self._start[node + 1]].tolist():
+        for producer in self._flat.graph.predecessors(node).tolist():
             other = self._seen.get(producer)
             if other is None or other is found:
                 continue
-            found = (
-                {name: max(found.get(name, 0), other.get(name, 0)) for name in {**found, **other}} if found else other
-            )
+            names = {**found, **other} if found else ()
+            found = {name: max(found.get(name, 0), other.get(name, 0)) for name in names} or other
         if found:
             self._seen[node] = found
 
     def takes(self, node: int) -> bool:
-        """Whether a node is a variable, hands a handle on, or writes variables; then there is nothing left to do for it."""
+        """Takes a node that is a variable, hands a handle on, or writes variables; returns whether it did. Then nothing is left to do."""
         if not self._written:
             return False
         graph = self._flat.graph
@@ -133,7 +119,7 @@ class Variables:
         variables = [self._refers[inputs[slot]] for slot in slots]
         taken = self.inputs(node)
         for slot, variable in zip(slots, variables, strict=True):
-            taken[slot] = self._latest(variable)
+            taken[slot] = self._all(variable)[-1]
         self._graph.ops[node] = Op(node, graph.names[node], on_values(op), plain(attrs), taken, [node])
         for port, variable in enumerate(variables):
             values = self._values[variable]
@@ -147,17 +133,10 @@ class Variables:
         return True
 
     def inputs(self, node: int) -> list[Key]:
-        """What a node reads: in place of handles and references the values that it sees."""
-        return [
-            self._read(node, self._refers[key]) if key in self._refers else self._names.get(key, key)
-            for key in self._flat.graph.inputs(node)
-        ]
-
-    def _read(self, node: int, variable: str) -> Key:
-        return self._all(variable)[self._seen.get(node, {}).get(variable, 0)]
-
-    def _latest(self, variable: str) -> Key:
-        return self._all(variable)[-1]
+        """Values that a node reads: in place of handles and references those that it sees."""
+        seen = self._seen.get(node, {})
+        read = ((key, self._refers.get(key)) for key in self._flat.graph.inputs(node))
+        return [self._names.get(key, key) if name is None else self._all(name)[seen.get(name, 0)] for key, name in read]
 
     def _all(self, variable: str) -> list[Key]:
         if variable not in self._values:
@@ -171,7 +150,7 @@ class Variables:
         for tensor in self._flat.outputs:
             variable = self._refers.get((tensor.node, tensor.port))
             if variable is not None:
-                self._graph.fetches[tensor.name] = self._latest(variable)
+                self._graph.fetches[tensor.name] = self._all(variable)[-1]
 
 
 def keep_overwritten(graph: OpGraph) -> None:
@@ -192,10 +171,8 @@ def _keep_in_lists(graph: OpGraph, overwritten: Mapping[Key, Op]) -> None:
     """Has loops, conds and lists that are given a variable's value take a copy, where what reads it out of their lists may come behind the
     op that overwrites it: the gradient of a recurrent layer that begins with the state that the step before left. An order between the
     two shows only once loops are unrolled, and a few ops have run by then."""
-    lies_in, carriers = (
-        graph.aliases(),
-        {number for number, op in graph.ops.items() if op.op in FUNCTIONAL or op.op in LISTS},
-    )
+    carriers = {number for number, op in graph.ops.items() if op.op in FUNCTIONAL or op.op in LISTS}
+    lies_in = graph.aliases()
     readers: dict[int, set[int]] = {}
     for number in carriers:
         for producer, _ in graph.ops[number].inputs:
@@ -203,22 +180,12 @@ def _keep_in_lists(graph: OpGraph, overwritten: Mapping[Key, Op]) -> None:
 
     @functools.cache
     def needed(writer: int) -> set[int]:
-        return _reached(writer, lambda number: {key[0] for key in graph.ops[number].inputs} & graph.ops.keys())
+        return reached([writer], lambda number: {key[0] for key in graph.ops[number].inputs} & graph.ops.keys())
 
     for number in sorted(carriers):
-        op, behind = graph.ops[number], _reached(number, lambda one: readers.get(one, set())) - {number}
+        op, behind = graph.ops[number], reached([number], lambda one: readers.get(one, ())) - {number}
         for slot, key in enumerate(op.inputs):
             writers = [overwritten[value] for value in lies_in(key) if value in overwritten] if behind else []
             late = [writer for writer in writers if not behind <= needed(writer.node)]
             if late:
                 op.inputs[slot] = graph.set_aside(key, late[0])
-
-
-def _reached(start: int, beside: Callable[[int], set[int]]) -> set[int]:
-    """What a number leads to, itself included."""
-    found, waiting = {start}, [start]
-    while waiting:
-        new = beside(waiting.pop()) - found
-        found |= new
-        waiting += new
-    return found

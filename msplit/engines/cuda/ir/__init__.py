@@ -1,1 +1,1 @@
-"""What a compiled model is: ops, steps, values, functions, and the table of lowerings."""
+"""Parts of a compiled model: ops, steps, values, functions, and the table of lowerings."""

@@ -29,7 +29,7 @@ PART = "_part"
 
 
 class Part(NamedTuple):
-    """Where an output of an op lies in a buffer.
+    """Place of an op's output in a buffer.
 
     Attributes:
         port: The output.
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 def parts_of(op: Op) -> tuple[Part, ...]:
-    """What an op writes into a buffer. A model's node can have an attribute of this name, but no parts."""
+    """Parts that an op writes into a buffer. A model's node can have an attribute of this name, but no parts."""
     parts = op.attrs.get(INTO, ())
     return parts if isinstance(parts, tuple) and all(isinstance(one, Part) for one in parts) else ()
 
@@ -62,7 +62,7 @@ def without_place(op: Op) -> Op:
 
 
 class BufferCoverage:
-    """Which parts of buffers values are made of, step by step. A part is named by its buffer and its place."""
+    """Parts of buffers that values are made of, step by step. A part is named by its buffer and its place."""
 
     def __init__(self) -> None:
         self._written: dict[Key, dict[Part, str]] = {}  # of each buffer

@@ -11,25 +11,11 @@ import torch
 from msplit.engines.cuda.ir.graph import RESULT
 from msplit.engines.cuda.ir.node import Node, Unsupported
 
-_DTYPES: dict[str, torch.dtype] = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "float8_e5m2": torch.float8_e5m2,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "uint16": torch.uint16,
-    "uint32": torch.uint32,
-    "uint64": torch.uint64,
-    "bool": torch.bool,
-    "complex64": torch.complex64,
-    "complex128": torch.complex128,
-}
+_NAMES = (
+    "float16 bfloat16 float32 float64 float8_e5m2 float8_e4m3fn complex64 complex128 bool "
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+)
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
 
 # Dtypes that NumPy has only through ml_dtypes, with the integer of the same width that carries their bits across.
 _BY_BITS: dict[str, tuple[Any, type[np.generic], torch.dtype]] = {
@@ -73,7 +59,7 @@ def in_signed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def wider_type(node: Node, x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """What such an op of `x` computes in, and what it gives; both as `x` where the engine says nothing else."""
+    """The types that an op on `x` computes in and gives; both that of `x` where the engine says nothing else."""
     result = torch_dtype(str(node.attrs[RESULT])) if RESULT in node.attrs else x.dtype
     return torch.promote_types(x.dtype, result) if RESULT in node.attrs else x.dtype, result
 
@@ -121,7 +107,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def tensor_of(value: Any) -> torch.Tensor:
-    """What speaks DLPack as a tensor in the same memory, wherever that is.
+    """A tensor in the memory of a value that speaks DLPack, wherever that is.
 
     It may still be being computed: what the current stream of its device does from now on waits for that, as DLPack has it. Of PyTorch's
     own, as everywhere in PyTorch, whatever the current stream was to do before is waited for, and no other.
@@ -131,9 +117,8 @@ def tensor_of(value: Any) -> torch.Tensor:
     """
     if isinstance(value, torch.Tensor):
         if value.is_meta or value.layout != torch.strided:
-            raise Unsupported(
-                f"a {'meta' if value.is_meta else 'sparse'} tensor can not be taken: its numbers do not lie side by side"
-            )
+            kind = "meta" if value.is_meta else "sparse"
+            raise Unsupported(f"a {kind} tensor can not be taken: its numbers do not lie side by side")
         return value.detach()
     try:
         if type(value).__module__.partition(".")[0] == "tensorflow":  # has no streams: what it hands over is there

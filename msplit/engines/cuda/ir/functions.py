@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
-from msplit.engines.cuda.ir.graph import Key
+from msplit.engines.cuda.ir.graph import Key, reached
 from msplit.errors import MsplitError
 from msplit.flatten.build import body as flat_body
 from msplit.flatten.flat import FlatGraph
@@ -43,7 +43,7 @@ class BodyOp:
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """What a function needs for its results.
+    """Ops and constants that a function's results need.
 
     Attributes:
         parameters: Its arguments, as values of the body.
@@ -94,18 +94,22 @@ def reachable(graph: Graph, wanted: Iterable[Key], given: Set[Key]) -> list[int]
 
     Control edges order effects. Nothing that the engine runs has an effect, so a node needed only for control is left out.
     """
-    seen = np.zeros(len(graph), dtype=bool)
-    stack = [node for node, port in wanted if (node, port) not in given]
-    seen[stack] = True
-    start, src, ports = graph.in_start, graph.edges.src, graph.edges.port
-    while stack:
-        node = stack.pop()
-        edges = slice(int(start[node]), int(start[node + 1]))
-        for producer, port in zip(src[edges].tolist(), ports[edges].tolist(), strict=True):
-            if port != CONTROL and not seen[producer] and (producer, port) not in given:
-                seen[producer] = True
-                stack.append(producer)
-    found: list[int] = graph.topological[seen[graph.topological]].tolist()
+
+    src, ports = graph.edges.src, graph.edges.port
+
+    def before(node: int) -> list[int]:
+        edges = slice(int(graph.in_start[node]), int(graph.in_start[node + 1]))
+        read = zip(src[edges].tolist(), ports[edges].tolist(), strict=True)
+        return [producer for producer, port in read if port != CONTROL and (producer, port) not in given]
+
+    return in_order(graph, reached([key[0] for key in wanted if key not in given], before))
+
+
+def in_order(graph: Graph, nodes: Iterable[int]) -> list[int]:
+    """Some nodes in topological order; those on or behind a cycle left out."""
+    chosen = np.zeros(len(graph), np.bool_)
+    chosen[list(nodes)] = True
+    found: list[int] = graph.topological[chosen[graph.topological]].tolist()
     return found
 
 
@@ -116,7 +120,7 @@ def body_of(
     members: Sequence[int] | None = None,
     effects: Sequence[int] = (),
 ) -> Body:
-    """What some results need of a graph, down to values that are given, the parameters.
+    """The part of a graph that some results need, down to values that are given, the parameters.
 
     `members` are the nodes that belong to the body whether the results need them or not; those that they need if None. `effects`
     are nodes that run although no result needs them.
@@ -172,12 +176,12 @@ def functions_of(op: str, attrs: Mapping[str, Any]) -> list[FunctionRef]:
 
 
 def names_all(op: str, functions: Sequence[FunctionRef]) -> bool:
-    """Whether these are all functions that a functional op needs: a damaged one may lack some."""
+    """Checks that these are all functions that a functional op needs: a damaged one may lack some."""
     return len(functions) == 2 if op in LOOPS | IF else bool(functions)
 
 
 def taken(op: str, predicate: NDArray[Any], branches: int) -> int:
-    """Which of its branches a cond takes.
+    """Index of the branch that a cond takes.
 
     An `If` takes its second where the predicate is a scalar that is not zero, or a tensor that is not empty. A `Case` takes the last
     one for a number that no branch has.

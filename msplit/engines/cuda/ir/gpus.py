@@ -1,4 +1,4 @@
-"""Which GPU each op of a split graph runs on.
+"""GPUs that the ops of a split graph run on.
 
 It follows from the graph: inputs of the model are on the first GPU, a copy says where it goes, and everything else runs where what it
 reads, or what reads it, is. So no pass has to keep it, as long as none puts together what lies apart.
@@ -19,7 +19,7 @@ PEER_COPY = "_PeerCopy"
 
 @dataclass(frozen=True)
 class Gpus:
-    """Where everything of a split program is. GPUs are numbered as in `places`.
+    """Places of everything in a split program. GPUs are numbered as in `places`.
 
     Attributes:
         places: The GPUs, the one that takes inputs and gives outputs first.
@@ -56,7 +56,7 @@ def gpus_of(graph: OpGraph) -> dict[int, int]:
 
 
 def apart(graph: OpGraph, gpus: Mapping[int, int]) -> str | None:
-    """What reads a value of another GPU, in words; None where nothing does."""
+    """An op that reads a value of another GPU, in words; None where none does."""
     fed = set(graph.feeds.values())
     for number, op in graph.ops.items() if gpus else ():
         for key in op.inputs:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,15 @@ from msplit.opset.traits import CALLS, CONDS, LOOPS, VIEWS, ops_with, traits, wr
 
 Key = tuple[int, int]
 """A value: (op, output port)."""
+
+Shape = tuple[int, ...]
+"""Sizes of a value's axes."""
+
+Attrs = dict[str, Any]
+"""Attributes of an op: plain values, or descriptions of the engine's own."""
+
+_Item = TypeVar("_Item", bound=Hashable)
+_Found = TypeVar("_Found")
 
 _ALIASES = (
     ops_with("view")
@@ -38,7 +47,7 @@ def mutated(op: Op) -> tuple[int, ...]:
 
 
 def _handed_on(op: Op, port: int) -> Sequence[Key]:
-    """What an output may be, or lie in the memory of. A loop gives what it is given where its turns leave it as it is, a cond whatever its
+    """Values that an output may be, or lie in the memory of. A loop gives what it is given where its turns leave it, a cond whatever its
     branches are given; lists of theirs are no memory."""
     if op.op in LOOPS:
         return op.inputs[port : port + 1]
@@ -50,15 +59,51 @@ def _handed_on(op: Op, port: int) -> Sequence[Key]:
 
 
 def _place_of(names: Sequence[str], within: Sequence[str]) -> int | None:
-    """Where some names stand within others in one piece; None where they do not."""
+    """Index of the first of some names within others, where they stand there in one piece; None where they do not."""
     if names[0] not in within:
         return None
     start = within.index(names[0])
     return start if tuple(within[start : start + len(names)]) == tuple(names) else None
 
 
+class Unproved(Exception):
+    """Something is not known, or does not hold, that a rule needs."""
+
+
+def known(found: _Found | None) -> _Found:
+    """Gives what a rule can not do without.
+
+    Raises:
+        Unproved: It is None.
+    """
+    if found is None:
+        raise Unproved
+    return found
+
+
+def require(holds: Any) -> None:
+    """Ends a rule where a condition of it does not hold.
+
+    Raises:
+        Unproved: It does not.
+    """
+    if not holds:
+        raise Unproved
+
+
+def reached(starts: Iterable[_Item], beside: Callable[[_Item], Iterable[_Item]]) -> set[_Item]:
+    """All that some items lead to, step by step, themselves included."""
+    found = set(starts)
+    waiting = list(found)
+    while waiting:
+        new = set(beside(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
+
+
 def final(names: Mapping[Key, Key], key: Key) -> Key:
-    """What a value is called in the end, over several names."""
+    """The last name of a value that was renamed several times."""
     while key in names:
         key = names[key]
     return key
@@ -70,9 +115,8 @@ RESULT = "_result"
 
 def attrs_key(attrs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Equal for attributes that mean the same. Those that begin with ``_`` say how, not what: but for the type that an op gives."""
-    return tuple(
-        sorted((name, repr(value)) for name, value in attrs.items() if name == RESULT or not name.startswith("_"))
-    )
+    meant = ((name, repr(value)) for name, value in attrs.items() if name == RESULT or not name.startswith("_"))
+    return tuple(sorted(meant))
 
 
 @dataclass(frozen=True)
@@ -111,6 +155,15 @@ class Op:
     source_nodes: list[int] = field(default_factory=list)
     batch: int = 1
     replaces: list[int] = field(default_factory=list)
+
+    def copy(self) -> Op:
+        """An op that can be changed without changing this one."""
+        return replace(self, attrs=dict(self.attrs), inputs=[*self.inputs], source_nodes=[*self.source_nodes])
+
+    @property
+    def out(self) -> Key:
+        """The op's first output."""
+        return self.node, 0
 
 
 @dataclass(frozen=True)
@@ -179,15 +232,9 @@ class OpGraph:
 
     def copy(self) -> OpGraph:
         """A graph that can be changed without changing this one. Constants are shared."""
-        ops = {
-            number: replace(op, attrs=dict(op.attrs), inputs=list(op.inputs), source_nodes=list(op.source_nodes))
-            for number, op in self.ops.items()
-        }
-        tables: dict[str, Any] = {
-            name: dict(getattr(self, name))
-            for name in (*("constants", "feeds", "fetches", "shapes", "dtypes", "facts", "state", "final", "stacks"),)
-        }
-        return replace(self, ops=ops, merges=list(self.merges), arenas=list(self.arenas), **tables)
+        ops = {number: op.copy() for number, op in self.ops.items()}
+        tables: Attrs = {name: value.copy() for name, value in vars(self).items() if isinstance(value, dict | list)}
+        return replace(self, **{**tables, "ops": ops})
 
     def fresh(self) -> int:
         """A number that nothing has."""
@@ -196,14 +243,17 @@ class OpGraph:
 
     def constant(self, value: NDArray[Any]) -> Key:
         """A new constant."""
-        key = (self.fresh(), 0)
-        self.constants[key] = value
-        self.shapes[key] = value.shape
+        key = self.fresh(), 0
+        self.constants[key], self.shapes[key] = value, value.shape
         return key
 
     def shape(self, key: Key) -> tuple[int, ...] | None:
         """Shape of a value, also of a constant; None where it differs from run to run."""
         return self.constants[key].shape if key in self.constants else self.shapes.get(key)
+
+    def dtype(self, key: Key) -> str | None:
+        """Name of a value's type, also of a constant's; None where it is not known."""
+        return self.constants[key].dtype.name if key in self.constants else self.dtypes.get(key)
 
     def ports(self, number: int) -> int:
         """Count the outputs of an op that have a known shape, or a known type where the shape depends on values, from the first one on."""
@@ -214,15 +264,29 @@ class OpGraph:
         """A shape as a new constant, for a Reshape."""
         return self.constant(np.asarray(shape, np.int64))
 
-    def add(self, op: str, like: Op, attrs: dict[str, Any], inputs: list[Key], shape: tuple[int, ...]) -> Op:
-        """A new op with one output of a known shape, that does a part of another's work. `sort` afterwards."""
-        number = self.fresh()
-        self.ops[number] = Op(number, like.name, op, attrs, inputs, [like.source_nodes[0]])
-        self.shapes[number, 0] = shape
-        return self.ops[number]
+    def add(
+        self, op: str, like: Op, attrs: Attrs, inputs: list[Key], shape: Shape | None = None, dtype: str | None = None
+    ) -> Op:
+        """A new op with one output, of a shape and a type where these are known, that does a part of another's work. `sort` afterwards."""
+        made = Op(self.fresh(), like.name, op, attrs, inputs, like.source_nodes[:1])
+        self.ops[made.node] = made
+        self.describe(made.out, shape, dtype)
+        return made
+
+    def describe(self, key: Key, shape: Shape | None, dtype: str | None) -> None:
+        """Notes the shape and the type of a value, as far as they are known."""
+        if shape is not None:
+            self.shapes[key] = shape
+        if dtype is not None:
+            self.dtypes[key] = dtype
+
+    def drop(self, ops: Iterable[Op]) -> None:
+        """Takes ops out whose work others do now."""
+        for op in ops:
+            del self.ops[op.node]
 
     def is_chain(self) -> bool:
-        """Whether each op waits for the one in front, views left out: no two could run side by side. For a graph in topological order.
+        """Checks that each op waits for the one in front, views left out: no two could run side by side. For a graph in topological order.
 
         Ops that do not wait for each other stand on one level, they or one of them and what the other waits for.
         """
@@ -265,13 +329,12 @@ class OpGraph:
 
     def prune(self) -> None:
         """Drops ops that nothing needs in the end, and inputs and variables that nothing reads."""
-        needed: set[int] = set()
-        stack = [key[0] for key in self.kept()]
-        while stack:
-            number = stack.pop()
-            if number not in needed and number in self.ops:
-                needed.add(number)
-                stack.extend(key[0] for key in self.ops[number].inputs if key not in self.constants)
+
+        def before(number: int) -> list[int]:
+            read = self.ops[number].inputs
+            return [key[0] for key in read if key[0] in self.ops and key not in self.constants]
+
+        needed = reached(self.ops.keys() & {key[0] for key in self.kept()}, before)
         self.ops = {number: op for number, op in self.ops.items() if number in needed}
         read = self.read()
         self.feeds = {name: key for name, key in self.feeds.items() if key in read}
@@ -355,28 +418,22 @@ class OpGraph:
         """An op that reads what another overwrites, and that needs what that one, or one behind it, makes; None where there are none."""
         hazards = self.hazards()
         left = self.ops.keys() - self._ordered(hazards).keys()
-        before = {
-            number: {*(key[0] for key in self.ops[number].inputs), *hazards.get(number, ())} & left for number in left
-        }
-        for writer in left:
-            for reader in hazards.get(writer, ()):
-                seen, stack = {reader}, [reader]
-                while stack:
-                    for producer in before.get(stack.pop(), ()):
-                        if producer == writer:
-                            return reader, writer
-                        if producer not in seen:
-                            seen.add(producer)
-                            stack.append(producer)
-        return None
+        read = ((number, (key[0] for key in self.ops[number].inputs)) for number in left)
+        before = {number: {*makers, *hazards.get(number, ())} & left for number, makers in read}
+
+        def is_circle(pair: tuple[int, int]) -> bool:
+            return pair[1] in reached(pair[:1], lambda number: before.get(number, ()))
+
+        return next(
+            filter(is_circle, ((reader, writer) for writer in left for reader in hazards.get(writer, ()))), None
+        )
 
     def sort(self) -> None:
         """Puts the ops in topological order again, as near to their present order as that allows.
 
         Whatever reads a variable's value comes before what overwrites it. What can not, since it needs what that makes, gets a copy.
         """
-        ordered = self._ordered(self.hazards())
-        while len(ordered) != len(self.ops):
+        while len(ordered := self._ordered(self.hazards())) != len(self.ops):
             found = self._circle()
             if found is None:
                 raise ValueError("internal error: a pass made a cycle")
@@ -386,21 +443,14 @@ class OpGraph:
             key = next(key for key in reader.inputs if not overwritten.isdisjoint(lies_in(key)))
             copy = self.set_aside(key, writer)
             reader.inputs = [copy if one == key else one for one in reader.inputs]
-            ordered = self._ordered(self.hazards())
         self.ops = ordered
 
     def set_aside(self, key: Key, writer: Op) -> Key:
         """A copy of a variable's value, for what wants it after an op has overwritten it. `sort` afterwards."""
-        number = self.fresh()
-        self.ops[number] = Op(number, writer.name, "_Copy", {}, [key], [writer.source_nodes[0]])
-        if key in self.shapes:
-            self.shapes[number, 0] = self.shapes[key]
-        if key in self.dtypes:
-            self.dtypes[number, 0] = self.dtypes[key]
-        return number, 0
+        return self.add("_Copy", writer, {}, [key], self.shapes.get(key), self.dtypes.get(key)).out
 
     def _ordered(self, before: Mapping[int, list[int]]) -> dict[int, Op]:
-        """As many ops as can be put in order (Kahn's algorithm), some of which have further ones to come before them."""
+        """Ops in order, as many as can be (Kahn's algorithm), some of which have further ones to come before them."""
         place = {number: position for position, number in enumerate(self.ops)}
         readers: dict[int, list[int]] = {}
         waiting = dict.fromkeys(self.ops, 0)

@@ -45,19 +45,19 @@ LoweringFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Listed:
-    """What is known of an op's lowering without PyTorch; the attributes are those of `Lowering`."""
+    """Facts about an op's lowering that are known without PyTorch; the attributes are those of `Lowering`."""
 
     dynamic: bool = False
     unless: str = ""
 
     def dynamic_with(self, attrs: Mapping[str, Any]) -> bool:
-        """Whether it is dynamic for a node with these attributes."""
+        """Returns whether it is dynamic for a node with these attributes."""
         return self.dynamic and not (self.unless and attrs.get(self.unless, False))
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """How one op runs.
+    """The function that runs an op, and what has to be known to call it.
 
     Attributes:
         function: Takes the node and its data inputs.
@@ -81,7 +81,7 @@ class Lowering:
     mutates: tuple[int, ...] = ()
 
     def dynamic_with(self, attrs: Mapping[str, Any]) -> bool:
-        """Whether it is dynamic for a node with these attributes."""
+        """Returns whether it is dynamic for a node with these attributes."""
         return self.dynamic and not (self.unless and attrs.get(self.unless, False))
 
     @property

@@ -117,7 +117,7 @@ class Program:
         return {name: value.copy() for name, value in self.known.items()}
 
     def known_tensors(self, device: torch.device) -> dict[str, Any]:
-        """The same on a device; strings, which have no place there, as arrays."""
+        """The known outputs on a device; strings, which have no place there, as arrays."""
         known = self.known_outputs()
         return {name: value if value.dtype.kind in "OSU" else to_torch(value, device) for name, value in known.items()}
 
@@ -135,8 +135,9 @@ class Program:
         return lanes, len(used)
 
     def lanes_on_gpus(self, ids: Ints, streams: int) -> Ints:
-        """The same for a program for several GPUs, of which each has so many of the ids. Where something is copied from one to another, the
-        other has a stream for that. Stream 0 is on the first GPU, whether it does something or not."""
+        """Stream of each step of a program for several GPUs, of which each has so many of the ids.
+
+        Where one copies to another, the other has a stream for that. Stream 0 is on the first GPU, whether it does something or not."""
         assert self.gpus is not None
         gpu = np.asarray(self.gpus.steps, np.int32)
         chosen = np.maximum(self._chosen(ids), 0)

@@ -1,9 +1,8 @@
-"""What lies on a device between steps: the variables of a training graph, what a program says of them, and constants."""
+"""Memory that stays on a device between steps: the variables of a training graph, what a program says of them, and constants."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
 from msplit.engines.cuda.ir.graph import Key
 from msplit.errors import EngineError
 
@@ -24,7 +23,7 @@ ALIGNED = 16
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What a program says of its variables.
+    """Variables of a program: where their values are, and in which memory.
 
     Attributes:
         keys: Variable -> its value when a step begins.
@@ -42,7 +41,7 @@ class State:
 
     @property
     def bytes(self) -> int:
-        """Of all variables."""
+        """Size of all variables."""
         return sum(self.initial[name].nbytes for name in self.keys)
 
 
@@ -56,8 +55,8 @@ class StateMemory:
     def __init__(self, state: State, device: torch.device) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._state = state
-        self._ranges: list[tuple[int, int, str]] = []  # first byte's address, one behind the last, variable
-        self._memory: dict[int, list[tuple[int, int, str]]] = {}  # the same by storage
+        # By storage: first byte's address, one behind the last, variable.
+        self._memory: dict[int, list[tuple[int, int, str]]] = {}
         placed = {name for names in state.arenas for name in names}
         for names in (*state.arenas, *((name,) for name in state.keys if name not in placed)):
             self._allocate([name for name in names if name in state.keys], device)
@@ -66,21 +65,20 @@ class StateMemory:
     def _allocate(self, names: Sequence[str], device: torch.device) -> None:
         if not names:
             return
-        like = [to_torch(np.zeros((), self._state.initial[name].dtype)) for name in names]
-        sizes = [-(-self._state.initial[name].nbytes // ALIGNED) * ALIGNED for name in names]
+        values = [self._state.initial[name] for name in names]
+        sizes = [-(-value.nbytes // ALIGNED) * ALIGNED for value in values]
         # Zeros between variables, and behind the last one, stay harmless where an update runs over all of them.
         memory = torch.zeros(max(sum(sizes), ALIGNED), dtype=torch.uint8, device=device)
         found = self._memory.setdefault(memory.untyped_storage().data_ptr(), [])
         start = 0
-        for name, one, size in zip(names, like, sizes, strict=True):
-            shape = self._state.initial[name].shape
-            count = math.prod(shape) * one.element_size()
-            self.tensors[name] = memory[start : start + count].view(one.dtype).view(shape)
-            found.append((memory.data_ptr() + start, memory.data_ptr() + start + count, name))
+        for name, value, size in zip(names, values, sizes, strict=True):
+            end = start + value.nbytes
+            self.tensors[name] = memory[start:end].view(torch_dtype(value.dtype.name)).view(value.shape)
+            found.append((memory.data_ptr() + start, memory.data_ptr() + end, name))
             start += size
 
     def values(self) -> dict[Key, torch.Tensor]:
-        """What a step reads: each variable, and stacks of them."""
+        """Values that a step reads: each variable, and stacks of them."""
         found = {key: self.tensors[name] for name, key in self._state.keys.items()}
         return found | {key: self._stack(names) for key, names in self._state.stacks.items()}
 
@@ -145,7 +143,7 @@ class StateMemory:
 
 
 def _fits(tensor: torch.Tensor) -> bool:
-    """Whether a copy on the device leaves room there; otherwise it is put aside on the host."""
+    """Checks that a copy on the device leaves room there; otherwise it is put aside on the host."""
     return not tensor.is_cuda or tensor.nbytes < torch.cuda.mem_get_info(tensor.device)[0] // 4
 
 

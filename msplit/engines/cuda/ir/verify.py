@@ -1,4 +1,4 @@
-"""What a graph must be at each stage. A pass that leaves anything else is wrong, whatever its result happens to be."""
+"""Rules that a graph keeps at each stage. A pass that leaves anything else is wrong, whatever its result happens to be."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from msplit.engines.cuda.ir.lowering import table
 from msplit.opset import schema
 
 _OF_LISTS = ("EmptyTensorList", "Optional", "Stack", "TensorArray", "TensorList")
-"""What the names of ops of lists begin with."""
+"""Beginnings of the names of ops of lists."""
 
 
 class Stage(IntEnum):
-    """How far a graph has come."""
+    """Stage that a graph has reached on its way."""
 
     IMPORTED = 0
     """As the frontend makes it: loops, conds and lists are ops, and no shape is known."""
@@ -81,12 +81,8 @@ def snapshot(graph: OpGraph) -> tuple[Any, ...]:
         for number, op in graph.ops.items()
     ]
     ends = (graph.fetches, graph.feeds, graph.state, graph.final, graph.stacks, graph.shapes)
-    return (
-        ops,
-        [(key, value.shape) for key, value in graph.constants.items()],
-        graph.numbers,
-        *(dict(each) for each in ends),
-    )
+    constants = [(key, value.shape) for key, value in graph.constants.items()]
+    return ops, constants, graph.numbers, *(dict(each) for each in ends)
 
 
 def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
@@ -131,7 +127,8 @@ def _made_before_read(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]
 
 
 def _written_once(graph: OpGraph, stage: Stage, nodes: int) -> Iterator[str]:
-    """What is written in place is a variable's value, as a step begins or as a write left it; it is overwritten once, and read before."""
+    """Values that are written in place are those of variables, as a step begins or as a write left them; each is overwritten once, and read
+    before."""
     values = set(graph.state.values())
     place = {number: position for position, number in enumerate(graph.ops)}
     overwritten: set[Key] = set()
@@ -254,4 +251,4 @@ RULES: tuple[Rule, ...] = (
     _plain,
     _shaped,
 )
-"""What is asked of every graph."""
+"""Rules for every graph."""

@@ -59,7 +59,7 @@ class Window:
 
 
 class Prologue(NamedTuple):
-    """What is done to the data of a convolution in front of it: ``max(data * scale + shift, 0)``, without what is None or False.
+    """Steps that the data of a convolution go through in front of it: ``max(data * scale + shift, 0)``, without what is None or False.
 
     Attributes:
         scale: A factor per input channel, or per image and input channel (of a shape that broadcasts).
@@ -72,7 +72,7 @@ class Prologue(NamedTuple):
     relu: bool = False
 
     def of(self, data: Tensor) -> Tensor:
-        """The same step by step, of NHWC data."""
+        """Applies the steps one by one to NHWC data."""
         wide = data if self.scale is None else data * self.scale
         wide = wide if self.shift is None else wide + self.shift
         return (wide.relu() if self.relu else wide).to(data.dtype)
@@ -82,7 +82,7 @@ NO_PROLOGUE = Prologue()
 
 
 def channels_first(node: Node) -> bool:
-    """Whether the node's logical shape has its channels in front (data_format NCHW or NCDHW).
+    """Returns whether the node's logical shape has its channels in front (data_format NCHW or NCDHW).
 
     Raises:
         Unsupported: A format that splits its channels in vectors.
@@ -175,7 +175,7 @@ def pixel_step(data: Tensor) -> int | None:
 
 
 def keeps_channels_last(node: Node) -> bool:
-    """Whether the node's kernel works on data whose channels lie last in memory: NHWC data, unless the node says `nchw`."""
+    """Returns whether the node's kernel works on data whose channels lie last in memory: NHWC data, unless the node says `nchw`."""
     return not channels_first(node) and not node.nchw
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from msplit.engines.base import STEPS
 from msplit.engines.cuda.frontend.functionalize_while import Raised
 from msplit.engines.cuda.frontend.importer import build
+from msplit.engines.cuda.frontend.list_values import TooMany
 from msplit.engines.cuda.frontend.partition import Partition
-from msplit.engines.cuda.frontend.unroll import TooMany
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
 from msplit.engines.cuda.ir.interpret import depends_on_values

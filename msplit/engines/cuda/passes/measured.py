@@ -65,12 +65,7 @@ class Trial(Generic[K]):
 
     def rotating(self) -> Trial[K]:
         """The trial with other weights for each call. Copies are shared by all calls that have the same weights."""
-        made: dict[int, list[Tensor]] = {}
-
-        def of(weights: Tensor) -> list[Tensor]:
-            if id(weights) not in made:
-                made[id(weights)] = copies(weights)
-            return made[id(weights)]
+        of = functools.cache(copies)
 
         def turned(call: Call) -> Call:
             if not isinstance(call, Way):
@@ -88,18 +83,6 @@ def fastest(tuner: Tuner, trial: Trial[K]) -> K | None:
     trial = trial.rotating()
     (baseline,) = trial.baseline
     return tuner.first_to_beat(tuner.ranked(trial.candidates, trial.expected, cold=True), baseline)
-
-
-def _same(choice: Any) -> Any:
-    return choice
-
-
-def _never(*_: Any) -> bool:
-    return False
-
-
-def _always(*_: Any) -> bool:
-    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +112,10 @@ class MeasuredFusion(Generic[C, T]):
     key: Callable[[OpGraph, C, torch.device], tuple[Any, ...]]
     trial: Callable[[OpGraph, C, torch.device], Trial[Any]]
     choose: Callable[[Tuner, Trial[Any]], T] = fastest  # type: ignore[assignment]
-    kernel: Callable[[T], Any] = _same
-    worth: Callable[[OpGraph, C], bool] = _always
-    untimed: Callable[[OpGraph, C], bool] = _never
-    on_cpu: Callable[[OpGraph, C], bool] = _never
+    kernel: Callable[[T], Any] = lambda choice: choice
+    worth: Callable[[OpGraph, C], bool] = lambda *_: True
+    untimed: Callable[[OpGraph, C], bool] = lambda *_: False
+    on_cpu: Callable[[OpGraph, C], bool] = lambda *_: False
     ahead: Callable[[OpGraph], Iterable[C]] | None = None
     either_layout: bool = False
     across_gpus: bool = False
@@ -164,12 +147,13 @@ class MeasuredFusion(Generic[C, T]):
         """The choice for a candidate, measured where it was not made before."""
         tuner = Tuner.of(device)
         made = functools.cache(lambda: self.trial(graph, candidate, device))
+
+        def calls() -> Iterable[Call]:
+            return (call for _, call in made().candidates) if self.listed else ()
+
         with torch.no_grad(), tuner.device.entered():
             return tuner.choose(
-                self.family,
-                self.key(graph, candidate, device),
-                lambda: self.choose(tuner, made()),
-                lambda: (call for _, call in made().candidates) if self.listed else (),
+                self.family, self.key(graph, candidate, device), lambda: self.choose(tuner, made()), calls
             )
 
     def list_choices(self, graph: OpGraph, device: torch.device) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape
+from msplit.opset.traits import RESHAPES
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
@@ -25,6 +26,10 @@ class Readers:
         self.graph = graph
         self.fetched = frozenset(graph.kept())
         self.of = graph.consumers()
+
+    def maker(self, key: Key) -> Op | None:
+        """The op that makes a value, if only one op reads the value, and once."""
+        return None if self.only(key) is None else self.graph.ops.get(key[0])
 
     def only(self, key: Key) -> Op | None:
         """The op that reads a value, if it is the only one, reads it once, and nobody wants the value when the step is over."""
@@ -97,6 +102,11 @@ def heights(graph: OpGraph, readers: Readers, counts: Callable[[Op], bool]) -> d
     return found
 
 
+def offered(graph: OpGraph, change: Callable[[Op], bool]) -> bool:
+    """Offers each op that is in a graph now to a function that may change it; returns whether it did."""
+    return max([change(op) for op in list(graph.ops.values())], default=False)
+
+
 def value_key(value: NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
     """Equal for arrays of the same type, shape and bits."""
     return value.dtype.str, value.shape, value.tobytes()
@@ -110,7 +120,7 @@ def takes_rows(op: Op, constant: Callable[[Key], NDArray[Any] | None]) -> bool:
 
 def become_reshape(graph: OpGraph, op: Op, key: Key) -> None:
     """Lets an op reshape another value to the shape that its own has, and do the work of no node but its first."""
-    op.op, op.attrs, op.inputs = "Reshape", {}, [key, graph.sizes(graph.shapes[op.node, 0])]
+    op.op, op.attrs, op.inputs = "Reshape", {}, [key, graph.sizes(graph.shapes[op.out])]
     op.source_nodes = op.source_nodes[:1]
 
 
@@ -119,27 +129,46 @@ def channels_last(op: Op) -> bool:
     return str(op.attrs.get("data_format", "NHWC"))[1] != "C"
 
 
+def channel_axis(op: Op, rank: int) -> int:
+    """The axis of the data of a convolution, or of a product, that its channels are along."""
+    return rank - 1 if op.op == "MatMul" or channels_last(op) else 1
+
+
+def bias_and_activation(op: Op) -> tuple[bool, str]:
+    """Steps that ride on a product or convolution: whether a bias does, and what follows it; "" for nothing."""
+    steps = tuple(map(str, op.attrs.get("fused_ops", ())))
+    biased = steps[:1] == ("BiasAdd",)
+    return biased, "".join(steps[biased:])
+
+
+def viewed(graph: OpGraph, key: Key) -> Key:
+    """The value that reshapes, of which a value is one, show."""
+    while (op := graph.ops.get(key[0])) is not None and op.op in RESHAPES and op.inputs[0] in graph.shapes:
+        key = op.inputs[0]
+    return key
+
+
+def with_axis(shape: Shape, axis: int | None) -> Shape:
+    """A shape with an axis of size one more; itself where there is none to add."""
+    return shape if axis is None else (*shape[:axis], 1, *shape[axis:])
+
+
 def inserted_axis(shape: Sequence[int], wider: Sequence[int], kernel: Sequence[int]) -> int | None:
-    """Which spatial axis of size one a reshape adds, so that a convolution of images can take a sequence; None if it adds none.
+    """Spatial axis of size one that a reshape adds, so that a convolution of images can take a sequence; None if it adds none.
 
     Args:
         shape: Of the sequences: batch, length, channels.
         wider: Of the images, channels last.
         kernel: Shape of the convolution's filter: of two axes of size one, the added one is that which nothing is summed along.
     """
-    axes = [one for one in (1, 2) if (*shape[:one], 1, *shape[one:]) == tuple(wider) and kernel[one - 1] == 1]
+    axes = [one for one in (1, 2) if with_axis(tuple(shape), one) == tuple(wider) and kernel[one - 1] == 1]
     return axes[0] if len(shape) == 3 and axes else None
 
 
 def trailing(shape: Sequence[int], size: int) -> tuple[int, ...] | None:
     """The last axes of a shape whose sizes multiply to `size`, as few as possible; None where none do."""
-    for axis in range(len(shape) - 1, -1, -1):
-        product = math.prod(shape[axis:])
-        if product == size:
-            return tuple(shape[axis:])
-        if product > size or not product:
-            return None
-    return None
+    parts = (tuple(shape[axis:]) for axis in range(len(shape) - 1, -1, -1))
+    return next((part for part in parts if math.prod(part) == size), None)
 
 
 def per_channel(value: NDArray[Any], shape: Sequence[int], axes: Sequence[int]) -> NDArray[np.float64] | None:

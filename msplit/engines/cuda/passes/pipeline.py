@@ -48,12 +48,7 @@ from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe
 from msplit.engines.cuda.passes.precision.mixed_precision import compute_in_half
 from msplit.engines.cuda.passes.precision.round_results import expect_rounded, takes_tf32
 from msplit.engines.cuda.passes.specialize import Tracer, specialize, trace
-from msplit.engines.cuda.passes.updates.merge_updates import (
-    merge_assigns,
-    merge_row_updates,
-    merge_updates,
-    sum_in_updates,
-)
+from msplit.engines.cuda.passes.updates import merge_updates as updates
 from msplit.progress import phase
 
 VERIFY = "MSPLIT_VERIFY"
@@ -238,16 +233,15 @@ PIPELINE = (
     Pass("flatten_convolution", _pure(flatten_convolution)),
     Pass("eliminate_identity", _pure(eliminate_identity)),
     Pass("count_nodes_once", _pure(_count_nodes_once)),
-    Pass("sum_in_updates", _pure(sum_in_updates)),
-    Pass(
-        "split_graph", _split_graph, option=""
-    ),  # behind what joins an op with its neighbours, before what joins branches
+    Pass("sum_in_updates", _pure(updates.sum_in_updates)),
+    # Behind what joins an op with its neighbours, before what joins branches.
+    Pass("split_graph", _split_graph, option=""),
     Pass("fuse_lookups", _pure(fuse_lookups), option="group", phase=_GROUPING),
     Pass("keep_boundaries", _pure(_keep_boundaries)),  # lookups are proved and fused by the attribute
     Pass("batch_branches", _pure(batch_branches), option="group", phase=_GROUPING),
-    Pass("merge_row_updates", _pure(merge_row_updates), option="group", phase=_GROUPING),
-    Pass("merge_updates", _pure(merge_updates), option="group", phase=_GROUPING),
-    Pass("merge_assigns", _pure(merge_assigns), option="group", phase=_GROUPING),
+    Pass("merge_row_updates", _pure(updates.merge_row_updates), option="group", phase=_GROUPING),
+    Pass("merge_updates", _pure(updates.merge_updates), option="group", phase=_GROUPING),
+    Pass("merge_assigns", _pure(updates.merge_assigns), option="group", phase=_GROUPING),
     Pass("own_constants", _pure(own_constants), option=""),
     Pass("compute_in_half", _compute_in_half, Stage.TYPED, option="half"),  # behind what joins ops: fewer casts
     Pass("fuse_attention", ATTENTION, Stage.LAID_OUT, phase="choosing attention kernels"),

@@ -70,21 +70,20 @@ class Tracer:
         self.rounding = Rounding(graph)
         self.state: StateMemory | None = None  # variables, which this run may change
         self._written: Counter[str] = Counter()  # how often a variable was
-        self._stamps: dict[
-            Key, dict[str, int]
-        ] = {}  # of values in their memory: how often they had been when the value was made
+        # Of values in the memory of variables: how often these had been written when the value was made.
+        self._stamps: dict[Key, dict[str, int]] = {}
         self.places: tuple[torch.device, ...] = ()  # of a split graph
         self.gpus: dict[int, int] = {}  # op -> where it runs
         self.constant_gpus: dict[Key, int] = {}
+        others = set[Key]()
         for op in graph.ops.values():
             if op.op in FILTERS and self.filters.setdefault(op.inputs[1], op) is not op:
                 self.shared.add(op.inputs[1])
-        self.read_otherwise = {  # filters that are read as anything else, too
-            key
-            for op in graph.ops.values()
-            for slot, key in enumerate(op.inputs)
-            if key in self.filters and not (slot == 1 and FILTERS.get(op.op) is prepare_filter)
-        }
+            as_filter = op.inputs[1:2] if FILTERS.get(op.op) is prepare_filter else []
+            others.update(op.inputs[:1] + op.inputs[2:] if as_filter else op.inputs)
+        self.read_otherwise = others & self.filters.keys()  # filters that are read as anything else, too
+        kept = graph.kept()
+        self._last_uses = {key: op.node for op in graph.ops.values() for key in op.inputs if key not in kept}
 
     def split(self, gpus: tuple[int, ...]) -> None:
         """The graph is one for several GPUs, with these numbers."""
@@ -144,6 +143,12 @@ class Tracer:
         del op, problem
         return False
 
+    def forget(self, op: Op, kept_alive: Set[Key] = frozenset()) -> None:
+        """Frees what nothing reads after an op."""
+        for key in op.inputs:
+            if self._last_uses.get(key) == op.node and key not in kept_alive:
+                self.values.pop(key, None)
+
     def hold(self, constants: Mapping[Key, torch.Tensor]) -> None:
         """Shares constants that are on the device; filters only a convolution itself lays out."""
         shared = self.static.keys() - self.filters.keys()
@@ -201,6 +206,8 @@ class Tracer:
         self.shapes[key] = value.shape
 
     def _step(self, lowering: Lowering, op: Op, varying: bool) -> None:
+        """Runs an op and keeps what is learned of it as a step."""
+        # Inputs that its lowering wants on the host are bound now; those that only the run knows are read back in each.
         static = static_slots(op)
         unknown = tuple(slot for slot in sorted(static) if op.inputs[slot] not in self.static)
         dynamic = depends_on_values(op, self.static)
@@ -210,6 +217,7 @@ class Tracer:
         def lowered(op: Op) -> Callable[..., tuple[torch.Tensor, ...]]:
             return LoweringCall(lowering, op, bound, unknown, self.nchw, mixed)
 
+        # Inputs on the device, and the kernel that is fastest for them.
         fresh = len(op.inputs) > 1 and (self.rounding.lists or op.inputs[1] not in self.constants)
         for key in keys if self.places else ():  # a constant is where it is read; one that was computed here, too
             if key not in self.values:
@@ -224,6 +232,7 @@ class Tracer:
                 self._choose(other, list(arguments), lowered, fresh=fresh, varying=varying)
             op = self._choose(op, arguments, lowered, fresh=fresh, varying=varying)
         op = self.rounding.of_results(op)
+        # The run, and in whose memory its results lie: where shapes differ from run to run, what is seen here need not hold.
         function = lowered(op)
         reads, writes = self._touched(op, keys, arguments)
         results = function(*arguments)
@@ -235,6 +244,7 @@ class Tracer:
         bases, size = self._memory(keys, arguments, results, number)
         if varying:
             bases = [number] * len(results)
+        # A step that takes no memory and writes nothing is a view.
         launches = (size > 0 and op.op != BUFFER) or varying or bool(writes) or bool(parts_of(op))
         read_parts, written_parts = self.coverage.of_step(op, len(results), launches=launches)
         read = dict(zip(keys, arguments, strict=True)).values()
@@ -273,18 +283,14 @@ class Tracer:
         function = SHAPE_FUNCTIONS.get(op.op)
         if function is None:
             return ()
-        values = [self.static.get(key) for key in op.inputs]
-        shapes = [
-            self.shapes.get(key) if value is None else value.shape for key, value in zip(op.inputs, values, strict=True)
-        ]
-        whole = [
-            value.astype(np.int64)
-            if value is not None and value.dtype.kind in "iu" and value.size <= MAX_RANK
-            else None
-            for value in values
-        ]
+        shapes, whole = list[Shape | None](), list[NDArray[np.int64] | None]()
+        for key in op.inputs:
+            value = self.static.get(key)
+            shapes.append(self.shapes.get(key) if value is None else value.shape)
+            known = value is not None and value.dtype.kind in "iu" and value.size <= MAX_RANK
+            whole.append(value.astype(np.int64) if known and value is not None else None)
         try:
-            return function(ShapeNode(op.op, op.attrs, list(shapes), whole, [None] * len(values)))
+            return function(ShapeNode(op.op, op.attrs, shapes, whole, [None] * len(whole)))
         except CONTRADICTION:
             return ()
 
@@ -425,13 +431,14 @@ def specialize(
     tracer = tracer or Tracer(graph, device, nchw=False)
     tracer.measures = False
     tracer.feed(feeds)
-    last_use = _last_uses(graph)
     names: dict[Key, Key] = {}  # what was proved to be another value
     kept: dict[int, Op] = {}
-    facts = KnownValues(graph, tracer.static, tracer.shapes) if densify else None
+    # From here on the graph has what is known so far, for proofs and loops.
+    graph.constants, graph.shapes = tracer.static, tracer.shapes
+    facts = KnownValues(graph) if densify else None
     with torch.no_grad():
         graph.dtypes = {key: dtype_name(value.dtype) for key, value in tracer.values.items()}
-        unroller = Unroller(graph, bodies, tracer.static, tracer.shapes, names, tracer.values)
+        unroller = Unroller(graph, bodies, names, tracer.values)
         if tracer.most_unrolled is not None:
             unroller.most = tracer.most_unrolled
         kept_alive = unroller.kept
@@ -472,9 +479,8 @@ def specialize(
             except EngineError as problem:
                 if not tracer.forgives(op, problem):
                     raise
-            _forget(tracer, op, last_use, kept_alive)
+            tracer.forget(op, kept_alive)
     graph.ops = kept
-    graph.constants = tracer.static
     graph.shapes = {key: value.shape for key, value in tracer.static.items()} | tracer.shapes
     graph.rename(names)
     graph.prune()
@@ -524,18 +530,15 @@ def trace(
     tracer.rounding = Rounding(graph, results=measure and takes_tf32(device), nchw=nchw)
     tracer.hold(held or {})
     tracer.feed(feeds)
-    fed = {
-        name: (tuple(tracer.values[key].shape), dtype_name(tracer.values[key].dtype))
-        for name, key in graph.feeds.items()
-    }
-    last_use = _last_uses(graph)
+    given = {name: tracer.values[key] for name, key in graph.feeds.items()}
+    fed = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in given.items()}
     with phase("tracing and choosing kernels"), torch.no_grad():
         for number, op in enumerate(graph.ops.values()):
             done(number / len(graph.ops))
             if tracer.run(op) and observe:
                 step = tracer.steps[-1]
                 observe(step, tracer.arguments(step.inputs))
-            _forget(tracer, op, last_use)
+            tracer.forget(op)
     return _finish(tracer, fed)
 
 
@@ -557,34 +560,17 @@ def list_choices(
     tracer = Tracer(graph, device, nchw)
     tracer.rounding = Rounding(graph, lists=True, results=not nchw and takes_tf32(device))
     tracer.feed(feeds)
-    last_use = _last_uses(graph)
     with torch.no_grad():
         for op in graph.ops.values():
             tracer.run(op)
-            _forget(tracer, op, last_use)
+            tracer.forget(op)
     weights = {op.inputs[1] for op in graph.ops.values() if len(op.inputs) > 1}
     return {key: tensor for key, tensor in tracer.constants.items() if key not in weights}
 
 
-def _forget(tracer: Tracer, op: Op, last_use: Mapping[Key, int], kept_alive: Set[Key] = frozenset()) -> None:
-    """Frees what nothing reads after this op."""
-    for key in op.inputs:
-        if last_use.get(key) == op.node and key not in kept_alive:
-            tracer.values.pop(key, None)
-
-
-def _last_uses(graph: OpGraph) -> dict[Key, int]:
-    kept = graph.kept()
-    return {key: number for number, op in graph.ops.items() for key in op.inputs if key not in kept}
-
-
 def _finish(tracer: Tracer, fed: Mapping[str, tuple[tuple[int, ...], str]]) -> Program:
-    reads = [
-        (tracer.made_by[key], number)
-        for number, step in enumerate(tracer.steps)
-        for key in step.inputs
-        if key in tracer.made_by
-    ]
+    read = ((key, number) for number, step in enumerate(tracer.steps) for key in step.inputs)
+    reads = [(tracer.made_by[key], number) for key, number in read if key in tracer.made_by]
     step_of = {step.op.node: number for number, step in enumerate(tracer.steps)}
     for writer, readers in tracer.graph.hazards().items():
         reads += [(step_of[reader], step_of[writer]) for reader in readers if reader in step_of]

@@ -1,4 +1,4 @@
-"""Which axis of one value is which of another, over products, transposes and reshapes.
+"""Axes of values that are the same axis, over products, transposes and reshapes.
 
 Axes are made of *atoms*. A new axis is one atom; where a reshape cuts it, it becomes two, for every value that has it; where a reshape
 joins axes, the joined one has the atoms of all. An axis of size one has none: so broadcasting needs no rule of its own, and neither do
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from msplit.engines.cuda.ir.graph import RESULT, Op
+from msplit.engines.cuda.ir.graph import RESULT, Op, Shape
 from msplit.opset.traits import BATCH_MATMULS
 
 Axis = tuple[int, ...]
@@ -20,7 +20,7 @@ Axes = tuple[Axis, ...]
 """Those of a value."""
 
 _EINSUM = "Einsum"
-_MATMUL = "MatMul"
+_PRODUCTS = BATCH_MATMULS | {_EINSUM, "MatMul"}
 
 
 class Atoms:
@@ -104,12 +104,10 @@ class Atoms:
 
 def is_product(op: Op) -> bool:
     """Returns whether an op multiplies two tensors, summed along one axis or more."""
-    return len(op.inputs) == 2 and RESULT not in op.attrs and (op.op in BATCH_MATMULS or op.op in (_EINSUM, _MATMUL))
+    return len(op.inputs) == 2 and RESULT not in op.attrs and op.op in _PRODUCTS
 
 
-def product_axes(
-    op: Op, shapes: Sequence[tuple[int, ...]], atoms: Atoms, known: Mapping[int, Axes]
-) -> tuple[Axes, Axes, Axes] | None:
+def product_axes(op: Op, shapes: Sequence[Shape], atoms: Atoms, known: Mapping[int, Axes]) -> tuple[Axes, ...] | None:
     """The axes of a product's operands and of its result, equal where one becomes the other.
 
     Args:
@@ -139,14 +137,14 @@ def product_axes(
     alone = (set(left) ^ set(right)) - set(result)
     if not alone.isdisjoint(axis_of):
         return None
-    operands = [
-        tuple(axis_of[label] if size > 1 else () for label, size in zip(names, shape, strict=True))
-        for names, shape in zip((left, right), shapes, strict=True)
-    ]
-    return operands[0], operands[1], tuple(axis_of.get(label, ()) for label in result)
+
+    def axes_of(names: list[str], shape: Shape) -> Axes:
+        return tuple(axis_of[label] if size > 1 else () for label, size in zip(names, shape, strict=True))
+
+    return axes_of(left, shapes[0]), axes_of(right, shapes[1]), tuple(axis_of.get(label, ()) for label in result)
 
 
-def _labels(op: Op, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str], list[str], list[str]] | None:
+def _labels(op: Op, shapes: Sequence[Shape]) -> tuple[list[str], list[str], list[str]] | None:
     """A name for each axis of both operands and of the result."""
     left, right = (len(shape) for shape in shapes)
     if op.op == _EINSUM:
@@ -174,10 +172,8 @@ def _einsum_labels(equation: str, left: int, right: int) -> tuple[list[str], lis
     terms = operands.split(",")
     if not arrow or len(terms) != 2:
         return None
-    hidden = [
-        rank - len(term.replace("...", "")) if "..." in term else 0
-        for term, rank in zip(terms, (left, right), strict=True)
-    ]
+    ranks = zip(terms, (left, right), strict=True)
+    hidden = [rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in ranks]
     if min(hidden) < 0:
         return None
     counts = (*hidden, max(hidden))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from string import ascii_uppercase
 from typing import Any
 
@@ -34,7 +34,7 @@ from msplit.engines.cuda.ops.attention import EQUATION, KERNEL
 from msplit.engines.cuda.passes.attention.masks import AttentionMask, Maker, mask_of
 from msplit.engines.cuda.passes.attention.match import Match, Operand, find
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, lowered
-from msplit.engines.cuda.passes.pattern import become_reshape
+from msplit.engines.cuda.passes.pattern import become_reshape, viewed
 from msplit.formats.files import JsonValue
 from msplit.opset.traits import RESHAPES, VIEWS
 
@@ -65,7 +65,7 @@ def find_attention(graph: OpGraph) -> Iterator[Candidate]:
         found = _attention(graph, maker, match)
         if found is not None:
             yield Candidate(match, *found, replaced)
-        if (match.ops[-1].node, 0) not in replaced:
+        if match.ops[-1].out not in replaced:
             maker.forget(first)
     _read(graph, replaced)
 
@@ -99,30 +99,25 @@ def _attention(graph: OpGraph, maker: Maker, match: Match) -> tuple[Op, Key] | N
     if mask.bias is not None:
         inputs.append(mask.bias)
     first, *between, last = match.ops
-    op = graph.add(OP, first, attrs, inputs, tuple(sizes[atom] for atom in result))
+    op = graph.add(OP, first, attrs, inputs, tuple(sizes[atom] for atom in result), match.dtype)
     # The products first: they decide on the stream, and on most of the costs.
     op.source_nodes = list(dict.fromkeys(node for one in (first, last, *between) for node in one.source_nodes))
     op.batch = first.batch
-    graph.dtypes[op.node, 0] = match.dtype
     return op, _with_lost(maker, match, mask, op, result)
 
 
 def _by_atom(graph: OpGraph, match: Match, operand: Operand) -> Key:
     """An operand with one axis per atom. Reshapes in front of it are left out: they may have to copy, to join what is cut again here."""
-    key = operand.key
-    while (op := graph.ops.get(key[0])) is not None and op.op in RESHAPES and op.inputs[0] in graph.shapes:
-        key = op.inputs[0]
-    wanted = tuple(match.atoms.sizes[atom] for axis in operand.axes for atom in axis)
+    key, wanted = viewed(graph, operand.key), match.atoms.shape([(atom,) for axis in operand.axes for atom in axis])
     if graph.shapes[key] == wanted:
         return key
-    made = graph.add("Reshape", match.ops[0], {"T": match.dtype}, [key, graph.sizes(wanted)], wanted)
-    graph.dtypes[made.node, 0] = match.dtype
-    return made.node, 0
+    attrs = {"T": match.dtype}
+    return graph.add("Reshape", match.ops[0], attrs, [key, graph.sizes(wanted)], wanted, match.dtype).out
 
 
 def _with_lost(maker: Maker, match: Match, mask: AttentionMask, op: Op, result: list[int]) -> Key:
     """The result, with what rows become in which nothing counts."""
-    key: Key = (op.node, 0)
+    key = op.out
     if mask.kept is None:
         return key
     graph, sizes = maker.graph, match.atoms.sizes
@@ -136,15 +131,13 @@ def _with_lost(maker: Maker, match: Match, mask: AttentionMask, op: Op, result: 
 
 def _replace(graph: OpGraph, match: Match, result: Key) -> tuple[Key, Key]:
     """Lets the ops of a match go, but for a reshape of the result where it needs one. What was read, and what is to be read."""
-    last = match.ops[-1]
-    for op in match.ops[:-1]:
-        del graph.ops[op.node]
-    made = (last.node, 0)
-    if graph.shapes[made] == graph.shapes[result]:
-        del graph.ops[last.node]
+    *others, last = match.ops
+    graph.drop(others)
+    if graph.shapes[last.out] == graph.shapes[result]:
+        graph.drop([last])
     else:
         become_reshape(graph, last, result)
-    return made, result
+    return last.out, result
 
 
 def _read(graph: OpGraph, made: dict[Key, Key]) -> None:
@@ -204,7 +197,8 @@ def _trial(graph: OpGraph, found: Candidate, device: torch.device) -> Trial[str]
     op, arguments = found.op, _arguments(graph, found, device)
     exact = lowered(_by(op, _MATH))(*(argument.float() for argument in arguments))
     query = arguments[0]
-    names = (*_library(query), *_own(found.match, query))
+    library = LIBRARY[:1] if query.dtype == torch.float32 else LIBRARY
+    names = (*library, *_own(found.match, query))
     calls = [(name, functools.partial(lowered(_by(op, name)), *arguments)) for name in names]
     most = EXACT if query.dtype == torch.float32 and not may_round(torch.float32) else None
     return Trial([_apart(graph, found.match, device)], calls, exact, most)
@@ -230,21 +224,15 @@ def _is_aligned(match: Match) -> bool:
     return all(match.atoms.sizes[atom] % step == 0 for atom in (match.inner, match.depth))
 
 
-def _library(query: torch.Tensor) -> tuple[str, ...]:
-    return LIBRARY[:1] if query.dtype == torch.float32 else LIBRARY
-
-
 def _own(match: Match, query: torch.Tensor) -> list[str]:
     """Ways to run our own kernel, where it may multiply with less than all bits."""
-    size = match.atoms.sizes
-    wide = max(size[match.inner], size[match.depth]) > WIDEST
-    return (
-        [] if wide or not may_round(query.dtype) or not can_launch(query.device) else names(match.atoms.size(match.row))
-    )
+    wide = max(match.atoms.sizes[atom] for atom in (match.inner, match.depth)) > WIDEST
+    runs = not wide and may_round(query.dtype) and can_launch(query.device)
+    return names(match.atoms.size(match.row)) if runs else []
 
 
 def _by(op: Op, kernel: str) -> Op:
-    return Op(op.node, op.name, op.op, {**op.attrs, KERNEL: kernel}, op.inputs, op.source_nodes)
+    return replace(op, attrs={**op.attrs, KERNEL: kernel})
 
 
 def _apart(graph: OpGraph, match: Match, device: torch.device) -> Call:
@@ -262,12 +250,14 @@ def _apart(graph: OpGraph, match: Match, device: torch.device) -> Call:
             (found,) = step(found)
         return found
 
-    operands = [weights(), value] if slot == 0 else [value, weights()]
-    end = _product(last, operands)
+    def operands(made: torch.Tensor) -> list[torch.Tensor]:
+        return [made, value] if slot == 0 else [value, made]
+
+    end = _product(last, operands(weights()))
 
     def run() -> tuple[torch.Tensor, ...]:
         made = weights()
-        return *(end(made, value) if slot == 0 else end(value, made)), made
+        return *end(*operands(made)), made
 
     return run
 

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, torch_dtype
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, Unproved, require
 from msplit.engines.cuda.passes.attention.axes import Axes, Axis
 from msplit.engines.cuda.passes.attention.match import Added, Match, Replaced
 from msplit.engines.cuda.passes.pattern import FLOATS, value_key
@@ -36,7 +36,7 @@ SMALL = -1e4
 """Scores from here downwards do not count beside others. BERT and GPT-2 add that much or put it there."""
 
 PLAIN = 1024.0
-"""What is added up to here may be added in any order: the last bits alone differ."""
+"""Largest addends that may be added in any order: the last bits alone differ."""
 
 SWALLOWED = 16.0
 """Numbers up to here leave no bit in one that hides scores."""
@@ -62,10 +62,6 @@ class AttentionMask:
     lost: float = 0.0
 
 
-class Illegal(Exception):
-    """These masks can not be added with the same result."""
-
-
 @dataclass
 class Maker:
     """Makes the ops of masks, each once for all attentions of a graph.
@@ -88,20 +84,16 @@ class Maker:
             self.made[name] = self.graph.constant(term)
         return self.made[name]
 
-    def shape(self, term: Term) -> tuple[int, ...]:
+    def shape(self, term: Term) -> Shape:
         """The shape of a term."""
         return self.graph.shape(term) or () if isinstance(term, tuple) else term.shape
 
-    def op(
-        self, like: Op, op: str, attrs: dict[str, Any], inputs: Sequence[Term], shape: tuple[int, ...], dtype: str
-    ) -> Key:
+    def op(self, like: Op, op: str, attrs: Attrs, inputs: Sequence[Term], shape: Shape, dtype: str) -> Key:
         """An op's result."""
         keys = [self.key(like, term) for term in inputs]
         name = (op, tuple(sorted(attrs.items())), tuple(keys), shape)
         if name not in self.made:
-            made = self.graph.add(op, like, attrs, keys, shape)
-            self.made[name] = (made.node, 0)
-            self.graph.dtypes[made.node, 0] = dtype
+            self.made[name] = self.graph.add(op, like, attrs, keys, shape, dtype).out
         return self.made[name]
 
     def forget(self, first: int) -> None:
@@ -125,7 +117,7 @@ class Maker:
             term = self.op(like, "Transpose", {"T": dtype}, [term, np.asarray(place, np.int32)], permuted, dtype)
         return self._reshaped(like, term, shape, dtype)
 
-    def _reshaped(self, like: Op, key: Key, shape: tuple[int, ...], dtype: str) -> Key:
+    def _reshaped(self, like: Op, key: Key, shape: Shape, dtype: str) -> Key:
         if self.shape(key) == shape:
             return key
         return self.op(like, "Reshape", {"T": dtype}, [key, np.asarray(shape, np.int64)], shape, dtype)
@@ -163,18 +155,16 @@ class _Masks:
         """The addend as the kernel takes it: in the type of queries, and finite as far as it was."""
         wanted = self.match.dtype
         if isinstance(bias, tuple) and self.dtype != wanted:
-            shape = self.maker.shape(bias)
             if _least(wanted) > _least(self.dtype):
-                bias = self.maker.op(
-                    self.like,
-                    "Maximum",
-                    {"T": self.dtype},
-                    [bias, self.typed(self._scalar(_least(wanted)))],
-                    shape,
-                    self.dtype,
-                )
-            bias = self.maker.op(self.like, "Cast", {"SrcT": self.dtype, "DstT": wanted}, [bias], shape, wanted)
+                bias = self._op("Maximum", self.dtype, bias, self.typed(self._scalar(_least(wanted))))
+            bias = self._op("Cast", wanted, bias, attrs={"SrcT": self.dtype, "DstT": wanted})
         return self.maker.key(self.like, self.typed(bias, wanted))
+
+    def _op(self, op: str, dtype: str, *inputs: Term, attrs: Attrs | None = None) -> Key:
+        """The result, of a type, of an op on terms that broadcast. Its attributes are that type, or those given."""
+        shape = np.broadcast_shapes(*map(self.maker.shape, inputs))
+        attrs = ({} if dtype == "bool" else {"T": dtype}) if attrs is None else attrs
+        return self.maker.op(self.like, op, attrs, inputs, shape, dtype)
 
     def binary(self, op: str, first: Term, second: Term, dtype: str) -> Term:
         """A function of two terms: known where both are."""
@@ -182,23 +172,13 @@ class _Masks:
             return np.asarray(_KNOWN[op](first, second))
         if dtype != "bool":
             first, second = self.typed(first), self.typed(second)
-        shape = np.broadcast_shapes(self.maker.shape(first), self.maker.shape(second))
-        return self.maker.op(self.like, op, {} if dtype == "bool" else {"T": dtype}, [first, second], shape, dtype)
+        return self._op(op, dtype, first, second)
 
     def chosen(self, condition: Term, first: Term, second: Term) -> Term:
         """The first where the condition holds, else the second."""
-        terms = [condition, first, second]
-        if not any(isinstance(term, tuple) for term in terms):
-            return np.where(*terms)
-        shape = np.broadcast_shapes(*map(self.maker.shape, terms))
-        return self.maker.op(
-            self.like,
-            "SelectV2",
-            {"T": self.dtype},
-            [condition, self.typed(first), self.typed(second)],
-            shape,
-            self.dtype,
-        )
+        if not any(isinstance(term, tuple) for term in (condition, first, second)):
+            return np.where(condition, first, second)
+        return self._op("SelectV2", self.dtype, condition, self.typed(first), self.typed(second))
 
     def added(self, one: Added) -> Term:
         """The addend, laid."""
@@ -222,15 +202,12 @@ class _Masks:
             shapes = [] if op is None else [graph.shape(name) for name in op.inputs]
             if op is not None and op.op in ("LogicalNot", "LogicalAnd" if kept else "LogicalOr") and None not in shapes:
                 turned = kept != (op.op == "LogicalNot")
-                waiting += [
-                    (name, _part(axes, shape or ()), turned) for name, shape in zip(op.inputs, shapes, strict=True)
-                ]
+                parts = zip(op.inputs, shapes, strict=True)
+                waiting += [(name, _part(axes, shape or ()), turned) for name, shape in parts]
                 continue
             term = self.laid(key, axes, "bool")
             if isinstance(term, tuple):
-                yield (
-                    term if kept else self.maker.op(self.like, "LogicalNot", {}, [term], self.maker.shape(term), "bool")
-                )
+                yield term if kept else self._op("LogicalNot", "bool", term)
             elif not (term == kept).all():
                 yield term == kept
 
@@ -247,37 +224,34 @@ class _Masks:
             terms: What is added.
 
         Raises:
-            Illegal: There may be a row without.
+            Unproved: There may be a row without.
         """
+        # One mask alone is added with the same result, whatever it leaves.
         replaces = any(one.number > -math.inf for one in conditions)  # minus infinity stays that, whatever is added
         known = not any(isinstance(term, tuple) for found in conditions.values() for term in found)
-        if (not known or not terms) and any(one.number > SMALL for one in conditions):
-            raise Illegal
+        require((known and terms) or all(one.number <= SMALL for one in conditions))
         if len(terms) + replaces < 2:
             return
         unknown = [place for place, term in enumerate(terms) if isinstance(term, tuple)]
         if known and not unknown:
             self._known_counts(conditions, terms)
             return
+        # Of masks that are not known: one value that is added first, or a condition that comes last, beside known numbers that are small.
         most = PLAIN if not known else SWALLOWED
         small = all(isinstance(term, tuple) or (np.abs(term) <= most).all() for term in terms)
         last = all(one.before == len(terms) or one.number == -math.inf for one in conditions)
-        if not small or (unknown and (unknown != [0] or replaces or not known)) or not last:
-            raise Illegal
+        require(small and last and (not unknown or (unknown == [0] and not replaces and known)))
 
     def _known_counts(self, conditions: Mapping[Replaced, list[Term]], terms: Sequence[Term]) -> None:
         value, plain = self._scalar(0.0), np.full((1,) * len(self.match.order), True)
-        for before in range(len(terms) + 1):
-            for one, found in conditions.items():
-                if one.before == before and found:
-                    kept = np.asarray(self.both(found))
-                    value, plain = np.where(kept, value, one.number), plain & kept
-            if before < len(terms):
-                term = np.asarray(terms[before])
-                value, plain = value + term, plain & (np.abs(term) <= PLAIN)
+        for step in _in_order(conditions, terms):
+            if isinstance(step, Replaced):
+                kept = np.asarray(self.both(conditions[step]))
+                value, plain = np.where(kept, value, step.number), plain & kept
+            else:
+                value, plain = value + np.asarray(step), plain & (np.abs(np.asarray(step)) <= PLAIN)
         best = np.where(plain, value, -np.inf).max(-1, keepdims=True)
-        if not (plain | (value <= best + SMALL / 2)).all():
-            raise Illegal
+        require((plain | (value <= best + SMALL / 2)).all())
 
     def both(self, conditions: Sequence[Term]) -> Term:
         """Returns whether all of them hold."""
@@ -290,40 +264,36 @@ class _Masks:
         kept: list[Term] = []
         lost: float | None = 0.0 if match.zeros else None
         # Where something else makes all scores as small that count, weights of others are not zero before they are set to it.
-        if len({one.number for one in match.replaced}) > 1 or (match.zeros and match.added):
-            raise Illegal
+        require(len({one.number for one in match.replaced}) <= 1 and not (match.zeros and match.added))
         conditions = {one: found for one in match.replaced if (found := list(self.conditions(one)))}
         terms = [self.added(one) for one in match.added]
         self.counts(conditions, terms)
         if lost is None and any(one.number == -math.inf for one in conditions):
             lost = math.nan
-        for before in range(len(terms) + 1):
-            for one, found in conditions.items():
-                if one.before == before:
-                    bias = self.replaced(one, bias, found)
-                    kept += found
-            if before < len(terms):
-                bias = self.binary("AddV2", bias, terms[before], self.dtype) if _says(bias) else terms[before]
+        # All masks as one addend, in the order in which the model applies them.
+        for step in _in_order(conditions, terms):
+            if isinstance(step, Replaced):
+                bias = self.replaced(step, bias, conditions[step])
+                kept += conditions[step]
+            else:
+                bias = self.binary("AddV2", bias, step, self.dtype) if _says(bias) else step
         if any(isinstance(term, tuple) for term in terms):
             self._fit_float16()
             if any(map(self._may_hide, match.added)):
                 # Of a row of minus infinity the model's weights are not a number, where kernels give zeros.
                 kept.append(self._is_above(bias))
                 lost = math.nan
+        # Rows in which nothing counts: they get their own result where that is not known before the run, and are refused where it is.
         counts = self.both(kept) if kept else None
         if isinstance(counts, tuple):
-            if lost is None and "float16" in (match.dtype, self.dtype):
-                raise Illegal
+            require(lost is not None or "float16" not in (match.dtype, self.dtype))
             return AttentionMask(self.finished(bias), kept=None if lost is None else counts, lost=lost or 0.0)
-        if counts is not None and not counts.any(-1).all():
-            raise Illegal
+        require(counts is None or counts.any(-1).all())
         return AttentionMask(self.finished(bias)) if isinstance(bias, tuple) else self._known(bias)
 
     def _known(self, bias: NDArray[Any]) -> AttentionMask:
-        if self.match.dtype == "float16" and (bias <= _least("float16")).all(-1).any():
-            raise Illegal
-        if np.isnan(bias).any() or np.isneginf(bias).all(-1).any():
-            raise Illegal
+        require(self.match.dtype != "float16" or not (bias <= _least("float16")).all(-1).any())
+        require(not np.isnan(bias).any() and not np.isneginf(bias).all(-1).any())
         if not bias.any():
             return AttentionMask()
         return AttentionMask(causal=True) if self._is_causal(bias) else AttentionMask(self.finished(bias))
@@ -332,13 +302,11 @@ class _Masks:
         """Makes sure that what is added, and not known, is as large in the type of queries."""
         match = self.match
         cut = self.dtype == "float32" or any(self._was_cut(one.key) for one in match.added)
-        if match.dtype == "float16" and cut:
-            raise Illegal
+        require(match.dtype != "float16" or not cut)
 
     def _is_above(self, bias: Term) -> Key:
         """Tell whether what is added is more than minus infinity."""
-        shape, least = self.maker.shape(bias), self.typed(self._scalar(-math.inf))
-        return self.maker.op(self.like, "Greater", {"T": self.dtype}, [bias, least], shape, "bool")
+        return self._op("Greater", "bool", bias, self.typed(self._scalar(-math.inf)), attrs={"T": self.dtype})
 
     def _may_hide(self, one: Added) -> bool:
         """Tell whether minus infinity may be added: it is chosen, moved or summed of what is fed, of logarithms, or of known numbers."""
@@ -358,9 +326,9 @@ class _Masks:
     def _was_cut(self, key: Key) -> bool:
         """Checks if a value had numbers beyond float16. What is left of them does not swallow scores, which the kernel adds in float32: of
         rows in which nothing counts, weights would be others than the model's."""
-        op = self.maker.graph.ops.get(key[0])
-        while op is not None and op.op in VIEWS | RESHAPES:
-            op = self.maker.graph.ops.get(op.inputs[0][0])
+        graph = self.maker.graph
+        while (op := graph.ops.get(key[0])) is not None and op.op in VIEWS | RESHAPES:
+            key = op.inputs[0]
         return op is not None and op.op == "Cast" and bool(op.attrs.get("saturate"))
 
     def _is_causal(self, bias: NDArray[Any]) -> bool:
@@ -374,6 +342,13 @@ class _Masks:
 
 
 _KNOWN = {"AddV2": np.add, "Mul": np.multiply, "LogicalAnd": np.logical_and}
+
+
+def _in_order(conditions: Mapping[Replaced, Any], terms: Sequence[Term]) -> Iterator[Replaced | Term]:
+    """Changes of scores in the order in which a model makes them: what replaces some of them, and what is added."""
+    for before in range(len(terms) + 1):
+        yield from (one for one in conditions if one.before == before)
+        yield from terms[before : before + 1]
 
 
 def _least(dtype: str) -> float:
@@ -393,5 +368,5 @@ def mask_of(maker: Maker, match: Match) -> AttentionMask | None:
     """The addend to the scores of a match, made of ops where it is not known; None where adding can not do the same."""
     try:
         return _Masks(maker, match).mask()
-    except Illegal:
+    except Unproved:
         return None

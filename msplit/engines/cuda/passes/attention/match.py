@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Unproved, known, require
 from msplit.engines.cuda.passes.attention.axes import Atoms, Axes, Axis, is_product, product_axes
 from msplit.engines.cuda.passes.pattern import Readers, other_input
 from msplit.opset.traits import ADD, RESHAPES, SELECT, ops_with
@@ -104,9 +104,11 @@ def find(graph: OpGraph) -> Iterator[Match]:
     readers = Readers(graph)
     for op in list(graph.ops.values()):
         if graph.ops.get(op.node) is op and is_product(op) and op.attrs.get("T") in TYPES:
-            found = _follow(graph, readers, op)
-            if found is not None:
-                yield found
+            try:
+                found = _follow(graph, readers, op)
+            except Unproved:
+                continue
+            yield found
 
 
 @dataclass
@@ -135,8 +137,8 @@ class _Way:
 
     def take(self, op: Op, key: Key) -> bool:
         """Goes on over the op that reads a value; False where that can not be."""
-        shape = self.graph.shapes.get((op.node, 0))
-        if shape is None or not shape:
+        shape = self.graph.shapes.get(op.out)
+        if not shape:
             return False
         self.ops.append(op)
         if op.op == "Cast":
@@ -195,11 +197,14 @@ class _Way:
     def _keep(self, key: Key) -> bool:
         """A product with ones and zeros, as GPT-2 has it: scores become 0 there, and what is added behind it makes that very small."""
         value = self.graph.constants.get(key)
-        axes = self._beside(key)
-        if value is None or axes is None or not np.isin(value, (0, 1)).all():
-            return False
-        self.replaced.append(Replaced(key, axes, True, 0.0, len(self.added)))
-        return True
+        return value is not None and bool(np.isin(value, (0, 1)).all()) and self._hide(key, kept=True, number=0.0)
+
+    def _hide(self, condition: Key, *, kept: bool, number: float) -> bool:
+        """Notes that scores are a number except where a condition is `kept`; False where it does not broadcast to them."""
+        axes = self._beside(condition)
+        if axes is not None:
+            self.replaced.append(Replaced(condition, axes, kept, number, len(self.added)))
+        return axes is not None
 
     def _add(self, key: Key, factor: float, where: bool | None = None) -> bool:
         if where is None and factor == 1.0 and self._lose(key):
@@ -215,18 +220,14 @@ class _Way:
     def _lose(self, key: Key) -> bool:
         """Scores plus ``where(condition, 0, -inf)`` are scores or minus infinity: of a row without keys it matters which."""
         op = self.graph.ops.get(key[0])
-        if (
-            op is None
-            or op.op not in SELECT
-            or (op.op != "SelectV2" and self.graph.shape(op.inputs[0]) != self.graph.shape(key))
-        ):
+        if op is None or op.op not in SELECT:
             return False
         condition, first, second = op.inputs
-        numbers, axes = (self._number(first), self._number(second)), self._beside(condition)
-        if axes is None or numbers not in ((0.0, -math.inf), (-math.inf, 0.0)):
+        if op.op != "SelectV2" and self.graph.shape(condition) != self.graph.shape(key):
             return False
-        self.replaced.append(Replaced(condition, axes, numbers[0] == 0.0, -math.inf, len(self.added)))
-        return True
+        numbers = self._number(first), self._number(second)
+        loses = numbers in ((0.0, -math.inf), (-math.inf, 0.0))
+        return loses and self._hide(condition, kept=numbers[0] == 0.0, number=-math.inf)
 
     def _replace(self, op: Op, key: Key) -> bool:
         """``where(condition, scores, number)``, or the other way round."""
@@ -234,38 +235,28 @@ class _Way:
         if key == condition or (key == first) == (key == second) or not self._chooses_elements(op):
             return False
         number = self._number(second if key == first else first)
-        axes = self._beside(condition)
-        if number is None or axes is None:
-            return False
-        self.replaced.append(Replaced(condition, axes, key == first, number, len(self.added)))
-        return True
+        return number is not None and self._hide(condition, kept=key == first, number=number)
 
     def _chooses_elements(self, op: Op) -> bool:
         """Select's condition may choose whole rows; SelectV2's never does."""
         return op.op == "SelectV2" or len(self.graph.shape(op.inputs[0]) or ()) == len(self.axes)
 
-    def shift(self, key: Key, readers: Readers) -> Key | None:
+    def shift(self, key: Key, readers: Readers) -> Key:
         """``where(condition, scores - number, scores)``, as Keras's `Attention` has it: its result, scores with something added."""
+        # Two ops read the scores: one moves them, the other chooses, and reads what was moved as well.
         users = readers.of.get(key, [])
-        if len(users) != 2 or key in readers.fetched or self.column is not None:
-            return None
-        moves, chooses = (self.graph.ops.get(user) for user in users)
-        if moves is None or chooses is None or chooses.op not in SELECT or readers.only((moves.node, 0)) is not chooses:
-            return None
-        other = other_input(moves, key)
-        number = None if other is None else self._number(other)
-        if number is None or not (moves.op in ADD or (moves.op == "Sub" and moves.inputs[0] == key)):
-            return None
+        require(len(users) == 2 and key not in readers.fetched and self.column is None)
+        moves, chooses = (known(self.graph.ops.get(user)) for user in users)
+        require(chooses.op in SELECT and readers.only(moves.out) is chooses)
+        number = known(self._number(known(other_input(moves, key))))
+        require(moves.op in ADD or (moves.op == "Sub" and moves.inputs[0] == key))
         condition, first, second = chooses.inputs
-        made = (moves.node, 0)
-        shape = self.atoms.shape(self.axes)
-        if {first, second} != {key, made} or condition in (key, made) or not self._chooses_elements(chooses):
-            return None
-        if self.graph.shapes.get(made) != shape or self.graph.shapes.get((chooses.node, 0)) != shape:
-            return None
+        made, shape = moves.out, self.atoms.shape(self.axes)
+        require({first, second} == {key, made} and condition not in (key, made) and self._chooses_elements(chooses))
+        require(self.graph.shapes.get(made) == shape == self.graph.shapes.get(chooses.out))
         self.ops += [moves, chooses]
-        added = self._add(condition, -number if moves.op == "Sub" else number, first == made)
-        return (chooses.node, 0) if added else None
+        require(self._add(condition, -number if moves.op == "Sub" else number, first == made))
+        return chooses.out
 
     def _weights(self, op: Op, key: Key) -> bool:
         """``where(condition, weights, 0)`` behind the softmax, as Keras's `Softmax` has it, by the condition that replaced scores."""
@@ -280,55 +271,56 @@ class _Way:
         return self.zeros
 
 
-def _follow(graph: OpGraph, readers: Readers, first: Op) -> Match | None:
-    shapes = [graph.shapes.get(key) for key in first.inputs]
+def _follow(graph: OpGraph, readers: Readers, first: Op) -> Match:
+    """The attention that begins with a product.
+
+    Raises:
+        Unproved: There is none.
+    """
     atoms = Atoms()
-    made = None if None in shapes else product_axes(first, [shape or () for shape in shapes], atoms, {})
-    if made is None or (first.node, 0) not in graph.shapes:
-        return None
-    left, right, scores = made
+    shapes = [known(graph.shapes.get(key)) for key in (*first.inputs, first.out)]
+    left, right, scores = known(product_axes(first, shapes[:2], atoms, {}))
     way = _Way(graph, atoms, scores, str(first.attrs["T"]), [first])
-    key: Key | None = (first.node, 0)
-    while key is not None:
-        op = readers.only(key)
+    key = first.out
+    while (op := readers.only(key)) is None or not is_product(op):
         if op is None:
             key = way.shift(key, readers)
-        elif is_product(op):
-            return None if way.column is None else _finish(way, op, key, (left, right))
         else:
-            key = (op.node, 0) if way.take(op, key) else None
-    return None
+            require(way.take(op, key))
+            key = op.out
+    return _finish(way, op, key, (left, right))
 
 
-def _finish(way: _Way, last: Op, weights: Key, operands: tuple[Axes, Axes]) -> Match | None:
-    """The match, if the axes are those of attention."""
+def _finish(way: _Way, last: Op, weights: Key, operands: tuple[Axes, Axes]) -> Match:
+    """The match, if the axes are those of attention.
+
+    Raises:
+        Unproved: They are not.
+    """
     graph, atoms, first = way.graph, way.atoms, way.ops[0]
-    slot = 1 - last.inputs.index(weights)
+    softened, slot = known(way.column), 1 - last.inputs.index(weights)
     value = last.inputs[slot]
-    shapes = [graph.shapes.get(key) for key in last.inputs]
-    if None in shapes or last.attrs.get("T") != first.attrs.get("T") or way.dtype != last.attrs.get("T"):
-        return None
-    made = product_axes(last, [shape or () for shape in shapes], atoms, {1 - slot: way.axes})
-    if made is None or graph.shapes.get((last.node, 0)) != atoms.shape(made[2]):
-        return None
+    shapes = [known(graph.shapes.get(key)) for key in last.inputs]
+    require(last.attrs.get("T") == first.attrs.get("T") == way.dtype)
+    made = known(product_axes(last, shapes, atoms, {1 - slot: way.axes}))
+    require(graph.shapes.get(last.out) == atoms.shape(made[2]))
+    # The axis of the softmax is one of the keys: the operand that has it is the keys, the other one the queries.
     sides = [atoms.flat(axes) for axes in operands]
     scores, values, result = (atoms.flat(axes) for axes in (way.axes, made[slot], made[2]))
-    column = atoms.whole(way.column or ())
-    if len(column) != 1 or sum(column[0] in side for side in sides) != 1:
-        return None
+    column = atoms.whole(softened)
+    require(len(column) == 1 and sum(column[0] in side for side in sides) == 1)
     turned = column[0] in sides[0]
     of_query, of_key = (1, 0) if turned else (0, 1)
     queries, keys = sides[of_query], sides[of_key]
+    # Queries and keys are summed along one axis, weights and values along that of the softmax; every other axis goes through all.
     rows = [atom for atom in scores if atom in queries and atom not in keys and atom not in values]
     inner = (set(queries) & set(keys)) - set(scores)
     depth = set(values) - set(scores)
     summed = (set(scores) & set(values)) - set(result)
-    if len(inner) != 1 or len(depth) != 1 or summed != set(column) or len(way.mask_types) > 1:
-        return None
+    require(len(inner) == len(depth) == 1 and summed == set(column) and len(way.mask_types) <= 1)
     row = tuple(rows[-1:])
     batch = tuple(atom for atom in scores if atom not in (*row, *column))
-    if set(result) != {*batch, *row, *depth}:
-        return None
+    require(set(result) == {*batch, *row, *depth})
     axes = tuple(tuple(map(atoms.whole, one)) for one in (*operands, made[slot], made[2]))
     return Match(
         (*way.ops, last),

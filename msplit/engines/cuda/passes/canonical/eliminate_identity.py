@@ -27,15 +27,11 @@ def _hands_on(graph: OpGraph, op: Op) -> Key | None:
     """The input that an op gives back; None for one that gives anything else."""
     if op.op == "Identity":
         return op.inputs[0]
-    if not op.inputs or (op.node, 0) not in graph.shapes:
+    if op.out not in graph.shapes:
         return None
-    first, *others = op.inputs
-    pairs = [
-        (first, others[0] if others else None),
-        *([(others[0], first)] if others and op.op in _COMMUTATIVE else []),
-    ]
-    for key, other in pairs:
-        if graph.shapes.get(key) == graph.shapes[op.node, 0] and _changes_nothing(graph, op, other):
+    for slot, key in enumerate(op.inputs[: 2 if op.op in _COMMUTATIVE else 1]):
+        other = op.inputs[1 - slot] if len(op.inputs) > 1 else None
+        if graph.shapes.get(key) == graph.shapes[op.out] and _changes_nothing(graph, op, other):
             return key
     return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.passes.pattern import FLOATS, become_reshape
+from msplit.engines.cuda.passes.pattern import FLOATS, become_reshape, offered
 from msplit.opset.traits import BATCH_MATMULS, EPILOGUE_STEPS
 
 _COMPLEX = ("complex64", "complex128")
@@ -18,23 +18,18 @@ _COMPLEX = ("complex64", "complex128")
 
 def flatten_matmul(graph: OpGraph) -> bool:
     """Turns such products into Reshape, MatMul, Reshape."""
-    changed = False
-    for op in list(graph.ops.values()):
-        if op.attrs.get("T") in _COMPLEX or len(op.inputs) != 2:
-            continue
-        left, right = op.inputs
-        if left not in graph.shapes or right not in graph.shapes or (op.node, 0) not in graph.shapes:
-            continue
-        if op.op in BATCH_MATMULS:
-            changed |= _flatten_batched(graph, op, left, right)
-        elif op.op == "Einsum" and right in graph.constants:
-            changed |= _flatten_einsum(graph, op, left, right)
-    return changed
+    return offered(graph, lambda op: _flatten(graph, op))
 
 
-def _flatten_batched(graph: OpGraph, op: Op, left: Key, right: Key) -> bool:
+def _flatten(graph: OpGraph, op: Op) -> bool:
+    if op.attrs.get("T") in _COMPLEX or len(op.inputs) != 2 or not {*op.inputs, op.out} <= graph.shapes.keys():
+        return False
+    left, right = op.inputs
+    if op.op == "Einsum" and right in graph.constants:
+        return _flatten_einsum(graph, op, left, right)
     shape = graph.shapes[left]
-    if len(shape) < 3 or len(graph.shapes[right]) != 2 or op.attrs.get("adj_x"):
+    of_one_matrix = len(shape) >= 3 and len(graph.shapes[right]) == 2 and not op.attrs.get("adj_x")
+    if op.op not in BATCH_MATMULS or not of_one_matrix:
         return False
     return _as_matrices(graph, op, left, right, shape[-1], transpose=bool(op.attrs.get("adj_y")))
 
@@ -58,13 +53,15 @@ def _flatten_einsum(graph: OpGraph, op: Op, left: Key, right: Key) -> bool:
 
 def flatten_convolution(graph: OpGraph) -> bool:
     """Turns convolutions of images of one pixel, with a bias and an activation or without, into Reshape, product, Reshape."""
-    changed = False
-    for op in list(graph.ops.values()):
-        if op.op.removeprefix("_Fused") == "Conv2D" and is_of_one_pixel(graph, op):
-            filter = graph.constants[op.inputs[1]]
-            matrix = graph.constant(filter.reshape(filter.shape[2:]))
-            changed |= _as_matrices(graph, op, op.inputs[0], matrix, filter.shape[2], transpose=False)
-    return changed
+
+    def flatten(op: Op) -> bool:
+        if op.op.removeprefix("_Fused") != "Conv2D" or not is_of_one_pixel(graph, op):
+            return False
+        filter = graph.constants[op.inputs[1]]
+        matrix = graph.constant(filter.reshape(filter.shape[2:]))
+        return _as_matrices(graph, op, op.inputs[0], matrix, filter.shape[2], transpose=False)
+
+    return offered(graph, flatten)
 
 
 def is_of_one_pixel(graph: OpGraph, op: Op) -> bool:
@@ -95,7 +92,7 @@ def _as_matrices(graph: OpGraph, op: Op, left: Key, right: Key, inner: int, *, t
     attrs = {"T": op.attrs.get("T"), "transpose_a": False, "transpose_b": transpose}
     attrs |= {name: op.attrs[name] for name in _FUSED if name in op.attrs}
     name = "_FusedMatMul" if "fused_ops" in attrs else "MatMul"
-    product = graph.add(name, op, attrs, [(narrow.node, 0), right, *op.inputs[2:]], (rows, columns))
+    product = graph.add(name, op, attrs, [narrow.out, right, *op.inputs[2:]], (rows, columns))
     product.source_nodes = op.source_nodes
-    become_reshape(graph, op, (product.node, 0))
+    become_reshape(graph, op, product.out)
     return True

@@ -10,50 +10,57 @@ from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA
 from msplit.engines.cuda.passes.canonical.match_rows import match_gelu
-from msplit.engines.cuda.passes.pattern import FLOATS, Dominators, Readers, become_reshape, channels_last, other_input
+from msplit.engines.cuda.passes.pattern import (
+    FLOATS,
+    Dominators,
+    Readers,
+    become_reshape,
+    channel_axis,
+    offered,
+    other_input,
+)
 from msplit.opset.traits import ADD, BIASES, IMAGE_CONVOLUTIONS, RESHAPES, ops_with
 
 _HEADS = IMAGE_CONVOLUTIONS | {"MatMul"}
 _ACTIVATIONS = ops_with("activation")
+_RANK = 4
 _LIBRARY = ("Relu", "GeluApproximate")  # what a product's library has as an epilogue
 
 
 def fuse_epilogue(graph: OpGraph) -> bool:
     """Fuses every product or convolution with what follows it."""
-    changed = False
     readers, dominators = Readers(graph), Dominators(graph)
-    for head in list(graph.ops.values()):
+
+    def fuse(head: Op) -> bool:
         if head.op not in _HEADS or head.attrs.get("T") not in FLOATS:
-            continue  # libraries have no fused kernels of integers
-        bias_op = readers.only((head.node, 0))
+            return False  # libraries have no fused kernels of integers
+        bias_op = readers.only(head.out)
         if bias_op is not None and not _takes_bias(head, bias_op):
             bias_op = None
-        if bias_op is not None or (head.node, 0) in graph.shapes:
-            changed |= _fuse(graph, readers, dominators, head, bias_op)
-    return changed
+        return (bias_op is not None or head.out in graph.shapes) and _fuse(graph, readers, dominators, head, bias_op)
+
+    return offered(graph, fuse)
 
 
 def _takes_bias(head: Op, op: Op) -> bool:
     if op.op not in BIASES or op.inputs[0] != (head.node, 0):
         return False
-    return head.op == "MatMul" or channels_last(op) == channels_last(head)
+    return head.op == "MatMul" or channel_axis(op, _RANK) == channel_axis(head, _RANK)
 
 
 def _fuse(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, bias_op: Op | None) -> bool:
     """Fuses one, with its bias or, where it has none and the library's activation needs one, with zeros."""
     fused_ops = ["BiasAdd"]
     absorbed = [] if bias_op is None else [bias_op]  # in order
-    key: Key = (head.node if bias_op is None else bias_op.node, 0)
+    key = head.out if bias_op is None else bias_op.out
     side = _side_input(graph, readers, dominators, head, key)
     if side is not None:
         sum_op, _ = side
         fused_ops.append("Add")
         absorbed.append(sum_op)
-        key = (sum_op.node, 0)
+        key = sum_op.out
     before_reshape = len(absorbed)
-    reshapes = reshapes_behind(readers, key)
-    if reshapes:
-        key = (reshapes[-1].node, 0)
+    reshapes, key = reshapes_behind(readers, key)
     activation, ops = activation_behind(graph, readers, key)
     if activation is not None:
         fused_ops.append(activation)
@@ -68,22 +75,20 @@ def _fuse(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, bi
     last = absorbed[-1]
     source_nodes = [*head.source_nodes, *(node for op in absorbed for node in op.source_nodes)]
     fused = f"_Fused{head.op}"
-    for op in [head, *absorbed[:-1]]:
-        del graph.ops[op.node]
+    graph.drop([head, *absorbed[:-1]])
     if activation is not None and reshapes:
         made = absorbed[before_reshape - 1] if before_reshape else head
-        product = graph.add(fused, head, attrs, inputs, graph.shapes[made.node, 0])
+        product = graph.add(fused, head, attrs, inputs, graph.shapes[made.out])
         product.source_nodes = source_nodes
-        become_reshape(graph, last, (product.node, 0))
+        become_reshape(graph, last, product.out)
     else:
         last.op, last.attrs, last.inputs, last.source_nodes, last.name = fused, attrs, inputs, source_nodes, head.name
     return True
 
 
 def _zeros(graph: OpGraph, head: Op) -> Key:
-    shape = graph.shapes[head.node, 0]
-    channels = shape[-1] if head.op == "MatMul" or channels_last(head) else shape[1]
-    return graph.constant(np.zeros(channels, numpy_dtype(str(head.attrs["T"]))))
+    shape = graph.shapes[head.out]
+    return graph.constant(np.zeros(shape[channel_axis(head, len(shape))], numpy_dtype(str(head.attrs["T"]))))
 
 
 def _side_input(graph: OpGraph, readers: Readers, dominators: Dominators, head: Op, key: Key) -> tuple[Op, Key] | None:
@@ -104,13 +109,13 @@ def _side_input(graph: OpGraph, readers: Readers, dominators: Dominators, head: 
     return (op, other) if cut_off or dominators.dominates(other[0], head.node) else None
 
 
-def reshapes_behind(readers: Readers, key: Key) -> list[Op]:
-    """Ops that only reshape a value, one behind the other, each the only reader."""
+def reshapes_behind(readers: Readers, key: Key) -> tuple[list[Op], Key]:
+    """Ops that only reshape a value, one behind the other, each the only reader, and the value behind the last."""
     found: list[Op] = []
     while (op := readers.only(key)) is not None and op.op in RESHAPES and op.inputs[0] == key:
         found.append(op)
-        key = (op.node, 0)
-    return found
+        key = op.out
+    return found, key
 
 
 def activation_behind(graph: OpGraph, readers: Readers, key: Key) -> tuple[str | None, list[Op]]:

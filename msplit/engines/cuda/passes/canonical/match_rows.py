@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, reached
 from msplit.engines.cuda.ir.interpret import as_tuple
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
@@ -52,21 +52,21 @@ def region(graph: OpGraph, readers: Readers, key: Key, belongs: Callable[[Op, se
             break
         waiting.remove(ready.node)
         found.append(ready)
-        inside.add((ready.node, 0))
-        waiting += [one for one in dict.fromkeys(readers.of.get((ready.node, 0), [])) if one not in waiting]
+        inside.add(ready.out)
+        waiting += [one for one in dict.fromkeys(readers.of.get(ready.out, [])) if one not in waiting]
     return found
 
 
 def _is_by_row(graph: OpGraph, key: Key, op: Op, inside: set[Key]) -> bool:
     """Returns whether an op depends row by row on the rows of `key` and on constants alone."""
-    if (op.node, 0) not in graph.shapes:
+    if op.out not in graph.shapes:
         return False
     shape = graph.shapes[key]
     if op.op in REDUCTIONS:
         axes = graph.constants.get(op.inputs[1])
         last = axes is not None and [int(axis) % len(shape) for axis in axes.reshape(-1)] == [len(shape) - 1]
         return op.inputs[0] in inside and last and bool(op.attrs.get("keep_dims"))
-    if op.op not in _ELEMENTWISE or graph.shapes[op.node, 0] not in (shape, (*shape[:-1], 1)):
+    if op.op not in _ELEMENTWISE or graph.shapes[op.out] not in (shape, (*shape[:-1], 1)):
         return False
     return all(name in inside or _same_for_all(graph, name, shape) for name in op.inputs)
 
@@ -78,21 +78,13 @@ def _same_for_all(graph: OpGraph, key: Key, shape: tuple[int, ...]) -> bool:
 
 def functions(graph: OpGraph, readers: Readers, key: Key, ops: list[Op]) -> Iterator[list[Op]]:
     """For each op of a region whose result has the rows' shape, the last first: the ops that it needs, if nothing else reads these."""
-    made_by = {(op.node, 0): op for op in ops}
+    made_by = {op.out: op for op in ops}
     for last in reversed(ops):
-        if graph.shapes[last.node, 0] != graph.shapes[key]:
-            continue
-        needed: set[int] = set()
-        stack = [last]
-        while stack:
-            op = stack.pop()
-            if op.node not in needed:
-                needed.add(op.node)
-                stack += [made_by[name] for name in op.inputs if name in made_by]
-        part = [op for op in ops if op.node in needed]
-        inner = [(op.node, 0) for op in part if op is not last]
-        if all(name not in readers.fetched and needed.issuperset(readers.of.get(name, ())) for name in inner):
-            yield part
+        if graph.shapes[last.out] == graph.shapes[key]:
+            needed = reached([last.out], lambda name: made_by.keys() & {*made_by[name].inputs})
+            part = [op for op in ops if op.out in needed]
+            if _is_closed(readers, [op.out for op in part if op is not last], part):
+                yield part
 
 
 def evaluate(graph: OpGraph, key: Key, ops: list[Op], rows: torch.Tensor) -> torch.Tensor:
@@ -109,16 +101,15 @@ def evaluate(graph: OpGraph, key: Key, ops: list[Op], rows: torch.Tensor) -> tor
             else:
                 arguments.append(torch.from_numpy(np.array(graph.constants[name], np.float64)))
         attrs = {name: value for name, value in op.attrs.items() if name == "keep_dims"}
-        values[op.node, 0] = as_tuple(table()[op.op].function(Node(op.name, op.op, attrs), *arguments))[0]
-    return values[ops[-1].node, 0].reshape(rows.shape)
+        values[op.out] = as_tuple(table()[op.op].function(Node(op.name, op.op, attrs), *arguments))[0]
+    return values[ops[-1].out].reshape(rows.shape)
 
 
 def replace(graph: OpGraph, part: list[Op], op: str, inputs: list[Key], attrs: dict[str, object]) -> None:
     """Puts one op in the place of a function's ops."""
     last = part[-1]
     source_nodes = [node for one in part for node in one.source_nodes]
-    for one in part[:-1]:
-        del graph.ops[one.node]
+    graph.drop(part[:-1])
     last.op, last.inputs, last.attrs = op, inputs, attrs
     last.source_nodes = [*last.source_nodes, *(node for node in source_nodes if node not in last.source_nodes)]
 
@@ -218,7 +209,7 @@ def fuse_softmax(graph: OpGraph) -> bool:
 
 
 def _is_softmax(graph: OpGraph, key: Key, part: list[Op]) -> bool:
-    """Also of rows whose exponentials would overflow: that they do not is what the maximum is for."""
+    """Compares with softmax, also for rows whose exponentials would overflow: that they do not is what the maximum is for."""
     chance = torch.Generator().manual_seed(0)
     scales = torch.tensor([[1e-3], [1.0], [10.0], [1e4]], dtype=torch.float64)
     tried = torch.randn(len(scales), graph.shapes[key][-1], generator=chance, dtype=torch.float64) * scales + scales
@@ -248,9 +239,10 @@ def match_gelu(graph: OpGraph, readers: Readers, key: Key) -> tuple[str, list[Op
     if not _CURVED.intersection(op.op for op in ops):
         return None
     for count in range(2, len(ops) + 1):
-        name = _compare(graph, key, ops[:count]) if _is_closed(readers, key, ops[:count]) else None
-        if name is not None:
-            return name, ops[:count]
+        part = ops[:count]
+        closed = _is_closed(readers, [key, *(op.out for op in part[:-1])], part)
+        if closed and (name := _compare(graph, key, part)) is not None:
+            return name, part
     return None
 
 
@@ -261,14 +253,10 @@ def _is_by_element(graph: OpGraph, key: Key, op: Op, inside: set[Key]) -> bool:
     return all(name in inside or (name in graph.constants and graph.constants[name].size == 1) for name in op.inputs)
 
 
-def _is_closed(readers: Readers, key: Key, ops: list[Op]) -> bool:
-    """Returns whether only the last op's result is wanted outside."""
+def _is_closed(readers: Readers, keys: list[Key], ops: list[Op]) -> bool:
+    """Returns whether nothing but some ops wants some values."""
     inside = {op.node for op in ops}
-    for value in [key, *((op.node, 0) for op in ops[:-1])]:
-        users = readers.of.get(value, [])
-        if not users or value in readers.fetched or not inside.issuperset(users):
-            return False
-    return True
+    return all(key not in readers.fetched and inside.issuperset(readers.of.get(key, ())) for key in keys)
 
 
 def _compare(graph: OpGraph, key: Key, ops: list[Op]) -> str | None:

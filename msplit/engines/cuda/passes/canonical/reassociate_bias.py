@@ -19,12 +19,11 @@ def reassociate_bias(graph: OpGraph) -> bool:
     for sum_op in list(graph.ops.values()):
         if sum_op.op not in ADD or sum_op.attrs.get("T") not in FLOATS:
             continue
-        shape = graph.shapes.get((sum_op.node, 0))
-        bias_op = readers.only((sum_op.node, 0))
+        shape, bias_op = graph.shapes.get(sum_op.out), readers.only(sum_op.out)
         if shape is None or bias_op is None or sum_op.inputs[0] == sum_op.inputs[1]:
             continue
         products = [key for key in sum_op.inputs if _is_product(graph, readers, key, shape)]
-        bias = _bias(graph, bias_op, (sum_op.node, 0), shape) if products else None
+        bias = _bias(graph, bias_op, sum_op.out, shape) if products else None
         if bias is None:
             continue
         first = min(products, key=lambda key: place[key[0]])
@@ -33,15 +32,15 @@ def reassociate_bias(graph: OpGraph) -> bool:
         moved.source_nodes = list(bias_op.source_nodes)
         rest = next(key for key in sum_op.inputs if key != first)
         bias_op.op, bias_op.attrs = sum_op.op, sum_op.attrs
-        bias_op.inputs, bias_op.source_nodes = [(moved.node, 0), rest], list(sum_op.source_nodes)
+        bias_op.inputs, bias_op.source_nodes = [moved.out, rest], list(sum_op.source_nodes)
         del graph.ops[sum_op.node]
         changed = True
     return changed
 
 
 def _is_product(graph: OpGraph, readers: Readers, key: Key, shape: tuple[int, ...]) -> bool:
-    op = graph.ops.get(key[0])
-    return op is not None and op.op == "MatMul" and graph.shapes.get(key) == shape and readers.only(key) is not None
+    op = readers.maker(key)
+    return op is not None and op.op == "MatMul" and graph.shapes.get(key) == shape
 
 
 def _bias(graph: OpGraph, op: Op, key: Key, shape: tuple[int, ...]) -> Key | None:

@@ -29,7 +29,7 @@ from msplit.engines.cuda.passes.pattern import Dominators, Readers
 from msplit.opset.traits import CONV2D, ops_with, traits
 
 Writes = Callable[[OpGraph, Op], bool]
-"""Whether the kernel of an op can write a part of a buffer."""
+"""Decides for an op if its kernel can write a part of a buffer."""
 
 _JOINS = ops_with("concatenates")
 _MAKES = ops_with("runs alone") | FILTERS.keys()
@@ -83,13 +83,13 @@ def concat_in_place(graph: OpGraph, writes: Writes) -> bool:
 
 def _axis(graph: OpGraph, op: Op) -> int | None:
     """The axis along which an op joins two or more values of known shapes; None for every other op."""
-    if op.op not in _JOINS or (op.node, 0) not in graph.shapes or (op.node, 0) not in graph.dtypes:
+    if op.op not in _JOINS or op.out not in graph.shapes or op.out not in graph.dtypes:
         return None
     axis = graph.constants.get(op.inputs[_axis_slot(op)])
     shapes = [graph.shape(key) for key in _parts(op)]
     if axis is None or len(shapes) < 2 or any(shape is None or 0 in shape for shape in shapes):
         return None
-    return int(axis) % len(graph.shapes[op.node, 0])
+    return int(axis) % len(graph.shapes[op.out])
 
 
 def _axis_slot(op: Op) -> int:
@@ -117,7 +117,7 @@ class _Finder:
         """Lays out everything that a Concat joins."""
         axis = self.axes[last.node]
         layout = _Layout(axis)
-        waiting = [(last, 0, self.graph.shapes[last.node, 0][axis])]
+        waiting = [(last, 0, self.graph.shapes[last.out][axis])]
         taken = {*self.taken, last.node}
         while waiting:
             join, start, size = waiting.pop()
@@ -150,9 +150,8 @@ class _Finder:
         """The value behind which a buffer's memory is taken: whatever writes there needs it anyway, so that no stream waits for another.
         Where there is none, an input; None where there is none either."""
         number = self.dominators.of(*(key[0] for key in layout.made))
-        while (
-            number is not None and self.graph.ops[number].op not in _MAKES
-        ):  # others may become part of a larger kernel
+        # Other ops may become part of a larger kernel.
+        while number is not None and self.graph.ops[number].op not in _MAKES:
             number = self.dominators.of(number)
         return next(iter(self.graph.feeds.values()), None) if number is None else (number, 0)
 
@@ -160,9 +159,8 @@ class _Finder:
 def _write(graph: OpGraph, layout: _Layout, anchor: Key) -> None:
     """Puts the buffer into the graph, lets everything write into it and makes views of the Concats."""
     last, axis = layout.joined[0][0], layout.axis
-    shape, dtype = graph.shapes[last.node, 0], graph.dtypes[last.node, 0]
-    buffer = (graph.add(BUFFER, last, {"shape": shape, "T": dtype}, [anchor], shape).node, 0)
-    graph.dtypes[buffer] = dtype
+    shape, dtype = graph.shapes[last.out], graph.dtypes[last.out]
+    buffer = graph.add(BUFFER, last, {"shape": shape, "T": dtype}, [anchor], shape, dtype).out
     places = dict(layout.made)
     for key, (start, size) in layout.made.items():
         maker = graph.ops[key[0]]
@@ -170,9 +168,7 @@ def _write(graph: OpGraph, layout: _Layout, anchor: Key) -> None:
         maker.inputs = [*maker.inputs, buffer]
     for key, start, size in layout.copied:
         attrs = {INTO: (Part(0, axis, start, size),)}
-        copy = (graph.add("_Copy", last, attrs, [key, buffer], graph.shape(key) or ()).node, 0)
-        graph.dtypes[copy] = dtype
-        places[copy] = start, size
+        places[graph.add("_Copy", last, attrs, [key, buffer], graph.shape(key), dtype).out] = start, size
     for join, start, size in layout.joined:
         inside = [key for key, (first, _) in places.items() if start <= first < start + size]
         join.op, join.attrs, join.inputs = JOINED, {PART: Part(0, axis, start, size)}, [buffer, *inside]

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape
 from msplit.engines.cuda.ops.nn import EPSILON
 from msplit.engines.cuda.passes.pattern import (
     FLOATS,
     Readers,
     become_reshape,
+    channel_axis,
     channels_last,
     other_input,
     per_channel,
@@ -29,6 +30,9 @@ from msplit.opset.traits import ADD, BATCH_NORMS, BIASES, CONVOLUTIONS, RESHAPES
 _HEADS = CONVOLUTIONS | {"MatMul"}
 _DIVISIONS = ops_with("divide")
 Doubles = NDArray[np.float64]
+
+Step = tuple[Doubles | float, Doubles | float]
+"""A scale and an offset that an op applies, per channel or for all."""
 
 
 @dataclass
@@ -56,14 +60,12 @@ def fold_affine(graph: OpGraph) -> bool:
     readers = Readers(graph)
     for head in list(graph.ops.values()):
         weights = graph.constants.get(head.inputs[1]) if head.op in _HEADS else None
-        shape = graph.shapes.get((head.node, 0))
+        shape = graph.shapes.get(head.out)
         if weights is None or shape is None or weights.dtype.name not in FLOATS or not weights.size:
             continue
-        scaled = _take_scale(graph, readers, head, weights)
-        changed |= scaled is not weights
-        weights = scaled
-        channels = shape[-1] if head.op == "MatMul" or channels_last(head) else shape[1]
-        chain = _follow(graph, readers, head, channels)
+        given, weights = weights, _take_scale(graph, readers, head, weights)
+        changed |= weights is not given
+        chain = _follow(graph, readers, head, shape[channel_axis(head, len(shape))])
         changed |= chain.absorbed > 0 and _commit(graph, head, weights, chain)
     return changed
 
@@ -72,14 +74,14 @@ def _take_scale(graph: OpGraph, readers: Readers, head: Op, weights: NDArray[Any
     """Takes what only scales a head's data, and is read by nothing else, into its weights: the new ones, or those given."""
     key, axis = head.inputs[0], -1 if head.attrs.get("transpose_b") else -2
     shape = graph.shapes.get(key, ())
-    along = len(shape) - 1 if head.op == "MatMul" or channels_last(head) else 1
+    along = channel_axis(head, len(shape))
     if head.attrs.get("transpose_a") or weights.dtype.itemsize < 4 or shape[along:][:1] != weights.shape[axis:][:1]:
         return weights
     scale, offset = np.ones(shape[along]), np.zeros(shape[along])
     ops: list[Op] = []
     taken, data, factors = 0, key, scale
-    while (op := graph.ops.get(key[0])) is not None and readers.only(key) is not None:
-        found = _step_in_front(graph, readers, head, op, shape, along)
+    while (op := readers.maker(key)) is not None:
+        found = step_in_front(graph, readers, head, op, shape, along)
         if found is None:
             break
         key, (by, more) = found
@@ -95,36 +97,33 @@ def _take_scale(graph: OpGraph, readers: Readers, head: Op, weights: NDArray[Any
         return weights
     head.inputs = [data, graph.constant(scaled), *head.inputs[2:]]
     head.source_nodes = [*head.source_nodes, *(node for op in ops[:taken] for node in op.source_nodes)]
-    for op in ops[:taken]:
-        del graph.ops[op.node]
+    graph.drop(ops[:taken])
     return scaled
 
 
-def _step_in_front(
-    graph: OpGraph, readers: Readers, head: Op, op: Op, shape: tuple[int, ...], along: int
-) -> tuple[Key, tuple[Doubles | float, Doubles | float]] | None:
+def step_in_front(
+    graph: OpGraph, readers: Readers, head: Op, op: Op, shape: Shape, along: int
+) -> tuple[Key, Step] | None:
     """The value that an op in front of a head reads, and the scale and offset that it applies to it; None if it does anything else."""
     for data in op.inputs[:2]:
-        if data not in graph.constants and graph.shapes.get(data) == shape and op.inputs.count(data) == 1:
-            step = affine(graph, readers, head, op, data, shape, (along,))
-            if step is not None:
-                return data, step
+        alone = data not in graph.constants and graph.shapes.get(data) == shape and op.inputs.count(data) == 1
+        step = _affine(graph, readers, head, op, data, shape, (along,)) if alone else None
+        if step is not None:
+            return data, step
     return None
 
 
 def _follow(graph: OpGraph, readers: Readers, head: Op, channels: int) -> _Chain:
     """The longest chain of ops behind a head that only scale and shift its channels."""
     chain = _Chain(np.ones(channels), np.zeros(channels))
-    last = head.op == "MatMul" or channels_last(head)
-    key = (head.node, 0)
-    shape = graph.shapes[key]
-    axes: tuple[int, ...] = (len(shape) - 1,) if last else (1,)
-    reshaped = False
+    key, shape = head.out, graph.shapes[head.out]
+    axes: tuple[int, ...] = (channel_axis(head, len(shape)),)
+    last, reshaped = axes[0] == len(shape) - 1, False
     while True:
         op = readers.only(key)
-        if op is None or (op.node, 0) not in graph.shapes or (op.inputs[0] != key and other_input(op, key) is None):
+        if op is None or op.out not in graph.shapes or (op.inputs[0] != key and other_input(op, key) is None):
             return chain
-        result = graph.shapes[op.node, 0]
+        result = graph.shapes[op.out]
         if op.op in RESHAPES and op.inputs[0] == key and last:
             suffix = trailing(result, channels)
             if suffix is None:
@@ -132,7 +131,7 @@ def _follow(graph: OpGraph, readers: Readers, head: Op, channels: int) -> _Chain
             axes = tuple(range(len(result) - len(suffix), len(result)))
             reshaped = True
         else:
-            step = affine(graph, readers, head, op, key, shape, axes) if result == shape else None
+            step = _affine(graph, readers, head, op, key, shape, axes) if result == shape else None
             if step is None:
                 return chain
             with np.errstate(all="ignore"):
@@ -142,12 +141,12 @@ def _follow(graph: OpGraph, readers: Readers, head: Op, channels: int) -> _Chain
             chain.scale, chain.offset = scale, offset
             chain.absorbed, chain.reshaped = len(chain.ops) + 1, reshaped
         chain.ops.append(op)
-        key, shape = (op.node, 0), result
+        key, shape = op.out, result
 
 
-def affine(
-    graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key, shape: tuple[int, ...], axes: tuple[int, ...]
-) -> tuple[Doubles | float, Doubles | float] | None:
+def _affine(
+    graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key, shape: Shape, axes: tuple[int, ...]
+) -> Step | None:
     """Scale and offset that an op applies to its input `key`, or None if it does anything else."""
     if op.op in BATCH_NORMS:
         return _batch_norm(graph, readers, head, op, key)
@@ -180,7 +179,7 @@ def affine(
 
 
 def _batch_norm(graph: OpGraph, readers: Readers, head: Op, op: Op, key: Key) -> tuple[Doubles, Doubles] | None:
-    """With s = gamma / sqrt(variance + epsilon): (y - mean) s + beta = y s + (beta - mean s)."""
+    """Scale and offset of a normalization. With s = gamma / sqrt(variance + epsilon): (y - mean) s + beta = y s + (beta - mean s)."""
     if op.attrs.get("is_training", True) or op.inputs[0] != key or channels_last(op) != channels_last(head):
         return None
     if head.op == "MatMul" or not all(parameter in graph.constants for parameter in op.inputs[1:5]):
@@ -206,8 +205,7 @@ def _commit(graph: OpGraph, head: Op, weights: NDArray[Any], chain: _Chain) -> b
     if (chain.scale != 1).any():
         head.inputs[1] = graph.constant(scaled)
     source_nodes = [node for op in absorbed for node in op.source_nodes]
-    for op in absorbed[:-1]:
-        del graph.ops[op.node]
+    graph.drop(absorbed[:-1])
     adds = bool((chain.offset != 0).any())
     if not adds:
         head.source_nodes = [*head.source_nodes, *source_nodes]
@@ -215,18 +213,18 @@ def _commit(graph: OpGraph, head: Op, weights: NDArray[Any], chain: _Chain) -> b
         _bias(last, head, graph.constant(offset))
         last.source_nodes = source_nodes
         return True
-    key = (head.node, 0)
+    key = head.out
     if adds:
         bias = graph.add("BiasAdd", last, {}, [], graph.shapes[key])
         _bias(bias, head, graph.constant(offset))
         bias.source_nodes = source_nodes
-        key = (bias.node, 0)
+        key = bias.out
     become_reshape(graph, last, key)
     return True
 
 
 def _bias(op: Op, head: Op, bias: Key) -> None:
-    op.op, op.inputs = "BiasAdd", [(head.node, 0), bias]
+    op.op, op.inputs = "BiasAdd", [head.out, bias]
     last = head.op == "MatMul" or channels_last(head)
     op.attrs = {"T": head.attrs.get("T"), "data_format": "NHWC" if last else "NCHW"}
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.passes.pattern import Readers, become_reshape, channels_last, inserted_axis
+from msplit.engines.cuda.passes.pattern import Readers, become_reshape, channels_last, inserted_axis, offered, with_axis
 from msplit.opset.traits import IMAGE_CONVOLUTIONS, PADS, RESHAPES
 
 _RANK = 4
@@ -29,37 +29,38 @@ def fold_padding(graph: OpGraph) -> bool:
     for pad in list(graph.ops.values()):
         if pad.op not in PADS:
             continue
-        key = (pad.node, 0)
+        key = pad.out
         view = reader if (reader := readers.only(key)) is not None and reader.op in RESHAPES else None
-        last = key if view is None else (view.node, 0)
+        last = key if view is None else view.out
         takers = [graph.ops[number] for number in readers.of.get(last, ())]
         if not takers or {key, last} & readers.fetched:
             continue
         axis = None if view is None else _added_axis(graph, pad, view, takers[0])
-        pairs = [
-            None if view is not None and axis is None else _zeros_around(graph, pad, taker, last, axis)
-            for taker in takers
-        ]
+        adds = view is None or axis is not None
+        pairs = [_zeros_around(graph, pad, taker, last, axis) if adds else None for taker in takers]
         if None in pairs:
             continue
         for taker, around in zip(takers, pairs, strict=True):
-            taker.attrs = {**taker.attrs, "padding": "EXPLICIT", "explicit_paddings": around}
+            taker.attrs = {**taker.attrs, **_explicit(around or ())}
             taker.source_nodes = [*taker.source_nodes, *pad.source_nodes]
         if view is None or axis is None:
             names[key] = pad.inputs[0]
         else:
-            narrow = graph.shapes[pad.inputs[0]]
-            wide = (*narrow[:axis], 1, *narrow[axis:])
+            graph.shapes[view.out] = wide = with_axis(graph.shapes[pad.inputs[0]], axis)
             view.op, view.attrs, view.inputs = "Reshape", {}, [pad.inputs[0], graph.sizes(wide)]
-            graph.shapes[view.node, 0] = wide
         del graph.ops[pad.node]
     graph.rename(names)
     return len(graph.ops) < before
 
 
+def _explicit(around: tuple[int, ...]) -> dict[str, Any]:
+    """Attributes of padding before and behind each axis."""
+    return {"padding": "EXPLICIT", "explicit_paddings": around}
+
+
 def _added_axis(graph: OpGraph, pad: Op, view: Op, convolution: Op) -> int | None:
-    """The axis that a view adds to padded sequences for a convolution of images."""
-    padded, wide = (graph.shapes.get((op.node, 0)) for op in (pad, view))
+    """The axis that a view adds to sequences, such as padded ones, for a convolution of images."""
+    padded, wide = (graph.shapes.get(op.out) for op in (pad, view))
     kernel = graph.shape(convolution.inputs[1])
     if padded is None or wide is None or kernel is None or pad.inputs[0] not in graph.shapes:
         return None
@@ -108,16 +109,18 @@ def _keeps_maximum(graph: OpGraph, pad: Op, pool: Op, paddings: NDArray[Any]) ->
 
 
 _PLAIN = (1, 1, 1, 1)
+_BETWEEN = RESHAPES | IMAGE_CONVOLUTIONS | {"BatchToSpaceND"}
 
 
 def fold_dilation(graph: OpGraph) -> bool:
     """Lets such convolutions skip pixels by themselves."""
-    readers = Readers(graph)
-    names: dict[Key, Key] = {}
-    changed = False
-    for split in list(graph.ops.values()):
+    readers, names = Readers(graph), dict[Key, Key]()
+
+    def fold(split: Op) -> bool:
         found = _follow(graph, readers, split) if split.op == "SpaceToBatchND" else None
-        changed |= found is not None and _respell(graph, *found, names)
+        return found is not None and _respell(graph, *found, names)
+
+    changed = offered(graph, fold)
     graph.rename(names)
     return changed
 
@@ -130,34 +133,22 @@ def _follow(graph: OpGraph, readers: Readers, split: Op) -> tuple[list[Op], int 
     """
     chain = [split]
     while len(chain) < 5 and chain[-1].op != "BatchToSpaceND":
-        key = (chain[-1].node, 0)
-        reader = readers.only(key)
-        if (
-            reader is None
-            or reader.inputs[0] != key
-            or reader.op not in (*RESHAPES, *IMAGE_CONVOLUTIONS, "BatchToSpaceND")
-        ):
+        reader = readers.only(chain[-1].out)
+        if reader is None or reader.inputs[0] != chain[-1].out or reader.op not in _BETWEEN:
             return None
         chain.append(reader)
-    convolution = chain[len(chain) // 2]
-    if (
-        chain[-1].op != "BatchToSpaceND"
-        or len(chain) not in (3, 5)
-        or [op for op in chain if op.op in IMAGE_CONVOLUTIONS] != [convolution]
-    ):
+    # A convolution alone between the two, or with a view before it and one behind.
+    convolution, convolutions = chain[len(chain) // 2], [op for op in chain if op.op in IMAGE_CONVOLUTIONS]
+    if chain[-1].op != "BatchToSpaceND" or len(chain) not in (3, 5) or convolutions != [convolution]:
         return None
     plain = all(tuple(convolution.attrs.get(name, _PLAIN)) == _PLAIN for name in ("strides", "dilations"))
     if not plain or convolution.attrs.get("padding") != "VALID" or not channels_last(convolution):
         return None
     if len(chain) == 3:
         return chain, None
-    before, after = (graph.shapes.get((op.node, 0)) for op in (split, chain[1]))
-    result, narrow = (graph.shapes.get((op.node, 0)) for op in (convolution, chain[3]))
-    kernel = graph.shape(convolution.inputs[1])
-    if before is None or after is None or result is None or kernel is None:
-        return None
-    axis = inserted_axis(before, after, kernel)
-    if axis is None or narrow != result[:axis] + result[axis + 1 :]:
+    result, narrow = (graph.shapes.get(op.out) for op in (convolution, chain[3]))
+    axis = _added_axis(graph, split, chain[1], convolution)
+    if result is None or axis is None or narrow != result[:axis] + result[axis + 1 :]:
         return None
     return chain, axis
 
@@ -168,43 +159,37 @@ def _respell(graph: OpGraph, chain: list[Op], axis: int | None, names: dict[Key,
     views = [op for op in chain[1:-1] if op is not convolution]
     blocks = [graph.constants.get(op.inputs[1]) for op in (split, join)]
     pads, crops = (graph.constants.get(op.inputs[2]) for op in (split, join))
-    data, whole = graph.shape(split.inputs[0]), graph.shapes.get((join.node, 0))
+    data, whole = graph.shape(split.inputs[0]), graph.shapes.get(join.out)
     kernel = graph.shape(convolution.inputs[1])
     if blocks[0] is None or blocks[1] is None or pads is None or crops is None:
         return False
     if data is None or whole is None or kernel is None or not np.array_equal(blocks[0], blocks[1]):
         return False
-    around = np.asarray(pads, np.int64) - np.asarray(crops, np.int64)
-    if (around < 0).any() or len(data) != _RANK - (axis is not None) or len(blocks[0]) > len(data) - 2:
+    # Zeros that were put around and are not cut off again stay, as padding.
+    left = np.asarray(pads, np.int64) - np.asarray(crops, np.int64)
+    if (left < 0).any() or len(data) != _RANK - (axis is not None) or len(blocks[0]) > len(data) - 2:
         return False
     steps, sides = [1] * _RANK, [(0, 0)] * _RANK
     axes = [one for one in (1, 2) if one != axis]
-    for place, step, pair in zip(axes, blocks[0].tolist(), around.tolist(), strict=False):
+    for place, step, pair in zip(axes, blocks[0].tolist(), left.tolist(), strict=False):
         steps[place], sides[place] = int(step), (int(pair[0]), int(pair[1]))
-    wide, result = (
-        shape if axis is None else (*shape[:axis], 1, *shape[axis:]) for shape in (tuple(data), tuple(whole))
-    )
-    if any(
-        result[place] != wide[place] + sum(sides[place]) - steps[place] * (kernel[place - 1] - 1) for place in (1, 2)
-    ):
+    wide, result = with_axis(data, axis), with_axis(whole, axis)
+    # What the convolution alone gives, with gaps of these steps, must be as large as what is left of all.
+    sizes = [wide[place] + sum(sides[place]) - steps[place] * (kernel[place - 1] - 1) for place in (1, 2)]
+    if list(result[1:3]) != sizes:
         return False
-    convolution.attrs = {
-        **convolution.attrs,
-        "dilations": tuple(steps),
-        "padding": "EXPLICIT",
-        "explicit_paddings": tuple(size for pair in sides for size in pair),
-    }
+    around = tuple(size for pair in sides for size in pair)
+    convolution.attrs = {**convolution.attrs, "dilations": tuple(steps), **_explicit(around)}
+    # The convolution reads the data itself, through the view where there is an axis to add.
     convolution.source_nodes = [node for op in (convolution, split, join, *views) for node in op.source_nodes]
-    graph.shapes[convolution.node, 0] = result
+    graph.shapes[convolution.out] = result
     if axis is None:
         convolution.inputs = [split.inputs[0], *convolution.inputs[1:]]
-        names[join.node, 0] = (convolution.node, 0)
-        del graph.ops[join.node]
+        names[join.out] = convolution.out
+        graph.drop([split, join])
     else:
         view = graph.add("Reshape", convolution, {}, [split.inputs[0], graph.sizes(wide)], wide)
-        convolution.inputs = [(view.node, 0), *convolution.inputs[1:]]
-        become_reshape(graph, join, (convolution.node, 0))
-        for one in views:
-            del graph.ops[one.node]
-    del graph.ops[split.node]
+        convolution.inputs = [view.out, *convolution.inputs[1:]]
+        become_reshape(graph, join, convolution.out)
+        graph.drop([split, *views])
     return True

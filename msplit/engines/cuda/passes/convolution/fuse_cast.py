@@ -66,14 +66,8 @@ def find_casts(graph: OpGraph) -> list[Candidate]:
 
 def _candidate(graph: OpGraph, readers: Readers, convolution: Op) -> Candidate | None:
     data, weights = convolution.inputs[:2]
-    cast, filter, shape = graph.ops.get(data[0]), graph.constants.get(weights), graph.shapes.get(data)
-    if (
-        cast is None
-        or cast.op != "Cast"
-        or readers.only(data) is None
-        or filter is None
-        or not channels_last(convolution)
-    ):
+    cast, filter, shape = readers.maker(data), graph.constants.get(weights), graph.shapes.get(data)
+    if cast is None or cast.op != "Cast" or filter is None or not channels_last(convolution):
         return None
     if shape is None or len(shape) != _RANK or 0 in shape or not shape[-1] == filter.shape[2] < few_channels.MANY:
         return None
@@ -83,13 +77,8 @@ def _candidate(graph: OpGraph, readers: Readers, convolution: Op) -> Candidate |
     types = str(attrs.get("SrcT")), str(attrs.get("DstT"))
     known = graph.dtypes.get(source, types[0]) == types[0] and torch_dtype(types[0]) in few_channels.CONVERTED
     maker = graph.ops.get(source[0])
-    if (
-        not known
-        or types[1] != filter.dtype.name
-        or (maker is not None and role(graph, maker, graph.dtypes) is not None)
-    ):
-        return None
-    return Candidate(convolution, cast, shape)
+    shares = maker is not None and role(graph, maker, graph.dtypes) is not None
+    return None if shares or not known or types[1] != filter.dtype.name else Candidate(convolution, cast, shape)
 
 
 def _fuse(graph: OpGraph, found: Candidate, tiles: Tiles | None) -> None:

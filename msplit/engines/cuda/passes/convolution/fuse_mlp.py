@@ -25,7 +25,7 @@ from msplit.engines.cuda.ops.fused import CLASSIFIER, CLASSIFIER_SOFTMAX, MLP, M
 from msplit.engines.cuda.passes.canonical.fuse_epilogue import activation_behind, reshapes_behind
 from msplit.engines.cuda.passes.convolution.fuse_prologue import InFront, in_front
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
-from msplit.engines.cuda.passes.pattern import Readers, become_reshape
+from msplit.engines.cuda.passes.pattern import Readers, become_reshape, bias_and_activation
 from msplit.opset.traits import RESHAPES
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -49,7 +49,7 @@ class DenseLayer:
     @property
     def result(self) -> Key:
         """The layer's result."""
-        return self.absorbed[-1].node, 0
+        return self.absorbed[-1].out
 
     @property
     def weights(self) -> Key:
@@ -97,17 +97,14 @@ class Candidate:
         attrs[MLP_BIASED] = tuple(bool(layer.bias) for layer in self.layers)
         if len(self.layers) == 1:
             attrs[CLASSIFIER_SOFTMAX] = self.softmax is not None
-        last = self.softmax or self.layers[-1].product
-        attrs |= {RESULT: last.attrs[RESULT]} if RESULT in last.attrs else {}
+        gives = (self.softmax or self.layers[-1].product).attrs.get(RESULT)
+        attrs |= {} if gives is None else {RESULT: gives}
         attrs |= {} if self.prologue is None else {PROLOGUE: self.prologue.steps}
-        inputs = [
-            self.data,
-            *(layer.weights for layer in self.layers),
-            *(key for one in self.layers for key in one.bias),
-        ]
+        weights, biases = [layer.weights for layer in self.layers], [key for layer in self.layers for key in layer.bias]
         source_nodes = [node for op in self.absorbed for node in op.source_nodes]
         kind = CLASSIFIER if len(self.layers) == 1 else MLP
-        return Op(self.absorbed[-1].node, self.absorbed[0].name, kind, attrs, inputs, source_nodes)
+        first, last = self.absorbed[0], self.absorbed[-1]
+        return Op(last.node, first.name, kind, attrs, [self.data, *weights, *biases], source_nodes)
 
 
 def find_mlps(graph: OpGraph) -> list[Candidate]:
@@ -122,11 +119,10 @@ def find_mlps(graph: OpGraph) -> list[Candidate]:
 
 
 def _pair(graph: OpGraph, readers: Readers, first: DenseLayer) -> Candidate | None:
-    between = reshapes_behind(readers, first.result)
-    key = (between[-1].node, 0) if between else first.result
+    between, key = reshapes_behind(readers, first.result)
     op, reader = first.product, readers.only(key)
     second = None if reader is None or reader.inputs[0] != key else _layer(graph, readers, reader)
-    if reader is None or second is None or graph.shape(key) != graph.shape((op.node, 0)):
+    if reader is None or second is None or graph.shape(key) != graph.shape(op.out):
         return None
     data, before = _pooled(graph, readers, op.inputs[0], str(op.attrs["T"]))
     hidden, results = graph.constants[second.weights].shape
@@ -139,8 +135,7 @@ def _pair(graph: OpGraph, readers: Readers, first: DenseLayer) -> Candidate | No
 def _single(graph: OpGraph, readers: Readers, layer: DenseLayer) -> Candidate | None:
     dtype, results = str(layer.product.attrs["T"]), graph.constants[layer.weights].shape[1]
     data, before = _pooled(graph, readers, layer.product.inputs[0], dtype)
-    between = reshapes_behind(readers, layer.result)
-    key = (between[-1].node, 0) if between else layer.result
+    between, key = reshapes_behind(readers, layer.result)
     softmax = readers.only(key)
     alike = softmax is not None and softmax.op == "Softmax" and softmax.attrs.get("T") == dtype
     if not alike or (graph.shape(key) or ())[-1:] != (results,):
@@ -160,18 +155,15 @@ def _single(graph: OpGraph, readers: Readers, layer: DenseLayer) -> Candidate | 
 def _layer(graph: OpGraph, readers: Readers, op: Op) -> DenseLayer | None:
     if op.op.removeprefix("_Fused") != "MatMul" or op.attrs.get("T") not in _DTYPES:
         return None
-    steps = tuple(op.attrs.get("fused_ops", ()))
-    biased = steps[:1] == ("BiasAdd",)
-    activation = "".join(steps[biased:])
+    biased, activation = bias_and_activation(op)
     constant = all(key in graph.constants for key in op.inputs[1:])
     if not constant or len(op.inputs) != 2 + biased or activation not in NUMBERS:
         return None
     if op.attrs.get("transpose_a") or op.attrs.get("transpose_b"):
         return None
-    reshapes = reshapes_behind(readers, (op.node, 0))
-    last = reshapes[-1] if reshapes else op
+    reshapes, key = reshapes_behind(readers, op.out)
     follows = not activation and op.attrs.get(RESULT) in (None, op.attrs["T"])
-    name, ops = activation_behind(graph, readers, (last.node, 0)) if follows else (None, [])
+    name, ops = activation_behind(graph, readers, key) if follows else (None, [])
     if name is None or name not in NUMBERS:
         return DenseLayer(op, activation, (op,))
     return DenseLayer(op, name, (op, *reshapes, *ops))
@@ -181,7 +173,7 @@ def _pooled(graph: OpGraph, readers: Readers, rows: Key, dtype: str) -> tuple[Ke
     """Images whose mean rows are over height and width, with the ops in between; themselves and none where they are no such thing, or of
     another type."""
     key, absorbed = rows, list[Op]()
-    while (op := graph.ops.get(key[0])) is not None and readers.only(key) is not None:
+    while (op := readers.maker(key)) is not None:
         absorbed.insert(0, op)
         if op.op == "Mean":
             shape, axes = graph.shape(op.inputs[0]), graph.constants.get(op.inputs[1])
@@ -200,16 +192,15 @@ def _fuse(graph: OpGraph, found: Candidate, tiles: Tiles | None) -> None:
     *others, last = found.absorbed
     op = found.op(tiles)
     op.inputs += [graph.constant(one) for one in found.operands]
-    shape = graph.shapes[found.layers[-1].product.node, 0]
-    for one in others:
-        del graph.ops[one.node]
-    if graph.shapes[last.node, 0] == shape:
+    product = found.layers[-1].product
+    shape = graph.shapes[product.out]
+    graph.drop(others)
+    if graph.shapes[last.out] == shape:
         graph.ops[last.node] = op
         return
-    made = graph.add(op.op, op, op.attrs, op.inputs, shape)
-    graph.dtypes[made.node, 0] = str(op.attrs.get(RESULT, found.layers[-1].product.attrs["T"]))
+    made = graph.add(op.op, op, op.attrs, op.inputs, shape, str(op.attrs.get(RESULT, product.attrs["T"])))
     last.source_nodes = made.source_nodes = op.source_nodes
-    become_reshape(graph, last, (made.node, 0))
+    become_reshape(graph, last, made.out)
 
 
 def _find(graph: OpGraph) -> Iterator[Candidate]:

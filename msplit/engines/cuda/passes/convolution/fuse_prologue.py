@@ -20,12 +20,12 @@ import torch
 
 from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.ir.dtypes import to_torch
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, attrs_key
 from msplit.engines.cuda.ir.tf32 import ROUNDED
 from msplit.engines.cuda.ir.windows import PROLOGUE, PROLOGUE_STEPS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.passes.convolution.fold_affine import affine
+from msplit.engines.cuda.passes.convolution.fold_affine import step_in_front
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
 from msplit.engines.cuda.passes.pattern import Readers, channels_last
 from msplit.opset.traits import CONV2D
@@ -36,23 +36,32 @@ _FEWEST_CHANNELS = 16
 """With fewer, the kernel sums over several elements of the window at once, and dividing to find them costs more than a kernel saves."""
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A convolution that could have a prologue.
+class InFront(NamedTuple):
+    """Steps in front of an op that it could do to its data itself.
 
     Attributes:
-        convolution: As it is.
-        steps: What stands in front of it, in `PROLOGUE_STEPS`' order.
+        steps: Their names, in `PROLOGUE_STEPS`' order.
         absorbed: The ops of these steps.
         data: What they begin with.
         operands: Of the steps that have one: constants per channel, or a factor per image and channel.
     """
 
-    convolution: Op
     steps: tuple[str, ...]
     absorbed: tuple[Op, ...]
     data: Key
     operands: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A convolution as it is, and the steps in front of it that could be its prologue."""
+
+    convolution: Op
+    front: InFront
+
+    def fused(self, tiles: Tiles | None = None) -> Attrs:
+        """Attributes of the convolution with its prologue, with the tiles of its kernel if one was chosen."""
+        return {**self.convolution.attrs, PROLOGUE: self.front.steps, **({} if tiles is None else {TILES: tiles})}
 
 
 def find_prologues(graph: OpGraph) -> list[Candidate]:
@@ -62,32 +71,18 @@ def find_prologues(graph: OpGraph) -> list[Candidate]:
     return [one for one in found if one is not None]
 
 
-class InFront(NamedTuple):
-    """Steps in front of an op that it could do to its data itself; attributes as in `Candidate`."""
-
-    steps: tuple[str, ...]
-    absorbed: tuple[Op, ...]
-    data: Key
-    operands: tuple[Any, ...]
-
-
 def _candidate(graph: OpGraph, readers: Readers, convolution: Op) -> Candidate | None:
     shape, filter = graph.shapes.get(convolution.inputs[0]), graph.constants.get(convolution.inputs[1])
     if shape is None or filter is None or len(shape) != _RANK or not channels_last(convolution) or 0 in shape:
         return None
-    if (
-        shape[-1] != filter.shape[2]
-        or shape[-1] < _FEWEST_CHANNELS
-        or convolution.inputs.count(convolution.inputs[0]) > 1
-    ):
+    once = convolution.inputs.count(convolution.inputs[0]) == 1
+    if shape[-1] != filter.shape[2] or shape[-1] < _FEWEST_CHANNELS or not once:
         return None
     found = in_front(graph, readers, convolution, shape, filter.dtype)
-    return None if found is None else Candidate(convolution, *found)
+    return None if found is None else Candidate(convolution, found)
 
 
-def in_front(
-    graph: OpGraph, readers: Readers, reader: Op, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> InFront | None:
+def in_front(graph: OpGraph, readers: Readers, reader: Op, shape: Shape, dtype: np.dtype[Any]) -> InFront | None:
     """The ops that scale, shift and cut off the data of an op, NHWC, which alone reads them; None where there is nothing of it.
 
     Args:
@@ -96,10 +91,7 @@ def in_front(
         dtype: Which these must be of, as what they are made of.
     """
     key, walk = reader.inputs[0], _Walk(graph, readers, reader, shape)
-    while (op := graph.ops.get(key[0])) is not None and readers.only(key) is not None and not walk.over:
-        data = walk.take(op)
-        if data is None:
-            break
+    while not walk.over and (op := readers.maker(key)) is not None and (data := walk.take(op)) is not None:
         key = data
     operands, present = walk.operands(dtype), (walk.scales, walk.shifts, walk.relu)
     if not any(present) or operands is None or key in graph.constants or graph.dtypes.get(key) != dtype.name:
@@ -149,15 +141,12 @@ class _Walk:
         return data
 
     def _affine(self, op: Op) -> Key | None:
-        for data in op.inputs[:2]:
-            if data in self.graph.constants or self.graph.shapes.get(data) != self.shape or op.inputs.count(data) > 1:
-                continue
-            step = affine(self.graph, self.readers, self.convolution, op, data, self.shape, (_RANK - 1,))
-            if step is not None:
-                self.shift = self.shift + self.scale * step[1]
-                self.scale = self.scale * step[0]
-                return data
-        return None
+        found = step_in_front(self.graph, self.readers, self.convolution, op, self.shape, _RANK - 1)
+        if found is None:
+            return None
+        data, (scale, shift) = found
+        self.shift, self.scale = self.shift + self.scale * shift, self.scale * scale
+        return data
 
     def _factors(self, op: Op) -> Key | None:
         """A product with a value of one factor per image and channel. It comes first of all, and instead of constant factors."""
@@ -182,21 +171,19 @@ class _Walk:
 
 
 def _fuse(graph: OpGraph, found: Candidate, tiles: Tiles | None) -> None:
-    op = found.convolution
-    operands = [one if isinstance(one, tuple) else graph.constant(one) for one in found.operands]
-    op.op, op.inputs = OP, [found.data, *op.inputs[1:], *operands]
-    op.attrs = {**op.attrs, PROLOGUE: found.steps, **({} if tiles is None else {TILES: tiles})}
-    op.source_nodes = [*op.source_nodes, *(node for one in found.absorbed for node in one.source_nodes)]
-    for one in found.absorbed:
-        del graph.ops[one.node]
+    op, front = found.convolution, found.front
+    operands = [one if isinstance(one, tuple) else graph.constant(one) for one in front.operands]
+    op.op, op.attrs, op.inputs = OP, found.fused(tiles), [front.data, *op.inputs[1:], *operands]
+    op.source_nodes = [*op.source_nodes, *(node for one in front.absorbed for node in one.source_nodes)]
+    graph.drop(front.absorbed)
 
 
 def _key(graph: OpGraph, found: Candidate, device: torch.device) -> tuple[Any, ...]:
-    op = found.convolution
-    shapes = [graph.shape(key) for key in (found.data, *op.inputs[1:])]
-    own = tuple(isinstance(one, tuple) for one in found.operands)
+    op, front = found.convolution, found.front
+    shapes = [graph.shape(key) for key in (front.data, *op.inputs[1:])]
+    own = tuple(isinstance(one, tuple) for one in front.operands)
     rounded, dtype = bool(op.attrs.get(ROUNDED)), graph.constants[op.inputs[1]].dtype.name
-    return found.steps, own, op.op, attrs_key(op.attrs), rounded, dtype, *shapes
+    return front.steps, own, op.op, attrs_key(op.attrs), rounded, dtype, *shapes
 
 
 def _trial(graph: OpGraph, found: Candidate, device: torch.device) -> Trial[Tiles]:
@@ -204,9 +191,9 @@ def _trial(graph: OpGraph, found: Candidate, device: torch.device) -> Trial[Tile
     filter = FILTERS[op.op](to_torch(graph.constants[op.inputs[1]], device), True)
     data, *rest = (
         sample(graph, one, filter.dtype, device) if isinstance(one, tuple) else to_torch(one, device)
-        for one in (found.data, *op.inputs[2:], *found.operands)
+        for one in (found.front.data, *op.inputs[2:], *found.front.operands)
     )
-    fused = replace(op, op=OP, attrs={**op.attrs, PROLOGUE: found.steps})
+    fused = replace(op, op=OP, attrs=found.fused())
     # A kernel that only reads and writes the data stands for what is replaced, which can not be faster.
     return convolution_trial(op, fused, data, filter, rest, lambda data, _: torch.relu(data))
 
@@ -240,19 +227,12 @@ def convolution_trial(
     def apart(data: torch.Tensor, weights: torch.Tensor, *rest: torch.Tensor) -> Any:
         return convolution(prepare(data, weights), weights, *rest)
 
-    candidates = (
-        (
-            tiles,
-            Way(
-                lowered(replace(fused, attrs={**fused.attrs, TILES: tiles})),
-                data,
-                turned if tiles.turned else filter,
-                rest,
-            ),
-        )
-        for tiles in conv.candidates(data, filter, expected[0].numel() // max(results, 1), [results])
-    )
-    return Trial([Way(apart, data, weights, own)], candidates, expected)
+    def candidate(tiles: Tiles) -> tuple[Tiles, Way]:
+        run = lowered(replace(fused, attrs={**fused.attrs, TILES: tiles}))
+        return tiles, Way(run, data, turned if tiles.turned else filter, rest)
+
+    every = conv.candidates(data, filter, expected[0].numel() // max(results, 1), [results])
+    return Trial([Way(apart, data, weights, own)], map(candidate, every), expected)
 
 
 def constant_filter_gains(graph: OpGraph, found: Any) -> bool:

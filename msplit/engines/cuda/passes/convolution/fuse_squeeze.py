@@ -23,7 +23,7 @@ from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.fused import MLP, MLP_ACTIVATIONS, MLP_BIASED, SQUEEZE
 from msplit.engines.cuda.passes.convolution.fuse_mlp import find_mlps
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
-from msplit.engines.cuda.passes.pattern import channels_last
+from msplit.engines.cuda.passes.pattern import bias_and_activation, channels_last
 
 Pair = tuple[Op, Op]
 """A convolution and the layers behind it."""
@@ -37,18 +37,17 @@ def find_squeezes(graph: OpGraph, layers: Iterable[Op]) -> list[Pair]:
 
 def _takes(graph: OpGraph, convolution: Op, layers: Op) -> bool:
     """Returns whether our kernel does both: NHWC data, constant weights, a bias and an activation at most."""
-    steps = tuple(convolution.attrs.get("fused_ops", ()))
-    biased = steps[:1] == ("BiasAdd",)
+    biased, activation = bias_and_activation(convolution)
     return (
         RESULT not in layers.attrs
         and conv.is_depthwise(convolution)
         and channels_last(convolution)
-        and "".join(steps[biased:]) in NUMBERS
+        and activation in NUMBERS
         and len(convolution.inputs) == 2 + biased
         and all(key in graph.constants for key in convolution.inputs[1:])
         and graph.constants[convolution.inputs[1]].shape[3] == 1
-        and layers.inputs[0] == (convolution.node, 0)
-        and len(graph.shape((convolution.node, 0)) or ()) == 4  # and not a view of it
+        and layers.inputs[0] == convolution.out
+        and len(graph.shape(convolution.out) or ()) == 4  # and not a view of it
     )
 
 
@@ -60,13 +59,12 @@ def _squeezed(convolution: Op, layers: Op, tiles: Tiles | None) -> Op:
 
 def _fuse(graph: OpGraph, found: Pair, tiles: Tiles | None) -> None:
     convolution, layers = found
-    shape, squeezed = graph.shapes[layers.node, 0], _squeezed(convolution, layers, tiles)
+    squeezed, result = _squeezed(convolution, layers, tiles), (convolution.node, 1)
     convolution.op, convolution.attrs, convolution.inputs = squeezed.op, squeezed.attrs, squeezed.inputs
     convolution.source_nodes = [*convolution.source_nodes, *layers.source_nodes]
-    graph.shapes[convolution.node, 1] = shape
-    graph.dtypes[convolution.node, 1] = str(convolution.attrs["T"])
+    graph.describe(result, graph.shapes[layers.out], str(convolution.attrs["T"]))
     del graph.ops[layers.node]
-    graph.rename({(layers.node, 0): (convolution.node, 1)})
+    graph.rename({layers.out: result})
 
 
 def _key(graph: OpGraph, found: Pair, device: torch.device) -> tuple[Any, ...]:

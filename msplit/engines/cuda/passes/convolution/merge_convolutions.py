@@ -24,7 +24,7 @@ from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.tuner import CALLS, LANES, MARGIN, Tuner
 from msplit.engines.cuda.ir.dtypes import to_torch
-from msplit.engines.cuda.ir.graph import Key, Merge, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.graph import Merge, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.tf32 import ROUNDED
 from msplit.engines.cuda.ir.windows import SIBLINGS, TILES
 from msplit.engines.cuda.kernels.tiles import Tiles
@@ -39,7 +39,7 @@ MOST = 4
 """Convolutions that one step does."""
 
 EPILOGUES = ((), ("BiasAdd",), ("BiasAdd", "Relu"))
-"""What may follow each of them in the same step."""
+"""Steps that may follow each of them in the same kernel."""
 
 _WINDOW = ("strides", "padding", "explicit_paddings", "dilations", "T")
 
@@ -91,16 +91,12 @@ def _merge(graph: OpGraph, members: Sequence[Op], tiles: tuple[int, ...]) -> Non
     if len(first.inputs) > 2:
         inputs.append(graph.constant(np.concatenate([graph.constants[op.inputs[2]].reshape(-1) for op in members])))
     attrs = {**first.attrs, SIBLINGS: sizes, TILES: tiles}
-    source_nodes = [node for op in members for node in op.source_nodes]
-    number = graph.fresh()
-    names: dict[Key, Key] = {}
-    for port, op in enumerate(members):
-        names[op.node, 0] = number, port
-        graph.shapes[number, port] = graph.shapes[op.node, 0]
-        if (op.node, 0) in graph.dtypes:
-            graph.dtypes[number, port] = graph.dtypes[op.node, 0]
-        del graph.ops[op.node]
-    graph.ops[number] = Op(number, first.name, OP, attrs, inputs, source_nodes, len(members))
+    made = graph.add(OP, first, attrs, inputs)
+    made.source_nodes, made.batch = [node for op in members for node in op.source_nodes], len(members)
+    names = {op.out: (made.node, port) for port, op in enumerate(members)}
+    for old, new in names.items():
+        graph.describe(new, graph.shapes[old], graph.dtypes.get(old))
+    graph.drop(members)
     graph.rename(names)
     graph.merges.append(Merge(first.op, len(members), 0, launches=True))
     graph.forget_constants()
@@ -132,11 +128,8 @@ class Times:
 
     def wins(self) -> bool:
         """Returns whether one kernel is better, with streams and without."""
-        return (
-            self.merged < MARGIN * self.one_by_one
-            and self.merged <= self.beside + JOIN
-            and self.loaded < self.one_by_one_loaded / MARGIN
-        )
+        alone = self.merged < MARGIN * self.one_by_one and self.merged <= self.beside + JOIN
+        return alone and self.loaded < self.one_by_one_loaded / MARGIN
 
 
 def _times_of(value: JsonValue) -> Times:

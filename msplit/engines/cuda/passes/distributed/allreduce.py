@@ -21,7 +21,7 @@ from enum import Enum
 import numpy as np
 
 from msplit.engines.base import STEPS
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated, reached
 from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS, Optimizer
 from msplit.engines.cuda.ops.segment import IN_ORDER
 from msplit.engines.cuda.options import Shards
@@ -83,10 +83,7 @@ class _Walk:
 
     def outputs(self, op: Op) -> Iterator[Key]:
         """The values that an op makes."""
-        port = 0
-        while (op.node, port) in self.graph.dtypes or (op.node, port) in self.graph.shapes:
-            yield op.node, port
-            port += 1
+        return ((op.node, port) for port in range(self.graph.ports(op.node)))
 
     def visit(self, op: Op) -> None:
         """Finds out about what an op makes, from what it reads."""
@@ -100,19 +97,17 @@ class _Walk:
             self.kinds[op.node, 0] = Kind.LOCAL
         else:
             self._compute(op)
-        wave = max(
-            (self.waves.get(key, 0) + ((op.node, slot) in self.reads) for slot, key in enumerate(op.inputs)),
-            default=0,
-        )
-        longer = any(
-            key in self.longer or self.reads.get((op.node, slot), (key, False))[1] for slot, key in enumerate(op.inputs)
-        )
-        for key in self.outputs(op):
-            self.waves[key] = wave
-            if longer:
-                self.longer.add(key)
+        wave, longer = 0, False
+        for slot, key in enumerate(op.inputs):
+            gathered = self.reads.get((op.node, slot), (key, None))[1]
+            wave = max(wave, self.waves.get(key, 0) + (gathered is not None))
+            longer = longer or key in self.longer or bool(gathered)
+        self.waves |= dict.fromkeys(self.outputs(op), wave)
+        self.longer.update(self.outputs(op) if longer else ())
 
     def _compute(self, op: Op) -> None:
+        """Finds out of what kind the results of an op are that writes nothing, and has it read means where it is not linear in parts."""
+        # Of rows of sparse gradients something that is not linear is computed of those of all.
         kinds = [self.kind(key) for key in op.inputs]
         if set(kinds) == {Kind.LOCAL} and {*op.inputs} <= self.slices and op.op not in _LINEAR:  # as for their norm
             for slot in range(len(kinds)):
@@ -121,11 +116,13 @@ class _Walk:
         if op.op == _SUM and op.inputs[0] in self.longer and kinds[:2] == [Kind.SAME, Kind.LOCAL]:
             self.say(op, 1, gathered=True)
             return
+        # A part whose mean is there already is the same everywhere.
         for slot, key in enumerate(op.inputs):
             if kinds[slot] is Kind.PART and (key, False) in self.said:  # its mean is there already
                 self.say(op, slot)
                 kinds[slot] = Kind.SAME
         parts = [slot for slot, kind in enumerate(kinds) if kind is Kind.PART]
+        # Without rows: of what is the same everywhere comes the same, of parts, where the op is linear in them, a part.
         if Kind.LOCAL not in kinds:
             if not parts:
                 longer = any(key in self.longer for key in op.inputs)
@@ -139,6 +136,7 @@ class _Walk:
             parts = []
         for slot in parts:
             self.say(op, slot)
+        # A result of fixed size made of rows is a part where it may be a sum or a mean of theirs.
         if Kind.LOCAL not in kinds:
             self._are(op, Kind.SAME, Kind.LOCAL)
         elif self.resized is None or op.op in _PICKS or op.op == "Prod":
@@ -174,14 +172,14 @@ class _Walk:
                     continue  # they are of all processes already
                 scaled = slot == rows.gradient and self.is_number(key) and key not in self.graph.constants
                 self.say(op, slot, gathered=True, scaled=scaled and kind is not Kind.SAME)
-            elif kind is Kind.SAME:
                 continue
-            elif self.is_number(key) and (
-                slot == rows.gradient if rows is not None else op.op not in _CHANGES_ROWS and not self.resizes(key)
-            ):
+            if kind is Kind.SAME:
+                continue
+            of_rows = self.resizes(key) or op.op in _CHANGES_ROWS
+            if self.is_number(key) and (slot == rows.gradient if rows is not None else not of_rows):
                 self.say(op, slot)
             else:
-                what = "rows of the batch" if self.resizes(key) or op.op in _CHANGES_ROWS else "what is no mean"
+                what = "rows of the batch" if of_rows else "what is no mean"
                 raise EngineError(
                     f"{op.op}: a variable takes {what}, which each of {self.shards.count} processes has others of",
                     where=f"node {op.name}",
@@ -265,35 +263,34 @@ def _sum_again(graph: OpGraph, shards: Shards) -> frozenset[int]:
 
 def _slices(graph: OpGraph, again: frozenset[int]) -> frozenset[Key]:
     """The rows of sparse gradients, back to where they come from. Those of one process are as many times larger as the batch is."""
-    waiting = [op.inputs[ROW_OPTIMIZERS[op.op].gradient] for op in graph.ops.values() if op.op in ROW_OPTIMIZERS]
-    waiting += [graph.ops[graph.ops[number].inputs[0][0]].inputs[0] for number in again if graph.ops[number].op == _SUM]
-    return _linear_in(graph, waiting) | _squared(graph)
+    sums = [graph.ops[graph.ops[number].inputs[0][0]].inputs[0] for number in again if graph.ops[number].op == _SUM]
+    return _linear_in(graph, [*_gradients(graph), *sums]) | _squared(graph)
+
+
+def _gradients(graph: OpGraph) -> list[Key]:
+    """Gradients that rows of variables are updated by."""
+    return [op.inputs[ROW_OPTIMIZERS[op.op].gradient] for op in graph.ops.values() if op.op in ROW_OPTIMIZERS]
 
 
 def _squared(graph: OpGraph) -> frozenset[Key]:
     """Rows of sparse gradients of which a variable takes squares: one by one, as Keras' optimizers do, and not of their sums."""
-    taken = [op.inputs[ROW_OPTIMIZERS[op.op].gradient] for op in graph.ops.values() if op.op in ROW_OPTIMIZERS]
-    taken += [op.inputs[0] for op in graph.ops.values() if op.op == _SUM]
-    rows = _linear_in(graph, taken)
+    sums = [op.inputs[0] for op in graph.ops.values() if op.op == _SUM]
+    rows = _linear_in(graph, [*_gradients(graph), *sums])
     squares = [made for key in rows if (made := graph.ops.get(key[0])) is not None and made.op == "Square"]
     return frozenset(op.inputs[0] for op in squares if rows & _linear_in(graph, op.inputs))
 
 
 def _linear_in(graph: OpGraph, keys: Sequence[Key]) -> frozenset[Key]:
     """Values, and those that they are multiples of."""
-    waiting, found = [*keys], set[Key]()
-    while waiting:
-        key = waiting.pop()
-        made = graph.ops.get(key[0])
-        if key in found or made is None:
-            continue
-        found.add(key)
+
+    def behind(key: Key) -> list[Key]:
+        made = graph.ops[key[0]]
         scaled = [one for one in made.inputs if math.prod(graph.shape(one) or (1,)) != 1]
-        if len(scaled) == 1 and (made.op in _MULTIPLY or made.op == "Neg"):  # such as by the learning rate
-            waiting += scaled
-        elif made.op in _DIVIDE:
-            waiting.append(made.inputs[0])
-    return frozenset(found)
+        if len(scaled) != 1 or not (made.op in _MULTIPLY or made.op == "Neg"):  # such as by the learning rate
+            scaled = made.inputs[:1] if made.op in _DIVIDE else []
+        return [one for one in scaled if one[0] in graph.ops]
+
+    return frozenset(reached((key for key in keys if key[0] in graph.ops), behind))
 
 
 def _sums(op: Op, places: Key) -> bool:
@@ -303,9 +300,9 @@ def _sums(op: Op, places: Key) -> bool:
 def _like(graph: OpGraph, op: Op, name: str, inputs: list[Key]) -> Op:
     """An op that makes what another makes, of other inputs."""
     number = graph.fresh()
-    ports = range(graph.ports(op.node))
-    graph.shapes |= {(number, port): graph.shapes[op.node, port] for port in ports if (op.node, port) in graph.shapes}
-    graph.dtypes |= {(number, port): graph.dtypes[op.node, port] for port in ports}
+    for port in range(graph.ports(op.node)):
+        old = op.node, port
+        graph.describe((number, port), graph.shapes.get(old), graph.dtypes[old])
     return Op(number, op.name, name, dict(op.attrs), inputs, op.source_nodes[:1])
 
 
@@ -314,11 +311,7 @@ def _draw_apart(graph: OpGraph, walk: _Walk) -> None:
     drawn = [op for op in graph.ops.values() if op.op == _DRAWN and walk.kind((op.node, 0)) is Kind.LOCAL]
     if not drawn:
         return
-    steps, number = graph.feeds[STEPS], graph.fresh()
-    first = drawn[0]
-    graph.ops[number] = Op(
-        number, first.name, "_OwnSteps", {"ranks": walk.shards.count}, [steps], first.source_nodes[:1]
-    )
-    graph.shapes[number, 0], graph.dtypes[number, 0] = (), "int64"
+    steps = graph.feeds[STEPS]
+    own = graph.add("_OwnSteps", drawn[0], {"ranks": walk.shards.count}, [steps], (), "int64").out
     for op in drawn:
-        op.inputs = [(number, 0) if key == steps else key for key in op.inputs]
+        op.inputs = [own if key == steps else key for key in op.inputs]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, OpGraph, Shape
 
 BUCKET = 8 << 20
 """Bytes after which an all-reduce takes no more along: it begins while the rest is computed. Two H200 take 34 µs for 4 MB, 76 for 16."""
@@ -50,23 +50,20 @@ def insert(
     token: list[Key] = []
     readers = {what: number for (number, _), what in reversed(reads.items())}
     for bucket in _buckets(graph, every):
-        number, first = graph.fresh(), bucket[0]
+        first = bucket[0]
         near = graph.ops[first.key[0] if first.key[0] in graph.ops else readers[first.key, first.gathered]]
         attrs: dict[str, Any] = {"count": len(bucket)}
         if first.gathered:
             attrs |= {"ranks": ranks, "scaled": tuple(one.scaled for one in bucket)}
         name = "_AllGather" if first.gathered else "_AllReduce"
-        graph.ops[number] = Op(
-            number, near.name, name, attrs, [*(one.key for one in bucket), *token], near.source_nodes[:1]
-        )
+        number = graph.add(name, near, attrs, [*(one.key for one in bucket), *token]).node
         for port, one in enumerate(bucket):
-            shape = graph.shape(one.key)
-            assert shape is not None
-            graph.shapes[number, port] = (shape[0] * ranks, *shape[1:]) if one.gathered else shape
-            graph.dtypes[number, port] = _type(graph, one.key)
             made[one.key, one.gathered] = number, port
+            shape = _shape(graph, one.key)
+            gathered = (shape[0] * ranks, *shape[1:]) if one.gathered else shape
+            graph.describe((number, port), gathered, graph.dtype(one.key))
         token = [(number, len(bucket))]
-        graph.shapes[token[0]], graph.dtypes[token[0]] = (0,), "uint8"
+        graph.describe(token[0], (0,), "uint8")
     return made
 
 
@@ -77,9 +74,9 @@ def _buckets(graph: OpGraph, every: Iterable[Said]) -> list[list[Said]]:
         open_: dict[tuple[bool, str], list[Said]] = {}
         sizes: Counter[tuple[bool, str]] = Counter()
         for one in wave:
-            kind = one.gathered, "" if one.gathered else _type(graph, one.key)
+            kind = one.gathered, "" if one.gathered else str(graph.dtype(one.key))
             open_.setdefault(kind, []).append(one)
-            sizes[kind] += _bytes(graph, one.key)
+            sizes[kind] += math.prod(_shape(graph, one.key)) * (2 if "16" in str(graph.dtype(one.key)) else 4)
             if sizes[kind] >= BUCKET:
                 found.append(open_.pop(kind))
                 del sizes[kind]
@@ -87,11 +84,7 @@ def _buckets(graph: OpGraph, every: Iterable[Said]) -> list[list[Said]]:
     return found
 
 
-def _type(graph: OpGraph, key: Key) -> str:
-    return graph.constants[key].dtype.name if key in graph.constants else graph.dtypes[key]
-
-
-def _bytes(graph: OpGraph, key: Key) -> int:
+def _shape(graph: OpGraph, key: Key) -> Shape:
     shape = graph.shape(key)
-    assert shape is not None
-    return math.prod(shape) * (2 if "16" in _type(graph, key) else 4)
+    assert shape is not None  # what is exchanged is a number of the model's, or rows of it
+    return shape

@@ -65,16 +65,10 @@ def split_graph(graph: OpGraph, split: Split) -> bool:
         if key in graph.constants or home(key, gpu) == gpu:
             return key
         if (key, gpu) not in copies:
-            number = graph.fresh()
-            attrs = {"gpu": gpu, "device": split.devices[gpu], "T": graph.dtypes.get(key, "")}
-            source = graph.ops.get(key[0], like)
-            graph.ops[number] = Op(number, source.name, PEER_COPY, attrs, [key], [source.source_nodes[0]])
-            on[number] = gpu
-            if key in graph.shapes:
-                graph.shapes[number, 0] = graph.shapes[key]
-            if key in graph.dtypes:
-                graph.dtypes[number, 0] = graph.dtypes[key]
-            copies[key, gpu] = number, 0
+            shape, dtype, source = graph.shapes.get(key), graph.dtypes.get(key), graph.ops.get(key[0], like)
+            attrs = {"gpu": gpu, "device": split.devices[gpu], "T": dtype or ""}
+            copies[key, gpu] = graph.add(PEER_COPY, source, attrs, [key], shape, dtype).out
+            on[copies[key, gpu][0]] = gpu
         return copies[key, gpu]
 
     for number, op in list(graph.ops.items()):
@@ -101,8 +95,7 @@ def own_constants(graph: OpGraph) -> bool:
                 continue
             if (key, on[number]) not in made:
                 copy = made[key, on[number]] = graph.constant(graph.constants[key].view())
-                if key in graph.dtypes:
-                    graph.dtypes[copy] = graph.dtypes[key]
+                graph.describe(copy, None, graph.dtypes.get(key))
             op.inputs[slot] = made[key, on[number]]
     return bool(made)
 

@@ -19,9 +19,10 @@ from msplit.engines.cuda.ir.gpus import gpus_of
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding.index_chain import Chain
-from msplit.engines.cuda.passes.pattern import FLOATS, constant_slot, takes_rows
+from msplit.engines.cuda.passes.pattern import FLOATS, constant_slot, takes_rows, viewed
 from msplit.opset.traits import ADD, GATHERS, RESHAPES, ops_with, traits
 
+_SUMS = ADD | {"AddN"}
 _COMBINES = ops_with("combines")
 _VALUES = ("int32", "int64", "float32", "float64")
 _MOST_ROWS = 1 << 30
@@ -74,11 +75,11 @@ class _Part:
 
 def _renumbered(segment: Segment, numbers: Sequence[int]) -> Segment:
     """A segment whose inputs have these numbers now."""
-    terms = (
-        replace(term, source=numbers[term.source], table=numbers[term.table] if term.table >= 0 else -1)
-        for term in segment.terms
-    )
-    return replace(segment, terms=tuple(terms))
+
+    def moved(term: Term) -> Term:
+        return replace(term, source=numbers[term.source], table=numbers[term.table] if term.table >= 0 else -1)
+
+    return replace(segment, terms=tuple(map(moved, segment.terms)))
 
 
 def fuse_lookups(graph: OpGraph) -> bool:
@@ -122,26 +123,25 @@ def _emit(graph: OpGraph, wanted: list[tuple[Key, _Part]], dtype: str) -> dict[K
     outputs = tuple(shape if len(members) == 1 else (len(members), *shape) for shape, members in stacks.items())
     first = graph.ops[min(wanted[0][1].lookups)]
     spec = Columns(tuple(segments), outputs, dtype)
-    op = graph.add("_Columns", first, {"T": dtype, "columns": spec}, list(slots), outputs[0])
+    op = graph.add("_Columns", first, {"T": dtype, "columns": spec}, list(slots))
     op.source_nodes = list(nodes)
     where: dict[tuple[Segment, ...], Key] = {}
     for port, (shape, members) in enumerate(stacks.items()):
         made = (op.node, port)
-        graph.shapes[made], graph.dtypes[made] = outputs[port], dtype
+        graph.describe(made, outputs[port], dtype)
         parts = [made]
         if len(members) > 1:
-            attrs = {"T": dtype, "num": len(members), "axis": 0}
-            views = graph.add("Unpack", first, attrs, [made], shape).node
+            views = graph.add("Unpack", first, {"T": dtype, "num": len(members), "axis": 0}, [made]).node
             parts = [(views, place) for place in range(len(members))]
         for content, key in zip(members, parts, strict=True):
             where[content] = key
-            graph.shapes[key], graph.dtypes[key] = graph.shapes.get(key, shape), dtype
+            graph.describe(key, shape, dtype)
     names: dict[Key, Key] = {}
     for (key, part), content in zip(wanted, of, strict=True):
         names[key] = where[content]
         if part.shape != contents[content]:
             inputs = [where[content], graph.sizes(part.shape)]
-            names[key] = (graph.add("Reshape", first, {"T": dtype}, inputs, part.shape).node, 0)
+            names[key] = graph.add("Reshape", first, {"T": dtype}, inputs, part.shape).out
     return names
 
 
@@ -157,7 +157,6 @@ class _Parts:
         self.of: dict[Key, _Part] = {}
         self._stage: dict[int, int] = {}  # op -> lookups on the way to its result
         self._fed = frozenset(graph.feeds.values())
-        self._dtypes = {key: value.dtype.name for key, value in graph.constants.items()}
 
     def visit(self, op: Op) -> None:
         """Takes an op, all of whose inputs were visited."""
@@ -182,10 +181,12 @@ class _Parts:
         return found
 
     def _part(self, op: Op, stage: int) -> _Part | None:
+        """The part that an op's result is; None where it is none."""
         graph = self._graph
-        shape = graph.shapes.get((op.node, 0))
+        shape = graph.shapes.get(op.out)
         if shape is None or not math.prod(shape):
             return None
+        # What begins a part, then what changes one, then what lays several together.
         if op.op in GATHERS:
             return self._lookup(op, stage, shape)
         if op.op == "_Columns":
@@ -208,23 +209,20 @@ class _Parts:
             return self._beside(op.inputs, int(op.attrs.get("axis", 0)) % len(shape), shape, packed=True)
         if op.op == "AddN":
             self._split(op, shape)
-        if op.op == "AddN" or op.op in ADD:
-            return self._added(op.inputs, shape)
-        return None
+        return self._added(op.inputs, shape) if op.op in _SUMS else None
 
     def _split(self, op: Op, shape: tuple[int, ...]) -> None:
         """Lets a sum of lookups and of computed values add the lookups apart, so that they need not wait for the others."""
         graph = self._graph
-        computed = [key for key in op.inputs if key not in self.of and self._plain(key) not in self._fed]
+        computed = [key for key in op.inputs if key not in self.of and viewed(graph, key) not in self._fed]
         rest = [key for key in op.inputs if key not in computed]
         part = self._added(rest, shape) if computed and len(rest) >= _FEWEST else None
         if part is None:
             return
-        inner = graph.add("AddN", op, {"T": part.dtype, "N": len(rest)}, rest, shape)
-        graph.dtypes[inner.node, 0] = part.dtype
-        self.of[inner.node, 0] = part
+        inner = graph.add("AddN", op, {"T": part.dtype, "N": len(rest)}, rest, shape, part.dtype)
+        self.of[inner.out] = part
         self._stage[inner.node] = part.stage + 1
-        op.inputs = [(inner.node, 0), *computed]
+        op.inputs = [inner.out, *computed]
         op.attrs = {**op.attrs, "N": len(op.inputs)}
 
     def _lookup(self, op: Op, stage: int, shape: tuple[int, ...]) -> _Part | None:
@@ -232,7 +230,7 @@ class _Parts:
         key = op.inputs[0]
         # A variable is looked up in as it is when the step begins: what is written during it is there too late for the others.
         held = key in graph.constants or graph.variable(key) is not None
-        table, dtype, ids = graph.shape(key) if held else None, self._dtype(key), graph.shapes.get(op.inputs[1])
+        table, dtype, ids = graph.shape(key) if held else None, graph.dtype(key), graph.shapes.get(op.inputs[1])
         if not table or dtype not in FLOATS or ids is None:
             return None
         if not takes_rows(op, graph.constants.get) or not 0 < table[0] < _MOST_ROWS:
@@ -252,15 +250,12 @@ class _Parts:
     def _in_front(self, part: _Part, rows: int, width: int, per_row: int, combiner: str = "sum") -> _Part | None:
         """Takes what is in front of a lookup."""
         chain = Chain(self._graph, self._graph.ops[next(iter(part.lookups))].inputs[1], per_row)
-        if self._dtype(chain.key) not in _VALUES or self._graph.shapes.get(chain.key) is None:
+        if self._graph.dtype(chain.key) not in _VALUES or self._graph.shapes.get(chain.key) is None:
             return None
         terms = tuple(replace(term, source=0, table=1) for term in chain.terms)
         segment = Segment(0, 0, width, rows // per_row, width, terms, combiner)
         nodes = [*part.nodes, *chain.nodes]
         return replace(part, segments=[segment], inputs=[chain.key, part.inputs[1]], nodes=nodes)
-
-    def _dtype(self, key: Key) -> str | None:
-        return self._graph.dtypes.get(key) or self._dtypes.get(key)
 
     def _combined(self, op: Op, part: _Part, shape: tuple[int, ...]) -> _Part | None:
         """The sum or mean over the ids of a row."""
@@ -319,7 +314,7 @@ class _Parts:
                     return None
                 joined.take(self.of[key], [segment for segment in placed if segment is not None])
             elif size:
-                self._lay(joined, self._plain(key), lead, size, left, total)
+                self._lay(joined, viewed(self._graph, key), lead, size, left, total)
             left += size
         return joined if left == total or packed else None
 
@@ -348,7 +343,7 @@ class _Parts:
         whole = table.size == table.shape[-2] * table.shape[-1] == size and math.prod(shape) == lead * size
         if not whole or shape[-2:] != table.shape[-2:] or self._graph.shapes.get(values) != (*shape[:-1], 1):
             return None
-        return op, self._plain(values), rows
+        return op, viewed(self._graph, values), rows
 
     def _added(self, keys: list[Key], shape: tuple[int, ...]) -> _Part | None:
         """The sum of values of one shape."""
@@ -369,7 +364,7 @@ class _Parts:
                     return None
                 joined.take(part, part.segments)
             else:
-                joined.take_copied(self._plain(key), [replace(whole, terms=(Term(0, -1, step=width),))])
+                joined.take_copied(viewed(self._graph, key), [replace(whole, terms=(Term(0, -1, step=width),))])
         joined.segments = [replace(whole, terms=tuple(term for each in joined.segments for term in each.terms))]
         return joined
 
@@ -386,18 +381,11 @@ class _Parts:
                 if self.of[key].dtype != dtype:
                     return None
                 continue
-            copied += self._plain(key) not in self._fed
+            copied += viewed(self._graph, key) not in self._fed
             late = self._stage.get(key[0], 0) > stage
-            if late or key in self._graph.constants or self._dtype(key) != dtype or key not in self._graph.shapes:
+            if late or key in self._graph.constants or self._graph.dtype(key) != dtype or key not in self._graph.shapes:
                 return None
         return (stage, dtype) if copied <= _MOST_COPIED else None
-
-    def _plain(self, key: Key) -> Key:
-        """The value that a view shows."""
-        graph = self._graph
-        while (op := graph.ops.get(key[0])) is not None and op.op in RESHAPES and op.inputs[0] in graph.shapes:
-            key = op.inputs[0]
-        return key
 
     def _is_of(self, key: Key, stage: int) -> bool:
         return key in self.of and self.of[key].stage == stage

@@ -6,6 +6,7 @@ input of its op: where an op could wrap around its type's limits, the caller dro
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.graph import Key, Op
-from msplit.opset.traits import GATHERS, ops_with
+from msplit.opset.traits import ADD, GATHERS, SELECT, ops_with
 
 Range = tuple[int, int]
 
@@ -21,14 +22,11 @@ Range = tuple[int, int]
 class Facts(Protocol):
     """Facts about values."""
 
-    def array(self, key: Key) -> NDArray[Any] | None:
-        """The value itself, where it is the same in every run."""
-
     def range(self, key: Key) -> Range | None:
-        """Its interval."""
+        """Interval of a value."""
 
     def shape(self, key: Key) -> tuple[int, ...] | None:
-        """Its shape, where that is the same in every run."""
+        """Shape of a value, where that is the same in every run."""
 
 
 Rule = Callable[[Facts, Op], Range | None]
@@ -94,19 +92,19 @@ def _binary(rule: Callable[[Range, Range], Range | None]) -> Rule:
     return apply
 
 
-def _product(a: Range, b: Range) -> Range:
-    corners = [x * y for x in a for y in b]
-    return min(corners), max(corners)
-
-
 def _modulo(facts: Facts, op: Op) -> Range | None:
     divisor = facts.range(op.inputs[1])
     return (0, divisor[1] - 1) if divisor is not None and divisor[0] > 0 else None
 
 
-def _quotient(a: Range, b: Range) -> Range | None:
-    corners = [x // y for x in a for y in b] if b[0] > 0 else []
-    return (min(corners), max(corners)) if corners else None
+def _corners(combine: Callable[[int, int], int]) -> Callable[[Range, Range], Range]:
+    """A function that has its extremes where both operands have theirs."""
+
+    def apply(a: Range, b: Range) -> Range:
+        corners = [combine(x, y) for x in a for y in b]
+        return min(corners), max(corners)
+
+    return apply
 
 
 def _compare(always: Callable[[Range, Range], bool], never: Callable[[Range, Range], bool]) -> Rule:
@@ -130,14 +128,12 @@ def _bool(facts: Facts, key: Key) -> Range:
     return facts.range(key) or EITHER
 
 
-def _and(facts: Facts, op: Op) -> Range:
-    first, second = (_bool(facts, key) for key in op.inputs)
-    return first[0] & second[0], first[1] & second[1]
+def _logical(combine: Callable[[int, int], int]) -> Rule:
+    def apply(facts: Facts, op: Op) -> Range:
+        first, second = (_bool(facts, key) for key in op.inputs)
+        return combine(first[0], second[0]), combine(first[1], second[1])
 
-
-def _or(facts: Facts, op: Op) -> Range:
-    first, second = (_bool(facts, key) for key in op.inputs)
-    return first[0] | second[0], first[1] | second[1]
+    return apply
 
 
 def _not(facts: Facts, op: Op) -> Range:
@@ -196,30 +192,27 @@ def _all_of(facts: Facts, op: Op) -> Range:
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(ops_with("picks values"), lambda facts, op: facts.range(op.inputs[0])),
-    **dict.fromkeys(GATHERS, _rows),
-    "GatherNd": _rows,
+    **dict.fromkeys([*GATHERS, "GatherNd"], _rows),
     "Max": _some_of,
     "Min": _some_of,
     "Pack": lambda facts, op: _union(facts, op.inputs),
     "ConcatV2": lambda facts, op: _union(facts, op.inputs[:-1]),
     "Concat": lambda facts, op: _union(facts, op.inputs[1:]),
     "Fill": lambda facts, op: facts.range(op.inputs[1]),
-    "AddV2": _binary(lambda a, b: (a[0] + b[0], a[1] + b[1])),
-    "Add": _binary(lambda a, b: (a[0] + b[0], a[1] + b[1])),
-    "Sub": _binary(lambda a, b: (a[0] - b[1], a[1] - b[0])),
-    "Mul": _binary(_product),
+    **dict.fromkeys(ADD, _binary(_corners(operator.add))),
+    "Sub": _binary(_corners(operator.sub)),
+    "Mul": _binary(_corners(operator.mul)),
     "Neg": lambda facts, op: None if (x := facts.range(op.inputs[0])) is None else (-x[1], -x[0]),
     "Abs": _absolute,
     "FloorMod": _modulo,
-    "FloorDiv": _binary(_quotient),
+    "FloorDiv": _binary(lambda a, b: _corners(operator.floordiv)(a, b) if b[0] > 0 else None),
     "Minimum": _extreme(min),
     "Maximum": _extreme(max),
     "ClipByValue": _clip,
     "Bucketize": lambda facts, op: (0, len(op.attrs.get("boundaries", ()))),
     "ArgMax": _arg_extreme,
     "ArgMin": _arg_extreme,
-    "Select": _select,
-    "SelectV2": _select,
+    **dict.fromkeys(SELECT, _select),
     "ZerosLike": lambda facts, op: (0, 0),
     "OnesLike": lambda facts, op: (1, 1),
     "Where": lambda facts, op: (0, 2**62),
@@ -229,8 +222,8 @@ _RULES: dict[str, Rule] = {
     "Greater": _compare(lambda a, b: a[0] > b[1], lambda a, b: a[1] <= b[0]),
     "LessEqual": _compare(lambda a, b: a[1] <= b[0], lambda a, b: a[0] > b[1]),
     "Less": _compare(lambda a, b: a[1] < b[0], lambda a, b: a[0] >= b[1]),
-    "LogicalAnd": _and,
-    "LogicalOr": _or,
+    "LogicalAnd": _logical(min),
+    "LogicalOr": _logical(max),
     "LogicalNot": _not,
     "All": _all_of,
     "Any": _all_of,

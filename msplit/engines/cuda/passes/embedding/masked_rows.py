@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.ir.graph import Key, Op, known, require
 from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
 from msplit.engines.cuda.passes.embedding import masked_fill, masked_segments, masked_sizes
 from msplit.engines.cuda.passes.embedding.proof import (
@@ -54,27 +54,22 @@ def prove(facts: KnownValues, op: Op) -> Proof | None:
 
 def _where(facts: KnownValues, op: Op) -> Proof | None:
     condition = op.inputs[0]
-    shape = facts.shape(condition)
     inner = facts.kept.get(condition)
-    ops: list[Op] = []
     if inner is not None:
-        if facts.dtype(inner.dense) != "bool" or len(facts.shape(inner.dense) or ()) != 1:
-            return None
+        require(facts.dtype(inner.dense) == "bool" and len(facts.shape(inner.dense) or ()) == 1)
         narrowed = facts.masks.get((inner.mask, inner.dense))
         if narrowed is None:
-            ops.append(facts.new("LogicalAnd", op, [inner.mask.key, inner.dense], closes=True))
-            narrowed = _narrowed(facts, inner.mask, inner.dense, (ops[0].node, 0))
-            facts.masks[inner.mask, inner.dense] = narrowed
-        return facts.point(op, Positions(narrowed, inner.mask), *ops)
-    if not shape or 0 in shape or facts.dtype(condition) != "bool" or facts.array(condition) is not None:
-        return None
+            both = facts.new("LogicalAnd", op, [inner.mask.key, inner.dense], closes=True)
+            narrowed = facts.masks[inner.mask, inner.dense] = _narrowed(facts, inner.mask, inner.dense, both)
+        return facts.point(op, Positions(narrowed, inner.mask))
+    shape = known(facts.shape(condition))
+    require(shape and 0 not in shape and facts.dtype(condition) == "bool" and facts.array(condition) is None)
     grid = facts.constant(np.indices(shape).reshape(len(shape), -1).T.astype(np.int64))
     mask = facts.masks.get((None, condition))
     if mask is None:
-        ops.append(facts.reshape(op, condition, (-1,)))
-        mask = _narrowed(facts, Mask((ops[0].node, 0)), condition, (ops[0].node, 0))
-        facts.masks[None, condition] = mask
-    return facts.keep(op, grid, mask, *ops)
+        flat = facts.reshape(op, condition, (-1,))
+        mask = facts.masks[None, condition] = _narrowed(facts, Mask(flat), condition, flat)
+    return facts.keep(op, grid, mask)
 
 
 def _narrowed(facts: KnownValues, mask: Mask, condition: Key, key: Key) -> Mask:
@@ -110,28 +105,25 @@ def _elementwise(facts: KnownValues, op: Op) -> Proof | None:
     ranks = {len(facts.shape(item.dense) or ()) for item in kept}
     if not kept:
         return _of_positions(facts, op)
-    if len({item.mask for item in kept}) != 1 or len(ranks) != 1:
-        return None
+    require(len({item.mask for item in kept}) == 1 and len(ranks) == 1)
     rank = ranks.pop()
     # What has no more than one row is the same for all of them.
-    shapes = [facts.shape(key) for key in op.inputs if key not in facts.kept]
-    if any(shape is None or len(shape) > rank or (len(shape) == rank and shape[0] != 1) for shape in shapes):
-        return None
+    shapes = [known(facts.shape(key)) for key in op.inputs if key not in facts.kept]
+    require(all(len(shape) < rank or (len(shape) == rank and shape[:1] == (1,)) for shape in shapes))
     inputs = [facts.kept[key].dense if key in facts.kept else key for key in op.inputs]
     dense = facts.new(op.op, op, inputs, dict(op.attrs))
     absent = "any" if any(one.absent == "any" for one in kept) else _absent(facts, op, kept[0].absent)
-    return facts.keep(op, (dense.node, 0), kept[0].mask, dense, absent=absent)
+    return facts.keep(op, dense, kept[0].mask, absent=absent)
 
 
 def _of_positions(facts: KnownValues, op: Op) -> Proof | None:
     """Positions in another type, or with some position for none: of all else than positions nothing is known."""
-    found, zero = facts.positions.get(op.inputs[0]), op.op == "Maximum" and facts.is_zero(op.inputs[1])
-    if found is None or not (zero or (op.op == "Cast" and op.attrs.get("DstT") in ("int32", "int64"))):
-        return None
+    found, zero = known(facts.positions.get(op.inputs[0])), op.op == "Maximum" and facts.is_zero(op.inputs[1])
+    require(zero or (op.op == "Cast" and op.attrs.get("DstT") in ("int32", "int64")))
     if found.dense is None:
         return facts.point(op, found)
     dense = facts.new(op.op, op, [found.dense, *op.inputs[1:]], dict(op.attrs))
-    return facts.point(op, replace(found, dense=(dense.node, 0), absent=_absent(facts, op, found.absent)), dense)
+    return facts.point(op, replace(found, dense=dense, absent=_absent(facts, op, found.absent)))
 
 
 def _absent(facts: KnownValues, op: Op, number: Absent) -> Absent:
@@ -144,21 +136,19 @@ def _absent(facts: KnownValues, op: Op, number: Absent) -> Absent:
 
 def _row_by_row(facts: KnownValues, op: Op) -> Proof | None:
     """Ids that are sent to the parts of a table, or what was found there put together again."""
-    given = [facts.kept.get(key) or facts.positions.get(key) for key in op.inputs]
-    found = [one for one in given if one is not None]
-    if len(found) != len(given) or len({one.mask for one in found}) != 1:
-        return None
+    found = [facts.rows(key) for key in op.inputs]
+    require(len({one.mask for one in found}) == 1)
     dense = facts.new(op.op, op, [facts.all_of(one) for one in found], dict(op.attrs))
     if op.op == "_StitchPadded":
-        return facts.keep(op, (dense.node, 0), found[0].mask, dense)
+        return facts.keep(op, dense, found[0].mask)
     absent = -1 if len(found) > 2 and found[2].absent == -1 else None
     for port in range(int(op.attrs["num_partitions"])):
-        key = dense.node, port
+        key = dense[0], port
         if isinstance(found[0], Positions):
             facts.point(op, replace(found[0], dense=key, absent=absent), port=port)
         else:
             facts.keep(op, key, found[0].mask, port=port, absent=absent)
-    return Proof(ops=[dense])
+    return Proof()
 
 
 def _reshape(facts: KnownValues, op: Op) -> Proof | None:
@@ -168,28 +158,23 @@ def _reshape(facts: KnownValues, op: Op) -> Proof | None:
     if key in facts.flags:
         facts.flags[op.node, 0] = facts.flags[key]
         return None
-    sizes = facts.array(op.inputs[1]) if op.op == "Reshape" else None
-    if sizes is None or not sizes.size or sizes.reshape(-1)[0] != -1:
-        return None
+    sizes = known(facts.array(op.inputs[1]) if op.op == "Reshape" else None)
+    require(sizes.size and sizes.reshape(-1)[0] == -1)
     rest = tuple(int(size) for size in sizes.reshape(-1)[1:])
     if key in facts.positions and not rest:
         return facts.point(op, facts.positions[key])
-    kept = facts.kept.get(key)
-    shape = None if kept is None else facts.shape(kept.dense)
-    if kept is None or shape is None or int(np.prod(shape[1:])) != int(np.prod(rest)) or -1 in rest:
-        return None
+    kept = known(facts.kept.get(key))
+    shape = known(facts.shape(kept.dense))
+    require(int(np.prod(shape[1:])) == int(np.prod(rest)) and -1 not in rest)
     view = facts.reshape(op, kept.dense, (shape[0], *rest))
-    return facts.keep(op, (view.node, 0), kept.mask, view, absent=kept.absent)
+    return facts.keep(op, view, kept.mask, absent=kept.absent)
 
 
 def _tile(facts: KnownValues, op: Op) -> Proof | None:
     """A truth value per row, repeated along the row."""
-    flag = facts.flags.get(op.inputs[0])
-    if flag is None:
-        return None
-    before, times = facts.shape(op.inputs[0]), facts.array(op.inputs[1])
-    if before is None or times is None or not times.size == len(before) > 1 or times.reshape(-1)[0] != 1:
-        return None
+    flag = known(facts.flags.get(op.inputs[0]))
+    before, times = known(facts.shape(op.inputs[0])), known(facts.array(op.inputs[1]))
+    require(times.size == len(before) > 1 and times.reshape(-1)[0] == 1)
     if before[1:] == (1,) * (len(before) - 1):
         facts.flags[op.node, 0] = flag
     return None
@@ -197,56 +182,45 @@ def _tile(facts: KnownValues, op: Op) -> Proof | None:
 
 def _gather(facts: KnownValues, op: Op) -> Proof | None:
     """Kept rows of which some are kept, or rows at kept ids."""
-    if not takes_rows(op, facts.array):
-        return None
+    require(takes_rows(op, facts.array))
     kept, positions = facts.kept.get(op.inputs[0]), facts.positions.get(op.inputs[1])
     if kept is not None and positions is not None and positions.into is kept.mask:
         if positions.dense is None:
             return facts.keep(op, kept.dense, positions.mask)
         moved = facts.new(op.op, op, [kept.dense, positions.dense, *op.inputs[2:]], dict(op.attrs))
         # Where there was no position, some row of the list is taken.
-        return facts.keep(op, (moved.node, 0), positions.mask, moved, absent="any" if positions.absent == 0 else None)
-    ids, table = facts.kept.get(op.inputs[1]), facts.shape(op.inputs[0])
-    if ids is None or not table or not table[0]:
-        return None
-    known = facts.range(ids.dense)
-    inside = known is not None and 0 <= known[0] <= known[1] < table[0]
-    ops: list[Op] = []
-    rows = ids.dense if inside else facts.chosen(op, ids, 0, ops)
-    ops.append(facts.new(op.op, op, [op.inputs[0], rows, *op.inputs[2:]], dict(op.attrs)))
-    return facts.keep(op, (ops[-1].node, 0), ids.mask, *ops)
+        return facts.keep(op, moved, positions.mask, absent="any" if positions.absent == 0 else None)
+    ids, table = known(facts.kept.get(op.inputs[1])), known(facts.shape(op.inputs[0]))
+    require(table and table[0])
+    bounds = facts.range(ids.dense)
+    inside = bounds is not None and 0 <= bounds[0] <= bounds[1] < table[0]
+    rows = ids.dense if inside else facts.chosen(op, ids, 0)
+    return facts.keep(op, facts.new(op.op, op, [op.inputs[0], rows, *op.inputs[2:]], dict(op.attrs)), ids.mask)
 
 
 def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
-    kept, shape = facts.kept.get(op.inputs[1]), facts.shape(op.inputs[0])
-    indices = None if kept is None else facts.array(kept.dense)
-    if kept is None or indices is None or shape is None or not is_grid(indices, shape):
-        return None
-    view = facts.reshape(op, op.inputs[0], (-1,))
-    return facts.keep(op, (view.node, 0), kept.mask, view)
+    kept = known(facts.kept.get(op.inputs[1]))
+    require(is_grid(known(facts.array(kept.dense)), known(facts.shape(op.inputs[0]))))
+    return facts.keep(op, facts.reshape(op, op.inputs[0], (-1,)), kept.mask)
 
 
 def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
-    kept = facts.kept.get(op.inputs[0])
-    if kept is None or any(facts.array(key) is None for key in [kept.dense, *op.inputs[1:]]):
-        return None
+    kept = known(facts.kept.get(op.inputs[0]))
+    require(all(facts.array(key) is not None for key in [kept.dense, *op.inputs[1:]]))
     dense = facts.new("SparseReshape", op, [kept.dense, *op.inputs[1:]], dict(op.attrs), closes=True)
-    facts.keep(op, (dense.node, 0), kept.mask)
-    return Proof({1: (dense.node, 1)}, [dense], stays=True)
+    facts.keep(op, dense, kept.mask)
+    return Proof({1: (dense[0], 1)}, stays=True)
 
 
 def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
     if op.inputs[0] in facts.sizes:
         return masked_sizes.part(facts, op)
-    kept = facts.kept.get(op.inputs[0])
-    strides = facts.array(op.inputs[3])
+    kept, strides = known(facts.kept.get(op.inputs[0])), known(facts.array(op.inputs[3]))
     all_rows = int(op.attrs.get("begin_mask", 0)) & int(op.attrs.get("end_mask", 0)) & 1
     other = int(op.attrs.get("ellipsis_mask", 0)) | int(op.attrs.get("new_axis_mask", 0))
     shrinks = int(op.attrs.get("shrink_axis_mask", 0)) & 1
-    if kept is None or strides is None or not strides.size or strides[0] != 1 or not all_rows or other or shrinks:
-        return None
-    dense = facts.new("StridedSlice", op, [kept.dense, *op.inputs[1:]], dict(op.attrs))
-    return facts.keep(op, (dense.node, 0), kept.mask, dense)
+    require(strides.size and strides[0] == 1 and all_rows and not other and not shrinks)
+    return facts.keep(op, facts.new("StridedSlice", op, [kept.dense, *op.inputs[1:]], dict(op.attrs)), kept.mask)
 
 
 def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
@@ -256,73 +230,55 @@ def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     table = op.inputs[0]
     if rows is not None and positions is not None and positions.into is rows.mask:
         ids, table = Kept(facts.all_of(positions), positions.mask), rows.dense
-    if ids is None or segments is None or ids.mask is not segments.mask or not ids.mask.occupied:
-        return None
-    numbers = facts.array(segments.dense)
-    if numbers is None or not run_length(numbers) or int(numbers[-1]) + 1 != ids.mask.occupied:
-        return None
+    ids, segments = known(ids), known(segments)
+    require(ids.mask is segments.mask and ids.mask.occupied)
+    numbers = known(facts.array(segments.dense))
+    require(run_length(numbers) and int(numbers[-1]) + 1 == ids.mask.occupied)
     found = _looked_up(facts, op, ids.mask, ids.dense, ids.mask.occupied, table)
-    if found is None:
-        return None
     before = facts.filled.get(ids.dense)
     # Nothing happened to the ids since the empty rows were filled: without those it is a lookup of the ids before.
     if before is not None:
-        facts.lookups[found.ops[-1].node, 0] = (before, op)
+        facts.lookups[facts.ops[-1].out] = *before, op
         found.later = (op.inputs[0],)
     return found
 
 
-def _looked_up(facts: KnownValues, op: Op, mask: Mask, ids: Key, rows: int, source: Key) -> Proof | None:
+def _looked_up(facts: KnownValues, op: Op, mask: Mask, ids: Key, rows: int, source: Key) -> Proof:
     """Rows of a table, the source, at the ids that are there, combined by row."""
-    table, count = facts.shape(source), facts.shape(ids)
-    dtype = facts.dtype(source)
-    if table is None or not table[0] or count is None or dtype not in FLOATS:
-        return None
+    table, count, dtype = known(facts.shape(source)), known(facts.shape(ids)), known(facts.dtype(source))
+    require(table[0] and dtype in FLOATS)
     width, per_row = int(np.prod(table[1:])), count[0] // rows
-    ops: list[Op] = []
     base = root(facts, ids)
     all_told = mask.base == base and mask.floor is not None and all(number < mask.floor for number in mask.apart)
     if all_told and mask.floor is not None and facts.dtype(base) in ("int32", "int64"):
         ids, valid_from = base, mask.floor
     else:
         if facts.dtype(ids) != "int64":
-            ops.append(facts.new("Cast", op, [ids], {"SrcT": facts.dtype(ids), "DstT": "int64"}))
-            ids = (ops[-1].node, 0)
+            ids = facts.new("Cast", op, [ids], {"SrcT": facts.dtype(ids), "DstT": "int64"})
         absent = facts.constant(np.array(_ABSENT, np.int64))
-        ops.append(facts.new("SelectV2", op, [mask.key, ids, absent], {"T": "int64"}))
-        ids, valid_from = (ops[-1].node, 0), _ABSENT + 1
+        ids, valid_from = facts.new("SelectV2", op, [mask.key, ids, absent], {"T": "int64"}), _ABSENT + 1
     term = Term(0, 1, step=per_row, count=per_row, valid_from=valid_from)
     combiner = op.op.removeprefix("SparseSegment").lower()
     segment = Segment(0, 0, width, rows, width, (term,), combiner)
     spec = Columns((segment,), ((rows, *table[1:]),), dtype)
-    ops.append(facts.new("_Columns", op, [ids, source], {"T": dtype, "columns": spec}, closes=True))
-    return Proof({0: (ops[-1].node, 0)}, ops)
+    return Proof({0: facts.new("_Columns", op, [ids, source], {"T": dtype, "columns": spec}, closes=True)})
 
 
 def _select(facts: KnownValues, op: Op) -> Proof | None:
     """Zeros in the rows that had no ids: then what the default stands for plays no part."""
-    lookup = facts.lookups.get(op.inputs[2])
-    if lookup is None or facts.flags.get(op.inputs[0]) != lookup[0].empty or not facts.is_zero(op.inputs[1]):
-        return None
-    if not facts.shape(op.inputs[0]) == facts.shape(op.inputs[1]) == facts.shape(op.inputs[2]):
-        return None
-    found, segment = lookup
-    return _looked_up(facts, segment, found.mask, found.ids, found.rows, segment.inputs[0])
+    ids, filled, segment = known(facts.lookups.get(op.inputs[2]))
+    require(facts.flags.get(op.inputs[0]) == filled.empty and facts.is_zero(op.inputs[1]))
+    require(facts.shape(op.inputs[0]) == facts.shape(op.inputs[1]) == facts.shape(op.inputs[2]))
+    return _looked_up(facts, segment, ids.mask, ids.dense, filled.rows, segment.inputs[0])
 
 
 def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
     """The rows that are there, and the default elsewhere."""
-    places, values = (facts.kept.get(op.inputs[slot]) for slot in (0, 2))
-    shape = facts.array(op.inputs[1])
-    indices = None if places is None else facts.array(places.dense)
-    if places is None or values is None or places.mask is not values.mask or shape is None or indices is None:
-        return None
-    sizes = tuple(int(size) for size in shape.reshape(-1))
-    if not is_grid(indices, sizes) or facts.shape(op.inputs[3]) != ():
-        return None
-    ops: list[Op] = []
-    view = facts.reshape(op, facts.chosen(op, values, op.inputs[3], ops), sizes, closes=True)
-    return Proof({0: (view.node, 0)}, [*ops, view])
+    places, values = (known(facts.kept.get(op.inputs[slot])) for slot in (0, 2))
+    require(places.mask is values.mask)
+    sizes = tuple(int(size) for size in known(facts.array(op.inputs[1])).reshape(-1))
+    require(is_grid(known(facts.array(places.dense)), sizes) and facts.shape(op.inputs[3]) == ())
+    return Proof({0: facts.reshape(op, facts.chosen(op, values, op.inputs[3]), sizes, closes=True)})
 
 
 _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from msplit.engines.cuda.ir.graph import Key, Op, mutated
+from msplit.engines.cuda.ir.graph import Key, Op, known, mutated, require
 from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS
 from msplit.engines.cuda.passes.embedding.padding import rows_and_ids
 from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Mask, Positions, Proof, is_grid, run_length
@@ -16,46 +14,35 @@ from msplit.opset.traits import SPARSE_SEGMENTS, ops_with
 
 def _segment_sum(facts: KnownValues, op: Op) -> Proof | None:
     """Kept rows by row, every one of which has some."""
-    rows, segments = (facts.kept.get(key) for key in op.inputs)
-    shape = None if rows is None else facts.shape(rows.dense)
-    numbers = None if segments is None else facts.array(segments.dense)
-    if rows is None or segments is None or rows.mask is not segments.mask or shape is None or numbers is None:
-        return None
+    rows, segments = (known(facts.kept.get(key)) for key in op.inputs)
+    shape, numbers = known(facts.shape(rows.dense)), known(facts.array(segments.dense))
     count, length = rows.mask.occupied, run_length(numbers)
-    if not count or not length or int(numbers[-1]) + 1 != count:
-        return None
-    ops: list[Op] = []
-    ops.append(facts.reshape(op, facts.chosen(op, rows, 0, ops), (count, length, *shape[1:]), closes=True))
-    axis = facts.constant(np.array([1], np.int32))
-    ops.append(facts.new("Sum", op, [(ops[-1].node, 0), axis], {"T": facts.dtype(rows.dense), "keep_dims": False}))
-    return Proof({0: (ops[-1].node, 0)}, ops)
+    require(rows.mask is segments.mask and count and length and int(numbers[-1]) + 1 == count)
+    groups = facts.reshape(op, facts.chosen(op, rows, 0), (count, length, *shape[1:]), closes=True)
+    attrs = {"T": facts.dtype(rows.dense), "keep_dims": False}
+    return Proof({0: facts.new("Sum", op, [groups, facts.integers([1])], attrs)})
 
 
 def _sum_by_place(facts: KnownValues, op: Op) -> Proof | None:
     """A row that is not there adds zeros, wherever that is."""
-    rows, places = (facts.kept.get(key) for key in op.inputs[:2])
-    if rows is not None and op.inputs[1] in facts.positions:
+    rows = known(facts.kept.get(op.inputs[0]))
+    if op.inputs[1] in facts.positions:
         return _sum_at(facts, op, rows, facts.positions[op.inputs[1]])
-    if rows is None or places is None or rows.mask is not places.mask or facts.array(op.inputs[2]) is None:
-        return None
-    ops: list[Op] = []
-    inputs = [facts.chosen(op, rows, 0, ops), places.dense, op.inputs[2]]
-    ops.append(facts.new(op.op, op, inputs, dict(op.attrs), closes=True))
-    return Proof({0: (ops[-1].node, 0)}, ops)
+    places = known(facts.kept.get(op.inputs[1]))
+    require(rows.mask is places.mask and facts.array(op.inputs[2]) is not None)
+    inputs = [facts.chosen(op, rows, 0), places.dense, op.inputs[2]]
+    return Proof({0: facts.new(op.op, op, inputs, dict(op.attrs), closes=True)})
 
 
 def _sum_at(facts: KnownValues, op: Op, rows: Kept, places: Positions) -> Proof | None:
     """Rows among others that they were kept of, or in the place of their ids; zeros in all other places."""
-    if rows.mask is not places.mask or not _counts(facts, op.inputs[2], places.into):
-        return None
-    ops: list[Op] = []
+    require(rows.mask is places.mask and _counts(facts, op.inputs[2], places.into))
     anything = rows.absent == "any" and places.dense is not None  # it is added to rows without an id
-    total = rows.dense if anything else facts.chosen(op, rows, 0, ops)
+    total = rows.dense if anything else facts.chosen(op, rows, 0)
     if places.dense is not None:
-        count = facts.constant(np.array(facts.length(places.into), np.int32))
-        ops.append(facts.new(op.op, op, [total, places.dense, count], dict(op.attrs)))
-        total = ops[-1].node, 0
-    return facts.keep(op, total, places.into, *ops, absent=None if anything else 0)
+        count = facts.integers(facts.length(places.into))
+        total = facts.new(op.op, op, [total, places.dense, count], dict(op.attrs))
+    return facts.keep(op, total, places.into, absent=None if anything else 0)
 
 
 def _counts(facts: KnownValues, key: Key, mask: Mask) -> bool:
@@ -66,74 +53,53 @@ def _counts(facts: KnownValues, key: Key, mask: Mask) -> bool:
 
 def _total(facts: KnownValues, op: Op) -> Proof | None:
     """The norm of all rows that are there, as gradients are clipped by."""
-    rows = facts.kept.get(op.inputs[0])
-    if rows is None:
-        return None
-    ops: list[Op] = []
-    ops.append(facts.new(op.op, op, [facts.chosen(op, rows, 0, ops)], dict(op.attrs), closes=True))
-    return Proof({0: (ops[-1].node, 0)}, ops)
+    rows = known(facts.kept.get(op.inputs[0]))
+    return Proof({0: facts.new(op.op, op, [facts.chosen(op, rows, 0)], dict(op.attrs), closes=True)})
 
 
 def _scatter_nd(facts: KnownValues, op: Op) -> Proof | None:
     """The rows that are there, and zeros elsewhere."""
-    places, rows = (facts.kept.get(key) for key in op.inputs[:2])
-    shape = facts.array(op.inputs[2])
-    indices = None if places is None else facts.array(places.dense)
-    if places is None or rows is None or places.mask is not rows.mask or shape is None or indices is None:
-        return None
-    sizes = tuple(int(size) for size in shape)
-    if indices.ndim != 2 or not is_grid(indices, sizes[: indices.shape[1]]):
-        return None
-    ops: list[Op] = []
-    ops.append(facts.reshape(op, facts.chosen(op, rows, 0, ops), sizes, closes=True))
-    return Proof({0: (ops[-1].node, 0)}, ops)
+    places, rows = (known(facts.kept.get(key)) for key in op.inputs[:2])
+    indices = known(facts.array(places.dense))
+    sizes = tuple(int(size) for size in known(facts.array(op.inputs[2])))
+    require(places.mask is rows.mask and indices.ndim == 2 and is_grid(indices, sizes[: indices.shape[1]]))
+    return Proof({0: facts.reshape(op, facts.chosen(op, rows, 0), sizes, closes=True)})
 
 
 def _update(facts: KnownValues, op: Op) -> Proof | None:
     """Ids of -1, that no row has, are passed over."""
     grad, indices = rows_and_ids(op)
     given = {slot: found for slot, key in enumerate(op.inputs) if (found := facts.kept.get(key)) is not None}
-    ids = given.get(indices)
-    if ids is None or not given.keys() <= {grad, indices} or any(one.mask is not ids.mask for one in given.values()):
-        return None
-    if grad not in given and facts.shape(op.inputs[grad]) != ():
-        return None
-    ops: list[Op] = []
+    ids = known(given.get(indices))
+    require(given.keys() <= {grad, indices} and all(one.mask is ids.mask for one in given.values()))
+    require(grad in given or facts.shape(op.inputs[grad]) == ())
     inputs = [given[slot].dense if slot in given else key for slot, key in enumerate(op.inputs)]
-    inputs[indices] = facts.chosen(op, ids, -1, ops)
-    ops.append(facts.new(op.op, op, inputs, dict(op.attrs), closes=True))
-    return Proof({port: (ops[-1].node, port) for port in range(len(mutated(op)))}, ops)
+    inputs[indices] = facts.chosen(op, ids, -1)
+    number, _ = facts.new(op.op, op, inputs, dict(op.attrs), closes=True)
+    return Proof({port: (number, port) for port in range(len(mutated(op)))})
 
 
 def _unique_padded(facts: KnownValues, op: Op) -> Proof | None:
-    """As many places as there are rows in all: -1 stands where there is none, as where an id has come before."""
-    kept = facts.kept.get(op.inputs[0]) or facts.positions.get(op.inputs[0])
-    if kept is None:
-        return None
-    ops: list[Op] = []
-    dense = facts.new("_UniquePadded", op, [facts.chosen(op, kept, -1, ops)], dict(op.attrs))
-    facts.point(op, Positions(kept.mask, kept.mask, (dense.node, 1)), port=1)
+    """Distinct ids with as many places as there are rows in all: -1 stands where there is none, as where an id has come before."""
+    kept = facts.rows(op.inputs[0])
+    dense = facts.new("_UniquePadded", op, [facts.chosen(op, kept, -1)], dict(op.attrs))
+    facts.point(op, Positions(kept.mask, kept.mask, (dense[0], 1)), port=1)
     if isinstance(kept, Positions):
-        return facts.point(op, replace(kept, dense=(dense.node, 0), absent=-1), *ops, dense)
-    return facts.keep(op, (dense.node, 0), kept.mask, *ops, dense, absent=-1)
+        return facts.point(op, replace(kept, dense=dense, absent=-1))
+    return facts.keep(op, dense, kept.mask, absent=-1)
 
 
 def _sparse_segment_grad(facts: KnownValues, op: Op) -> Proof | None:
     """Rows that are not there belong to no segment."""
-    positions, segments = facts.positions.get(op.inputs[1]), facts.kept.get(op.inputs[2])
-    places = positions or facts.kept.get(op.inputs[1])
-    if places is None or segments is None or places.mask is not segments.mask:
-        return None
-    ops: list[Op] = []
-    inputs = [op.inputs[0], facts.all_of(places), facts.chosen(op, segments, -1, ops), op.inputs[3]]
+    positions, segments = facts.positions.get(op.inputs[1]), known(facts.kept.get(op.inputs[2]))
+    places = facts.rows(op.inputs[1])
+    require(places.mask is segments.mask)
+    inputs = [op.inputs[0], facts.all_of(places), facts.chosen(op, segments, -1), op.inputs[3]]
     if positions is not None and _counts(facts, op.inputs[3], positions.into):
-        inputs[3] = facts.constant(np.array(facts.length(positions.into), np.int32))
-        ops.append(facts.new(op.op, op, inputs, dict(op.attrs)))
-        return facts.keep(op, (ops[-1].node, 0), positions.into, *ops, absent=0)
-    if positions is not None or facts.array(op.inputs[3]) is None:
-        return None
-    ops.append(facts.new(op.op, op, inputs, dict(op.attrs), closes=True))
-    return Proof({0: (ops[-1].node, 0)}, ops)
+        inputs[3] = facts.integers(facts.length(positions.into))
+        return facts.keep(op, facts.new(op.op, op, inputs, dict(op.attrs)), positions.into, absent=0)
+    require(positions is None and facts.array(op.inputs[3]) is not None)
+    return Proof({0: facts.new(op.op, op, inputs, dict(op.attrs), closes=True)})
 
 
 RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {

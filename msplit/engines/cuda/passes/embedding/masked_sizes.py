@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Op
+from msplit.engines.cuda.ir.graph import Op, known, require
 from msplit.engines.cuda.passes.embedding.proof import Kept, KnownValues, Mask, Positions, Proof, Sizes
 
 
 def _shape(facts: KnownValues, op: Op) -> Proof | None:
-    """As many as there are rows, and their own shape."""
+    """Notes the shape of kept rows: as many as there are, and their own."""
     kept = facts.kept.get(op.inputs[0])
     shape = None if kept is None else facts.shape(kept.dense)
     if kept is not None and shape and (op.op == "Shape" or len(shape) == 1):
@@ -28,18 +28,15 @@ def _shape(facts: KnownValues, op: Op) -> Proof | None:
 
 def part(facts: KnownValues, op: Op) -> Proof | None:
     """The number of rows alone, or the sizes behind it, which are known."""
-    sizes, begin = facts.sizes[op.inputs[0]], facts.array(op.inputs[1])
-    end, strides = (facts.array(key) for key in op.inputs[2:])
-    masks = {
-        name: int(op.attrs.get(f"{name}_mask", 0)) for name in ("begin", "end", "shrink_axis", "ellipsis", "new_axis")
-    }
-    if begin is None or end is None or strides is None or strides.tolist() != [1]:
-        return None
-    told = begin.tolist(), {name: mask for name, mask in masks.items() if mask}
-    if told == ([1], {"end": 1}):
+    sizes = facts.sizes[op.inputs[0]]
+    begin, end, strides = (known(facts.array(key)) for key in op.inputs[1:])
+    names = ("begin", "end", "shrink_axis", "ellipsis", "new_axis")
+    masks = {name: mask for name in names if (mask := int(op.attrs.get(f"{name}_mask", 0)))}
+    require(strides.tolist() == [1])
+    if begin.tolist() == [1] and masks == {"end": 1}:
         return Proof({0: np.array(sizes.inner, str(op.attrs.get("T", "int32")))})
-    first = {name: mask for name, mask in told[1].items() if name != "begin"}
-    if told[0] == [0] and (first == {"shrink_axis": 1} or (end.tolist() == [1] and not first)):
+    masks.pop("begin", None)
+    if begin.tolist() == [0] and (masks == {"shrink_axis": 1} or (end.tolist() == [1] and not masks)):
         facts.sizes[op.node, 0] = Sizes(sizes.mask)
     return None
 
@@ -55,19 +52,18 @@ def reshape(facts: KnownValues, op: Op) -> Proof | None:
     positions = facts.positions.get(op.inputs[0])
     if positions is not None and positions.mask is sizes.mask and not sizes.inner:
         return facts.point(op, positions)
-    kept = facts.kept.get(op.inputs[0]) or facts.elements.get(op.inputs[0])
-    shape = None if kept is None else facts.shape(kept.dense)
-    if kept is None or shape is None or kept.mask is not sizes.mask or math.prod(shape[1:]) != math.prod(sizes.inner):
-        return None
+    kept = known(facts.kept.get(op.inputs[0]) or facts.elements.get(op.inputs[0]))
+    shape = known(facts.shape(kept.dense))
+    require(kept.mask is sizes.mask and math.prod(shape[1:]) == math.prod(sizes.inner))
     view = facts.reshape(op, kept.dense, (shape[0], *sizes.inner))
-    return facts.keep(op, (view.node, 0), kept.mask, view, absent=kept.absent)
+    return facts.keep(op, view, kept.mask, absent=kept.absent)
 
 
 def _range(facts: KnownValues, op: Op) -> Proof | None:
     """The place of each row that is there."""
-    start, sizes, step = facts.array(op.inputs[0]), facts.sizes.get(op.inputs[1]), facts.array(op.inputs[2])
-    if start is None or step is None or sizes is None or sizes.inner or (int(start), int(step)) != (0, 1):
-        return None
+    start, step = (known(facts.array(op.inputs[slot])) for slot in (0, 2))
+    sizes = known(facts.sizes.get(op.inputs[1]))
+    require(not sizes.inner and (int(start), int(step)) == (0, 1))
     return facts.point(op, Positions(sizes.mask, sizes.mask))
 
 
@@ -76,64 +72,49 @@ def _join(facts: KnownValues, op: Op) -> Proof | None:
     kept = [found for key in op.inputs[:-1] if (found := facts.kept.get(key)) is not None]
     if kept:
         return _below(facts, op, kept) if len(kept) == len(op.inputs) - 1 else None
-    first, rest = facts.sizes.get(op.inputs[0]), [facts.array(key) for key in op.inputs[1:-1]]
-    if first is not None:
-        known = [one for one in rest if one is not None]
-        if len(known) == len(rest):
-            inner = tuple(int(size) for one in known for size in one)
-            facts.sizes[op.node, 0] = Sizes(first.mask, (*first.inner, *inner))
+    first = known(facts.sizes.get(op.inputs[0]))
+    inner = tuple(int(size) for key in op.inputs[1:-1] for size in known(facts.array(key)))
+    facts.sizes[op.out] = Sizes(first.mask, (*first.inner, *inner))
     return None
 
 
 def _below(facts: KnownValues, op: Op, kept: list[Kept]) -> Proof | None:
-    axis, masks = facts.array(op.inputs[-1]), tuple(one.mask for one in kept)
-    if axis is None or int(axis) != 0:
-        return None
-    ops: list[Op] = []
+    masks = tuple(one.mask for one in kept)
+    require(int(known(facts.array(op.inputs[-1]))) == 0)
     if masks not in facts.joined:
-        ops.append(facts.new("ConcatV2", op, [*(mask.key for mask in masks), op.inputs[-1]]))
-        facts.joined[masks] = Mask((ops[0].node, 0))
-    ops.append(facts.new("ConcatV2", op, [*(one.dense for one in kept), op.inputs[-1]], dict(op.attrs)))
+        facts.joined[masks] = Mask(facts.new("ConcatV2", op, [*(mask.key for mask in masks), op.inputs[-1]]))
+    dense = facts.new("ConcatV2", op, [*(one.dense for one in kept), op.inputs[-1]], dict(op.attrs))
     (absent, *others) = {one.absent for one in kept}
-    return facts.keep(op, (ops[-1].node, 0), facts.joined[masks], *ops, absent=None if others else absent)
+    return facts.keep(op, dense, facts.joined[masks], absent=None if others else absent)
 
 
 def _fill(facts: KnownValues, op: Op) -> Proof | None:
-    sizes = facts.sizes.get(op.inputs[0])
-    shape = None if sizes is None else facts.shape(sizes.mask.key)
-    if sizes is None or shape is None:
-        return None
-    whole = facts.constant(np.array((*shape, *sizes.inner), np.int32))
-    fill = facts.new("Fill", op, [whole, op.inputs[1]], dict(op.attrs))
-    return facts.keep(op, (fill.node, 0), sizes.mask, fill)
+    sizes = known(facts.sizes.get(op.inputs[0]))
+    whole = facts.integers((*known(facts.shape(sizes.mask.key)), *sizes.inner))
+    return facts.keep(op, facts.new("Fill", op, [whole, op.inputs[1]], dict(op.attrs)), sizes.mask)
 
 
 def _broadcast_axes(facts: KnownValues, op: Op) -> Proof | None:
     """Axes of size 1, of operands that have equally many rows."""
-    sizes = [found for key in op.inputs if (found := facts.sizes.get(key)) is not None]
-    if len(sizes) != 2 or sizes[0].mask is not sizes[1].mask or len(sizes[0].inner) != len(sizes[1].inner):
-        return None
-    for port, one in enumerate(sizes):
+    first, second = (known(facts.sizes.get(key)) for key in op.inputs)
+    require(first.mask is second.mask and len(first.inner) == len(second.inner))
+    for port, one in enumerate((first, second)):
         facts.axes[op.node, port] = tuple(axis for axis, size in enumerate(one.inner, 1) if size == 1)
     return None
 
 
 def _sum(facts: KnownValues, op: Op) -> Proof | None:
     """Each row's own, along axes that a gradient is summed up over, or along given ones; or that of all rows that are there."""
-    kept, axes = facts.kept.get(op.inputs[0]), facts.axes.get(op.inputs[1])
-    shape, given = None if kept is None else facts.shape(kept.dense), facts.array(op.inputs[1])
-    if kept is not None and given is not None and given.size and given.min() >= 0:
-        ops: list[Op] = []
-        rows = kept.dense if given.min() else facts.chosen(op, kept, 0, ops)
-        ops.append(facts.new("Sum", op, [rows, op.inputs[1]], dict(op.attrs), closes=not given.min()))
-        total = ops[-1].node, 0
-        return facts.keep(op, total, kept.mask, *ops) if given.min() else Proof({0: total}, ops)
-    if kept is None or axes is None or shape is None or any(axis >= len(shape) for axis in axes):
-        return None
-    told = facts.constant(np.array(axes, np.int32))
-    dense = facts.new("Sum", op, [kept.dense, told], dict(op.attrs))
-    facts.elements[op.node, 0] = Kept((dense.node, 0), kept.mask)
-    return Proof(ops=[dense])
+    kept, given = known(facts.kept.get(op.inputs[0])), facts.array(op.inputs[1])
+    if given is not None and given.size and given.min() >= 0:
+        rows = kept.dense if given.min() else facts.chosen(op, kept, 0)
+        total = facts.new("Sum", op, [rows, op.inputs[1]], dict(op.attrs), closes=not given.min())
+        return facts.keep(op, total, kept.mask) if given.min() else Proof({0: total})
+    axes, shape = known(facts.axes.get(op.inputs[1])), known(facts.shape(kept.dense))
+    require(all(axis < len(shape) for axis in axes))
+    dense = facts.new("Sum", op, [kept.dense, facts.integers(axes)], dict(op.attrs))
+    facts.elements[op.out] = Kept(dense, kept.mask)
+    return Proof()
 
 
 RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {

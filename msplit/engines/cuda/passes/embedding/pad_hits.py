@@ -7,7 +7,7 @@ drawn; such a matrix passes that over.
 
 from __future__ import annotations
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, reached
 from msplit.opset.traits import ops_with
 
 _HITS = "ComputeAccidentalHits"
@@ -15,7 +15,7 @@ _DENSE = "SparseToDense"
 _JOIN = "ConcatV2"
 _SHAPED = ops_with("reshape")
 _COLUMNS = ops_with("identity") | _SHAPED | {"Cast"}
-"""What a vector goes through to be a column of indices."""
+"""Ops that a vector goes through to be a column of indices."""
 
 
 def pad_hits(graph: OpGraph) -> bool:
@@ -55,14 +55,11 @@ def _column_of(graph: OpGraph, key: Key) -> Key | None:
 
 def _only_read_by(graph: OpGraph, hits: int, matrices: set[int], readers: dict[Key, list[int]], kept: set[Key]) -> bool:
     """Returns whether nothing else reads hits, or what is made of them on the way."""
-    waiting = [(hits, port) for port in range(3)]
-    while waiting:
-        key = waiting.pop()
-        if key in kept:
-            return False
-        for user in set(readers.get(key, ())) - matrices:
-            op = graph.ops[user]
-            if op.op != _JOIN and (op.op not in _COLUMNS or key != op.inputs[0]):
-                return False
-            waiting.append((user, 0))
-    return True
+
+    def others(key: Key) -> list[Op]:
+        return [graph.ops[user] for user in readers.get(key, ()) if user not in matrices]
+
+    keys = reached([(hits, port) for port in range(3)], lambda key: [op.out for op in others(key)])
+    pairs = ((key, op) for key in keys for op in others(key))
+    passes = all(op.op == _JOIN or (op.op in _COLUMNS and key == op.inputs[0]) for key, op in pairs)
+    return passes and kept.isdisjoint(keys)

@@ -66,9 +66,8 @@ def _change(graph: OpGraph, walk: Walk, candidates: set[int]) -> None:
     for number in walk.lookups:
         op = graph.ops[number]
         dtype = np.dtype(str(op.attrs.get("Tindices", "int64")))
-        zero, first = graph.constant(np.zeros((), dtype)), graph.fresh()
-        graph.ops[first] = Op(first, op.name, "Maximum", {"T": dtype.name}, [op.inputs[1], zero], op.source_nodes[:1])
-        op.inputs[1] = first, 0
+        zero = graph.constant(np.zeros((), dtype))
+        op.inputs[1] = graph.add("Maximum", op, {"T": dtype.name}, [op.inputs[1], zero]).out
     for number in walk.reshaped:
         _keep_rows(graph, graph.ops[number])
     for number in walk.stitched:
@@ -78,27 +77,19 @@ def _change(graph: OpGraph, walk: Walk, candidates: set[int]) -> None:
 
 def _split(graph: OpGraph, op: Op) -> Key:
     """Lets a gradient for distinct indices be one for their places. Gives the indices, padded."""
-    distinct, count = graph.fresh(), graph.fresh()
-    attrs = {"T": op.attrs.get("Tidx", "int32"), "out_idx": "int32"}
-    graph.ops[distinct] = Op(distinct, op.name, "_UniquePadded", attrs, [op.inputs[1]], op.source_nodes[:1])
-    told = {"T": attrs["T"], "out_type": "int32"}
-    graph.ops[count] = Op(count, op.name, "Size", told, [(distinct, 0)], op.source_nodes[:1])
+    dtype = op.attrs.get("Tidx", "int32")
+    distinct = graph.add("_UniquePadded", op, {"T": dtype, "out_idx": "int32"}, [op.inputs[1]])
+    count = graph.add("Size", op, {"T": dtype, "out_type": "int32"}, [distinct.out])
     op.op = op.op.removesuffix("V2")
-    op.inputs = [op.inputs[0], (distinct, 1), op.inputs[2], (count, 0)]
-    return distinct, 0
+    op.inputs = [op.inputs[0], (distinct.node, 1), op.inputs[2], count.out]
+    return distinct.out
 
 
 def _keep_rows(graph: OpGraph, op: Op) -> None:
     """Tells a Reshape how many rows there are: should it make more or less of them, it is refused."""
     inner = graph.constants[op.inputs[1]][1:].astype(np.int32)
     bounds = [graph.constant(np.array([one], np.int32)) for one in (0, 1, 1)]
-
-    def add(name: str, inputs: list[Key], **attrs: str | int) -> Key:
-        number = graph.fresh()
-        graph.ops[number] = Op(number, op.name, name, attrs, inputs, op.source_nodes[:1])
-        return number, 0
-
-    shape = add("Shape", op.inputs[:1], T=str(op.attrs.get("T", "float32")), out_type="int32")
-    count = add("StridedSlice", [shape, *bounds], T="int32", Index="int32")
-    axis = graph.constant(np.array(0, np.int32))
-    op.inputs[1] = add("ConcatV2", [count, graph.constant(inner), axis], T="int32", Tidx="int32", N=2)
+    shape = graph.add("Shape", op, {"T": str(op.attrs.get("T", "float32")), "out_type": "int32"}, op.inputs[:1])
+    count = graph.add("StridedSlice", op, {"T": "int32", "Index": "int32"}, [shape.out, *bounds])
+    axis, attrs = graph.constant(np.array(0, np.int32)), {"T": "int32", "Tidx": "int32", "N": 2}
+    op.inputs[1] = graph.add("ConcatV2", op, attrs, [count.out, graph.constant(inner), axis]).out

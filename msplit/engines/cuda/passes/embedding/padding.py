@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Unproved, known, require
 from msplit.engines.cuda.ir.interpret import evaluate
 from msplit.engines.cuda.passes.pattern import takes_rows
 from msplit.errors import EngineError
@@ -62,10 +62,6 @@ class _Padded:
     within: Group | None = None
 
 
-class _Stuck(Exception):
-    """Something reads a padded value for which padding is not known to be harmless."""
-
-
 class Walk:
     """Follows padded values through a graph, if these candidates are padded.
 
@@ -98,7 +94,7 @@ class Walk:
                 continue
             try:
                 result = self._result(op, given)
-            except _Stuck:
+            except Unproved:
                 self.stuck |= {source for one in given.values() for source in one.sources}
                 result = None
                 if op.node in self._candidates:
@@ -123,7 +119,7 @@ class Walk:
             return None
         if kinds <= {_Kind.ROWS, _Kind.IDS} and ("per element" in traits(op.op).words or op.op in SELECT):
             return self._per_element(op, given)
-        raise _Stuck
+        raise Unproved
 
     def _unique(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
         """Padded ids may go in, too: -1 is one more that there is none of."""
@@ -138,9 +134,7 @@ class Walk:
     def _distinct_grad(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
         within = None
         if given:
-            within = (_number(given.get(1), given.get(3)),)
-            if given.keys() != {1, 3} or given[1].group[1] is not None:
-                raise _Stuck
+            within = (_unique_of_segments(given),)
         sources = _sources(given) | {op.node}
         self.nonlinear |= sources
         self._found[op.node, 1] = _Padded(_Kind.IDS, (op.node,), sources, within=within)
@@ -150,33 +144,25 @@ class Walk:
         """Each part gets all ids, those of other parts as -1."""
         rows = {slot: replace(one, kind=_Kind.ROWS) for slot, one in given.items() if one.kind is _Kind.IDS}
         group = _all_of({**given, **rows}, _Kind.ROWS, 0, 1)
-        if group is not None and (len(group) != 1 or group[0] not in self._candidates):
-            raise _Stuck
-        if group is None and not self.graph.state:  # a table of constant parts is put together, see `fold_partition`
-            raise _Stuck
+        # A table of constant parts is put together, see `fold_partition`.
+        require(bool(self.graph.state) if group is None else len(group) == 1 and group[0] in self._candidates)
         sources = _sources(given) | {op.node}
         self.nonlinear |= sources
         self.divided[op.node] = group
-        parts = [
-            _Padded(_Kind.IDS, ("part", op.inputs[1], part), sources) for part in range(int(op.attrs["num_partitions"]))
-        ]
-        self._found |= {(op.node, part): one for part, one in enumerate(parts)}
-        return parts[0]
+        for part in range(int(op.attrs["num_partitions"])):
+            self._found[op.node, part] = _Padded(_Kind.IDS, ("part", op.inputs[1], part), sources)
+        return self._found[op.node, 0]
 
     def _stitch(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
         """Parts at positions that were sent to the parts, from the first to the last, as what lies there was."""
         half = len(op.inputs) // 2
         division = self.graph.ops.get(op.inputs[0][0])
         if division is None or division.node not in self.divided or len(given) != 2 * half:
-            raise _Stuck
-        if op.inputs[:half] != [(division.node, part) for part in range(int(division.attrs["num_partitions"]))]:
-            raise _Stuck
-        for part in range(half):
-            places, rows = given[part], given[half + part]
-            if rows.kind is not _Kind.ROWS or rows.group != places.group:
-                raise _Stuck
-        if not self._counts(division.inputs[0]):
-            raise _Stuck
+            raise Unproved
+        require(op.inputs[:half] == [(division.node, part) for part in range(int(division.attrs["num_partitions"]))])
+        pairs = [(given[part], given[half + part]) for part in range(half)]
+        require(all(rows.kind is _Kind.ROWS and rows.group == places.group for places, rows in pairs))
+        require(self._counts(division.inputs[0]))
         self.stitched.append(op.node)
         self.nonlinear |= _sources(given)
         group = self.divided[division.node]
@@ -194,8 +180,7 @@ class Walk:
 
     def _range(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
         """A number for every row."""
-        if given.keys() != {1} or given[1].kind is not _Kind.COUNT or not self._counts((op.node, 0)):
-            raise _Stuck
+        require(given.keys() == {1} and given[1].kind is _Kind.COUNT and self._counts(op.out))
         return _Padded(_Kind.ROWS, given[1].group, given[1].sources)
 
     def _same(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
@@ -207,9 +192,7 @@ class Walk:
         if any(one.kind is _Kind.IDS for one in given.values()):  # what becomes of -1 is no id
             self.nonlinear |= _sources(given)
             given = {slot: replace(one, kind=_Kind.ROWS) for slot, one in given.items() if one.kind is not _Kind.COUNT}
-        group = _all_of(given, _Kind.ROWS, *given)
-        if group is None:
-            raise _Stuck
+        group = known(_all_of(given, _Kind.ROWS, *given))
         zero = all(one.zero for one in given.values()) and self._keeps_zeros(op, given)
         scaled = len(given) == 1 and (op.op in ("Mul", "Neg") or (op.op == "RealDiv" and 0 in given))
         linear = scaled and all(one.linear for one in given.values())
@@ -231,21 +214,18 @@ class Walk:
     def _shape(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
         if _is_unpadded(given[0]):
             return None
-        if given[0].kind not in (_Kind.IDS, _Kind.ROWS):
-            raise _Stuck
+        require(given[0].kind in (_Kind.IDS, _Kind.ROWS))
         leads = op.op == "Shape" or given[0].kind is _Kind.IDS
         return _Padded(_Kind.COUNT, given[0].group, given[0].sources, leads=leads)
 
     def _of_sizes(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
         """Sizes put together and taken apart."""
-        if any(one.kind is not _Kind.COUNT for one in given.values()) or len({one.group for one in given.values()}) > 1:
-            raise _Stuck
+        _all_of(given, _Kind.COUNT, *given)
         first = next(iter(given.values()))
         leads = 0 in given and given[0].leads
         if op.op == "StridedSlice":
-            begin = self.graph.constants.get(op.inputs[1])
-            if set(given) != {0} or begin is None or begin.shape != (1,) or begin[0] < 0:
-                raise _Stuck
+            begin = known(self.graph.constants.get(op.inputs[1]))
+            require(set(given) == {0} and begin.shape == (1,) and begin[0] >= 0)
             if begin[0] > 0 and leads and not int(op.attrs.get("begin_mask", 0)):
                 return None  # sizes of other axes
             leads = leads and _is_one(self.graph, op)
@@ -258,15 +238,15 @@ class Walk:
         if data is not None and sizes is None and _is_unpadded(data):
             return data
         if data is None or data.kind not in (_Kind.IDS, _Kind.ROWS):
-            raise _Stuck
+            raise Unproved
         if sizes is None:
-            found = self.graph.constants.get(op.inputs[1])
-            if found is None or found.shape[:1] < (1,) or found[0] != -1 or (data.kind is _Kind.IDS and found.size > 1):
-                raise _Stuck
+            found = known(self.graph.constants.get(op.inputs[1]))
+            require(found.shape[:1] >= (1,) and found[0] == -1)
+            require(data.kind is _Kind.ROWS or found.size <= 1)
             if data.kind is _Kind.ROWS:
                 self.reshaped.append(op.node)
-        elif sizes.kind is not _Kind.COUNT or not sizes.leads or sizes.group != data.group:
-            raise _Stuck
+        else:
+            require(sizes.kind is _Kind.COUNT and sizes.leads and sizes.group == data.group)
         return data
 
     def _join(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
@@ -274,8 +254,7 @@ class Walk:
         if any(one.kind is _Kind.COUNT for one in given.values()):
             return self._of_sizes(op, given)
         axis, kinds = self.graph.constants.get(op.inputs[-1]), {one.kind for one in given.values()}
-        if axis is None or int(axis) != 0 or len(kinds) != 1 or not kinds <= {_Kind.IDS, _Kind.ROWS}:
-            raise _Stuck
+        require(axis is not None and int(axis) == 0 and len(kinds) == 1 and kinds <= {_Kind.IDS, _Kind.ROWS})
         parts = tuple(given[slot].group if slot in given else None for slot in range(len(op.inputs) - 1))
         zero = all(one.zero for one in given.values())
         self.nonlinear |= _sources(given)
@@ -290,11 +269,11 @@ class Walk:
             if count is None and ids.within is None:
                 return None
             if count is None or not count.leads or (count.kind, count.group) != (_Kind.COUNT, ids.within):
-                raise _Stuck
+                raise Unproved
             return _Padded(_Kind.ROWS, count.group, _sources(given), zero=data.zero)
         number = _number(ids, count)
         if ids is None or ids.group[1] != rows:
-            raise _Stuck
+            raise Unproved
         self.summed.setdefault(number, []).append(op.node)
         if data is not None:
             self.nonlinear |= data.sources
@@ -302,17 +281,14 @@ class Walk:
 
     def _segment_grad(self, op: Op, given: Mapping[int, _Padded]) -> _Padded:
         """Rows of segments, handed to the places of the ids that made them."""
-        number = _number(given.get(1), given.get(3))
-        if given.keys() != {1, 3} or given[1].group[1] is not None:
-            raise _Stuck
+        number = _unique_of_segments(given)
         self.nonlinear |= _sources(given)
         return _Padded(_Kind.ROWS, (number,), _sources(given), zero=True)
 
     def _gather(self, op: Op, given: Mapping[int, _Padded]) -> _Padded | None:
         """Rows of a table at padded ids; or such rows where their ids were."""
         self.nonlinear |= _sources(given)
-        if 1 not in given or not takes_rows(op, self.graph.constants.get):
-            raise _Stuck
+        require(1 in given and takes_rows(op, self.graph.constants.get))
         rows = given.get(0)
         if given[1].kind is _Kind.IDS and (rows is None or rows.kind is _Kind.ROWS):
             self.lookups.append(op.node)
@@ -323,14 +299,12 @@ class Walk:
         self.nonlinear |= _sources(given)
         rows, places = given.get(0), given.get(1)
         if len(given) != 2 or rows is None or places is None:
-            raise _Stuck
-        if (rows.kind, places.kind) != (_Kind.ROWS, _Kind.PLACES) or rows.group != places.group[:1]:
-            raise _Stuck
+            raise Unproved
+        require((rows.kind, places.kind) == (_Kind.ROWS, _Kind.PLACES) and rows.group == places.group[:1])
         before = places.group[1]
         if before is None:
             return None
-        if op.op not in GATHERS:
-            raise _Stuck
+        require(op.op in GATHERS)
         return _Padded(_Kind.ROWS, before, _sources(given))
 
     def _update(self, op: Op, given: Mapping[int, _Padded]) -> None:
@@ -339,9 +313,8 @@ class Walk:
         ids, rows = given.get(indices), given.get(grad)
         one_number = rows is None and np.ndim(self.graph.constants.get(op.inputs[grad], [])) == 0
         if ids is None or ids.kind is not _Kind.IDS or not set(given) <= {grad, indices}:
-            raise _Stuck
-        if not one_number and (rows is None or rows.kind is not _Kind.ROWS or rows.group != ids.group):
-            raise _Stuck
+            raise Unproved
+        require(one_number or (rows is not None and rows.kind is _Kind.ROWS and rows.group == ids.group))
         if op.op not in _ADD or rows is None or not rows.linear:
             self.nonlinear |= _sources(given)
 
@@ -350,12 +323,10 @@ class Walk:
         self.nonlinear |= _sources(given)
         axes = self.graph.constants.get(op.inputs[1]) if op.op == "Sum" else np.zeros(1, np.int32)
         listed = sorted(axes.reshape(-1).tolist()) if axes is not None else []
-        if given.keys() != {0} or given[0].kind is not _Kind.ROWS or not listed or listed[0] < 0:
-            raise _Stuck
+        require(given.keys() == {0} and given[0].kind is _Kind.ROWS and bool(listed) and listed[0] >= 0)
         if listed[0] > 0:
             return replace(given[0], linear=False)
-        if not given[0].zero:
-            raise _Stuck
+        require(given[0].zero)
         return None
 
 
@@ -373,18 +344,23 @@ def _all_of(given: Mapping[int, _Padded], kind: _Kind, *slots: int) -> Group | N
     groups = {one.group for one in given.values()}
     if not given:
         return None
-    if len(groups) != 1 or not set(given) <= set(slots) or any(one.kind is not kind for one in given.values()):
-        raise _Stuck
+    require(len(groups) == 1 and set(given) <= set(slots) and all(one.kind is kind for one in given.values()))
     return groups.pop()
 
 
 def _number(places: _Padded | None, count: _Padded | None) -> int:
     """The Unique that places are of, all of which a count counts."""
     if places is None or count is None or (places.kind, count.kind) != (_Kind.PLACES, _Kind.COUNT):
-        raise _Stuck
-    if not count.leads or count.group != places.group[:1]:
-        raise _Stuck
+        raise Unproved
+    require(count.leads and count.group == places.group[:1])
     return int(places.group[0])
+
+
+def _unique_of_segments(given: Mapping[int, _Padded]) -> int:
+    """The Unique whose places rows of segments are handed to: all of its ids, which came from no other one."""
+    number = _number(given.get(1), given.get(3))
+    require(given.keys() == {1, 3} and given[1].group[1] is None)
+    return number
 
 
 def _is_unpadded(one: _Padded) -> bool:
@@ -428,4 +404,4 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(ops_with("stitch"), Walk._stitch),
     "Range": Walk._range,
 }
-"""What is known to pass padded values on, or to be indifferent to them."""
+"""Rules of ops that are known to pass padded values on, or to be indifferent to them."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
-from msplit.engines.cuda.passes.pattern import Readers, takes_rows
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, StandIn
+from msplit.engines.cuda.passes.pattern import Readers, offered, takes_rows
 from msplit.opset.traits import GATHERS, SPARSE_SEGMENTS, ops_with
 
 _STITCHES = ops_with("stitch")
@@ -49,13 +50,13 @@ def fold_partition(graph: OpGraph, stand_ins: dict[Key, StandIn] | None = None) 
     putting the rows back in order (DynamicStitch). With the parts one below the other, row ``new_id`` of part p is row
     ``start[p] + new_id`` of the whole: one gather.
     """
-    found = False
-    for op in list(graph.ops.values()):
-        found |= op.op in _STITCHES and _join(graph, op, {} if stand_ins is None else stand_ins)
-    return found
+    known = {} if stand_ins is None else stand_ins
+    return offered(graph, lambda op: op.op in _STITCHES and _join(graph, op, known))
 
 
 def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
+    """Makes one lookup of those in the parts of a table; returns whether it could."""
+    # Places and ids are sent to the parts alike, each part looks its ids up, and the places, in order, bring the rows together.
     count = len(stitch.inputs) // 2
     order = _parts_of(graph, stitch.inputs[:count])
     gathers = [graph.ops.get(key[0]) for key in stitch.inputs[count:]]
@@ -70,25 +71,25 @@ def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
     if places is None or places.tolist() != list(range(shape[0])):
         return False
     parts = [op.inputs[0] for op in lookups]
-    shapes = [_shape(graph, key, stand_ins) or () for key in parts]
-    if len({shape[1:] for shape in shapes}) != 1 or len({_dtype(graph, key, stand_ins) for key in parts}) != 1:
+    known = [_known(graph, key, stand_ins) or StandIn((), "") for key in parts]
+    shapes = [one.shape or () for one in known]
+    if len({shape[1:] for shape in shapes}) != 1 or len({one.dtype for one in known}) != 1:
         return False
+    # Row `new_id` of a part is that many rows behind the part's first one in the whole table.
     dtype = np.dtype(str(ids.attrs.get("T", "int64")))
     starts = np.cumsum([0, *(shape[0] for shape in shapes[:-1])]).astype(dtype)
     if stand_ins.keys().isdisjoint(parts):
         whole = graph.constant(np.concatenate([graph.constants[key] for key in parts]))
     else:
         whole = graph.fresh(), 0
-        stand_ins[whole] = StandIn(
-            (sum(shape[0] for shape in shapes), *shapes[0][1:]), _dtype(graph, parts[0], stand_ins)
-        )
-    start = _gather(graph, stitch, graph.constant(starts), ids.inputs[1], shape)
-    row = graph.add("AddV2", stitch, {"T": dtype.name}, [ids.inputs[0], (start.node, 0)], shape)
-    source_nodes = [node for op in (stitch, *lookups, ids, order) for node in op.source_nodes]
-    result = _gather(graph, stitch, whole, (row.node, 0), (*shape, *shapes[0][1:]))
-    stitch.op, stitch.attrs, stitch.inputs, stitch.source_nodes = result.op, result.attrs, result.inputs, source_nodes
-    graph.shapes[stitch.node, 0] = graph.shapes[result.node, 0]
-    del graph.ops[result.node]
+        stand_ins[whole] = StandIn((sum(shape[0] for shape in shapes), *shapes[0][1:]), known[0].dtype)
+    start = _gather(graph, stitch, graph.constant(starts), ids.inputs[1], shape).out
+    row = graph.add("AddV2", stitch, {"T": dtype.name}, [ids.inputs[0], start], shape).out
+    result = _gather(graph, stitch, whole, row, (*shape, *shapes[0][1:]))
+    result.source_nodes = [node for op in (stitch, *lookups, ids, order) for node in op.source_nodes]
+    graph.ops[stitch.node] = replace(result, node=stitch.node)
+    graph.shapes[stitch.out] = graph.shapes[result.out]
+    graph.drop([result])
     return True
 
 
@@ -102,17 +103,15 @@ def _parts_of(graph: OpGraph, keys: list[Key]) -> Op | None:
 
 def _is_lookup(graph: OpGraph, op: Op, stand_ins: Mapping[Key, StandIn]) -> bool:
     """Returns whether an op takes rows of a constant table."""
-    return op.op in GATHERS and bool(_shape(graph, op.inputs[0], stand_ins)) and takes_rows(op, graph.constants.get)
+    table = _known(graph, op.inputs[0], stand_ins) if op.op in GATHERS else None
+    return table is not None and bool(table.shape) and takes_rows(op, graph.constants.get)
 
 
-def _shape(graph: OpGraph, key: Key, stand_ins: Mapping[Key, StandIn]) -> tuple[int, ...] | None:
-    """The shape of a constant, or of what stands for one; None for all else."""
-    return graph.constants[key].shape if key in graph.constants else stand_ins[key].shape if key in stand_ins else None
-
-
-def _dtype(graph: OpGraph, key: Key, stand_ins: Mapping[Key, StandIn]) -> str:
-    return graph.constants[key].dtype.name if key in graph.constants else stand_ins[key].dtype
-
-
-def _gather(graph: OpGraph, like: Op, table: Key, rows: Key, shape: tuple[int, ...]) -> Op:
+def _gather(graph: OpGraph, like: Op, table: Key, rows: Key, shape: Shape) -> Op:
     return graph.add("GatherV2", like, {"batch_dims": 0}, [table, rows, graph.constant(np.array(0, np.int32))], shape)
+
+
+def _known(graph: OpGraph, key: Key, stand_ins: Mapping[Key, StandIn]) -> StandIn | None:
+    """Shape and type of a constant, or of what stands for one; None for all else."""
+    value = graph.constants.get(key)
+    return stand_ins.get(key) if value is None else StandIn(value.shape, value.dtype.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, known
 from msplit.engines.cuda.ir.interpret import LARGEST_FOLDED
 from msplit.engines.cuda.passes.embedding import intervals
 
@@ -22,7 +22,7 @@ class Proof:
 
     Attributes:
         outputs: Per output port the value that takes its place, or the array that it is in every run.
-        ops: New ops in topological order. They read inputs of the op, values of earlier proofs, and one another.
+        ops: New ops in topological order, which `prove` fills in. They read inputs of the op, values of earlier proofs, and one another.
         stays: Whether the op stays, because not every output is proved. It does if none is.
         later: Values that later proofs may read, whatever else reads them.
     """
@@ -57,7 +57,7 @@ def run_length(ids: NDArray[Any]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which rows are there.
+    """A choice of rows: those that are there.
 
     Attributes:
         key: A vector of truth values, one per row.
@@ -75,7 +75,7 @@ class Mask:
 
 
 Absent = int | Literal["any"] | None
-"""See `Kept`."""
+"""Number that stands in rows that are not there; None and "any" as in `Kept`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,32 +138,14 @@ class Filled:
     empty: Key
 
 
-@dataclass(frozen=True, eq=False)
-class Lookup:
-    """A dense lookup by kept ids in which each row that had none has one default: what it was made of.
-
-    Attributes:
-        mask: Of the ids before that.
-        ids: Likewise, all of them.
-        rows: How many rows the result has.
-        empty: Which of them had none.
-    """
-
-    mask: Mask
-    ids: Key
-    rows: int
-    empty: Key
-
-
 class KnownValues:
     """Values that one inference of shapes knows so far, and new ops and constants beside them.
 
     Args:
-        graph: For numbers and types.
-        static: What is the same in every run; grows while the inference goes on.
-        shapes: Of all other values; likewise.
+        graph: Its constants are what is the same in every run, its shapes those of all other values; both grow while the inference goes on.
 
     Attributes:
+        ops: New ops of the proof that is being made, in topological order.
         made: The ops that ran, by number.
         kept: Values whose shapes depend on values: the rows that a mask keeps.
         positions: Positions in kept rows.
@@ -174,15 +156,14 @@ class KnownValues:
         elements: Values that have the elements of kept rows, in a shape that is not known.
         completed: A mask, and coordinates of its rows -> the same without empty rows.
         returned: Where what was there before rows were filled is now -> the mask before, and what it was filled up to.
-        filled: Ids without empty rows -> what they were made of.
+        filled: Ids without empty rows -> the ids before, and what they were filled up to.
         lookups: Lookups by such ids -> likewise, and the op.
         flags: Values that repeat a truth value per row.
     """
 
-    def __init__(
-        self, graph: OpGraph, static: MutableMapping[Key, NDArray[Any]], shapes: Mapping[Key, tuple[int, ...]]
-    ) -> None:
-        self.graph, self._static, self._shapes = graph, static, shapes
+    def __init__(self, graph: OpGraph) -> None:
+        self.graph = graph
+        self.ops: list[Op] = []
         self.made: dict[int, Op] = {}
         self.kept: dict[Key, Kept] = {}
         self.positions: dict[Key, Positions] = {}
@@ -195,33 +176,30 @@ class KnownValues:
         self.elements: dict[Key, Kept] = {}
         self.completed: dict[tuple[Mask, Key], Filled] = {}
         self.returned: dict[Key, tuple[Mask, Filled]] = {}
-        self.filled: dict[Key, Lookup] = {}
-        self.lookups: dict[Key, tuple[Lookup, Op]] = {}
+        self.filled: dict[Key, tuple[Kept, Filled]] = {}
+        self.lookups: dict[Key, tuple[Kept, Filled, Op]] = {}
         self.flags: dict[Key, Key] = {}
-        self._ranges: dict[Key, intervals.Range] = {}
+        self._ranges: dict[Key, intervals.Range | None] = {}
 
     # Facts, see `intervals.Facts`
 
     def array(self, key: Key) -> NDArray[Any] | None:
         """The value itself, where it is the same in every run."""
-        return self._static.get(key)
+        return self.graph.constants.get(key)
 
     def range(self, key: Key) -> intervals.Range | None:
-        """Its interval."""
-        found = self._ranges.get(key)
-        if found is None and key in self._static:
-            found = intervals.of_array(self._static[key])
-            if found is not None:
-                self._ranges[key] = found
-        return found
+        """Interval of a value."""
+        if key not in self._ranges and key in self.graph.constants:
+            self._ranges[key] = intervals.of_array(self.graph.constants[key])
+        return self._ranges.get(key)
 
     def shape(self, key: Key) -> tuple[int, ...] | None:
-        """Its shape, where that is the same in every run."""
-        return self._static[key].shape if key in self._static else self._shapes.get(key)
+        """Shape of a value, where that is the same in every run."""
+        return self.graph.shape(key)
 
     def dtype(self, key: Key) -> str | None:
-        """Name of its type."""
-        return self._static[key].dtype.name if key in self._static else self.graph.dtypes.get(key)
+        """Name of a value's type."""
+        return self.graph.dtype(key)
 
     def is_zero(self, key: Key) -> bool:
         """Returns whether it is known to hold zeros and nothing else."""
@@ -243,25 +221,22 @@ class KnownValues:
 
     def is_followed(self, key: Key) -> bool:
         """Returns whether something is known of a value whose shape depends on values, or of what it was made of."""
-        return any(
-            key in found for found in (self.kept, self.positions, self.sizes, self.axes, self.elements, self.flags)
-        )
+        tables = (self.kept, self.positions, self.sizes, self.axes, self.elements, self.flags)
+        return any(key in table for table in tables)
 
-    def keep(self, op: Op, dense: Key, mask: Mask, *ops: Op, port: int = 0, absent: Absent = None) -> Proof:
-        """Note that the output of an op is the rows of a dense value that a mask keeps; new ops make that value."""
+    def keep(self, op: Op, dense: Key, mask: Mask, *, port: int = 0, absent: Absent = None) -> Proof:
+        """Note that the output of an op is the rows of a dense value that a mask keeps."""
         self.kept[op.node, port] = Kept(dense, mask, absent)
         self._gaps.add(dense)
-        return Proof(ops=list(ops))
+        return Proof()
 
-    def point(self, op: Op, found: Positions, *ops: Op, port: int = 0) -> Proof:
-        """Note that the output of an op is positions in kept rows; new ops make them."""
+    def point(self, op: Op, found: Positions, *, port: int = 0) -> Proof:
+        """Note that the output of an op is positions in kept rows."""
         self.positions[op.node, port] = found
-        return Proof(ops=list(ops))
+        return Proof()
 
-    def new(
-        self, op: str, like: Op, inputs: list[Key], attrs: dict[str, Any] | None = None, *, closes: bool = False
-    ) -> Op:
-        """A new op for a proof, that does the work of another.
+    def new(self, op: str, like: Op, inputs: list[Key], attrs: Attrs | None = None, *, closes: bool = False) -> Key:
+        """The first output of a new op of the proof that is being made, which does the work of another op.
 
         What it makes of rows that may not be there has gaps, too, unless it `closes` them: whatever stands in them, TensorFlow's own
         value comes out.
@@ -275,7 +250,8 @@ class KnownValues:
                 raise Mixed
             if not closes:
                 self._made_of_gaps.add(number)
-        return Op(number, like.name, op, attrs or {}, inputs, list(like.source_nodes))
+        self.ops.append(Op(number, like.name, op, attrs or {}, inputs, list(like.source_nodes)))
+        return number, 0
 
     def has_gaps(self, key: Key) -> bool:
         """Tell whether some rows of a value may not be there, or of what it is made of: it lies beside TensorFlow's, never in its place."""
@@ -283,9 +259,19 @@ class KnownValues:
 
     def constant(self, value: NDArray[Any]) -> Key:
         """A new constant."""
-        key = (self.graph.fresh(), 0)
-        self._static[key] = value
-        return key
+        return self.graph.constant(value)
+
+    def integers(self, value: int | Sequence[int]) -> Key:
+        """A new constant of int32: sizes, axes, bounds."""
+        return self.constant(np.asarray(value, np.int32))
+
+    def rows(self, key: Key) -> Kept | Positions:
+        """Kept rows, or positions in such, that a value is.
+
+        Raises:
+            Unproved: It is neither.
+        """
+        return self.positions[key] if key in self.positions else known(self.kept.get(key))
 
     def length(self, mask: Mask) -> int:
         """Number of rows that it covers."""
@@ -297,24 +283,22 @@ class KnownValues:
             return self.constant(np.arange(self.length(kept.mask), dtype=np.int32))
         return kept.dense
 
-    def chosen(self, like: Op, kept: Kept | Positions, other: Key | int, ops: list[Op]) -> Key:
-        """The rows that are there, and a number in the place of all others. Adds the ops that make it."""
+    def chosen(self, like: Op, kept: Kept | Positions, other: Key | int) -> Key:
+        """The rows that are there, and a number in the place of all others."""
         dense, mask = self.all_of(kept), kept.mask.key
         if kept.absent is not None and kept.absent == other:
             return dense
         shape, dtype = self.shape(dense) or (), str(self.dtype(dense))
         number = other if isinstance(other, tuple) else self.constant(np.array(other, numpy_dtype(dtype)))
         if len(shape) > 1:
-            ops.append(self.reshape(like, mask, (shape[0], *(1 for _ in shape[1:]))))
-            mask = (ops[-1].node, 0)
-        ops.append(self.new("SelectV2", like, [mask, dense, number], {"T": dtype}))
-        return ops[-1].node, 0
+            mask = self.reshape(like, mask, (shape[0], *(1 for _ in shape[1:])))
+        return self.new("SelectV2", like, [mask, dense, number], {"T": dtype})
 
-    def gather(self, like: Op, params: Key, indices: NDArray[np.int64] | Key) -> Op:
+    def gather(self, like: Op, params: Key, indices: NDArray[np.int64] | Key) -> Key:
         """Rows of a value."""
         rows = indices if isinstance(indices, tuple) else self.constant(indices)
-        return self.new("GatherV2", like, [params, rows, self.constant(np.array(0, np.int32))], {"batch_dims": 0})
+        return self.new("GatherV2", like, [params, rows, self.integers(0)], {"batch_dims": 0})
 
-    def reshape(self, like: Op, key: Key, sizes: tuple[int, ...], *, closes: bool = False) -> Op:
+    def reshape(self, like: Op, key: Key, sizes: Shape, *, closes: bool = False) -> Key:
         """A value in another shape."""
         return self.new("Reshape", like, [key, self.constant(np.asarray(sizes, np.int64))], closes=closes)

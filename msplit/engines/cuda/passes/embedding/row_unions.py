@@ -21,7 +21,7 @@ Parts = tuple[Key, Key]
 
 def split_row_unions(graph: OpGraph) -> bool:
     """Lets updates and sums of such rows take those of the ids, and adds the others as a whole. Whether there was one."""
-    unions = {(op.node, 0): found for op in graph.ops.values() if (found := _union(graph, op)) is not None}
+    unions = {op.out: found for op in graph.ops.values() if (found := _union(graph, op)) is not None}
     if not unions:
         return False
     parts: dict[Key, Parts] = {}
@@ -31,14 +31,13 @@ def split_row_unions(graph: OpGraph) -> bool:
         slot = 2 if op.op in _UPDATES else 0
         if op.op in _UPDATES or op.op == _SUM:
             ids, rows = unions.get(op.inputs[1]), parts.get(op.inputs[slot])
-            table = graph.shape(op.inputs[0] if op.op in _UPDATES else (op.node, 0))
+            table = graph.shape(op.inputs[0] if op.op in _UPDATES else op.out)
             if ids is not None and rows is not None and table is not None and graph.shape(rows[1]) == table:
                 op.inputs[1], op.inputs[slot] = ids, rows[0]
                 names |= _add_whole(graph, op, rows[1], table)
                 changed = True
-        elif op.op == _JOIN:
-            if len(op.inputs) == 3 and _first_axis(graph, op):
-                parts[op.node, 0] = op.inputs[0], op.inputs[1]
+        elif _joins_two(graph, op):
+            parts[op.out] = op.inputs[0], op.inputs[1]
         elif ("per element" in traits(op.op).words or op.op in SELECT) and any(key in parts for key in op.inputs):
             changed |= _apply(graph, op, parts)
     own = {after[0]: before for before, after in names.items()}
@@ -48,16 +47,15 @@ def split_row_unions(graph: OpGraph) -> bool:
     return changed
 
 
-def _first_axis(graph: OpGraph, op: Op) -> bool:
-    axis = graph.constants.get(op.inputs[-1])
+def _joins_two(graph: OpGraph, op: Op) -> bool:
+    """Returns whether an op puts one value below another."""
+    axis = graph.constants.get(op.inputs[-1]) if op.op == _JOIN and len(op.inputs) == 3 else None
     return axis is not None and int(axis) == 0
 
 
 def _union(graph: OpGraph, op: Op) -> Key | None:
     """The ids above those of all rows of a table, in order, where an op puts them there."""
-    if op.op != _JOIN or len(op.inputs) != 3 or not _first_axis(graph, op):
-        return None
-    own = graph.constants.get(op.inputs[1])
+    own = graph.constants.get(op.inputs[1]) if _joins_two(graph, op) else None
     return op.inputs[0] if own is not None and own.ndim == 1 and np.array_equal(own, np.arange(own.size)) else None
 
 
@@ -70,13 +68,10 @@ def _apply(graph: OpGraph, op: Op, parts: dict[Key, Parts]) -> bool:
     if not all(key in parts or _fits(graph, key, (above[0] + below[0], *above[1:])) for key in op.inputs):
         return False
     whole = [parts.get(key) or _rows_of(graph, key, above[0]) for key in op.inputs]
-    found = [
-        graph.add(op.op, op, dict(op.attrs), [one[side] for one in whole], shape)
-        for side, shape in enumerate((above, below))
-    ]
-    for part in found:
-        graph.dtypes[part.node, 0] = graph.dtypes[op.node, 0]
-    parts[op.node, 0] = (found[0].node, 0), (found[1].node, 0)
+    dtype = graph.dtypes[op.out]
+    sides = zip(zip(*whole, strict=True), (above, below), strict=True)
+    rows, others = (graph.add(op.op, op, dict(op.attrs), [*inputs], shape, dtype).out for inputs, shape in sides)
+    parts[op.out] = rows, others
     return True
 
 
@@ -88,21 +83,17 @@ def _fits(graph: OpGraph, key: Key, shape: tuple[int, ...]) -> bool:
 def _rows_of(graph: OpGraph, key: Key, count: int) -> Parts:
     """A number for all rows, or so many rows of a constant and its others."""
     value = graph.constants.get(key)
-    return (
-        (key, key)
-        if value is None or not value.ndim
-        else (graph.constant(value[:count]), graph.constant(value[count:]))
-    )
+    if value is None or not value.ndim:
+        return key, key
+    return graph.constant(value[:count]), graph.constant(value[count:])
 
 
 def _add_whole(graph: OpGraph, op: Op, rows: Key, table: tuple[int, ...]) -> dict[Key, Key]:
     """Adds a row for every row of the table to what an op gives. Gives what its result is called from now on."""
-    dtype = graph.dtypes[op.node, 0]
+    dtype = graph.dtypes[op.out]
     if op.op == _SUM:
-        some = graph.add(_SUM, op, op.attrs, op.inputs, table)
-        op.op, op.attrs, op.inputs = "AddV2", {"T": dtype}, [(some.node, 0), rows]
-        graph.dtypes[some.node, 0] = dtype
+        some = graph.add(_SUM, op, op.attrs, op.inputs, table, dtype).out
+        op.op, op.attrs, op.inputs = "AddV2", {"T": dtype}, [some, rows]
         return {}
-    whole = graph.add(op.op.replace("Scatter", "Assign"), op, {"T": dtype}, [(op.node, 0), rows], table)
-    graph.dtypes[whole.node, 0] = dtype
-    return {(op.node, 0): (whole.node, 0)}
+    whole = graph.add(op.op.replace("Scatter", "Assign"), op, {"T": dtype}, [op.out, rows], table, dtype)
+    return {op.out: whole.out}

@@ -12,60 +12,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op
+from msplit.engines.cuda.ir.graph import Key, Op, Shape, Unproved, known, require
 from msplit.engines.cuda.passes.embedding import masked_rows
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Mixed, Proof, is_grid, run_length
 from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with
 
 
 def prove(facts: KnownValues, op: Op) -> Proof | None:
-    """Returns whether an op that is about to run is something simpler."""
-    rule = _RULES.get(op.op)
-    try:
-        found = rule(facts, op) if rule is not None else None
-        if found is None:
-            found = masked_rows.prove(facts, op)
-    except Mixed:
+    """Finds the simpler form of an op that is about to run, if it has one: by its dense pattern, or as rows that a condition keeps."""
+    found = None
+    for rule in (_RULES.get(op.op), masked_rows.prove):
+        if found is None and rule is not None:
+            facts.ops = []
+            try:
+                found = rule(facts, op)
+            except Unproved:
+                pass
+            except Mixed:
+                return None
+    if found is None:
         return None
-    if found is None or not any(isinstance(value, tuple) and facts.has_gaps(value) for value in found.outputs.values()):
-        return found
-    return Proof(ops=found.ops)  # a value with gaps never takes the place of TensorFlow's
+    if any(isinstance(value, tuple) and facts.has_gaps(value) for value in found.outputs.values()):
+        found = Proof()  # a value with gaps never takes the place of TensorFlow's
+    found.ops = facts.ops
+    return found
 
 
 def _gather(facts: KnownValues, op: Op) -> Proof | None:
     """All rows in order are the rows themselves."""
-    indices, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
-    if indices is None or shape is None or indices.ndim != 1 or op.attrs.get("batch_dims", 0) or not shape:
-        return None
-    axis = facts.array(op.inputs[2]) if op.op == "GatherV2" else np.int32(0)
-    if axis is None or not -len(shape) <= int(axis) < len(shape):
-        return None
-    size = shape[int(axis)]
-    if indices.size != size or not np.array_equal(indices, np.arange(size)):
-        return None
+    indices, shape = known(facts.array(op.inputs[1])), known(facts.shape(op.inputs[0]))
+    axis = int(known(facts.array(op.inputs[2]))) if op.op == "GatherV2" else 0
+    require(indices.ndim == 1 and not op.attrs.get("batch_dims", 0) and -len(shape) <= axis < len(shape))
+    require(np.array_equal(indices, np.arange(shape[axis])))
     return Proof({0: op.inputs[0]})
 
 
 def _gather_nd(facts: KnownValues, op: Op) -> Proof | None:
     """All elements in order."""
-    indices, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
-    if indices is None or shape is None or indices.ndim != 2 or not 0 < indices.shape[1] <= len(shape):
-        return None
+    indices, shape = known(facts.array(op.inputs[1])), known(facts.shape(op.inputs[0]))
+    require(indices.ndim == 2 and 0 < indices.shape[1] <= len(shape))
     depth = indices.shape[1]
-    if not is_grid(indices, shape[:depth]):
-        return None
-    view = facts.reshape(op, op.inputs[0], (indices.shape[0], *shape[depth:]))
-    return Proof({0: (view.node, 0)}, [view])
+    require(is_grid(indices, shape[:depth]))
+    return Proof({0: facts.reshape(op, op.inputs[0], (indices.shape[0], *shape[depth:]))})
 
 
 def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     """Constant indices tell which rows are empty, whatever the values are."""
-    indices, shape = facts.array(op.inputs[0]), facts.array(op.inputs[2])
-    if indices is None or shape is None or indices.ndim != 2 or not shape.size:
-        return None
+    indices, shape = known(facts.array(op.inputs[0])), known(facts.array(op.inputs[2]))
+    require(indices.ndim == 2 and shape.size)
     rows, row_of = int(shape[0]), indices[:, 0]
     if rows < 0 or (row_of.size and not 0 <= row_of.min() <= row_of.max() < rows):
         return None  # TensorFlow refuses it, and so does the lowering
@@ -78,71 +77,59 @@ def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
     position = np.empty_like(order)
     position[order] = np.arange(order.size)
     values: Key = op.inputs[1]
-    ops: list[Op] = []
     if missing.size:
         count = facts.constant(np.array([missing.size], np.int64))
-        ops.append(facts.new("Fill", op, [count, op.inputs[3]]))
-        axis = facts.constant(np.array(0, np.int32))
-        ops.append(facts.new("ConcatV2", op, [values, (ops[-1].node, 0), axis]))
-        values = (ops[-1].node, 0)
+        filled = facts.new("Fill", op, [count, op.inputs[3]])
+        values = facts.new("ConcatV2", op, [values, filled, facts.integers(0)])
     if not np.array_equal(order, np.arange(order.size)):
-        ops.append(facts.gather(op, values, order))
-        values = (ops[-1].node, 0)
+        values = facts.gather(op, values, order)
     where = np.concatenate([indices, fillers])[order]
-    return Proof({0: where, 1: values, 2: empty, 3: position[: row_of.size]}, ops)
+    return Proof({0: where, 1: values, 2: empty, 3: position[: row_of.size]})
+
+
+def _segments(ids: NDArray[Any]) -> tuple[int, int]:
+    """Number of segments that ids name in order, and how many rows each has, 0 where not all have as many."""
+    require(ids.ndim == 1 and ids.size and ids[0] >= 0 and not np.any(ids[1:] < ids[:-1]))
+    return int(ids[-1]) + 1, run_length(ids)
 
 
 def _sparse_segment(facts: KnownValues, op: Op) -> Proof | None:
     """Rows by constant segments: as many segments as those say; k rows each are one axis more."""
-    ids = facts.array(op.inputs[2])
-    if ids is None or ids.ndim != 1 or not ids.size or ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
-        return None
-    count, length = int(ids[-1]) + 1, run_length(ids)
-    shape = facts.shape(op.inputs[0])
+    (count, length), shape = _segments(known(facts.array(op.inputs[2]))), facts.shape(op.inputs[0])
     if not length or shape is None:
-        number = facts.constant(np.array(count, np.int32))
-        fixed = facts.new(f"{op.op}WithNumSegments", op, [*op.inputs, number], dict(op.attrs))
-        return Proof({0: (fixed.node, 0)}, [fixed])
+        inputs = [*op.inputs, facts.integers(count)]
+        return Proof({0: facts.new(f"{op.op}WithNumSegments", op, inputs, dict(op.attrs))})
     rows = facts.gather(op, op.inputs[0], op.inputs[1])
-    return _grouped(facts, op, [rows], (count, length, *shape[1:]), op.op.removeprefix("SparseSegment"))
+    return _grouped(facts, op, rows, (count, length, *shape[1:]), op.op.removeprefix("SparseSegment"))
 
 
-def _grouped(facts: KnownValues, op: Op, ops: list[Op], shape: tuple[int, ...], how: str) -> Proof:
+def _grouped(facts: KnownValues, op: Op, rows: Key, shape: Shape, how: str) -> Proof:
     """Groups of rows, of shape [groups, rows, …], reduced to one row each."""
     if shape[1] > 1:
-        ops.append(facts.reshape(op, (ops[-1].node, 0) if ops else op.inputs[0], shape))
-        reduction = "Sum" if how == "SqrtN" else how
-        axis = facts.constant(np.array([1], np.int32))
-        ops.append(facts.new(reduction, op, [(ops[-1].node, 0), axis], {"keep_dims": False}))
+        groups, reduction = facts.reshape(op, rows, shape), "Sum" if how == "SqrtN" else how
+        rows = facts.new(reduction, op, [groups, facts.integers([1])], {"keep_dims": False})
         if how == "SqrtN":
             dtype = np.dtype(str(op.attrs.get("T", "float32")))
             divisor = facts.constant(np.array(math.sqrt(shape[1]), dtype))
-            ops.append(facts.new("RealDiv", op, [(ops[-1].node, 0), divisor], {"T": dtype.name}))
-    return Proof({0: (ops[-1].node, 0) if ops else op.inputs[0]}, ops)
+            rows = facts.new("RealDiv", op, [rows, divisor], {"T": dtype.name})
+    return Proof({0: rows})
 
 
 def _segment(facts: KnownValues, op: Op) -> Proof | None:
-    ids, shape = facts.array(op.inputs[1]), facts.shape(op.inputs[0])
-    if ids is None or shape is None or ids.shape != shape[:1] or not ids.size:
-        return None
-    if ids[0] < 0 or np.any(ids[1:] < ids[:-1]):
-        return None
-    count, length = int(ids[-1]) + 1, run_length(ids)
+    ids, shape = known(facts.array(op.inputs[1])), known(facts.shape(op.inputs[0]))
+    require(ids.shape == shape[:1])
+    count, length = _segments(ids)
     if length:
-        return _grouped(facts, op, [], (count, length, *shape[1:]), op.op.removeprefix("Segment"))
-    if op.op == "SegmentMean":  # has no unsorted kind
-        return None
-    number = facts.constant(np.array(count, np.int32))
-    fixed = facts.new(f"Unsorted{op.op}", op, [*op.inputs, number], dict(op.attrs))
-    return Proof({0: (fixed.node, 0)}, [fixed])
+        return _grouped(facts, op, op.inputs[0], (count, length, *shape[1:]), op.op.removeprefix("Segment"))
+    require(op.op != "SegmentMean")  # has no unsorted kind
+    return Proof({0: facts.new(f"Unsorted{op.op}", op, [*op.inputs, facts.integers(count)], dict(op.attrs))})
 
 
 def _select(facts: KnownValues, op: Op) -> Proof | None:
     """A condition that is the same everywhere chooses one side, if that needs no broadcasting."""
-    found = facts.range(op.inputs[0])
-    if found is None or found[0] != found[1]:
-        return None
-    chosen = op.inputs[1 if found[0] else 2]
+    low, high = known(facts.range(op.inputs[0]))
+    require(low == high)
+    chosen = op.inputs[1 if low else 2]
     return Proof({0: chosen}) if op.op == "Select" or _is_largest(facts, chosen, op.inputs) else None
 
 
@@ -157,49 +144,34 @@ def _is_largest(facts: KnownValues, chosen: Key, keys: list[Key]) -> bool:
 
 def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
     """Every position has its value."""
-    indices, shape = facts.array(op.inputs[0]), facts.array(op.inputs[1])
-    if indices is None or shape is None:
-        return None
+    indices, shape = known(facts.array(op.inputs[0])), known(facts.array(op.inputs[1]))
     sizes = tuple(int(size) for size in shape.reshape(-1))
-    if not is_grid(indices.reshape(-1, 1) if indices.ndim < 2 else indices, sizes):
-        return None
-    if facts.shape(op.inputs[2]) != (math.prod(sizes),):
-        return None
-    view = facts.reshape(op, op.inputs[2], sizes)
-    return Proof({0: (view.node, 0)}, [view])
+    require(is_grid(indices.reshape(-1, 1) if indices.ndim < 2 else indices, sizes))
+    require(facts.shape(op.inputs[2]) == (math.prod(sizes),))
+    return Proof({0: facts.reshape(op, op.inputs[2], sizes)})
 
 
 def _partition(facts: KnownValues, op: Op) -> Proof | None:
-    """Which rows go where is known."""
-    parts = facts.array(op.inputs[1])
-    if parts is None or parts.ndim != 1:
-        return None
-    ops = [
-        facts.gather(op, op.inputs[0], np.flatnonzero(parts == number))
-        for number in range(int(op.attrs["num_partitions"]))
-    ]
-    return Proof({port: (row.node, 0) for port, row in enumerate(ops)}, ops)
+    """Rows that go to parts, where it is known which go to which."""
+    parts = known(facts.array(op.inputs[1]))
+    require(parts.ndim == 1)
+    rows_of = (np.flatnonzero(parts == number) for number in range(int(op.attrs["num_partitions"])))
+    return Proof({port: facts.gather(op, op.inputs[0], rows) for port, rows in enumerate(rows_of)})
 
 
 def _stitch(facts: KnownValues, op: Op) -> Proof | None:
     """A stitch for which it is known where each row comes from."""
     half = len(op.inputs) // 2
-    places = [array for key in op.inputs[:half] if (array := facts.array(key)) is not None]
-    if len(places) != half or any(array.ndim != 1 for array in places):
-        return None
+    places = [known(facts.array(key)) for key in op.inputs[:half]]
+    require(all(array.ndim == 1 for array in places))
     place = np.concatenate(places)
-    if not place.size or place.min() < 0:
-        return None
+    require(place.size and place.min() >= 0)
     source = np.full(int(place.max()) + 1, -1, np.int64)
     source[place] = np.arange(place.size)  # of several rows with one place the last stays
-    if (source < 0).any():
-        return None
-    axis = facts.constant(np.array(0, np.int32))
-    joined = facts.new("ConcatV2", op, [*op.inputs[half:], axis])
-    if np.array_equal(source, np.arange(place.size)):
-        return Proof({0: (joined.node, 0)}, [joined])
-    rows = facts.gather(op, (joined.node, 0), source)
-    return Proof({0: (rows.node, 0)}, [joined, rows])
+    require((source >= 0).all())
+    joined = facts.new("ConcatV2", op, [*op.inputs[half:], facts.integers(0)])
+    in_order = np.array_equal(source, np.arange(place.size))
+    return Proof({0: joined if in_order else facts.gather(op, joined, source)})
 
 
 _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {

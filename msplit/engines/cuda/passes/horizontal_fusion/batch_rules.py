@@ -1,17 +1,18 @@
-"""Which ops can be done for several members at once, and how: each gets one more axis in front, the members."""
+"""Rules of ops that can be done for several members at once: each gets one more axis in front, the members."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ops.segment import IN_ORDER
 from msplit.engines.cuda.passes.horizontal_fusion.builder import Batch
+from msplit.engines.cuda.passes.horizontal_fusion.weights import grouped_attrs
+from msplit.engines.cuda.passes.pattern import channels_last
 from msplit.opset.traits import BATCH_MATMULS, EPILOGUE_STEPS, GATHERS, MATMULS, RESHAPES, ops_with
 
 Build = Callable[[Batch], list[Key] | None]
@@ -49,7 +50,7 @@ def weight_slot(graph: OpGraph, op: Op) -> int | None:
 
 
 def pointwise(m: Batch) -> list[Key] | None:
-    """As it is, every operand with the members' axis in front: ops of elements, and products, which get one more batch axis."""
+    """The op as it is, every operand with the members' axis in front: ops of elements, and products, which get one more batch axis."""
     rank = len(m.out(0))
     inputs = [m.input(slot, rank) for slot in range(m.slots)]
     return m.outputs(m.op.op, m.op.attrs, inputs)
@@ -58,14 +59,13 @@ def pointwise(m: Batch) -> list[Key] | None:
 def bias_add(m: Batch) -> list[Key] | None:
     """A sum, where channels are last."""
     rank = len(m.out(0))
-    if str(m.op.attrs.get("data_format", "NHWC"))[1] == "C" and rank > 2:
+    if rank > 2 and not channels_last(m.op):
         return None
-    attrs = {"T": m.type_of(0)}
-    return m.outputs("AddV2", attrs, [m.input(0, rank), m.input(1, rank)])
+    return m.outputs("AddV2", {"T": m.type_of(0)}, [m.input(0, rank), m.input(1, rank)])
 
 
 def stacked(m: Batch) -> list[Key] | None:
-    """As it is, every operand stacked: sums of tensors of one shape, and what runs along the last axis, which stays the last."""
+    """The op as it is, every operand stacked: sums of tensors of one shape, and what runs along the last axis, which stays the last."""
     return m.outputs(m.op.op, m.op.attrs, [m.stacked(slot) for slot in range(m.slots)])
 
 
@@ -85,7 +85,7 @@ def reshape(m: Batch) -> list[Key] | None:
 def bias_gradient(m: Batch) -> list[Key] | None:
     """A sum over all axes but that of the channels, which are last."""
     rank = len(m.shape(0))
-    if str(m.op.attrs.get("data_format", "NHWC"))[1] == "C" and rank > 2:
+    if rank > 2 and not channels_last(m.op):
         return None
     return m.outputs("Sum", {"T": m.type_of(0)}, [m.stacked(0), m.constant(np.arange(1, rank, dtype=np.int32))])
 
@@ -93,7 +93,7 @@ def bias_gradient(m: Batch) -> list[Key] | None:
 def transpose(m: Batch) -> list[Key] | None:
     """The members' axis stays in front."""
     order = np.concatenate([[0], m.static(1).astype(np.int64) + 1])
-    return [m.view("Transpose", [m.stacked(0), m.constant(order)], m.stacked_shape(0))]
+    return m.outputs("Transpose", {"T": m.type_of(0)}, [m.stacked(0), m.constant(order)])
 
 
 def _later(axis: int) -> int:
@@ -126,19 +126,19 @@ def slice_(m: Batch) -> list[Key] | None:
     """Cuts the same part out of every member."""
     begin = np.concatenate([[0], m.static(1).astype(np.int64)])
     size = np.concatenate([[m.count], m.static(2).astype(np.int64)])
-    return [m.view("Slice", [m.stacked(0), m.constant(begin), m.constant(size)], m.stacked_shape(0))]
+    return m.outputs("Slice", {"T": m.type_of(0)}, [m.stacked(0), m.constant(begin), m.constant(size)])
 
 
 def strided_slice(m: Batch) -> list[Key] | None:
     """Cuts the same part out of every member: all masks move by one axis."""
-    attrs = dict(m.op.attrs)
+    attrs = {"T": m.type_of(0), **m.op.attrs}
     for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"):
         attrs[name] = int(attrs.get(name, 0)) << 1
     attrs["begin_mask"] |= 1
     attrs["end_mask"] |= 1
     begin, end, strides = (np.concatenate([[first], m.static(slot)]) for slot, first in ((1, 0), (2, 0), (3, 1)))
     inputs = [m.stacked(0), *(m.constant(part.astype(np.int64)) for part in (begin, end, strides))]
-    return [m.view("StridedSlice", inputs, m.stacked_shape(0), attrs)]
+    return m.outputs("StridedSlice", attrs, inputs)
 
 
 def concat(m: Batch) -> list[Key] | None:
@@ -151,9 +151,7 @@ def product(m: Batch) -> list[Key] | None:
     """Matrix products: of one matrix with all rows below each other, or batched."""
     attrs = m.op.attrs
     steps = tuple(str(step) for step in attrs.get("fused_ops", ())) if m.op.op == "_FusedMatMul" else ()
-    simple = not steps or (
-        steps[0] == "BiasAdd" and (len(steps) == 1 or steps[1] not in EPILOGUE_STEPS) and len(steps) <= 2
-    )
+    simple = not steps or (steps[0] == "BiasAdd" and len(steps) <= 2 and EPILOGUE_STEPS.isdisjoint(steps[1:]))
     turned = bool(attrs.get("transpose_a"))
     if not simple or m.slots != 2 + bool(steps) or (turned and steps):
         return None
@@ -182,13 +180,7 @@ def _weighted_product(m: Batch, steps: tuple[str, ...]) -> list[Key] | None:
     if found is None:
         return None
     layer, stacks = found
-    attrs: dict[str, Any] = {
-        **{name: m.op.attrs[name] for name in ("T", "leakyrelu_alpha") if name in m.op.attrs},
-        "activation": "".join(steps[1:]),
-        "count": m.count,
-        "layers": (layer,),
-    }
-    return m.outputs("_GroupedMatMul", attrs, [m.input(0, 2), *stacks])
+    return m.outputs("_GroupedMatMul", grouped_attrs(m.op, steps, layer), [m.input(0, 2), *stacks])
 
 
 def segment_sum(m: Batch) -> list[Key] | None:

@@ -1,4 +1,4 @@
-"""Which ops are merged: agenda-based batching.
+"""Choice of ops that are merged: agenda-based batching.
 
 Ops are visited in an order in which each comes after what it reads, the ones with the most kernels behind them first. Among those that are
 ready at the same time, alike ones are candidates for a merge (Neubig, Goldberg, Dyer: On-the-fly Operation Batching in Dynamic
@@ -26,10 +26,10 @@ from msplit.engines.cuda.passes.horizontal_fusion.signature import Signatures
 from msplit.opset.traits import VIEWS
 
 KERNEL_US = 1.3
-"""What one kernel less saves inside a CUDA graph."""
+"""Time that one kernel less saves inside a CUDA graph."""
 
 COPY_US = 2.0
-"""What one kernel that puts operands side by side costs, beside its bytes."""
+"""Time of a kernel that puts operands side by side, beside its bytes."""
 
 BYTES_PER_US = 2e6
 """Read and written by such a copy."""
@@ -135,12 +135,8 @@ class Batcher:
         if slot is not None:
             return op.inputs[slot][0]
         static = self._static[op.node]
-        read = [
-            self._rank.get(key[0], key[0])
-            for place, key in enumerate(op.inputs)
-            if place not in static and key not in self.graph.constants
-        ]
-        return max(read, default=op.node)
+        read = (key for slot, key in enumerate(op.inputs) if slot not in static and key not in self.graph.constants)
+        return max((self._rank.get(key[0], key[0]) for key in read), default=op.node)
 
     def _divide(self, ops: list[Op]) -> list[list[list[Op]]]:
         """Ready ops of one signature, divided into what to merge: each part is one set, or several to put together."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape
 from msplit.engines.cuda.passes.horizontal_fusion.weights import StackedWeights
 from msplit.engines.cuda.passes.pattern import value_key
 
@@ -50,20 +50,14 @@ class Builder:
         self._cache: dict[Any, Key] = {}
 
     def emit(
-        self,
-        like: Op,
-        op: str,
-        attrs: dict[str, Any],
-        inputs: list[Key],
-        shapes: Sequence[tuple[int, ...]],
-        source_nodes: list[int],
-    ) -> int:
-        """Adds an op; its number."""
+        self, like: Op, op: str, attrs: Attrs, inputs: list[Key], made: Sequence[tuple[Shape, str]], nodes: list[int]
+    ) -> Op:
+        """Adds an op that does the work of some nodes, given shape and type of each output."""
         number = self.graph.fresh()
-        self.ops[number] = Op(number, like.name, op, attrs, inputs, source_nodes)
-        for port, shape in enumerate(shapes):
-            self.graph.shapes[number, port] = shape
-        return number
+        self.ops[number] = Op(number, like.name, op, attrs, inputs, nodes)
+        for port, (shape, dtype) in enumerate(made):
+            self.graph.shapes[number, port], self.types[number, port] = shape, dtype
+        return self.ops[number]
 
     def constant(self, value: NDArray[Any]) -> Key:
         """A small constant, the same one for the same value."""
@@ -73,36 +67,32 @@ class Builder:
             self.types[self._cache[key]] = value.dtype.name
         return self._cache[key]
 
-    def helper(self, like: Op, op: str, inputs: list[Key], shape: tuple[int, ...], **attrs: Any) -> Key:
-        """The output, of its first input's type, of a new op that helps another: it does the work of no node but that one's first."""
-        kind = self.types[inputs[0]]
-        number = self.emit(like, op, {"T": kind, **attrs}, inputs, [shape], [like.source_nodes[0]])
-        self.types[number, 0] = kind
-        return number, 0
+    def helper(self, like: Op, op: str, inputs: list[Key], shape: Shape, **attrs: Any) -> Key:
+        """The output, of its first input's type, of a new op that helps others, one for all that need the same. It does the work of no node
+        but the first of the op that it helped first."""
+        name = (op, *inputs, *attrs.items(), shape)
+        if name not in self._cache:
+            kind = self.types[inputs[0]]
+            made = self.emit(like, op, {"T": kind, **attrs}, inputs, [(shape, kind)], like.source_nodes[:1])
+            self._cache[name] = made.out
+        return self._cache[name]
 
     def plain(self, key: Key, like: Op) -> Key:
         """A value for an op that is not merged: a view of the stack that it lies in, if it lies in one."""
         place = self.places.get(key)
         if place is None or self.graph.variable(key) is not None:
             return key
-        made = ("plain", key)
-        if made not in self._cache:
-            at = [self.constant(np.asarray([value], np.int64)) for value in (place.index, place.index + 1, 1)]
-            inputs = [place.stack, *at]
-            self._cache[made] = self.helper(like, "StridedSlice", inputs, self.graph.shapes[key], shrink_axis_mask=1)
-        return self._cache[made]
+        at = [self.constant(np.asarray([value], np.int64)) for value in (place.index, place.index + 1, 1)]
+        return self.helper(like, "StridedSlice", [place.stack, *at], self.graph.shapes[key], shrink_axis_mask=1)
 
     def range(self, part: StackRange, like: Op) -> Key:
         """Some positions of a stack: a view."""
         shape = self.graph.shapes[part.key]
         if part.start == 0 and part.count == shape[0]:
             return part.key
-        made = ("range", part)
-        if made not in self._cache:
-            begin = self.constant(np.asarray([part.start, *[0] * (len(shape) - 1)], np.int64))
-            size = self.constant(np.asarray([part.count, *[-1] * (len(shape) - 1)], np.int64))
-            self._cache[made] = self.helper(like, "Slice", [part.key, begin, size], (part.count, *shape[1:]))
-        return self._cache[made]
+        begin = self.constant(np.asarray([part.start, *[0] * (len(shape) - 1)], np.int64))
+        size = self.constant(np.asarray([part.count, *[-1] * (len(shape) - 1)], np.int64))
+        return self.helper(like, "Slice", [part.key, begin, size], (part.count, *shape[1:]))
 
     def stack(self, keys: Sequence[Key], like: Op) -> Key:
         """Values side by side: a view where they lie so already, constants once and for all, otherwise a copy."""
@@ -114,20 +104,14 @@ class Builder:
         ranges = self.ranges(keys)
         if len(ranges) == 1 and ranges[0].start >= 0:
             return self.range(ranges[0], like)
-        made = ("stack", tuple(keys))
-        if made not in self._cache:
-            member = self.graph.shapes[keys[0]]
-            shape = (len(keys), *member)
-            if all(part.start < 0 for part in ranges):
-                self._cache[made] = self.helper(like, "Pack", list(keys), shape, axis=0)
-            else:
-                axis = self.constant(np.asarray(0, np.int32))
-                inputs = [
-                    self.range(part, like) if part.start >= 0 else self.reshape(part.key, (1, *member), like)
-                    for part in ranges
-                ]
-                self._cache[made] = self.helper(like, "ConcatV2", [*inputs, axis], shape)
-        return self._cache[made]
+        member = self.graph.shapes[keys[0]]
+        if all(part.start < 0 for part in ranges):
+            return self.helper(like, "Pack", list(keys), (len(keys), *member), axis=0)
+        axis = self.constant(np.asarray(0, np.int32))
+        inputs = [
+            self.range(part, like) if part.start >= 0 else self.reshape(part.key, (1, *member), like) for part in ranges
+        ]
+        return self.helper(like, "ConcatV2", [*inputs, axis], (len(keys), *member))
 
     def side_by_side(self, keys: Sequence[Key]) -> StackSlot | None:
         """Place where variables of a shape are neighbours, from the first one on: memory is laid out for it. None where they can not be."""
@@ -147,15 +131,11 @@ class Builder:
         self.places |= {key: StackSlot(stack, place) for place, key in enumerate(keys)}
         return StackSlot(stack, 0)
 
-    def reshape(self, key: Key, shape: tuple[int, ...], like: Op) -> Key:
+    def reshape(self, key: Key, shape: Shape, like: Op) -> Key:
         """Gives the same elements another shape."""
         if self.graph.shapes[key] == shape:
             return key
-        made = ("reshape", key, shape)
-        if made not in self._cache:
-            sizes = self.constant(np.asarray(shape, np.int64))
-            self._cache[made] = self.helper(like, "Reshape", [key, sizes], shape)
-        return self._cache[made]
+        return self.helper(like, "Reshape", [key, self.constant(np.asarray(shape, np.int64))], shape)
 
     def ranges(self, keys: Sequence[Key]) -> list[StackRange]:
         """Values as runs of stacks, in order."""
@@ -218,15 +198,15 @@ class Batch:
         """A static operand, the same for all."""
         return np.asarray(self._builder.graph.constants[self.op.inputs[slot]])
 
-    def shape(self, slot: int) -> tuple[int, ...]:
+    def shape(self, slot: int) -> Shape:
         """Shape of a member's operand."""
         return self._shapes[self.op.inputs[slot]]
 
-    def out(self, port: int) -> tuple[int, ...]:
+    def out(self, port: int) -> Shape:
         """Shape of a member's output."""
         return self._shapes[self.op.node, port]
 
-    def stacked_shape(self, port: int) -> tuple[int, ...]:
+    def stacked_shape(self, port: int) -> Shape:
         """Shape of all members' outputs."""
         return (self.count, *self.out(port))
 
@@ -256,17 +236,16 @@ class Batch:
         shape = self.shape(slot)
         one = self.reshape(self.key(slot), (1, *shape))
         whole = (self.count, *shape)
-        return self.view("BroadcastTo", [one, self.constant(np.asarray(whole, np.int64))], whole)
+        sizes = self.constant(np.asarray(whole, np.int64))
+        return self.emit("BroadcastTo", {"T": self.type_of(slot)}, [one, sizes], whole)
 
     def layer(self, steps: tuple[str, ...]) -> tuple[dict[str, int], list[Key]] | None:
         """The members' weights and biases as `_GroupedMatMul` wants them, and the stacks; None where that would hold weights twice."""
-        turned = bool(self.op.attrs.get("transpose_b"))
-        weights = self._builder.weights
-        found = self._taken(1, wide=self.shared(0) and not turned)
+        found = self._taken(1, wide=self.shared(0) and not self.op.attrs.get("transpose_b"))
         if found is None:
             return None
         stack, start = found
-        layer = {"start": start, "count": self.count, "transpose": int(turned), "wide": int(weights.is_wide(stack))}
+        layer = self._builder.weights.layer(self.op, stack, start, self.count)
         if not steps:
             return layer, [stack]
         if self.shared(2):
@@ -291,24 +270,19 @@ class Batch:
         key, starts, sizes = found
         return key, self.constant(np.asarray(starts, np.int64)), self.constant(np.asarray(sizes, np.int64))
 
-    def emit(self, op: str, attrs: dict[str, Any], inputs: list[Key], *shapes: tuple[int, ...]) -> Key:
+    def emit(self, op: str, attrs: Attrs, inputs: list[Key], *shapes: Shape) -> Key:
         """Adds the op that does the members' work; its first value."""
-        source_nodes = [node for member in self._members for node in member.source_nodes]
-        number = self._builder.emit(self.op, op, dict(attrs), inputs, shapes, source_nodes)
-        self._builder.ops[number].batch = self.count
-        for port in range(len(shapes)):
-            self._builder.types[number, port] = self._builder.types[self.op.node, port]
-        return number, 0
+        nodes = [node for member in self._members for node in member.source_nodes]
+        types = (self._builder.types[self.op.node, port] for port in range(len(shapes)))
+        made = self._builder.emit(self.op, op, dict(attrs), inputs, list(zip(shapes, types, strict=True)), nodes)
+        made.batch = self.count
+        return made.out
 
-    def reshape(self, key: Key, shape: tuple[int, ...]) -> Key:
+    def reshape(self, key: Key, shape: Shape) -> Key:
         """Gives the same elements another shape."""
         return self._builder.reshape(key, shape, self.op)
 
-    def view(self, op: str, inputs: list[Key], shape: tuple[int, ...], attrs: dict[str, Any] | None = None) -> Key:
-        """Adds a view; its value."""
-        return self.emit(op, {"T": self._builder.types.get(inputs[0]), **(attrs or {})}, inputs, shape)
-
-    def outputs(self, op: str, attrs: dict[str, Any], inputs: list[Key]) -> list[Key]:
+    def outputs(self, op: str, attrs: Attrs, inputs: list[Key]) -> list[Key]:
         """Adds an op with as many outputs as a member has, each stacked; its values."""
         ports = range(self._builder.graph.ports(self.op.node))
         number, _ = self.emit(op, attrs, inputs, *(self.stacked_shape(port) for port in ports))

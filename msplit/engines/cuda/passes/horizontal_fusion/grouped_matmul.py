@@ -26,10 +26,9 @@ def add_products(graph: OpGraph) -> None:
     """
     readers = Readers(graph)
     for op in list(graph.ops.values()):
-        shape = graph.shapes.get((op.node, 0))
-        if op.op != "AddV2" or shape is None or len(set(op.inputs)) != 2:
-            continue
-        if any(graph.shapes.get(key) != shape for key in op.inputs):
+        shape = graph.shapes.get(op.out)
+        alike = shape is not None and all(graph.shapes.get(key) == shape for key in op.inputs)
+        if op.op != "AddV2" or not alike or len(set(op.inputs)) != 2:
             continue
         terms = [term for key in op.inputs if (term := _term(graph, readers, key)) is not None]
         whole = [term for term in terms if not term.first]
@@ -39,20 +38,15 @@ def add_products(graph: OpGraph) -> None:
 
 
 def _term(graph: OpGraph, readers: Readers, key: Key) -> _Term | None:
-    op = _made_for_one(graph, readers, key)
+    op = readers.maker(key)
     if op is None or _is_product(op):
         return None if op is None else _Term(op)
     if op.op != "ConcatV2" or len(op.inputs) != 3 or int(graph.constants[op.inputs[2]]) != 0:
         return None
-    product = _made_for_one(graph, readers, op.inputs[1])
+    product = readers.maker(op.inputs[1])
     if product is None or not _is_product(product):
         return None
     return _Term(product, graph.shapes[op.inputs[0]][0], op.inputs[0], op)
-
-
-def _made_for_one(graph: OpGraph, readers: Readers, key: Key) -> Op | None:
-    """The op that makes a value, if one op reads it, and once."""
-    return None if readers.only(key) is None else graph.ops.get(key[0])
 
 
 def _is_product(op: Op) -> bool:
@@ -67,9 +61,7 @@ def _add(graph: OpGraph, op: Op, one: Op, other: _Term) -> None:
     op.attrs = {**one.attrs, "layers": layers, "first": other.first}
     op.op = "_GroupedMatMul"
     op.source_nodes = [*one.source_nodes, *other.product.source_nodes, *op.source_nodes]
-    for gone in (one, other.product, other.copy):
-        if gone is not None:
-            del graph.ops[gone.node]
+    graph.drop(gone for gone in (one, other.product, other.copy) if gone is not None)
 
 
 def put_rows_first(graph: OpGraph) -> None:

@@ -16,7 +16,7 @@ def join(builder: Builder, op: Op) -> bool:
     if op.op == "Unpack":
         return _unpack(builder, op)
     data = op.inputs[:-1] if op.op == "ConcatV2" else op.inputs
-    if op.op not in JOINS or len(data) < 2 or (op.node, 0) not in builder.graph.shapes:
+    if op.op not in JOINS or len(data) < 2 or op.out not in builder.graph.shapes:
         return False
     ranges = builder.ranges(data)
     if len(ranges) != 1 or ranges[0].start < 0:

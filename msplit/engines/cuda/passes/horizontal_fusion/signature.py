@@ -13,9 +13,9 @@ from msplit.opset import schema
 from msplit.opset.traits import JOINS, VIEWS, ops_with
 
 FORWARD = 3
-"""How far ahead two ops must be read alike for a merge that costs something."""
+"""Ops ahead that must read two ops alike for a merge that costs something."""
 _CHAIN = 12
-"""How far ahead the kernels are counted that a merge saves."""
+"""Ops ahead whose kernels are counted for what a merge saves."""
 
 
 class Signatures:
@@ -76,30 +76,26 @@ class Signatures:
         return op.op, attrs_key(op.attrs), tuple(slots), outputs, self._gpus.get(op.node, 0)
 
     def _forward(self) -> dict[int, int]:
-        current = {number: self.own.get(number, -1) for number in self._graph.ops}
+        ops, current = self._graph.ops, {number: self.own.get(number, -1) for number in self._graph.ops}
         for _ in range(FORWARD):
             following = {}
             for number in self._graph.ops:
-                after = set()
-                for port, slot, reader in self._readers.get(number, ()):
-                    name = self._graph.ops[reader].op
-                    # Where a branch enters a join differs from branch to branch.
-                    after.add((port, -1, name) if name in JOINS else (port, slot, current[reader]))
+                read = self._readers.get(number, ())
+                # Where a branch enters a join differs from branch to branch.
+                after = {
+                    (port, -1, ops[by].op) if ops[by].op in JOINS else (port, slot, current[by])
+                    for port, slot, by in read
+                }
                 following[number] = self._number((current[number], tuple(sorted(after, key=repr))))
             current = following
         return current
 
     def _chain(self) -> dict[int, float]:
-        current = dict.fromkeys(self._graph.ops, 0.0)
+        ops, current = self._graph.ops, dict.fromkeys(self._graph.ops, 0.0)
+        own = {number: BATCH_RULES[ops[number].op].kernels for number in self.own if ops[number].op not in JOINS}
         for _ in range(_CHAIN):
-            following = {}
-            for number, op in self._graph.ops.items():
-                if number not in self.own or op.op in JOINS:
-                    following[number] = 0.0
-                    continue
-                ahead = max((current[reader] for _, _, reader in self._readers.get(number, ())), default=0.0)
-                following[number] = BATCH_RULES[op.op].kernels + ahead
-            current = following
+            ahead = ((number, [current[by] for _, _, by in self._readers.get(number, ())]) for number in own)
+            current = current | {number: own[number] + max(behind, default=0.0) for number, behind in ahead}
         return current
 
 
@@ -115,15 +111,13 @@ def value_types(graph: OpGraph) -> dict[Key, str]:
         if all((number, port) in types for port in range(ports)):
             continue
         made = schema.output_dtypes(op.op, op.attrs, ports) or ()
-        first = types.get(op.inputs[0]) if op.inputs else None
+        first = types.get(op.inputs[0]) if op.inputs and op.op in _ONE_TYPE else None
         for port in range(ports):
             # Ops that passes added lack attributes; those that do not say hand on the type of their first input.
-            found = (made[port] if port < len(made) else None) or (
-                first if op.op in VIEWS or op.op in _SAME_TYPE else None
-            )
+            found = (made[port] if port < len(made) else None) or first
             if found is not None:
                 types.setdefault((number, port), found)
     return types
 
 
-_SAME_TYPE = ops_with("one type")
+_ONE_TYPE = VIEWS | ops_with("one type")

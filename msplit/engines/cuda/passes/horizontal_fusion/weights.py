@@ -7,12 +7,12 @@ it is in) share one stack and read neighbouring positions of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape
 from msplit.engines.cuda.passes.pattern import Readers, takes_rows
 from msplit.opset.traits import GATHERS, MATMULS, traits
 
@@ -35,6 +35,12 @@ class _Stack:
     wide: bool = False
 
 
+def grouped_attrs(op: Op, steps: Sequence[str], layer: Mapping[str, int]) -> Attrs:
+    """Attributes of the `_GroupedMatMul` that products like one become, with a layer and the steps that ride on them."""
+    kept: Attrs = {name: op.attrs[name] for name in ("T", "leakyrelu_alpha") if name in op.attrs}
+    return {**kept, "activation": "".join(steps[1:]), "count": layer["count"], "layers": (layer,)}
+
+
 class StackedWeights:
     """The stacks that merges take their constants from. `finish` makes them."""
 
@@ -42,10 +48,10 @@ class StackedWeights:
         self._graph = graph
         self._stacks: dict[Key, _Stack] = {}
         self._at: dict[Key, tuple[Key, int]] = {}
-        self._copies: dict[tuple[Key, ...], Key] = {}
-        self._shaped: dict[tuple[Key, tuple[int, ...]], Key] = {}
         self._readers = Readers(graph)
         self._movable = functools.cache(self._find_movable)
+        self._copy = functools.cache(self._make_copy)
+        self.shaped = functools.cache(self._reshaped)
 
     def take(self, keys: Sequence[Key], *, wide: bool = False) -> tuple[Key, int] | None:
         """A stack in which these constants of one shape are neighbours, and where the first one is; None where there can be none.
@@ -107,30 +113,26 @@ class StackedWeights:
         held = self._stacks[stack]
         for key in keys:
             self._at[key] = stack, len(held.keys)
-            held.keys.append(key)
             if held.rows is not None:
-                before = held.keys[-2] if len(held.keys) > 1 else None
-                held.rows.append(held.rows[-1] + len(self._graph.constants[before]) if before is not None else 0)
+                held.rows.append(held.rows[-1] + len(self._graph.constants[held.keys[-1]]) if held.keys else 0)
+            held.keys.append(key)
 
     def copy(self, keys: Sequence[Key]) -> Key:
         """Small constants side by side, in a constant of its own."""
-        made = tuple(keys)
-        if made not in self._copies:
-            self._copies[made] = self._graph.constant(np.stack([self._graph.constants[key] for key in keys]))
-        return self._copies[made]
+        return self._copy(tuple(keys))
 
-    def shaped(self, key: Key, shape: tuple[int, ...]) -> Key:
+    def _make_copy(self, keys: tuple[Key, ...]) -> Key:
+        return self._graph.constant(np.stack([self._graph.constants[key] for key in keys]))
+
+    def _reshaped(self, key: Key, shape: Shape) -> Key:
         """A constant in another shape."""
         value = self._graph.constants[key]
-        if value.shape == shape:
-            return key
-        if (key, shape) not in self._shaped:
-            self._shaped[key, shape] = self._graph.constant(value.reshape(shape))
-        return self._shaped[key, shape]
+        return key if value.shape == shape else self._graph.constant(value.reshape(shape))
 
-    def is_wide(self, stack: Key) -> bool:
-        """Returns whether a stack holds matrices side by side."""
-        return stack in self._stacks and self._stacks[stack].wide
+    def layer(self, op: Op, stack: Key, start: int, count: int) -> dict[str, int]:
+        """StackedWeights of products like one as `_GroupedMatMul` wants them: so many neighbours in a stack, from the first one on."""
+        wide = stack in self._stacks and self._stacks[stack].wide
+        return {"start": start, "count": count, "transpose": int(bool(op.attrs.get("transpose_b"))), "wide": int(wide)}
 
     def read_from_stacks(self) -> None:
         """Lets products and lookups that were not merged read their part of a stack, as merged ones with one member."""
@@ -143,27 +145,17 @@ class StackedWeights:
     def _product(self, op: Op, key: Key) -> None:
         stack, start = self._at[key]
         steps = tuple(str(step) for step in op.attrs.get("fused_ops", ()))
-        wide = self._stacks[stack].wide
-        layer = {"start": start, "count": 1, "transpose": int(bool(op.attrs.get("transpose_b"))), "wide": int(wide)}
-        if steps:
-            layer["bias"] = -1
-        op.attrs = {
-            **{name: op.attrs[name] for name in ("T", "leakyrelu_alpha") if name in op.attrs},
-            "activation": "".join(steps[1:]),
-            "count": 1,
-            "layers": (layer,),
-            "single": True,
-        }
+        layer = self.layer(op, stack, start, 1) | ({"bias": -1} if steps else {})
+        op.attrs = {**grouped_attrs(op, steps, layer), "single": True}
         op.op, op.inputs = "_GroupedMatMul", [op.inputs[0], stack, *op.inputs[2:]]
 
     def _lookup(self, op: Op, key: Key) -> None:
         stack, index = self._at[key]
         rows = self._stacks[stack].rows
         assert rows is not None
-        start = self._graph.constant(np.asarray([rows[index]], np.int64))
-        size = self._graph.constant(np.asarray([len(self._graph.constants[key])], np.int64))
+        place = rows[index], len(self._graph.constants[key])
         op.attrs = {"T": op.attrs.get("Tparams", op.attrs.get("dtype")), "count": 1, "single": True}
-        op.op, op.inputs = "_GroupedLookup", [stack, op.inputs[1], start, size]
+        op.op, op.inputs = "_GroupedLookup", [stack, op.inputs[1], *(self._graph.sizes((one,)) for one in place)]
 
     def finish(self) -> None:
         """Makes the stacks."""

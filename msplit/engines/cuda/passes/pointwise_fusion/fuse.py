@@ -52,21 +52,8 @@ class Fused:
 
     def facts(self) -> Mapping[str, Any]:
         """For the report of a run."""
-        found: dict[str, Any] = {
-            "fused_groups": self.groups,
-            "fused_ops": self.members,
-            "fused_kernels": self.kernels,
-        }
-        if self.report is not None:
-            found |= {
-                "compile_seconds": round(self.report.seconds, 3),
-                "compiled": self.report.compiled,
-                "compiled_from_cache": self.report.cached - self.report.ahead,
-                **({"compiled_by_workers": self.report.ahead} if self.report.ahead else {}),
-                **({"workers_failed": dict(sorted(self.report.failed.items()))} if self.report.failed else {}),
-                "not_fused": dict(sorted(self.report.refused.items())),
-            }
-        return found
+        counts = {"fused_groups": self.groups, "fused_ops": self.members, "fused_kernels": self.kernels}
+        return {**counts, **({} if self.report is None else self.report.facts())}
 
 
 def likely_groups(graph: OpGraph) -> int:
@@ -91,12 +78,14 @@ def fuse(
     compiler = Compiler(device, seconds) if compile else None
     done = Fused(report=compiler.report if compiler else None)
     among: set[int] | None = None
+    # Groups as large as may be first; then, of the ops of groups for which there is no kernel, smaller ones of equally many elements.
     for strict in (False, True):
         dtypes = {key: dtype_name(found[2]) for key, found in layouts.items()}
         groups = find_groups(graph, dtypes, among=among, strict=strict)
         readers = Readers(graph)
         for_products = read_by_products(graph) if measure and takes_tf32(device) else set()
         outlines = [outline(graph, group, readers, for_products) for group in groups]
+        # A group whose kernel is a reason, in words, stays as it is.
         pairs = list(zip(outlines, _kernels(compiler, outlines, layouts), strict=True))
         chosen = [(made, kernel) for made, kernel in pairs if not isinstance(kernel, str)]
         names = contract(graph, chosen)

@@ -97,6 +97,17 @@ class CompileReport:
     failed: Counter[str] = field(default_factory=Counter)
     refused: dict[str, int] = field(default_factory=dict)
 
+    def facts(self) -> Mapping[str, Any]:
+        """For the report of a run. Workers are named where there was something with them."""
+        return {
+            "compile_seconds": round(self.seconds, 3),
+            "compiled": self.compiled,
+            "compiled_from_cache": self.cached - self.ahead,
+            **({"compiled_by_workers": self.ahead} if self.ahead else {}),
+            **({"workers_failed": dict(sorted(self.failed.items()))} if self.failed else {}),
+            "not_fused": dict(sorted(self.refused.items())),
+        }
+
 
 def layout(tensor: torch.Tensor) -> Layout:
     """Layout of a tensor in memory."""
@@ -151,20 +162,17 @@ class Compiler:
         key = (body.key, layouts)
         if self.device.type == "cuda" and not can_launch(self.device):
             return "Triton, which compiles for the GPU, or its C compiler is missing"
-        if key not in self._made:
-            known = self._known(body, layouts)
-            if known is None:
-                if self.report.seconds >= self.budget:
-                    return f"compiling took more than {self.budget:g} s"
-                with _ALONE:
-                    start = time.perf_counter()
-                    known = self._compile(body, layouts)
-                    self.report.seconds += time.perf_counter() - start
-            self._made[key] = known
+        if not self._has(body, layouts):
+            if self.report.seconds >= self.budget:
+                return f"compiling took more than {self.budget:g} s"
+            with _ALONE:
+                start = time.perf_counter()
+                self._made[key] = self._compile(body, layouts)
+                self.report.seconds += time.perf_counter() - start
         return self._made[key]
 
     def _has(self, body: Body, layouts: tuple[Layout, ...]) -> bool:
-        """Returns whether a group was compiled before, in another process perhaps."""
+        """Returns whether a group was compiled before, in another process perhaps: its kernel, or why there is none, is kept then."""
         found = self._made.get((body.key, layouts)) or self._known(body, layouts)
         if found is not None:
             self._made[body.key, layouts] = found

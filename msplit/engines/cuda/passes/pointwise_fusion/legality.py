@@ -1,4 +1,4 @@
-"""Which ops may share a kernel with others, and in what role.
+"""Roles that ops may play in a kernel that they share with others.
 
 What is not in these tables runs as its library has it: products, convolutions, gathers, sorts, anything that Inductor has no code for.
 Left out on purpose are integer divisions and remainders (what they give for a divisor of zero is the library's), and dtypes that
@@ -8,6 +8,7 @@ Triton computes in another width than PyTorch.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
 from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
@@ -47,14 +48,20 @@ _ADD_N_CHAIN = 4  # more addends are stacked, which is no pointwise op
 
 def role(graph: OpGraph, op: Op, dtypes: dict[Key, str]) -> Role | None:
     """The role that an op may play in a group, or None: also where an input's dtype or what decides its shape is not known."""
+    # All that decides shapes must be known.
     lowering = table().get(op.op)
     if lowering is None or lowering.dynamic or lowering.shape_only or not op.inputs:
         return None
     if any(op.inputs[slot] not in graph.constants for slot in static_slots(op)):
         return None
-    read = [dtypes.get(key) for key in device_inputs(op)]
-    if (op.node, 0) not in graph.shapes or 0 in graph.shapes[op.node, 0]:
+    if op.out not in graph.shapes or 0 in graph.shapes[op.out]:
         return None
+    return _role_among(op, [dtypes.get(key) for key in device_inputs(op)])
+
+
+def _role_among(op: Op, read: Sequence[str | None]) -> Role | None:
+    """The role of an op that reads such types, and of which all is known that decides shapes."""
+    # Casts and views take types that nothing is computed in.
     if op.op == "Cast":
         known = all(dtype in _CAST_FROM for dtype in read) and op.attrs.get("DstT") in _COMPUTED
         return Role.POINTWISE if known and not op.attrs.get("Truncate") else None
@@ -62,6 +69,7 @@ def role(graph: OpGraph, op: Op, dtypes: dict[Key, str]) -> Role | None:
         return Role.VIEW if len(read) == 1 and read[0] in _CAST_FROM else None
     if not all(dtype in _COMPUTED for dtype in read):
         return None
+    # Of what is computed some ops only under conditions of their own.
     if op.op in _REDUCTIONS:
         return Role.REDUCTION
     if op.op in _JOINS:

@@ -45,12 +45,9 @@ def outline(graph: OpGraph, group: FusionGroup, readers: Readers, for_products: 
     wanted: dict[int, list[int]] = {}  # member -> ports that are wanted outside
     kept: set[int] = set()
     for number in reversed(group.members):
-        out = [
-            port
-            for port in readers.ports.get(number, ())
-            if (number, port) in readers.fetched
-            or any(reader not in inside or reader in kept for reader in readers.of.get((number, port), ()))
-        ]
+        own = inside - kept  # a view that stays reads its source as anything outside does
+        keys = ((number, port) for port in readers.ports.get(number, ()))
+        out = [key[1] for key in keys if key in readers.fetched or not own.issuperset(readers.of.get(key, ()))]
         if out and graph.ops[number].op in VIEWS:
             kept.add(number)
         elif out:
@@ -104,10 +101,9 @@ class _Maker:
 
     def _emit(self, op: Op) -> None:
         static = static_slots(op)
-        arguments: list[Reference | NDArray[np.generic]] = [
-            np.asarray(self.graph.constants[key]) if slot in static else self._known(key)
-            for slot, key in enumerate(op.inputs)
-        ]
+        arguments = list[Reference | NDArray[np.generic]]()
+        for slot, key in enumerate(op.inputs):
+            arguments.append(np.asarray(self.graph.constants[key]) if slot in static else self._known(key))
         self.place[op.node] = len(self.calls)
         self.calls.append(Call(op.op, op.attrs, tuple(arguments)))
 
@@ -152,16 +148,15 @@ def contract(graph: OpGraph, outlines: Sequence[tuple[Outline, object]]) -> dict
         number = graph.fresh()
         attrs = {"body": made.body, "kernel": kernel} | ({ROUNDS: made.rounds} if made.rounds else {})
         batch = max(op.batch for op in computing)
+        # It stands where its last member stood, and gives the values that others want.
         fused[last.node] = Op(number, last.name, FUSED, attrs, list(made.inputs), source_nodes, batch, replaces)
         for port, key in enumerate(made.outputs):
             names[key] = (number, port)
             graph.shapes[number, port] = graph.shapes[key]
         gone |= set(made.group.members) - made.kept
-    graph.ops = {
-        op.node: op
-        for number, old in graph.ops.items()
-        for op in ([fused[number]] if number in fused else [] if number in gone else [old])
-    }
+    # Views that something outside reads stay: they are views of an output from now on.
+    left = (fused.get(number, op) for number, op in graph.ops.items() if number in fused or number not in gone)
+    graph.ops = {op.node: op for op in left}
     graph.rename(names)
     graph.prune()
     graph.sort()

@@ -1,4 +1,4 @@
-"""Which ops become one kernel: the largest groups that make nothing wait that did not wait before.
+"""Groups of ops that become one kernel each: the largest that make nothing wait that did not wait before.
 
 Ops are visited in topological order; each joins the groups of the values it reads, where that is safe. Let E be what a group reads from
 outside. Every value that leaves a group depends on all of E anyway (in the graph as it was, directly or through others), so that one
@@ -102,13 +102,10 @@ class _Finder:
 
     def run(self) -> list[FusionGroup]:
         place = {number: position for position, number in enumerate(self.graph.ops)}
-        for number, op in self.graph.ops.items():
-            self._visit(op, place[number])
-        groups = [
-            FusionGroup(tuple(sorted(unit.members, key=place.__getitem__)), unit.launching)
-            for index, unit in enumerate(self.units)
-            if self.parent[index] == index and unit.launching > 1
-        ]
+        for op in self.graph.ops.values():
+            self._visit(op, place[op.node])
+        roots = (unit for index, unit in enumerate(self.units) if self.parent[index] == index and unit.launching > 1)
+        groups = [FusionGroup(tuple(sorted(unit.members, key=place.__getitem__)), unit.launching) for unit in roots]
         return sorted(groups, key=lambda group: place[group.members[0]])
 
     def _visit(self, op: Op, place: int) -> None:
@@ -169,12 +166,14 @@ class _Finder:
         """The groups that an op joins."""
         near = {index for key in keys if (index := self._unit_of(key)) is not None}
         groups = [index for index in sorted(near) if self.units[index].members]
+        # A comparison must not be behind rounding that another kernel does in another way.
         if is_step(op, self.dtypes):
             rounded = {self._unit_of(key) for key in keys if self._is_rounded(key)}
             groups = [index for index in groups if index not in rounded]
         if self.strict:
             size = self._size(op)
             groups = [index for index in groups if self.units[index].size == size]
+        # Without the groups that would have to wait for more than they do, until all others can be joined.
         while groups:
             if sum(self.units[index].launching for index in groups) >= MOST_MEMBERS:
                 return []

@@ -31,12 +31,12 @@ from msplit.engines.cuda.kernels.store import Store, note
 from msplit.formats.files import JsonValue
 
 VERSION = 1
-"""Of the form in which a record is kept."""
+"""Version of the form in which a record is kept."""
 
 INPUT, BUFFER, NUMBER = "input", "buffer", "number"
 
 CALLS = 20
-"""Of a kernel, which are timed together."""
+"""Calls of a kernel that are timed together."""
 
 _LARGEST = 1 << 50
 _MOST = 1 << 16
@@ -98,12 +98,12 @@ class Record:
     refused: str = ""
 
     def pack(self) -> bytes:
-        """As JSON."""
+        """The record as JSON."""
         return json.dumps({"kind": "kernel record", "schema_version": VERSION, **asdict(self)}).encode()
 
     @staticmethod
     def unpack(data: bytes, source: str) -> Record:
-        """Likewise back.
+        """Reads a record from JSON.
 
         Raises:
             MsplitError: That is no record.
@@ -133,9 +133,8 @@ def _output_of(value: JsonValue) -> Output:
     value = value.object(("source", "number", "offset", "shape", "stride", "dtype"))
     shape, stride = (tuple(one.whole(0, _LARGEST) for one in value.at(name).items()) for name in ("shape", "stride"))
     source, dtype = value.at("source").one_of((INPUT, BUFFER)), value.at("dtype").text()
-    return Output(
-        source, value.at("number").whole(0, _MOST), value.at("offset").whole(0, _LARGEST), shape, stride, dtype
-    )
+    number, offset = value.at("number").whole(0, _MOST), value.at("offset").whole(0, _LARGEST)
+    return Output(source, number, offset, shape, stride, dtype)
 
 
 class Recorded:
@@ -154,27 +153,20 @@ class Recorded:
         if poison:
             for buffer in buffers:
                 buffer.fill_(0xA5)
-        places = {
-            **{(INPUT, number): tensor.data_ptr() for number, tensor in enumerate(tensors)},
-            **{(BUFFER, number): buffer.data_ptr() for number, buffer in enumerate(buffers)},
-        }
+        places = {(INPUT, number): tensor.data_ptr() for number, tensor in enumerate(tensors)}
+        places |= {(BUFFER, number): buffer.data_ptr() for number, buffer in enumerate(buffers)}
+
+        def argument(value: Value) -> int:
+            source, number, offset = value
+            return number if source == NUMBER else places[source, number] + offset
+
         for launch, kernel in zip(self.record.launches, self._kernels, strict=True):
-            kernel.launch(
-                launch.grid,
-                [
-                    number if source == NUMBER else places[source, number] + offset
-                    for source, number, offset in launch.arguments
-                ],
-            )
+            kernel.launch(launch.grid, [*map(argument, launch.arguments)])
         found = []
         for output, dtype in zip(self.record.outputs, self._dtypes, strict=True):
-            if output.source == BUFFER:
-                memory, start = buffers[output.number].untyped_storage(), 0
-            else:
-                given = tensors[output.number]
-                memory, start = given.untyped_storage(), given.storage_offset()
-            empty = torch.empty(0, dtype=dtype, device=self._device)
-            found.append(empty.set_(memory, start + output.offset, output.shape, output.stride))
+            lies_in = (buffers if output.source == BUFFER else tensors)[output.number]
+            empty, start = torch.empty(0, dtype=dtype, device=self._device), lies_in.storage_offset() + output.offset
+            found.append(empty.set_(lies_in.untyped_storage(), start, output.shape, output.stride))
         return found
 
 
@@ -245,7 +237,7 @@ class _Call:
 _CALLS: ContextVar[list[_Call] | None] = ContextVar("watched_launches", default=None)
 
 _LETTERS = {"O": POINTER, "b": "i8", "h": "i16", "i": "i32", "l": "i64", "B": "u8", "H": "u16", "I": "u32", "K": "u64"}
-"""What Inductor calls the types of a kernel's parameters."""
+"""Types of a kernel's parameters, by Inductor's letters for them."""
 
 
 @contextlib.contextmanager
@@ -337,9 +329,8 @@ def _describe(
         size = result.element_size()
         if offset < 0 or offset % size:
             return None
-        outputs.append(
-            Output(source, number, offset // size, tuple(result.shape), result.stride(), dtype_name(result.dtype))
-        )
+        shape, dtype = tuple(result.shape), dtype_name(result.dtype)
+        outputs.append(Output(source, number, offset // size, shape, result.stride(), dtype))
     return Record(tuple(buffers), tuple(launches), tuple(outputs)), binaries
 
 

@@ -34,7 +34,7 @@ LIMIT = "MSPLIT_COMPILE_PROCESSES"
 """Environment variable: how many processes compile at most, on a CPU too; with ``0`` this one compiles all."""
 
 MOST = 8
-"""Of as many as compile side by side, each has its own interpreter to start and PyTorch to import."""
+"""Processes at most: each has its own interpreter to start and PyTorch to import."""
 
 FEWEST_GROUPS = 4
 """Fewer are compiled here before a worker has started."""
@@ -43,16 +43,16 @@ PATIENCE = 10.0
 """Seconds after which workers that have begun, and say nothing, are waited for no longer. A group takes a half, the first one two."""
 
 DONE = ""
-"""What a worker says of a task that it has done; else why it has not."""
+"""Answer of a worker to a task that it has done; else it says why it has not."""
 
 BUSY = "no worker was free"
-"""Why a task is left to who asks."""
+"""Reason for which a task is left to the caller."""
 
 EACH = 2
 """Groups that a worker is given at once: it has the next one when it is done with one, whatever this process does meanwhile."""
 
 COMMAND = [sys.executable, "-m", f"{__package__}.worker"]
-"""What a worker is."""
+"""Command line of a worker."""
 
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",  # what a worker compiles for is handed to it
@@ -123,6 +123,7 @@ class Workers:
             for worker in given:
                 answers.register(worker.stdout, selectors.EVENT_READ, worker)
                 self._feed(worker, given[worker], waiting, tasks)
+            # Until all is done, the time is up, or no worker says anything.
             while (waiting or any(given.values())) and now < min(stop, heard + PATIENCE):
                 ready = answers.select(0 if waiting else min(stop, heard + PATIENCE) - now)
                 if not ready and waiting:
@@ -132,6 +133,7 @@ class Workers:
                 for key, _ in ready:
                     worker, own = key.data, given[key.data]
                     new = os.read(key.fd, 1 << 16)
+                    # Each line answers the task that was given first; the first line of all says that it has started.
                     *lines, self._said[worker] = (self._said[worker] + new).split(b"\n")
                     if lines and worker not in self._started:
                         self._started.add(worker)
@@ -139,7 +141,7 @@ class Workers:
                     numbers = [own.popleft() for _ in lines]
                     self._feed(worker, own, waiting, tasks)
                     yield from zip(numbers, (line.decode("utf-8", "replace") for line in lines), strict=True)
-                    if not new:
+                    if not new:  # it has ended
                         answers.unregister(key.fileobj)
                         lost, given[worker] = given[worker], deque()
                         yield from ((number, "the worker ended") for number in lost)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
 from msplit.engines.cuda.ir.gpus import gpus_of
-from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, reached
 from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
 from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER
@@ -37,13 +37,13 @@ from msplit.opset.traits import BATCH_MATMULS, CONVERTING, HALF, MASKING, MATMUL
 
 WIDE = "float32"
 LARGEST = 65504.0
-"""Of float16."""
+"""Largest number of float16."""
 
 _HANDED_OUT = frozenset({*OPTIMIZERS, *TOGETHER, FLAT, ASSIGNS, "_Unscale"})
-"""What gradients of variables go to that needs a kernel of its own."""
+"""Ops that gradients of variables go to and that have a kernel of their own."""
 
 _SMALL = ("bool", "uint8", "int8", "uint16", "int16", "float16", "bfloat16")
-"""What float32 holds exactly: to go through it on the way to half precision rounds once."""
+"""Types that float32 holds exactly: to go through it on the way to half precision rounds once."""
 
 
 def compute_in_half(graph: OpGraph, half: str, wide: AbstractSet[int] = frozenset(), *, emulate: bool = False) -> bool:
@@ -68,16 +68,12 @@ def _emulate(graph: OpGraph, half: str, chosen: AbstractSet[int]) -> None:
     for op in [op for number, op in graph.ops.items() if number in chosen and HALF[op.op] is not Half.CARRIES]:
         op.attrs |= _typed(op, WIDE, half)
         for slot, key in enumerate(op.inputs):
-            constant = graph.constants.get(key)
-            if half == (graph.dtypes.get(key) if constant is None else constant.dtype.name):
+            if graph.dtype(key) == half:
                 if key not in widened:
-                    widened[key] = _converted(graph, op, key, half, WIDE)
+                    widened[key] = _cast(graph, op, key, half, WIDE)
                 op.inputs[slot] = widened[key]
-        rounded |= {
-            (op.node, port): _converted(graph, op, (op.node, port), WIDE, half)
-            for port in range(graph.ports(op.node))
-            if graph.dtypes.get((op.node, port)) == half
-        }
+        made = [(op.node, port) for port in range(graph.ports(op.node))]
+        rounded |= {key: _cast(graph, op, key, WIDE, half) for key in made if graph.dtypes.get(key) == half}
     makes = {number for number, _ in rounded.values()}
     for op in graph.ops.values():
         if op.node not in makes:
@@ -86,15 +82,9 @@ def _emulate(graph: OpGraph, half: str, chosen: AbstractSet[int]) -> None:
     graph.fetches = {name: rounded.get(key, key) for name, key in graph.fetches.items()}
 
 
-def _converted(graph: OpGraph, like: Op, key: Key, source: str, dtype: str) -> Key:
+def _cast(graph: OpGraph, like: Op, key: Key, source: str, dtype: str, **attrs: Any) -> Key:
     """A new op that converts a value, and does work of the nodes of another one."""
-    number = graph.fresh()
-    graph.ops[number] = Op(number, like.name, "Cast", {"SrcT": source, "DstT": dtype}, [key], [like.source_nodes[0]])
-    graph.dtypes[number, 0] = dtype
-    shape = graph.shape(key)
-    if shape is not None:
-        graph.shapes[number, 0] = shape
-    return number, 0
+    return graph.add("Cast", like, {"SrcT": source, "DstT": dtype, **attrs}, [key], graph.shape(key), dtype).out
 
 
 def nodes_in_half(graph: OpGraph, half: str, wide: AbstractSet[int] = frozenset()) -> list[tuple[int, ...]]:
@@ -188,10 +178,10 @@ class _Rules:
     def _all(self, what: Half) -> set[int]:
         return {number for number, one in self._of.items() if one is what}
 
-    def _before(self, number: int) -> Iterable[int]:
+    def _before(self, number: int) -> Sequence[int]:
         return self._makers.get(number, ())
 
-    def _after(self, number: int) -> Iterable[int]:
+    def _after(self, number: int) -> Sequence[int]:
         return self._readers.get(number, ())
 
     def _beside(self, number: int) -> Iterable[int]:
@@ -200,13 +190,7 @@ class _Rules:
     @staticmethod
     def _reached(starts: set[int], step: Callable[[int], Iterable[int]], through: set[int]) -> set[int]:
         """All that are reached from some ops by way of others, those included."""
-        found, stack = set(starts), list(starts)
-        while stack:
-            for other in step(stack.pop()):
-                if other in through and other not in found:
-                    found.add(other)
-                    stack.append(other)
-        return found
+        return reached(starts, lambda number: through.intersection(step(number)))
 
 
 def _overflows(graph: OpGraph, op: Op) -> bool:
@@ -288,24 +272,18 @@ class _Casts:
         for. Large ones gain nothing; and of those on several GPUs nobody can read all."""
         graph = self._graph
         there = {*graph.state.values(), *graph.stacks} if not gpus_of(graph) else set()
-        found = [
-            graph.ops[made[0]]
-            for (key, dtype), made in self._made.items()
-            if dtype == self._half and key in there and made[0] in graph.ops and _is_small(graph, key)
-        ]
+        casts = ((key, graph.ops.get(made[0])) for (key, dtype), made in self._made.items() if dtype == self._half)
+        found = [op for key, op in casts if op is not None and key in there and _is_small(graph, key)]
         if len(found) < 2:
             return
-        number, first = graph.fresh(), found[0]
         attrs = {"SrcT": WIDE, "DstT": self._half}
-        source_nodes = list(dict.fromkeys(node for op in found for node in op.source_nodes))
-        inputs = [op.inputs[0] for op in found]
-        graph.ops[number] = Op(number, first.name, "_CastAll", attrs, inputs, source_nodes, len(found))
-        names: dict[Key, Key] = {}
-        for port, op in enumerate(found):
-            names[op.node, 0] = number, port
-            graph.dtypes[number, port] = self._half
-            graph.shapes[number, port] = graph.shapes.pop((op.node, 0))
-            del graph.ops[op.node]
+        made = graph.add("_CastAll", found[0], attrs, [op.inputs[0] for op in found])
+        made.source_nodes = list(dict.fromkeys(node for op in found for node in op.source_nodes))
+        made.batch = len(found)
+        names = {op.out: (made.node, port) for port, op in enumerate(found)}
+        for old, new in names.items():
+            graph.describe(new, graph.shapes.pop(old), self._half)
+        graph.drop(found)
         graph.rename(names)
         graph.sort()
 
@@ -318,7 +296,7 @@ class _Casts:
             return key
         if (key, dtype) not in self._made:
             constant = self._graph.constants.get(key)
-            made = self._cast(key, dtype) if constant is None else self._graph.constant(self._narrow(constant))
+            made = self._from_source(key, dtype) if constant is None else self._graph.constant(self._narrow(constant))
             self._made[key, dtype] = made
             self._graph.dtypes[made] = dtype
         return self._made[key, dtype]
@@ -329,7 +307,7 @@ class _Casts:
         with np.errstate(over="ignore"):
             return constant.astype(numpy_dtype(self._half))
 
-    def _cast(self, key: Key, dtype: str) -> Key:
+    def _from_source(self, key: Key, dtype: str) -> Key:
         """A new op that converts a value; what comes from a small integer is converted from there."""
         graph, source = self._graph, self._types[key]
         maker = graph.ops.get(key[0])
@@ -337,12 +315,8 @@ class _Casts:
         given, start = key, source
         if maker is not None and maker.op == "Cast" and maker.attrs.get("SrcT") in _SMALL and dtype != WIDE:
             given, start = maker.inputs[0], str(maker.attrs["SrcT"])
-        attrs = {"SrcT": start, "DstT": dtype} | ({"saturate": True} if key in self._large and dtype != WIDE else {})
-        number = graph.fresh()
-        graph.ops[number] = Op(number, like.name, "Cast", attrs, [given], [like.source_nodes[0]])
-        if key in graph.shapes:
-            graph.shapes[number, 0] = graph.shapes[key]
-        return number, 0
+        saturates = {"saturate": True} if key in self._large and dtype != WIDE else {}
+        return _cast(graph, like, given, start, dtype, **saturates)
 
     def _may_be_large(self) -> set[Key]:
         """Values that ops in float32 make of constants beyond the largest number of float16, such as those of a mask."""
@@ -365,22 +339,17 @@ def _is_handed_out(graph: OpGraph, readers: Readers, key: Key, *, fetched: bool)
     """Checks if a value goes to updates of variables, or is an output where that counts, and to nothing that could compute anything else in
     the same kernel: an attention takes products along whose result is an output.
     """
-    waiting, wanted = [key], False
-    while waiting:
-        key = waiting.pop()
-        if key in readers.fetched:
-            if not fetched:
-                return False
-            wanted = True
-        for number in readers.of.get(key, ()):
-            op = graph.ops[number]
-            if op.op in VIEWS:
-                waiting += [(number, port) for port in range(graph.ports(number))]
-            elif op.op in _HANDED_OUT:
-                wanted = True
-            else:
-                return False
-    return wanted
+
+    def users(key: Key) -> list[Op]:
+        return [graph.ops[number] for number in readers.of.get(key, ())]
+
+    def views(key: Key) -> list[Key]:
+        return [(op.node, port) for op in users(key) if op.op in VIEWS for port in range(graph.ports(op.node))]
+
+    keys = reached([key], views)
+    goes_to = {op.op for one in keys for op in users(one)} - VIEWS
+    is_output = not keys.isdisjoint(readers.fetched)
+    return goes_to <= _HANDED_OUT and (fetched if is_output else bool(goes_to))
 
 
 def _typed(op: Op, half: str, before: str = WIDE) -> dict[str, Any]:

@@ -57,7 +57,7 @@ _CONVOLUTIONS = frozenset(op for op in FILTERS if "conv2d" in op.lower() and "Ba
 """Those whose kernels of ours round. What squeeze-and-excitation is part of goes on to be multiplied by factors, not to a product."""
 
 _STEPS = EPILOGUE_STEPS - ops_with("old batch norm") | ACTIVATIONS.keys()
-"""What may follow a convolution in our own kernel."""
+"""Steps that may follow a convolution in our own kernel."""
 
 
 def read_by_products(graph: OpGraph) -> set[Key]:
@@ -80,11 +80,8 @@ def read_by_products(graph: OpGraph) -> set[Key]:
 
     for number in reversed(graph.ops):
         for key in ((number, port) for port in ports.get(number, ())):
-            if (
-                graph.dtypes.get(key) == "float32"
-                and key not in kept
-                and all(for_products(op, slot) for op, slot in read[key])
-            ):
+            wanted = graph.dtypes.get(key) != "float32" or key in kept
+            if not wanted and all(for_products(op, slot) for op, slot in read[key]):
                 found.add(key)
     return found
 
@@ -121,10 +118,8 @@ def expect_rounded(graph: OpGraph) -> bool:
 
 def _data(op: Op) -> list[Key]:
     """The data of a convolution, product or attention; nothing of another op."""
-    if op.op in _CONVOLVING:
-        return op.inputs[:1]
-    if op.op == ATTENTION:
-        return op.inputs[:3]
+    if op.op in _CONVOLVING or op.op == ATTENTION:
+        return op.inputs[: 3 if op.op == ATTENTION else 1]
     return [op.inputs[slot] for slot in matmul.data_of(op)] if op.op in matmul.PRODUCTS else []
 
 
@@ -154,6 +149,12 @@ def rounds(op: Op) -> bool:
 def hands_on(op: Op, inputs: Collection[Key], rounded: set[Key]) -> bool:
     """Checks if the results of an op with these inputs are rounded because they are. In a buffer are only the parts that were written."""
     return op.op == BUFFER or (op.op in _HAND_ON and bool(inputs) and rounded.issuperset(inputs))
+
+
+def _with_rounded(op: Op, *, rounded: bool) -> Op:
+    """An op that is told whether its data are rounded."""
+    others = {name: value for name, value in op.attrs.items() if name != ROUNDED}
+    return replace(op, attrs={**others, ROUNDED: True} if rounded else others)
 
 
 class Rounding:
@@ -191,17 +192,16 @@ class Rounding:
         if self.lists or not data:
             return op
         rounded = self._rounded.issuperset(data) and (ROUNDED in op.attrs or op.op in _PRODUCTS)
-        others = {name: value for name, value in op.attrs.items() if name != ROUNDED}
-        return replace(op, attrs={**others, ROUNDED: True} if rounded else others)
+        return _with_rounded(op, rounded=rounded)
 
     def otherwise(self, op: Op) -> Op | None:
         """The op as it will be if its data are not rounded as expected: where the library's kernel makes them, or a fused group does. None
         where that can not be."""
         data = _data(op)
         if ROUNDED in op.attrs:
-            return replace(op, attrs={name: value for name, value in op.attrs.items() if name != ROUNDED})
+            return _with_rounded(op, rounded=False)
         fused = op.op in matmul.PRODUCTS and all(port in self._for_products.get(node, ()) for node, port in data)
-        return replace(op, attrs={**op.attrs, ROUNDED: True}) if data and fused else None
+        return _with_rounded(op, rounded=True) if data and fused else None
 
     def of_results(self, op: Op) -> Op:
         """The op, which rounds its results where only products read them and the kernel that was chosen can."""

@@ -112,12 +112,10 @@ def _side_by_side(graph: OpGraph, alike: Sequence[int]) -> list[list[int]]:
     hazards = graph.hazards()
     behind = dict.fromkeys(graph.ops, 0)  # on the longest way to an op, how often it comes from the ops inside
     for number, op in graph.ops.items():
-        for before, _ in op.inputs:
-            if before in behind:
-                behind[number] = max(behind[number], behind[before] + (before in inside))
-        for before in hazards.get(number, ()):
-            if before in behind:
-                behind[number] = max(behind[number], behind[before] + (before in inside and number not in inside))
+        read = ((before, before in inside) for before, _ in op.inputs)
+        overwritten = ((before, before in inside and number not in inside) for before in hazards.get(number, ()))
+        ways = (behind[before] + counts for before, counts in (*read, *overwritten) if before in behind)
+        behind[number] = max(ways, default=0)
     parts: dict[int, list[int]] = {}
     for number in alike:
         parts.setdefault(behind[number], []).append(number)
@@ -129,20 +127,17 @@ def _merge(graph: OpGraph, members: Sequence[Update], joined: str) -> None:
     state = [key for slot in zip(*(update.variables for update in members), strict=True) for key in slot]
     given = [key for keys in zip(*(update.given for update in members), strict=True) for key in keys]
     attrs = {**first.attrs, "op": first.name, "count": count, "_mutates": tuple(range(len(state)))}
-    number = graph.fresh()
+    made = graph.add(joined, first.op, attrs, [*state, *first.numbers, *given])
+    made.source_nodes = list(dict.fromkeys(node for update in members for node in update.op.source_nodes))
+    made.batch = count
     names: dict[Key, Key] = {}
     for place, update in enumerate(members):
         for slot, variable in enumerate(update.variables):
-            old, new = (update.op.node, slot), (number, slot * count + place)
-            names[old] = new
+            old = update.op.node, slot
+            names[old] = made.node, slot * count + place
             shape = graph.shapes.pop(old, None) or graph.shape(variable)  # that of what changes it may depend on values
-            if shape is not None:
-                graph.shapes[new] = shape
-            if old in graph.dtypes:
-                graph.dtypes[new] = graph.dtypes.pop(old)
-        del graph.ops[update.op.node]
-    source_nodes = list(dict.fromkeys(node for update in members for node in update.op.source_nodes))
-    graph.ops[number] = Op(number, first.op.name, joined, attrs, [*state, *first.numbers, *given], source_nodes, count)
+            graph.describe(names[old], shape, graph.dtypes.pop(old, None))
+    graph.drop(update.op for update in members)
     graph.rename(names)
     graph.merges.append(Merge(first.name, count, 0, launches=True))
 
@@ -172,7 +167,8 @@ def sum_in_updates(graph: OpGraph) -> bool:
         elif made.op not in _COMBINERS or made.inputs[1] != (unique.node, 1):
             continue
         op.source_nodes = list(dict.fromkeys([*op.source_nodes, *made.source_nodes, *unique.source_nodes]))
-        _become_rows(op, [*variables, *numbers, rows, ids])
+        op.attrs = {**op.attrs, "op": op.op, "count": 1, "summed": True, "_mutates": tuple(range(len(variables)))}
+        op.op, op.inputs = ROWS, [*variables, *numbers, rows, ids]
         _take_segments(graph, op)
         changed = True
     return changed
@@ -223,18 +219,12 @@ def _take_segments(graph: OpGraph, op: Op) -> None:
     if grad is None or grad.op not in _COMBINERS or unique is None or unique.op != DISTINCT:
         return
     given, places, segments, _ = grad.inputs
-    types = {_type(graph, key) for key in (unique.inputs[0], segments)}
+    types = {graph.dtype(key) for key in (unique.inputs[0], segments)}
     if ids[1] or places != (unique.node, 1) or len(types) != 1 or graph.shape(segments) != graph.shape(ids):
         return
     op.inputs = [*before, given, unique.inputs[0], segments]
     op.attrs["combiner"] = _COMBINERS[grad.op]
     op.source_nodes = list(dict.fromkeys([*op.source_nodes, *grad.source_nodes, *unique.source_nodes]))
-
-
-def _become_rows(op: Op, inputs: list[Key]) -> None:
-    variables = ROW_OPTIMIZERS[op.op].variables
-    op.attrs = {**op.attrs, "op": op.op, "count": 1, "summed": True, "_mutates": tuple(range(variables))}
-    op.op, op.inputs = ROWS, inputs
 
 
 def merge_row_updates(graph: OpGraph) -> bool:
@@ -259,9 +249,5 @@ def _of_rows(graph: OpGraph, op: Op) -> Update | None:
         return None
     if (len(given) == 2 and rows[:1] != ids) or math.prod((*ids, *table[1:])) > LARGEST:
         return None
-    types = tuple(_type(graph, key) for key in (variables[0], *given))
+    types = tuple(graph.dtype(key) for key in (variables[0], *given))
     return Update(op, name, variables, numbers, given, {"summed": False, **op.attrs}, types)
-
-
-def _type(graph: OpGraph, key: Key) -> str | None:
-    return graph.constants[key].dtype.name if key in graph.constants else graph.dtypes.get(key)

@@ -194,7 +194,7 @@ def test_a_value_with_gaps_never_takes_the_place_of_tensorflows(monkeypatch):
 
     def wrong(facts, op):
         proof = right(facts, op)
-        return proof and replace(proof, outputs={0: (proof.ops[-1].node, 0)}, stays=True)
+        return proof and replace(proof, outputs={0: facts.ops[-1].out}, stays=True)
 
     tried = []
     monkeypatch.setitem(masked_rows._RULES, "_UniquePadded", lambda *given: tried.append(wrong(*given)) or tried[-1])
