@@ -16,55 +16,27 @@ from torch import Tensor
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 
-_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "Abs": torch.abs,
-    "Acos": torch.acos,
-    "Acosh": torch.acosh,
-    "Angle": torch.angle,
-    "Asin": torch.asin,
-    "Asinh": torch.asinh,
-    "Atan": torch.atan,
-    "Atanh": torch.atanh,
+_OF_ONE_NAME = (
+    "Abs Acos Acosh Angle Asin Asinh Atan Atanh Ceil Cos Cosh Erf Erfc Erfinv Exp Expm1 Floor IsFinite IsInf IsNan "
+    "Lgamma Log Log1p Neg Reciprocal Round Rsqrt Sigmoid Sin Sinh Sqrt Square Tan Tanh"
+)
+"""Functions of one element that PyTorch has by the same name, in small letters."""
+
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {op: getattr(torch, op.lower()) for op in _OF_ONE_NAME.split()} | {
     "BesselI0": torch.special.i0,
     "BesselI0e": torch.special.i0e,
     "BesselI1": torch.special.i1,
     "BesselI1e": torch.special.i1e,
     "BesselJ0": torch.special.bessel_j0,
     "BesselJ1": torch.special.bessel_j1,
-    "Ceil": torch.ceil,
     "ComplexAbs": torch.abs,
     "Conj": torch.conj_physical,
-    "Cos": torch.cos,
-    "Cosh": torch.cosh,
-    "Erf": torch.erf,
-    "Erfc": torch.erfc,
-    "Erfinv": torch.erfinv,
-    "Exp": torch.exp,
-    "Expm1": torch.expm1,
-    "Floor": torch.floor,
     "Inv": torch.reciprocal,
     "Invert": torch.bitwise_not,
-    "IsFinite": torch.isfinite,
-    "IsInf": torch.isinf,
-    "IsNan": torch.isnan,
-    "Lgamma": torch.lgamma,
-    "Log": torch.log,
-    "Log1p": torch.log1p,
     "LogicalNot": torch.logical_not,
     "Ndtri": torch.special.ndtri,
-    "Neg": torch.neg,
     "OnesLike": torch.ones_like,
-    "Reciprocal": torch.reciprocal,
     "Rint": torch.round,
-    "Round": torch.round,
-    "Rsqrt": torch.rsqrt,
-    "Sigmoid": torch.sigmoid,
-    "Sin": torch.sin,
-    "Sinh": torch.sinh,
-    "Sqrt": torch.sqrt,
-    "Square": torch.square,
-    "Tan": torch.tan,
-    "Tanh": torch.tanh,
     "ZerosLike": torch.zeros_like,
 }
 

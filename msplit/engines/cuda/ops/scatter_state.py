@@ -62,39 +62,20 @@ def scatter_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, 
     if fits(node.op, [[variable]], [], [(rows, places)]):
         update_rows(node.op, {}, [[variable]], [], [(rows, places)], summed=False)
         return variable
-    return _add(node, variable, variable, places, rows)
+    return _changed(node, variable, variable, places, rows)
 
 
-@lowering("ScatterMul", "ScatterMin", "ScatterMax", mutates=(0,))
-def scatter_reduce(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, *guard: Tensor) -> Tensor:
-    """Multiplies rows of a variable by rows (or one number), or takes the lesser or larger of both, in place."""
+@lowering("ScatterMul", "ScatterMin", "ScatterMax", "ScatterDiv", "ScatterUpdate", mutates=(0,))
+def scatter(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, *guard: Tensor) -> Tensor:
+    """Multiplies or divides rows of a variable by rows (or one number), takes the lesser or larger of both, or puts them in their place."""
     indices = nowhere_unless(*guard, indices)
-    return _reduce(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
+    return _changed(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
 
 
-@lowering("ScatterDiv", "ScatterUpdate", mutates=(0,))
-def scatter_replace(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, *guard: Tensor) -> Tensor:
-    """Divides rows of a variable by rows (or one number), or puts them in their place."""
-    indices = nowhere_unless(*guard, indices)
-    return _replace(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
-
-
-@lowering("ScatterNdAdd", "ScatterNdSub", mutates=(0,))
-def scatter_nd_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """Adds to, or subtracts from, elements or slices of a variable at the coordinates of the indices' last axis, in place."""
-    return _add(node, variable, *_at_coordinates(variable, indices, updates))
-
-
-@lowering("ScatterNdMin", "ScatterNdMax", mutates=(0,))
-def scatter_nd_reduce(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """Takes the lesser or larger of updates and what lies at the coordinates of the indices' last axis, in place."""
-    return _reduce(node, variable, *_at_coordinates(variable, indices, updates))
-
-
-@lowering("ScatterNdUpdate", mutates=(0,))
-def scatter_nd_update(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """Puts updates at the coordinates of the indices' last axis, in place."""
-    return _replace(node, variable, *_at_coordinates(variable, indices, updates))
+@lowering("ScatterNdAdd", "ScatterNdSub", "ScatterNdMin", "ScatterNdMax", "ScatterNdUpdate", mutates=(0,))
+def scatter_nd(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Adds to slices of a variable at coordinates (the last axis of indices), subtracts, takes the lesser or larger, or puts there."""
+    return _changed(node, variable, *_at_coordinates(variable, indices, updates))
 
 
 @lowering("StridedSliceAssign", static=(1, 2, 3), mutates=(0,))
@@ -109,17 +90,12 @@ def strided_slice_assign(
 def rng_read_and_skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) -> tuple[Tensor, Tensor]:
     """Sets numbers of a generator aside, and gives the state in front of them, three words long."""
     before = torch.cat([state, state.new_zeros(max(3 - state.shape[0], 0))])[:3]
-    return _skip(node, state, algorithm, count), before
+    return rng_skip(node, state, algorithm, count), before
 
 
 @lowering("RngSkip", static=(1,), mutates=(0,))
 def rng_skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) -> Tensor:
-    """Sets numbers of a generator aside."""
-    return _skip(node, state, algorithm, count)
-
-
-def _skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) -> Tensor:
-    """Moves a Philox generator on: its state is a counter of two words, the lower first, and a key."""
+    """Sets numbers of a Philox generator aside: its state is a counter of two words, the lower first, and a key."""
     if integer(algorithm) != 1:
         raise Unsupported(f"random number algorithm {integer(algorithm)} is not supported, only Philox (1)")
     step = count.view(torch.int64) * _SKIPPED_PER_NUMBER
@@ -230,7 +206,18 @@ def _at_coordinates(variable: Tensor, indices: Tensor, updates: Tensor) -> tuple
     return table, rows, updates.reshape(rows.numel(), *inner)
 
 
-def _add(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+def _changed(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """The variable, after rows of it, seen as a table, were changed in place as the op's name ends."""
+    if node.op.endswith(("Add", "Sub")):
+        _add(node, table, indices, updates)
+    elif node.op.endswith(("Mul", "Min", "Max")):
+        _reduce(node, table, indices, updates)
+    else:
+        _replace(node, table, indices, updates)
+    return variable
+
+
+def _add(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
     subtract = node.op.endswith("Sub")
     table, updates = in_signed(table), in_signed(updates)
     # Neither +0 taken away nor -0 added changes the sign of a zero.
@@ -238,10 +225,9 @@ def _add(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: 
     places, values = _harmless(table, indices, updates, neutral)
     if places is not None:
         table.index_add_(0, places, values, alpha=-1 if subtract else 1)
-    return variable
 
 
-def _reduce(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+def _reduce(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
     how = _MULTIPLY if node.op.endswith("Mul") else _LEAST if node.op.endswith("Min") else _LARGEST
     if how == _MULTIPLY:
         table, updates = in_signed(table), in_signed(updates)
@@ -251,10 +237,9 @@ def _reduce(node: Node, variable: Tensor, table: Tensor, indices: Tensor, update
     if places is not None:
         index = places.reshape(-1, *(1 for _ in values.shape[1:])).expand(values.shape)
         table.scatter_reduce_(0, index, values, how)
-    return variable
 
 
-def _replace(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+def _replace(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
     if node.op.endswith("Div"):
         rounding = None if _is_real_or_complex(table) else "trunc"
         if table.device.type != "cpu" and indices.numel():
@@ -262,7 +247,6 @@ def _replace(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updat
         change_rows([table], indices, updates, lambda old, rows: [torch.div(old[0], rows, rounding_mode=rounding)])
     else:
         change_rows([in_signed(table)], indices, in_signed(updates), lambda _, rows: [rows])
-    return variable
 
 
 def _divisors(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,17 +24,11 @@ def assign(node: Node, variable: Tensor, value: Tensor) -> Tensor:
     return variable.copy_(_operand(node, variable, value))
 
 
-@lowering("AssignAdd", mutates=(0,))
+@lowering("AssignAdd", "AssignSub", mutates=(0,))
 def assign_add(node: Node, variable: Tensor, value: Tensor) -> Tensor:
-    """Adds to the variable."""
-    _numbers(variable).add_(_numbers(_operand(node, variable, value)))
-    return variable
-
-
-@lowering("AssignSub", mutates=(0,))
-def assign_sub(node: Node, variable: Tensor, value: Tensor) -> Tensor:
-    """Subtracts from the variable."""
-    _numbers(variable).sub_(_numbers(_operand(node, variable, value)))
+    """Adds to the variable, or subtracts from it."""
+    change = torch.Tensor.add_ if node.op == "AssignAdd" else torch.Tensor.sub_
+    change(_numbers(variable), _numbers(_operand(node, variable, value)))
     return variable
 
 
