@@ -18,7 +18,7 @@ from torch import Tensor
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, extent, pixel_step
 from msplit.engines.cuda.kernels import few_channels
-from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.kernels.activations import NO_EPILOGUE, NUMBERS, Epilogue
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, common, reciprocal, shares
 
@@ -76,39 +76,24 @@ def convolve(
     filter: Tensor,
     frames: Sequence[Window],
     tiles: Tiles,
-    bias: Tensor | None = None,
-    side: Tensor | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    activation: str = "",
     room: Tensor | None = None,
     prologue: Prologue = NO_PROLOGUE,
     rounded: bool = False,
-    rounds: bool = False,
 ) -> Tensor:
-    """``activation(convolution + bias + side)`` of prepared data, NHWC, in `room` or contiguous. `convolve_siblings` says more.
+    """A convolution with its epilogue, NHWC, in `room` or contiguous. `convolve_siblings` says more.
 
     Products of float32 are in TF32 where that is allowed for convolutions. The data are rounded to it unless they are `rounded` already,
     the filter should be (`ir.tf32.to_tf32`): tensor cores cut off the other bits.
     """
     tiles = Tiles(*tiles)
     if data.shape[-1] < few_channels.MANY and tiles.parts == 1 and prologue is NO_PROLOGUE:
-        return few_channels.convolve(
-            data, filter, frames, tiles, bias, side, activation=activation, room=room, rounds=rounds
-        )
-    rooms = {} if room is None else {0: room}
+        return few_channels.convolve(data, filter, frames, tiles, epilogue, room)
+    rooms, rounds = {} if room is None else {0: room}, (0,) if epilogue.rounds else ()
+    sizes = (int(filter.shape[3]),)
     return convolve_siblings(
-        data,
-        filter,
-        frames,
-        tiles,
-        bias,
-        (int(filter.shape[3]),),
-        side=side,
-        activation=activation,
-        rooms=rooms,
-        prologue=prologue,
-        rounded=rounded,
-        rounds=(0,) if rounds else (),
+        data, filter, frames, tiles, sizes, epilogue, rooms=rooms, prologue=prologue, rounded=rounded, rounds=rounds
     )[0]
 
 
@@ -117,11 +102,9 @@ def convolve_siblings(
     filter: Tensor,
     frames: Sequence[Window],
     tiles: Tiles,
-    bias: Tensor | None,
     sizes: Sequence[int],
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    side: Tensor | None = None,
-    activation: str = "",
     rooms: Mapping[int, Tensor] = MappingProxyType({}),
     prologue: Prologue = NO_PROLOGUE,
     rounded: bool = False,
@@ -134,10 +117,9 @@ def convolve_siblings(
         filter: HWIO, of any strides that let height and width be seen as one axis: all filters, side by side along the output channels.
         frames: The windows along height and width.
         tiles: How the work is cut.
-        bias: One number per output channel of all.
         sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
-        side: Of the result's shape; for one convolution only.
-        activation: What is done to the results, one of `ACTIVATIONS`.
+        epilogue: Steps behind all of them, with an activation of `ACTIVATIONS`, and a side for one convolution only. Of rounding `rounds`
+            says more.
         rooms: Where the result of one of them is to lie, by its number. It `fits_in` there.
         prologue: What is done to the data first.
         rounded: Whether the data are rounded to TF32 already.
@@ -146,6 +128,7 @@ def convolve_siblings(
     Returns:
         A tensor per convolution: its room or, NHWC and contiguous, a part of one block of memory.
     """
+    bias, side, activation, _ = epilogue
     images, height, width, channels = data.shape
     taps = filter.shape[0] * filter.shape[1]
     flat = filter.reshape(taps, channels, filter.shape[3])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window, pixel_step
-from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.kernels.activations import NUMBERS, Epilogue
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
 from msplit.engines.cuda.kernels.tiles import Tiles, common, power_of_two, reciprocal, shares
 
@@ -48,25 +48,17 @@ def tiles_for(filter: Tensor, tiles: Sequence[Tiles]) -> list[Tiles]:
 
 
 def convolve(
-    data: Tensor,
-    filter: Tensor,
-    frames: Sequence[Window],
-    tiles: Tiles,
-    bias: Tensor | None = None,
-    side: Tensor | None = None,
-    *,
-    activation: str = "",
-    room: Tensor | None = None,
-    rounds: bool = False,
+    data: Tensor, filter: Tensor, frames: Sequence[Window], tiles: Tiles, epilogue: Epilogue, room: Tensor | None = None
 ) -> Tensor:
-    """``activation(convolution + bias + side)`` in the filter's type, NHWC, in `room` or contiguous.
+    """A convolution with its epilogue in the filter's type, NHWC, in `room` or contiguous.
 
     Args:
         data: NHWC, of any strides but the last, which is 1, in the filter's type or in one that is `CONVERTED`.
         filter: HWIO.
         tiles: How the work is cut, in one part.
-        frames, bias, side, activation, room, rounds: See `conv.convolve`.
+        frames, epilogue, room: See `conv.convolve`.
     """
+    bias, side, activation, rounds = epilogue
     images, height, width, channels = data.shape
     vertical, horizontal = frames
     matrix = filter.reshape(-1, filter.shape[-1])

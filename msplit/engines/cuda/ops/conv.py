@@ -31,7 +31,7 @@ from msplit.engines.cuda.ir.windows import (
     to_channels_first,
     windows,
 )
-from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, NUMBERS, activate
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, NO_EPILOGUE, NUMBERS, Epilogue, activate
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import integers
 
@@ -77,7 +77,7 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
 @lowering("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 def convolution(node: Node, data: Tensor, filter: Tensor) -> Tensor:
     """A convolution, grouped where the filter has fewer input channels than the data; a depthwise one of each channel by itself."""
-    return convolve(node, data, filter, rounds=0 in node.get(ROUNDS, ()))
+    return convolve(node, data, filter, Epilogue(rounds=0 in node.get(ROUNDS, ())))
 
 
 @lowering("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput", static=(0,))
@@ -115,15 +115,7 @@ def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: 
 
 
 def convolve(
-    node: Node,
-    data: Tensor,
-    filter: Tensor,
-    bias: Tensor | None = None,
-    *,
-    side: Tensor | None = None,
-    activation: str = "",
-    prologue: Prologue = NO_PROLOGUE,
-    rounds: bool = False,
+    node: Node, data: Tensor, filter: Tensor, epilogue: Epilogue = NO_EPILOGUE, prologue: Prologue = NO_PROLOGUE
 ) -> Tensor:
     """A convolution with what libraries fuse behind it: ``activation(convolution + bias + side)``, and in front of it.
 
@@ -133,12 +125,10 @@ def convolve(
         node: Holds strides, padding, dilations and data_format; its op says whether each channel is convolved by itself.
         data: The data in the logical shape of the node's data_format, in the filter's type or in one that is converted to it.
         filter: HWIO (DHWIO), or HWCM for a depthwise convolution.
-        bias: One number per output channel.
-        side: Of the result's logical shape.
-        activation: What is done to the result, as `fused_ops` names it; for LeakyRelu the node has the slope.
+        epilogue: Steps behind it. The side is of the result's logical shape; for LeakyRelu the node has the slope.
         prologue: What is done to the data first.
-        rounds: Whether the result is rounded to TF32 in the end.
     """
+    bias, side, activation, rounds = epilogue
     _refuse_integers(node, filter)
     depthwise = _is_depthwise(node)
     frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
@@ -150,23 +140,12 @@ def convolve(
 
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
         if depthwise and side is None and activation in NUMBERS and of_channels.fits(data, filter, results):
-            return of_channels.convolve(data, filter, frames, tiles, bias, activation=activation, rounds=rounds)
+            return of_channels.convolve(data, filter, frames, tiles, epilogue)
         if not depthwise and activation in conv.ACTIVATIONS and conv.fits(data, filter, frames):
             room = node.room.get(0)
             room = room if room is not None and conv.fits_in(room) else None
-            return conv.convolve(
-                data,
-                filter,
-                frames,
-                tiles,
-                bias,
-                side,
-                activation=activation,
-                room=room,
-                prologue=prologue,
-                rounded=bool(node.get(ROUNDED)),
-                rounds=rounds,
-            )
+            rounded = bool(node.get(ROUNDED))
+            return conv.convolve(data, filter, frames, tiles, epilogue, room=room, prologue=prologue, rounded=rounded)
     data = prologue.of(data.to(filter.dtype))
     data = to_channels_first(node, data)
     groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])

@@ -28,7 +28,7 @@ from msplit.engines.cuda.ir.windows import (
     Prologue,
     channels_first,
 )
-from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, Epilogue, activate
 from msplit.engines.cuda.kernels.classifier import Dense
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.mlp import Layers
@@ -111,7 +111,7 @@ def _convolved(
     steps = _steps(node)
     first, rounds = channels_first(node), 0 in node.get(ROUNDS, ())
     if not steps or steps[0] != "BiasAdd":
-        result = convolve(node, data, filter, prologue=prologue, rounds=rounds and not steps)
+        result = convolve(node, data, filter, Epilogue(rounds=rounds and not steps), prologue)
         return _follow(node, result, list(args), steps, first=first, rounds=rounds)
     bias, *rest = args
     steps = steps[1:]
@@ -121,8 +121,7 @@ def _convolved(
         steps = steps[1:]
     activation = "" if not steps or steps[0] in EPILOGUE_STEPS else steps[0]
     steps = steps[1:] if activation else steps
-    last = rounds and not steps
-    result = convolve(node, data, filter, bias, side=side, activation=activation, prologue=prologue, rounds=last)
+    result = convolve(node, data, filter, Epilogue(bias, side, activation, rounds and not steps), prologue)
     return _follow(node, result, rest, steps, first=first, rounds=rounds)
 
 
@@ -220,24 +219,15 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         if conv.fits(data, filter, frames):
             rooms = {number: room for number, room in node.room.items() if conv.fits_in(room)}
-            return tuple(
-                conv.convolve_siblings(
-                    data,
-                    filter,
-                    frames,
-                    tiles,
-                    bias,
-                    sizes,
-                    activation=activation,
-                    rooms=rooms,
-                    rounded=bool(node.get(ROUNDED)),
-                    rounds=rounds,
-                )
+            behind, rounded = Epilogue(bias, activation=activation), bool(node.get(ROUNDED))
+            found = conv.convolve_siblings(
+                data, filter, frames, tiles, sizes, behind, rooms=rooms, rounded=rounded, rounds=rounds
             )
+            return tuple(found)
     biases = [None] * len(sizes) if bias is None else bias.split(sizes)
     return tuple(
-        convolve(node, data, *of_one, activation=activation, rounds=number in rounds)
-        for number, of_one in enumerate(zip(filter.split(sizes, 3), biases, strict=True))
+        convolve(node, data, weights, Epilogue(one, activation=activation, rounds=number in rounds))
+        for number, (weights, one) in enumerate(zip(filter.split(sizes, 3), biases, strict=True))
     )
 
 
@@ -289,8 +279,8 @@ def convolution_and_squeeze(node: Node, data: Tensor, filter: Tensor, *args: Ten
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
         if depthwise.fits(data, filter, results):
-            bias, activation = args[0] if args else None, "".join(_steps(node)[len(args) :])
-            found = depthwise.convolve_and_squeeze(data, filter, frames, tiles, bias, layers, activation=activation)
+            behind = Epilogue(args[0] if args else None, activation="".join(_steps(node)[len(args) :]))
+            found = depthwise.convolve_and_squeeze(data, filter, frames, tiles, behind, layers)
             if found is not None:
                 return found
     result = _convolved(node, data, filter, args)
