@@ -143,8 +143,8 @@ def batch_norm_grad(
     node: Node, gradients: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, *reserve: Tensor
 ) -> tuple[Tensor, ...]:
     """Gradients of batch normalization: of its data, its scale and its offset, and two that are always empty."""
+    factor = torch.rsqrt(variance + node.get("epsilon", EPSILON))
     if node.get("is_training", True) and x.numel() and x.dtype == scale.dtype:
-        factor = torch.rsqrt(variance + node.get("epsilon", EPSILON))
         found, scale_grad, offset_grad = torch.ops.aten.native_batch_norm_backward(
             to_channels_first(node, gradients),
             to_channels_first(node, x),
@@ -165,7 +165,6 @@ def batch_norm_grad(
         return number.reshape(-1, *(1,) * (x.dim() - 1 - channel))
 
     dy = gradients.to(scale.dtype)
-    factor = torch.rsqrt(variance + node.get("epsilon", EPSILON))
     normal = (x.to(scale.dtype) - wide(mean)) * wide(factor)
     offset_grad = dy.sum(axes)
     scale_grad = (dy * normal).sum(axes)

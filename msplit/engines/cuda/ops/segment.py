@@ -34,13 +34,10 @@ def segment_sum(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray
 def stacked_segment_sum(node: Node, data: Tensor, ids: Tensor, num_segments: np.ndarray) -> Tensor:
     """UnsortedSegmentSum of several members, which are the first axis of `data` and of `ids`, a matrix."""
     count = integer(num_segments)
-    valid = (ids >= 0) & (ids < count)
     begins = torch.arange(0, len(ids) * count, max(count, 1), device=ids.device)
-    places = ids.where(valid, 0) + begins.unsqueeze(1)
-    rows = data.where(valid.reshape(*ids.shape, *(1 for _ in data.shape[2:])), 0)
-    result = data.new_zeros((len(ids) * count, *data.shape[2:]))
-    _add_rows(result, places.reshape(-1), rows.flatten(0, 1), ordered=bool(node.get(IN_ORDER, False)))
-    return result.unflatten(0, (len(ids), count))
+    places = torch.where((ids >= 0) & (ids < count), ids + begins.unsqueeze(1), -1)
+    total = sum_rows(data.flatten(0, 1), places.flatten(), len(ids) * count, ordered=bool(node.get(IN_ORDER, False)))
+    return total.unflatten(0, (len(ids), count))
 
 
 @lowering("SegmentMean", dynamic=True)
@@ -140,19 +137,14 @@ def _rows(data: Tensor, ids: Tensor) -> Tensor:
     return data.reshape(ids.numel(), math.prod(data.shape[ids.dim() :]))
 
 
-def _add_rows(buffer: Tensor, places: Tensor, rows: Tensor, *, ordered: bool) -> None:
-    """Adds rows to those of a buffer; `ordered`, in their order, on a GPU, too, where they come in any order otherwise."""
+def sum_rows(data: Tensor, ids: Tensor, count: int, *, ordered: bool = False) -> Tensor:
+    """Sum of every segment's rows, of as many segments as given; `ordered`, in their order, on a GPU, too, where it is any otherwise."""
+    rows, places = _rows(data, ids), _places(ids, count)
+    buffer = rows.new_zeros((count + 2, rows.shape[1]))
     if ordered:
         buffer.index_put_((places.long(),), rows, accumulate=True)  # sorts the places
     else:
         buffer.index_add_(0, places, rows)
-
-
-def sum_rows(data: Tensor, ids: Tensor, count: int, *, ordered: bool = False) -> Tensor:
-    """Sum of every segment's rows, of as many segments as given."""
-    rows = _rows(data, ids)
-    buffer = rows.new_zeros((count + 2, rows.shape[1]))
-    _add_rows(buffer, _places(ids, count), rows, ordered=ordered)
     return buffer[1 : count + 1].reshape(count, *data.shape[ids.dim() :])
 
 
