@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import (
-    STEPS,
-    Arrays,
-    Executable,
-    Feeds,
-    Following,
-    Timeline,
-    is_array,
-)
+from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Timeline, is_array
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key

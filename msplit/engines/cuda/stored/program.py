@@ -31,13 +31,16 @@ from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kerne
 from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime import plan_binding
-from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove
+from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove, untimed_plan
 from msplit.engines.cuda.stored.weights import Weights, tensor_of
 from msplit.errors import EngineError
-from msplit.schedule.plan import Plan, make_plan, record_order
+from msplit.schedule.plan import Plan
 
 _CHOSEN = (TILE, WIDE, TILES, KERNEL, ROUNDS)
 """Attributes that hold what was measured or compiled for one GPU."""
+
+_OF_STEP = ("outputs", "launches", "bytes", "bases", "varying", "traffic", "scattered")
+"""Fields of a step that are kept as they are, by their names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,22 +104,16 @@ def _pack_step(step: KernelCall) -> dict[str, Any]:
         "attrs": packed,
         "body": packed_body,
         "kernel": None if kernel is None else packed_layouts(kernel.layouts),
-        "inputs": [list(key) for key in op.inputs],
-        "source_nodes": list(op.source_nodes),
+        "inputs": op.inputs,
+        "source_nodes": op.source_nodes,
         "batch": op.batch,
-        "replaces": list(op.replaces),
-        "reads": [list(key) for key in step.inputs],
-        "outputs": step.outputs,
-        "launches": step.launches,
-        "bytes": step.bytes,
-        "bases": list(step.bases),
-        "varying": step.varying,
+        "replaces": op.replaces,
+        "reads": step.inputs,
         "bound": {str(slot): encode_array(value) for slot, value in call.bound.items()},
-        "unknown": list(call.unknown),
+        "unknown": call.unknown,
         "nchw": call.nchw,
         "mixed": call.mixed,
-        "traffic": step.traffic,
-        "scattered": step.scattered,
+        **{name: getattr(step, name) for name in _OF_STEP},
     }
 
 
@@ -171,16 +168,8 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
 
 
 def _call(one: Mapping[str, Any]) -> LoweringCall:
-    op = Op(
-        one["node"],
-        one["name"],
-        one["op"],
-        decode(one["attrs"]),
-        [_key(key) for key in one["inputs"]],
-        list(one["source_nodes"]),
-        one["batch"],
-        list(one["replaces"]),
-    )
+    names, inputs = one["source_nodes"], [_key(key) for key in one["inputs"]]
+    op = Op(one["node"], one["name"], one["op"], decode(one["attrs"]), inputs, names, one["batch"], one["replaces"])
     if op.op == FUSED:
         op.attrs |= {"body": Body.unpacked(one["body"]), "kernel": None}
     bound = {int(slot): decode_array(value) for slot, value in one["bound"].items()}
@@ -196,19 +185,8 @@ def _kernel(one: Mapping[str, Any], op: Op, compiler: Compiler) -> Kernel | None
 
 
 def _unpack_step(one: Mapping[str, Any], call: LoweringCall) -> KernelCall:
-    return KernelCall(
-        call.op,
-        call,
-        tuple(_key(key) for key in one["reads"]),
-        one["outputs"],
-        one["launches"],
-        one["bytes"],
-        tuple(one["bases"]),
-        one["varying"],
-        call.bound,
-        one["traffic"],
-        one["scattered"],
-    )
+    fields = {name: one[name] for name in _OF_STEP} | {"bases": tuple(one["bases"])}
+    return KernelCall(call.op, call, tuple(_key(key) for key in one["reads"]), bound=call.bound, **fields)
 
 
 def _key(data: Sequence[int]) -> Key:
@@ -262,5 +240,5 @@ def _plan(program: Program, stored: StoredPlan) -> Plan:
         lanes = [lane_of.get(step.op.source_nodes[0], 0) if step.launches else -1 for step in program.steps]
         placed = np.asarray(lanes, np.int32)
         placed[placed >= 0] = np.unique(placed[placed >= 0], return_inverse=True)[1]
-        plan = make_plan(program.dag, placed, record_order(program.dag, (placed >= 0).astype(np.float64)))
+        plan = untimed_plan(program, placed)
     return prove(plan, program)
