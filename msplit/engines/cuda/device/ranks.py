@@ -75,7 +75,6 @@ class Ranks:
     """Whom the steps that a thread issues on a device are said to."""
 
     def __init__(self, device: Device) -> None:
-        del device
         self._of_thread = threading.local()
 
     @property

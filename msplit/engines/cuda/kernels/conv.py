@@ -20,7 +20,7 @@ from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, extent
 from msplit.engines.cuda.kernels import few_channels
 from msplit.engines.cuda.kernels.activations import NO_EPILOGUE, NUMBERS, Epilogue
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
-from msplit.engines.cuda.kernels.tiles import Tiles, common, reciprocal, shares
+from msplit.engines.cuda.kernels.tiles import Tiles, common, of_axes, reciprocal, shares
 
 _CONVOLVE = Code("convolutions", "convolve_tile", specialized=False)
 
@@ -185,16 +185,10 @@ def convolve_siblings(
         channels // of_in,
         *(size // of_out for size in sizes),
         *[0] * (MOST_SIBLINGS - len(sizes)),
-        vertical.outputs,
-        horizontal.outputs,
+        *of_axes(frames, "outputs"),
         horizontal.kernel,
         taps,
-        vertical.stride,
-        horizontal.stride,
-        vertical.dilation,
-        horizontal.dilation,
-        vertical.before,
-        horizontal.before,
+        *of_axes(frames, "stride", "dilation", "before"),
         *(step // of_in for step in steps),
         *(step // of_filter for step in filter_steps),
         share,

@@ -17,7 +17,7 @@ from msplit.engines.cuda.kernels.activations import NO_EPILOGUE, NUMBERS, Epilog
 from msplit.engines.cuda.kernels.conv import LARGEST, is_nhwc
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.mlp import Layers, shared
-from msplit.engines.cuda.kernels.tiles import Tiles, power_of_two, shares, vector
+from msplit.engines.cuda.kernels.tiles import Tiles, constants_of_axes, of_axes, power_of_two, shares, vector
 
 _CONVOLVE = Code("depthwise", "convolve_channels", specialized=False)
 _STRIPS = Code("depthwise", "convolve_strips", specialized=False)
@@ -112,14 +112,11 @@ def _work(
     wide = vector(size, channels, *steps, tap)
     arguments = (
         *(data, flat, data if bias is None else bias, out, height, width, channels // wide, *out.shape[1:3]),
-        *(vertical.before, horizontal.before, vertical.dilation, horizontal.dilation),
+        *of_axes(frames, "before", "dilation"),
         *(*(step // wide for step in (*steps, tap)), of_channel),
     )
     constants = {
-        "KERNEL_H": vertical.kernel,
-        "KERNEL_W": horizontal.kernel,
-        "STRIDE_H": vertical.stride,
-        "STRIDE_W": horizontal.stride,
+        **constants_of_axes(frames, "kernel", "stride"),
         "BIAS": bias is not None,
         "ACTIVATION": NUMBERS[activation],
         "EARLY": tiles.early,

@@ -7,7 +7,7 @@ that a sum over many columns of one element and bags of wide rows each get a til
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -54,6 +54,10 @@ class Tile:
     ids: int = 1
     width: int = 1
     single: bool = True
+
+    def constants(self, ending: str = "") -> dict[str, int]:
+        """Constants of the kernel, whose names are those of the fields in capitals, with an ending."""
+        return {f"{name.upper()}{ending}": value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,15 @@ from torch import Tensor
 from msplit.engines.cuda.ir.windows import Window, pixel_step
 from msplit.engines.cuda.kernels.activations import NUMBERS, Epilogue
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
-from msplit.engines.cuda.kernels.tiles import Tiles, common, power_of_two, reciprocal, shares
+from msplit.engines.cuda.kernels.tiles import (
+    Tiles,
+    common,
+    constants_of_axes,
+    of_axes,
+    power_of_two,
+    reciprocal,
+    shares,
+)
 
 CONVERTED = (torch.float32, torch.uint8)
 """Types that data may have beside the filter's: they are converted as they are loaded."""
@@ -84,13 +92,9 @@ def convolve(
         height,
         width,
         results // of_out,
-        vertical.outputs,
-        horizontal.outputs,
-        vertical.stride,
-        horizontal.stride,
+        *of_axes(frames, "outputs", "stride"),
         vertical.dilation,
-        vertical.before,
-        horizontal.before,
+        *of_axes(frames, "before"),
         step_n // of_in,
         step_h // of_in,
         step_out // of_out,
@@ -104,8 +108,7 @@ def convolve(
         RESULTS=tiles.results,
         SUMMANDS=tiles.summands,
         UNROLLED=steps if (steps := shares(summands, tiles.summands)) <= _UNROLLED else 1,
-        KERNEL_H=vertical.kernel,
-        KERNEL_W=horizontal.kernel,
+        **constants_of_axes(frames, "kernel"),
         CHANNELS=channels,
         DILATION_W=horizontal.dilation,
         STEP_W=step_w,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window, extent
 from msplit.engines.cuda.kernels.launch import Code, launch
-from msplit.engines.cuda.kernels.tiles import shares, vector
+from msplit.engines.cuda.kernels.tiles import constants_of_axes, of_axes, shares, vector
 
 _POOL = Code("memory", "pool", specialized=False)
 
@@ -77,14 +77,8 @@ def pool(
             channels // wide,
             *(step // wide for step in data.stride()[:3]),
             *(step // wide for step in out.stride()[:3]),
-            vertical.outputs,
-            horizontal.outputs,
-            vertical.before,
-            horizontal.before,
-            KERNEL_H=vertical.kernel,
-            KERNEL_W=horizontal.kernel,
-            STRIDE_H=vertical.stride,
-            STRIDE_W=horizontal.stride,
+            *of_axes(frames, "outputs", "before"),
+            **constants_of_axes(frames, "kernel", "stride"),
             MEAN=mean,
             ROUNDS=int(rounds),
             VECTOR=wide,

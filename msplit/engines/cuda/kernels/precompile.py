@@ -127,6 +127,7 @@ def compiling_ahead(seconds: float = math.inf, *, meanwhile: Callable[[], None] 
     ahead.compile(seconds, meanwhile)
 
 
+@functools.cache
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from msplit.engines.cuda.ir.windows import Window
 
 
 class Tiles(NamedTuple):
@@ -74,6 +77,20 @@ def reciprocal(divisor: int) -> tuple[int, int]:
     """
     shift = (divisor - 1).bit_length()
     return -(-(1 << 31 + shift) // divisor) - (1 << 32), shift
+
+
+def of_axes(frames: Sequence[Window], *fields: str) -> list[int]:
+    """Numbers of windows along height and width, a field of both and then the next, as kernels take them."""
+    return [getattr(frame, field) for field in fields for frame in frames]
+
+
+def constants_of_axes(frames: Sequence[Window], *fields: str) -> dict[str, int]:
+    """Constants of kernels with the numbers of windows along height and width, as in ``KERNEL_H`` and ``KERNEL_W``."""
+    return {
+        f"{field.upper()}_{axis}": getattr(frame, field)
+        for field in fields
+        for axis, frame in zip("HW", frames, strict=True)
+    }
 
 
 def shares(size: int, share: int) -> int:

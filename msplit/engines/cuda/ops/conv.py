@@ -53,7 +53,6 @@ def prepare_depthwise_filter(filter: Tensor, channels_last: bool) -> Tensor:
 
     Both memory layouts are one here, since each group has a single input channel.
     """
-    del channels_last
     return filter.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
 
 

@@ -141,10 +141,14 @@ def tanh_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
     return dy * (1 - y * y)
 
 
+_PAIRS_OF_ONE_NAME = "Atan2 Maximum Minimum Mul NextAfter Pow Sub"
+"""Likewise of two elements. Maximum and Minimum give NaN when either side is NaN, as TensorFlow's kernels do."""
+
 _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    op: getattr(torch, op.lower()) for op in _PAIRS_OF_ONE_NAME.split()
+} | {
     "Add": torch.add,
     "AddV2": torch.add,
-    "Atan2": torch.atan2,
     "BitwiseAnd": torch.bitwise_and,
     "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor,
@@ -154,14 +158,7 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "LessEqual": torch.le,
     "LogicalAnd": torch.logical_and,
     "LogicalOr": torch.logical_or,
-    # These two give NaN when either side is NaN, as TensorFlow's kernels do.
-    "Maximum": torch.maximum,
-    "Minimum": torch.minimum,
-    "Mul": torch.mul,
-    "NextAfter": torch.nextafter,
-    "Pow": torch.pow,
     "RealDiv": torch.div,
-    "Sub": torch.sub,
 }
 
 # From this many addends on, one stack and one reduction take fewer kernels than a chain of additions.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -106,21 +105,6 @@ def rng_skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) ->
     return state
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """Rows to change side by side, no row twice with different results.
-
-    Attributes:
-        places: Row of the variable for each.
-        source: Which update it gets.
-        any: Whether there is a row at all; if not, the first ones are to stay as they are.
-    """
-
-    places: Tensor
-    source: Tensor
-    any: Tensor
-
-
 def change_rows(
     variables: Sequence[Tensor],
     indices: Tensor,
@@ -145,11 +129,16 @@ def change_rows(
             f"{indices.numel()} rows of shape {tuple(updates.shape[1:])} do not go into variables of shape {shapes}"
         )
     (updates,) = apart([updates], variables)
-    for turn in _turns(indices, variables[0].shape[0]):
-        old = [variable.index_select(0, turn.places) for variable in variables]
-        new = change(old, updates.index_select(0, turn.source))
+    for places, source, found in _turns(indices, variables[0].shape[0]):
+        old = [variable.index_select(0, places) for variable in variables]
+        new = change(old, updates.index_select(0, source))
         for variable, before, after in zip(variables, old, new, strict=True):
-            variable.index_copy_(0, turn.places, torch.where(turn.any, after.to(variable.dtype), before))
+            variable.index_copy_(0, places, torch.where(found, after.to(variable.dtype), before))
+
+
+_Turn = tuple[Tensor, Tensor, Tensor]
+"""Rows to change side by side, no row twice with different results: row of the variable for each; number of the update that it gets; and
+true if there is a row at all, for the first ones are to stay as they are otherwise."""
 
 
 def _turns(indices: Tensor, size: int) -> Iterator[_Turn]:
@@ -169,7 +158,7 @@ def _turn(indices: Tensor, chosen: Tensor) -> _Turn:
     own = torch.arange(indices.shape[0], device=indices.device)
     source = torch.where(chosen, own, one)
     found = chosen.index_select(0, one.reshape(1))
-    return _Turn(torch.where(found, indices.index_select(0, source), 0).to(torch.int64), source, found.reshape(()))
+    return torch.where(found, indices.index_select(0, source), 0).to(torch.int64), source, found.reshape(())
 
 
 def _in_order(indices: Tensor) -> Iterator[Tensor]:

@@ -236,6 +236,5 @@ def buffer(node: Node, after: Tensor) -> Tensor:
 @lowering(JOINED, own=True)
 def joined(node: Node, buffer: Tensor, *parts: Tensor) -> Tensor:
     """View of the part of a buffer in which others lie, all written by then."""
-    del parts
     part: Part = own_attribute(node, PART)
     return part.of(buffer)

@@ -361,9 +361,6 @@ class SimulatedExecutable(Executable):
         """One step on the last inputs."""
         self.step(self._feeds)
 
-    def device_times(self, count: int) -> None:
-        """There is no device."""
-
     def timeline(self) -> Timeline:
         """One step by the host's clock: one kernel at a time, streams taking turns at random."""
         tap = HostTap()
@@ -388,9 +385,6 @@ class SimulatedExecutable(Executable):
     def facts(self) -> Mapping[str, Any]:
         """Streams, waits, kernels, memory."""
         return self._facts
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 def _own(name: str, value: Any) -> torch.Tensor:
