@@ -19,7 +19,7 @@ from msplit.engines.cuda.autotune.tuner import Call, RotatingWeights, Tuner, cop
 from msplit.engines.cuda.ir.graph import Op, attrs_key
 from msplit.engines.cuda.ir.tf32 import ROUNDED
 from msplit.engines.cuda.ir.windows import TILES
-from msplit.engines.cuda.kernels import depthwise, few_channels
+from msplit.engines.cuda.kernels import conv, depthwise, few_channels
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.files import JsonValue
@@ -147,8 +147,6 @@ def _tiled(op: Op, tiles: Tiles) -> Op:
 
 def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: Sequence[int]) -> Iterator[Tiles]:
     """Ways to cut a convolution, or several side by side, given the output channels of each."""
-    from msplit.engines.cuda.kernels import conv
-
     early = starts_early(data)
     if len(results) == 1 and data.shape[-1] < few_channels.MANY:
         yield from (tiles._replace(early=early) for tiles in few_channels.tiles_for(filter, FEW_CHANNELS))

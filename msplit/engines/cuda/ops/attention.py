@@ -63,6 +63,7 @@ def attention(node: Node, query: Tensor, key: Tensor, value: Tensor, bias: Tenso
 def _attend(node: Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     scale, causal, kernel = float(node.get("scale", 1.0)), bool(node.get("causal")), node.get(KERNEL)
     if kernel in TILES and can_launch(query.device):
+        tf32, rounded, rounds = torch.backends.cuda.matmul.allow_tf32, bool(node.get(ROUNDED)), bool(node.get(ROUNDS))
         return kernels.attention(
             query,
             key,
@@ -71,9 +72,9 @@ def _attend(node: Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
             TILES[kernel],
             scale=scale,
             causal=causal,
-            tf32=torch.backends.cuda.matmul.allow_tf32,
-            rounded=bool(node.get(ROUNDED)),
-            rounds=bool(node.get(ROUNDS)),
+            tf32=tf32,
+            rounded=rounded,
+            rounds=rounds,
         )
     with _one_kernel(None if kernel in TILES else kernel):
         return for_products(node, scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale))

@@ -64,16 +64,11 @@ def non_max_suppression_with_overlaps(
 
 @lowering("CombinedNonMaxSuppression", static=(2, 3))
 def combined_non_max_suppression(
-    node: Node,
-    boxes: Tensor,
-    scores: Tensor,
-    size_per_class: np.ndarray,
-    total_size: np.ndarray,
-    iou_threshold: Tensor,
-    score_threshold: Tensor,
+    node: Node, boxes: Tensor, scores: Tensor, size_per_class: np.ndarray, total_size: np.ndarray, *thresholds: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The best boxes of all classes for every image, their scores and classes, zeros behind them, and how many there are.
 
+    The thresholds are those of the overlap and of the score.
     TensorFlow leaves the order of equal scores open. Here the lower class comes first, and in it the lower index.
     """
     images, count, classes = scores.shape
@@ -82,14 +77,8 @@ def combined_non_max_suppression(
     length = min(total, most * classes) if node.get("pad_per_class", False) else total
     corners = boxes.permute(0, 2, 1, 3).expand(images, classes, count, 4)
     by_class = scores.transpose(1, 2).reshape(images * classes, count)
-    places, found, _ = _select(
-        by_class,
-        _overlap(corners.reshape(images * classes, count, 4)),
-        per_class,
-        iou_threshold,
-        score_threshold,
-        missing=-torch.inf,
-    )
+    similarity = _overlap(corners.reshape(images * classes, count, 4))
+    places, found, _ = _select(by_class, similarity, per_class, *thresholds, missing=-torch.inf)
     taken = min(length, classes * per_class)
     best, order = torch.sort(found.reshape(images, -1), dim=1, descending=True, stable=True)
     best, order = best[:, :taken], order[:, :taken]

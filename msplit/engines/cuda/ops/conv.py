@@ -31,6 +31,8 @@ from msplit.engines.cuda.ir.windows import (
     to_channels_first,
     windows,
 )
+from msplit.engines.cuda.kernels import conv
+from msplit.engines.cuda.kernels import depthwise as of_channels
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, NO_EPILOGUE, NUMBERS, Epilogue, activate
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import integers
@@ -97,16 +99,10 @@ def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: 
         crop = min(frame.before, frame.after)
         crops.append(crop)
         extra.append(max(0, frame.before + frame.size - full + crop))
-    result = _TRANSPOSED[filter.dim() - 2](
-        to_channels_first(node, data),
-        _weight(node, filter),
-        None,
-        tuple(frame.stride for frame in frames),
-        tuple(crops),
-        tuple(extra),
-        filter.shape[-2] if _is_depthwise(node) else groups,
-        tuple(frame.dilation for frame in frames),
-    )
+    groups = filter.shape[-2] if _is_depthwise(node) else groups
+    strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
+    data, weight = to_channels_first(node, data), _weight(node, filter)
+    result = _TRANSPOSED[len(frames)](data, weight, None, strides, tuple(crops), tuple(extra), groups, dilations)
     for axis, (frame, crop) in enumerate(zip(frames, crops, strict=True), 2):
         if result.shape[axis] != frame.size:
             result = result.narrow(axis, frame.before - crop, frame.size)
@@ -134,9 +130,6 @@ def convolve(
     strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
     tiles = node.get(TILES)
     if tiles is not None and not channels_first(node) and can_launch(data.device):
-        from msplit.engines.cuda.kernels import conv
-        from msplit.engines.cuda.kernels import depthwise as of_channels
-
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
         if depthwise and side is None and activation in NUMBERS and of_channels.fits(data, filter, results):
             return of_channels.convolve(data, filter, frames, tiles, epilogue)

@@ -28,8 +28,11 @@ from msplit.engines.cuda.ir.windows import (
     Prologue,
     channels_first,
 )
+from msplit.engines.cuda.kernels import conv, depthwise
+from msplit.engines.cuda.kernels import mlp as layers_behind
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, Epilogue, activate
-from msplit.engines.cuda.kernels.classifier import Dense
+from msplit.engines.cuda.kernels.classifier import Dense, classify
+from msplit.engines.cuda.kernels.gather import grouped_gather
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.ops.axes import own_attribute
@@ -184,8 +187,6 @@ def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes
     shape = (*(ids.shape if node.get("single") else (count, *ids.shape[1:])), *table.shape[1:])
     flat = ids.reshape(count, -1)
     if table.element_size() <= 8 and can_launch(table.device):
-        from msplit.engines.cuda.kernels.gather import grouped_gather
-
         return grouped_gather(table, flat.contiguous(), starts, sizes).reshape(shape)
     inside = (flat >= 0) & (flat < sizes.unsqueeze(1))
     if table.device.type == "cpu" and not bool(inside.all()):
@@ -207,8 +208,6 @@ def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor 
     activation = "Relu" if "Relu" in node.get("fused_ops", ()) else ""
     tiles, rounds = node.get(TILES), node.get(ROUNDS, ())
     if tiles is not None and can_launch(data.device):
-        from msplit.engines.cuda.kernels import conv
-
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         if conv.fits(data, filter, frames):
             rooms = {number: room for number, room in node.room.items() if conv.fits_in(room)}
@@ -230,9 +229,9 @@ def mlp(node: Node, data: Tensor, *args: Tensor) -> Tensor:
     layers = _layers(node, args)
     pooled, tiles = data.dim() > layers.matrices[0].dim(), node.get(TILES)
     if tiles is not None and can_launch(data.device):
-        from msplit.engines.cuda.kernels.mlp import mlp as run
-
-        found = run(data.flatten(1, 2) if pooled else data.unsqueeze(1), layers, tiles, _result(node, data))
+        found = layers_behind.mlp(
+            data.flatten(1, 2) if pooled else data.unsqueeze(1), layers, tiles, _result(node, data)
+        )
         if found is not None:
             return found
     return layers.of(data.mean((1, 2)) if pooled else data).to(_result(node, data))
@@ -247,8 +246,6 @@ def classifier(node: Node, data: Tensor, weights: Tensor, *args: Tensor) -> Tens
     dense = Dense(weights, args[0] if biased else None, activation, softmax, _result(node, data), prologue)
     data, tiles = data.flatten(1, 2) if data.dim() > weights.dim() else data.unsqueeze(1), node.get(TILES)
     if tiles is not None and can_launch(data.device):
-        from msplit.engines.cuda.kernels.classifier import classify
-
         found = classify(data, dense, tiles)
         if found is not None:
             return found
@@ -267,8 +264,6 @@ def convolution_and_squeeze(node: Node, data: Tensor, filter: Tensor, *args: Ten
     args, layers = args[:-count], _layers(node, args[-count:])
     tiles = node.get(TILES)
     if tiles is not None and can_launch(data.device):
-        from msplit.engines.cuda.kernels import depthwise
-
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
         if depthwise.fits(data, filter, results):

@@ -119,18 +119,10 @@ def convolution_filter_grad(node: Node, data: Tensor, shape: np.ndarray, gradien
     weight = data.new_empty((*outer, *sizes[:rank]))
     padding, pads = _padding(frames)
     strides, dilations = [frame.stride for frame in frames], [frame.dilation for frame in frames]
+    data = in_layout(F.pad(data, pads), keeps_channels_last(node)) if pads else data
+    wanted = [False, True, False]  # of data, weight and bias
     _, found, _ = torch.ops.aten.convolution_backward(
-        gradients,
-        in_layout(F.pad(data, pads), keeps_channels_last(node)) if pads else data,
-        weight,
-        None,
-        strides,
-        padding,
-        dilations,
-        False,
-        [0] * rank,
-        groups,
-        [False, True, False],
+        gradients, data, weight, None, strides, padding, dilations, False, [0] * rank, groups, wanted
     )
     space = range(2, rank + 2)
     if depthwise:
@@ -145,17 +137,9 @@ def batch_norm_grad(
     """Gradients of batch normalization: of its data, its scale and its offset, and two that are always empty."""
     factor = torch.rsqrt(variance + node.get("epsilon", EPSILON))
     if node.get("is_training", True) and x.numel() and x.dtype == scale.dtype:
+        gradients, x = to_channels_first(node, gradients), to_channels_first(node, x)
         found, scale_grad, offset_grad = torch.ops.aten.native_batch_norm_backward(
-            to_channels_first(node, gradients),
-            to_channels_first(node, x),
-            scale,
-            None,
-            None,
-            mean,
-            factor,
-            True,
-            0.0,
-            [True] * 3,
+            gradients, x, scale, None, None, mean, factor, True, 0.0, [True] * 3
         )
         return from_channels_first(node, found), scale_grad, offset_grad, scale.new_empty(0), scale.new_empty(0)
     channel = 1 if channels_first(node) else x.dim() - 1

@@ -23,7 +23,7 @@ from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.state import StateMemory
 from msplit.engines.cuda.kernels.store import Store, noting
-from msplit.engines.cuda.options import Torture
+from msplit.engines.cuda.options import EngineOptions, Torture
 from msplit.engines.cuda.runtime.graph_exec import CapturedGraph, GraphExec
 from msplit.engines.cuda.runtime.input_staging import InputStaging
 from msplit.engines.cuda.runtime.output_staging import OutputStaging
@@ -63,9 +63,10 @@ class Shared:
 class CudaExecutable(Executable):
     """One program with one plan on one device. See `engines.base.Executable`.
 
-    With `timing_only` there is no `step`: inputs stay what they are, outputs are not fetched, and half of the capturing is spared. Without
-    `own_copies`, inputs and outputs are copied by the copy engine, which takes longer and needs no kernel to be compiled. With streams that
-    are `shared`, steps run on the first of these and are begun by `start` alone; the other half of the capturing is spared.
+    With `timing_only` there is no `step`: inputs stay what they are, outputs are not fetched, and half of the capturing is spared. Where
+    nothing is to be measured, inputs and outputs are copied by the copy engine, which takes longer and needs no kernel to be compiled.
+    With streams that are `shared`, steps run on the first of these and are begun by `start` alone; the other half of the capturing is
+    spared.
 
     Attributes:
         kernels: Keys, in the device's store, of the kernels of our own that it launches.
@@ -80,19 +81,17 @@ class CudaExecutable(Executable):
         stream_program: StreamProgram,
         feeds: Mapping[str, torch.Tensor],
         device: Device,
+        options: EngineOptions,
         *,
-        capture: bool,
         ieee: bool,
         facts: Mapping[str, Any],
-        torture: Torture | None = None,
         timing_only: bool = False,
         shared: Shared | None = None,
-        own_copies: bool = True,
     ) -> None:
-        shared = shared or Shared()
+        shared, capture, own_copies = shared or Shared(), options.captures, options.measure
         self.program, self.stream_program, self.device, self.ieee = program, stream_program, device, ieee
         self._facts = dict(facts)
-        self._torture = torture or Torture()
+        self._torture = options.torture or Torture()
         self._chance = random.Random(self._torture.seed)
         self._lent = shared.streams is not None
         count = max(stream_program.count, 1)

@@ -191,13 +191,11 @@ def executable_for(
             stream_program,
             feeds,
             device,
-            capture=capture,
+            options,
             ieee=ieee,
             facts={**facts, "device": torch.cuda.get_device_name(device.place)},
-            torture=options.torture,
             timing_only=timing_only,
             shared=shared,
-            own_copies=options.measure,
         )
 
 

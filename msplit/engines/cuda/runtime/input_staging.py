@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,10 @@ from msplit.engines.base import Feeds, is_array, refuse_fed
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of
 from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.kernels import copy
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.runtime.memcpy import CAN_POLL, AsyncCopy, Memcpy, Tell, copy_holding
 from msplit.errors import EngineError
-
-if TYPE_CHECKING:
-    from msplit.engines.cuda.kernels.copy import InputCopy
 
 LAUNCH_FIRST = True
 """True if graphs are launched before their inputs are copied into pinned memory, where that spares time. Benchmarks turn it off."""
@@ -170,11 +168,9 @@ class InputStaging:
         self._together = _Together.of(self.on_device)
         self._async_copy = AsyncCopy(self.block.host, self.memory, stream)
         self._seen: torch.Tensor | None = None
-        self.input_copy: InputCopy | None = None
+        self.input_copy: copy.InputCopy | None = None
         self._given_up = 0
         if own_kernel and can_launch(device.place) and self.block.host.numel() > _ENGINE_BYTES:
-            from msplit.engines.cuda.kernels import copy
-
             self._seen = copy.seen_by(device.place, self.block.host)
             if launch_first and LAUNCH_FIRST and CAN_POLL and _fits_first(self.block.host.numel(), self.rest):
                 self.input_copy = copy.InputCopy(self._seen, self.memory)
@@ -211,8 +207,6 @@ class InputStaging:
         if self._seen is None:
             self.memory[:size].copy_(self.block.host[:size], non_blocking=True)
             return
-        from msplit.engines.cuda.kernels import copy
-
         copy.copy(self._seen[:size], self.memory[:size])
 
     def fill(self, feeds: Feeds) -> bool:
