@@ -44,7 +44,7 @@ _FEW_ROWS = 16
 
 
 def times_of(value: JsonValue) -> Mapping[str, float]:
-    """What was measured, µs by name, as it is kept."""
+    """Times that were measured, µs by name, as they are kept."""
     return {name: time.number() for name, time in value.entries()}
 
 
@@ -97,7 +97,7 @@ def members(x: Tensor, y: Tensor) -> Work | None:
 
 
 def may_round(dtype: torch.dtype) -> bool:
-    """Whether products of a type may take tensor cores: half precision, and float32 where TF32 is allowed."""
+    """True if products of a type may take tensor cores: half precision, and float32 where TF32 is allowed."""
     half = dtype in (torch.float16, torch.bfloat16)
     return half or (dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
 
@@ -118,7 +118,7 @@ def grouped(attrs: Mapping[str, Any], x: Tensor, weights: Tensor, *rest: Tensor)
 
 
 def with_rounding(work: Work, attrs: Mapping[str, Any]) -> Work:
-    """The same, of which an op's attributes say what is rounded to TF32."""
+    """The work, with what an op's attributes say is rounded to TF32."""
     data, weights, rounds = bool(attrs.get(ROUNDED)), bool(attrs.get(ROUNDED_WEIGHTS)), bool(attrs.get(ROUNDS))
     return replace(work, rounded_data=data, rounded_weights=weights, rounds=rounds)
 
@@ -195,7 +195,7 @@ def _fastest(tuner: Tuner, work: Work, candidates: Mapping[str, Mapping[str, Any
 
 
 def _with_copies(work: Work) -> list[Work]:
-    """The same work, each time with copies of its weights, as many as `copies` makes."""
+    """The work several times, each with copies of its weights, as many as `copies` makes."""
     layers = [[replace(layer, weights=own) for own in copies(layer.weights)] for layer in work.layers()]
     return [replace(work, one=one, second=second[0] if second else None) for one, *second in zip(*layers, strict=False)]
 
@@ -216,7 +216,7 @@ def tiles(work: Work) -> list[Tile]:
 
 
 def _fits(layer: Layer) -> bool:
-    """Whether there is anything to do, and positions in one member's matrices can be counted with 32 bits."""
+    """True if there is anything to do, and positions in one member's matrices can be counted with 32 bits."""
     return all(one.numel() and extent(one) < _LARGEST for one in (layer.rows[:1], layer.weights[:1]))
 
 
@@ -247,7 +247,7 @@ def _activated(work: Work, result: Tensor) -> Tensor:
 
 
 def _is_wide(work: Work) -> bool:
-    """Whether all members' weights side by side are one matrix, as they lie, and all read the same rows."""
+    """True if all members' weights side by side are one matrix, as they lie, and all read the same rows."""
     if work.second is not None or work.one.x.dim() != 2:
         return False
     members, inner, columns = work.one.weights.shape

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Group(Protocol):
-    """Those who train together. All say the same things in the same order."""
+    """Processes that train together. All say the same things in the same order."""
 
     rank: int
     """The number of this one, from 0."""

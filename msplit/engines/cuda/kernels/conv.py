@@ -39,18 +39,18 @@ _ALIGNED = 64
 """The results of siblings lie in one block of memory, each at a multiple of this many elements."""
 
 ACTIVATIONS = {name: number for name, number in NUMBERS.items() if number not in _OF_PRODUCTS}
-"""What may follow in the same kernel, as `fused_ops` names it, and what the kernel knows it by."""
+"""Activations that may follow in the same kernel, as `fused_ops` names them, and the numbers by which the kernel knows them."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def summing_steps(data: Tensor, filter: Tensor, tiles: Tiles) -> int:
-    """How many tiles of summands a convolution adds up: more blocks than these can not share them."""
+    """Number of tiles of summands that a convolution adds up: more blocks than these can not share them."""
     return int(filter.shape[0] * filter.shape[1]) * shares(int(data.shape[-1]), tiles[2])
 
 
 def is_nhwc(data: Tensor, filter: Tensor, *, converts: bool = False) -> bool:
-    """Whether a kernel can read these: floats of one type on a GPU, NHWC with the channels side by side, and few enough to be counted. One
+    """True if a kernel can read these: floats of one type on a GPU, NHWC with the channels side by side, and few enough to be counted. One
     that `converts` takes data of some other types, too."""
     return (
         data.is_cuda
@@ -64,7 +64,7 @@ def is_nhwc(data: Tensor, filter: Tensor, *, converts: bool = False) -> bool:
 
 
 def fits(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:
-    """Whether the kernel can convolve this: what `is_nhwc`, in one group."""
+    """True if the kernel can convolve this: what `is_nhwc`, in one group."""
     return (
         is_nhwc(data, filter, converts=data.shape[-1] < few_channels.MANY)
         and data.shape[0] * frames[0].outputs * frames[1].outputs * filter.shape[-1] * _MOST_PARTS < LARGEST
@@ -122,7 +122,7 @@ def convolve_siblings(
             says more.
         rooms: Where the result of one of them is to lie, by its number. It `fits_in` there.
         prologue: What is done to the data first.
-        rounded: Whether the data are rounded to TF32 already.
+        rounded: True if the data are rounded to TF32 already.
         rounds: The numbers of those whose results are rounded to it.
 
     Returns:
@@ -234,7 +234,7 @@ def convolve_siblings(
 
 
 def fits_in(room: Tensor) -> bool:
-    """Whether the kernel can write a result there: pixels that lie evenly, each aligned as the results of siblings are."""
+    """True if the kernel can write a result there: pixels that lie evenly, each aligned as the results of siblings are."""
     step, size = pixel_step(room), 16 // room.element_size()
     return (
         step is not None

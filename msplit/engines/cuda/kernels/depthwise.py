@@ -31,7 +31,7 @@ _WIDEST = 64
 
 
 def fits(data: Tensor, filter: Tensor, results: int) -> bool:
-    """Whether the kernel can convolve this, to so many results: NHWC floats on a GPU, channels side by side, one result of each."""
+    """True if the kernel can convolve this, to so many results: NHWC floats on a GPU, channels side by side, one result of each."""
     window = filter.shape[0] * filter.shape[1] <= _WIDEST
     return is_nhwc(data, filter) and filter.shape[3] == 1 and window and 0 < results < LARGEST
 

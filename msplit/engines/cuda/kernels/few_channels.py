@@ -130,7 +130,8 @@ def convolve(
 
 
 def _columns(pixels: int, rows: int, columns: int) -> int:
-    """How many of a tile's pixels lie side by side, that there are as few tiles as possible; not too few, as a warp reads along a row."""
+    """Number of a tile's pixels that lie side by side, so that there are as few tiles as possible; not too few, as a warp reads along a
+    row."""
     most = min(pixels, power_of_two(max(columns, 1)))
     widths = [most >> half for half in range(most.bit_length()) if most >> half >= min(most, 16)]
     return min(widths, key=lambda width: shares(columns, width) * shares(rows, pixels // width))

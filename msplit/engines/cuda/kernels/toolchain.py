@@ -1,4 +1,4 @@
-"""Whether kernels of our own can be compiled here, and where compiled kernels are kept between runs.
+"""Compilers for kernels of our own, where there are some, and the folder in which compiled kernels are kept between runs.
 
 Inductor and Triton name what they keep by its content (code, shapes, device, their own version), so a folder shared by all models and
 all versions can not give a wrong kernel. What they find there they run: a folder that others may write to is not used.
@@ -24,7 +24,7 @@ ASSEMBLER = "TRITON_PTXAS_PATH"
 
 _INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 _OF_PYTORCH = "torchinductor_"
-"""What the name of PyTorch's own folder starts with, in the system's folder for temporary files."""
+"""Start of the name of PyTorch's own folder, in the system's folder for temporary files."""
 
 
 def c_compiler() -> str | None:
@@ -42,7 +42,7 @@ def can_compile() -> bool:
 
 
 def triton_version() -> str:
-    """Of the Triton that compiles here; empty where none does."""
+    """Version of the Triton that compiles here; empty where none does."""
     return importlib.metadata.version("triton") if can_compile() else ""
 
 
@@ -90,7 +90,7 @@ def _places() -> dict[str, Path]:
 
 
 def _of_triton() -> Path:
-    """Where Triton keeps the kernels that are msplit's own."""
+    """Folder in which Triton keeps the kernels that are msplit's own."""
     return Path(os.environ.get(_TRITON) or Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache")
 
 
@@ -107,7 +107,7 @@ def guard_triton() -> None:
 
 
 def kernel_folder() -> tuple[Path | None, bool]:
-    """Where compiled kernels will be kept, and whether that can be written to. Nothing is made, nothing is written.
+    """Folder in which compiled kernels will be kept, and true if that can be written to. Nothing is made, nothing is written.
 
     None where there is no such place, not even a home.
     """
@@ -126,12 +126,12 @@ def _default() -> Path:
 
 
 def _is_pytorchs(path: str | None) -> bool:
-    """Whether the user has not chosen it: PyTorch sets the variable itself, to its default, when it is loaded."""
+    """True if the user has not chosen it: PyTorch sets the variable itself, to its default, when it is loaded."""
     return Path(path or _OF_PYTORCH).name.startswith(_OF_PYTORCH)
 
 
 def keeps() -> bool:
-    """Whether what is compiled inside of `kept` is there afterwards."""
+    """True if what is compiled inside of `kept` is there afterwards."""
     theirs = os.environ.get(_INDUCTOR)
     return (not _is_pytorchs(theirs) and not writers(Path(str(theirs)))) or folder() is not None
 

@@ -72,7 +72,7 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
     "_FusedDepthwiseConv2dNative": prepare_depthwise_filter,
     "_SqueezeDepthwiseConv2dNative": prepare_depthwise_filter,
 }
-"""How to prepare the constant filter (input 1) of each op: called with the filter and `keeps_channels_last(node)`."""
+"""Functions that prepare the constant filter (input 1) of each op, called with the filter and `keeps_channels_last(node)`."""
 
 
 @lowering("Conv2D", "Conv3D", "DepthwiseConv2dNative")

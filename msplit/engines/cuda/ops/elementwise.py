@@ -142,7 +142,8 @@ def tanh_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
 
 
 _PAIRS_OF_ONE_NAME = "Atan2 Maximum Minimum Mul NextAfter Pow Sub"
-"""Likewise of two elements. Maximum and Minimum give NaN when either side is NaN, as TensorFlow's kernels do."""
+"""Functions of two elements that PyTorch has by the same name. Maximum and Minimum give NaN when either side is NaN, as TensorFlow's
+kernels do."""
 
 _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     op: getattr(torch, op.lower()) for op in _PAIRS_OF_ONE_NAME.split()

@@ -47,7 +47,7 @@ def batch_matmul(node: Node, x: Tensor, y: Tensor) -> Tensor:
 
 @lowering("BatchMatMulV3")
 def batch_matmul_to(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """As BatchMatMulV2, with operands of narrower types than the result's `Tout`."""
+    """The product as BatchMatMulV2 has it, with operands of narrower types than the result's `Tout`."""
     name = node.get("Tout")
     dtype = torch_dtype(name) if name is not None else x.dtype
     return batch_matmul(node, x.to(dtype), y.to(dtype))

@@ -27,7 +27,7 @@ from msplit.engines.cuda.ops.sort import unique_padded
 from msplit.engines.cuda.ops.variables import apart, fit
 
 OPTIMIZERS: dict[str, Optimizer] = {f"Apply{row.name}": row for row in ROWS}
-"""Those of whole variables, by the name of the op."""
+"""Optimizers of whole variables, by the name of the op."""
 
 _SPARSE = {f"SparseApply{row.name}": row.for_rows() for row in ROWS if row.sparse}
 
@@ -36,7 +36,7 @@ ROW_OPTIMIZERS: dict[str, Optimizer] = {
     "ScatterSub": Optimizer("ScatterSub", lambda rows, _, g, *__: [rows[0] - g], 1, 2, indices=1),
     **_SPARSE,
 }
-"""Those of rows, by the name of the op; those of gradient descent, which are lowered elsewhere, too."""
+"""Optimizers of rows, by the name of the op; also additions of rows, which are lowered elsewhere."""
 
 
 def _register(op: str, optimizer: Optimizer) -> None:

@@ -12,7 +12,7 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 
 KEEPS_SHAPE = "a variable keeps its shape"
-"""What is said where one does not."""
+"""Message where one does not."""
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 """Types that PyTorch does not add; signed ones of the same width have the same sums."""
@@ -37,7 +37,7 @@ TOGETHER: dict[str, Callable[[list[Tensor], list[Tensor]], object]] = {
     "AssignAdd": torch._foreach_add_,
     "AssignSub": torch._foreach_sub_,
 }
-"""What PyTorch has to do an op with many variables: a kernel for dozens of them."""
+"""PyTorch's functions that do an op with many variables: a kernel for dozens of them."""
 
 
 @lowering("_AssignAll", own=True)

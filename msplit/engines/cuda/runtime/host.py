@@ -53,7 +53,7 @@ class HostPart:
     Attributes:
         feeds: Name of each value that is handed to the device -> the value.
         handed: Values that the device is to hand back.
-        repeatable: Whether what runs in front has no effect, and gives the same whenever it runs: it reads no data of its own.
+        repeatable: True if what runs in front has no effect, and gives the same whenever it runs: it reads no data of its own.
 
     Raises:
         EngineError: TensorFlow is missing, or can not load the model.

@@ -139,7 +139,7 @@ class InputStaging:
 
     Args:
         stream: See `AsyncCopy`.
-        launch_first: Whether `feed` may launch the graph that fetches them before they are copied. It may have to run once more then.
+        launch_first: True if `feed` may launch the graph that fetches them before they are copied. It may have to run once more then.
 
     Attributes:
         block: The host's side.
@@ -213,7 +213,7 @@ class InputStaging:
         """Copies arrays into the host block. An array that is its own place in the block is there already.
 
         Returns:
-            Whether all were arrays. Where one is a tensor, nothing has come of it: see `bring`.
+            True if all were arrays. Where one is a tensor, nothing has come of it: see `bring`.
 
         Raises:
             EngineError: An input is missing, has another shape or dtype than the one that was prepared, or is in another one's place.

@@ -38,7 +38,7 @@ _LEAST_PIECE = 1 << 16
 _TO_DEVICE, _ON_DEVICE = 1, 3  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice
 
 Tell = Callable[[int, int], object]
-"""Is called with the first byte of a piece, and with the one behind its last."""
+"""Function that is called with the first byte of a piece, and with the one behind its last."""
 
 
 class AsyncCopy:

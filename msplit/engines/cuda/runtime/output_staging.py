@@ -24,7 +24,7 @@ _PATIENCE = 1e-3
 
 
 GRAPHS = 2
-"""Those of a program that deliver its outputs: the whole step, and one that does nothing else."""
+"""Graphs of a program that deliver its outputs: the whole step, and one that does nothing else."""
 
 
 class OutputStaging:

@@ -28,7 +28,7 @@ class Instruction:
     Attributes:
         lane: Its stream.
         waits: Steps on other streams whose events it waits for first.
-        records: Whether somebody waits for its event.
+        records: True if somebody waits for its event.
         frees: Values whose memory is let go after it.
         views: Steps that launch nothing and whose inputs are there after it, in order.
     """

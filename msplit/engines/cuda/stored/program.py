@@ -123,7 +123,7 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
     Args:
         memory: The bytes of the weights, on the device that is to run it.
         feeds: Inputs for it.
-        fits: Whether it was made for this device and these versions. Where it was not, kernels are chosen and compiled anew, by timing
+        fits: True if it was made for this device and these versions. Where it was not, kernels are chosen and compiled anew, by timing
             them where there is a GPU; ops, weights and streams stay.
 
     Raises:
@@ -195,7 +195,7 @@ def _key(data: Sequence[int]) -> Key:
 
 
 def _check(program: Program) -> None:
-    """That every value is made before it is read."""
+    """Checks that every value is made before it is read."""
     there = {*program.constants, *program.feeds.values()}
     for number, step in enumerate(program.steps):
         if not there.issuperset(step.inputs) or not all(-1 <= base <= number for base in step.bases):

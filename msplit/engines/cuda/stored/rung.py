@@ -285,7 +285,7 @@ class CudaArena:
         return self._current.outputs_on_device()
 
     def facts(self) -> Mapping[str, Any]:
-        """Those of the largest batch, and the bytes of all."""
+        """Facts of the largest batch, and the bytes of all."""
         every = [one.facts() for one in self._executables.values()]
         return {**every[0], "pool_bytes": sum(int(one["pool_bytes"]) for one in every)}
 
