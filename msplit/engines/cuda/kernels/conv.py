@@ -130,6 +130,7 @@ def convolve_siblings(
     """
     bias, side, activation, _ = epilogue
     images, height, width, channels = data.shape
+    # The filter as [taps, channels, results]: its channels or its results have to lie side by side.
     taps = filter.shape[0] * filter.shape[1]
     flat = filter.reshape(taps, channels, filter.shape[3])
     vertical, horizontal = frames
@@ -140,6 +141,7 @@ def convolve_siblings(
     if not in_first and filter_steps[2] != 1:
         flat = flat.contiguous()
         filter_steps = flat.stride()
+    # Sizes and strides are given in units of what they all are multiples of, so that the kernel knows which loads may be wide.
     half = filter.element_size() == 2
     of_in = common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()), half=half)
     ((in_room, room),) = rooms.items() or ((0, None),)
@@ -148,6 +150,7 @@ def convolve_siblings(
     of_filter = of_in if in_first else of_out
     point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
     pixels = images * vertical.outputs * horizontal.outputs
+    # Siblings lie in one block, each at a multiple of `_ALIGNED`; a single result in its room, if it has one.
     places = [0, *accumulate(shares(pixels * size, _ALIGNED) for size in sizes)]
     if len(sizes) > 1:
         out = data.new_empty(places[-1] * _ALIGNED)
@@ -155,6 +158,7 @@ def convolve_siblings(
         out = data.new_empty(pixels * sizes[0]) if room is None else room
     in_tile, in_columns, summands, warps, stages, parts, _, early, _ = Tiles(*tiles)
     grid = shares(pixels, in_tile), sum(shares(size, in_columns) for size in sizes)
+    # Blocks that share the summands of a tile leave parts, which the last one of them adds up. Without counters nothing is shared.
     steps_in_all = summing_steps(data, filter, tiles)
     share = shares(steps_in_all, parts)
     parts = shares(steps_in_all, share)
@@ -164,6 +168,7 @@ def convolve_siblings(
         partial = counters = out
     else:
         partial = data.new_empty(parts * grid[0] * grid[1] * in_tile * in_columns, dtype=torch.float32)
+    # The kernel divides by multiplying: positions by sizes of the result, steps by the channels and by a row of the window.
     divisors = vertical.outputs, horizontal.outputs, shares(channels, summands), horizontal.kernel
     by, shifts = zip(
         *(reciprocal(max(divisor, 1)) for divisor in divisors), strict=True

@@ -123,29 +123,22 @@ def convolve(
         epilogue: Steps behind it. The side is of the result's logical shape; for LeakyRelu the node has the slope.
         prologue: What is done to the data first.
     """
-    bias, side, activation, rounds = epilogue
     _refuse_integers(node, filter)
-    depthwise = _is_depthwise(node)
     frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
+    found = _own_kernel(node, data, filter, frames, epilogue, prologue)
+    if found is not None:
+        return found
+    bias, side, activation, rounds = epilogue
     strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
-    tiles = node.get(TILES)
-    if tiles is not None and not channels_first(node) and can_launch(data.device):
-        results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
-        if depthwise and side is None and activation in NUMBERS and of_channels.fits(data, filter, results):
-            return of_channels.convolve(data, filter, frames, tiles, epilogue)
-        if not depthwise and activation in conv.ACTIVATIONS and conv.fits(data, filter, frames):
-            room = node.room.get(0)
-            room = room if room is not None and conv.fits_in(room) else None
-            rounded = bool(node.get(ROUNDED))
-            return conv.convolve(data, filter, frames, tiles, epilogue, room=room, prologue=prologue, rounded=rounded)
-    data = prologue.of(data.to(filter.dtype))
-    data = to_channels_first(node, data)
-    groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])
+    data = to_channels_first(node, prologue.of(data.to(filter.dtype)))
+    groups, rest = (filter.shape[-2], 0) if _is_depthwise(node) else divmod(data.shape[1], filter.shape[-2])
     if rest:
         raise Unsupported(
             f"{node.op} {node.name}: {data.shape[1]} channels do not split in groups of the filter's {filter.shape[-2]}"
         )
     weight = _weight(node, filter)
+    # Libraries pad both ends of an axis alike. A few results too many are cheaper than data that are padded here, but a side input would
+    # have to be padded as well.
     padding, skips = _fit(frames)
     if (side is not None and any(frame.before != frame.after for frame in frames)) or padding is None:
         data, padding, skips = _pad(data, frames)
@@ -158,7 +151,7 @@ def convolve(
             result = torch.cudnn_convolution_add_relu(
                 data, weight, side, 1.0, bias, strides, padding, dilations, groups
             )
-    else:
+    else:  # no library does more than the bias in the same kernel
         result = _CONVOLVE[len(frames)](data, weight, bias, strides, padding, dilations, groups)
         if side is not None:
             result = result + to_channels_first(node, side)
@@ -166,10 +159,31 @@ def convolve(
             result = result.relu_()
         elif activation:
             result = activate(activation, node.get("leakyrelu_alpha", LEAKY_ALPHA))(result)
+    # What was made too many at the start and at the end of each axis is left out.
     for axis, (frame, skip) in enumerate(zip(frames, skips, strict=True), 2):
         if result.shape[axis] != frame.outputs:
             result = result.narrow(axis, skip, frame.outputs)
     return from_channels_first(node, to_tf32(result) if rounds else result)
+
+
+def _own_kernel(
+    node: Node, data: Tensor, filter: Tensor, frames: tuple[Window, ...], epilogue: Epilogue, prologue: Prologue
+) -> Tensor | None:
+    """The convolution by a kernel of ours, where an engine chose one (`TILES`) and it fits what is there; else None."""
+    tiles = node.get(TILES)
+    if tiles is None or channels_first(node) or not can_launch(data.device):
+        return None
+    if _is_depthwise(node):
+        results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
+        knows = epilogue.side is None and epilogue.activation in NUMBERS
+        fits = knows and of_channels.fits(data, filter, results)
+        return of_channels.convolve(data, filter, frames, tiles, epilogue) if fits else None
+    if epilogue.activation not in conv.ACTIVATIONS or not conv.fits(data, filter, frames):
+        return None
+    room = node.room.get(0)
+    room = room if room is not None and conv.fits_in(room) else None
+    rounded = bool(node.get(ROUNDED))
+    return conv.convolve(data, filter, frames, tiles, epilogue, room=room, prologue=prologue, rounded=rounded)
 
 
 def spatial_sizes(node: Node, shape: Sequence[int]) -> Sequence[int]:

@@ -53,7 +53,7 @@ class Measured:
         nodes: Per step the flat nodes that it does the work of; empty for one that launches nothing.
         constants: Of the device.
         unmeasured: Why -> number of steps that launch kernels and have no time.
-        recorded: True if grids were recorded; else why not.
+        recorded: Empty if grids were recorded; else why not.
     """
 
     kernels: tuple[ProfiledKernel, ...]
@@ -81,7 +81,7 @@ def measure(
     Args:
         device: Where it was traced; on a CPU the times are the CPU's and nothing else is measured.
         seconds: How long it may take; what is not reached has no time.
-        grids: True if to record grids and occupancy too.
+        grids: True to record grids and occupancy too.
         progress: Told what is done and how much of it.
     """
     tell = progress or silent

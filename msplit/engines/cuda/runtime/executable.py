@@ -189,6 +189,7 @@ class CudaExecutable(Executable):
         values = {key: self._inputs.on_device[name] for name, key in self.program.feeds.items()}
         values |= self.state.values()
         events: dict[int, torch.cuda.Event] = {}
+        # First steps of other streams wait for the origin: in a capture they would not be part of the graph otherwise.
         start = None
         if self.stream_program.fork:
             start = torch.cuda.Event()
@@ -205,6 +206,7 @@ class CudaExecutable(Executable):
             if current is not stream:
                 torch.cuda.set_stream(stream)
                 current = stream
+            # Tests put kernels at random times, so that a wait that is missing shows.
             if self._torture.delay_cycles:
                 torch.cuda._sleep(self._chance.randrange(self._torture.delay_cycles))
             if tap is not None:
@@ -212,12 +214,14 @@ class CudaExecutable(Executable):
             try:
                 run_step(self.program, instruction.step, values)
             except (EngineError, RuntimeError) as problem:
+                # Whatever CUDA refuses in a capture ran before it, outside of any: the op is named, and what to do about it.
                 reason = problem.__cause__ if isinstance(problem, EngineError) else problem
                 if not isinstance(reason, torch.AcceleratorError) or not torch.cuda.is_current_stream_capturing():
                     raise
                 raise uncapturable(self.program, instruction.step, reason) from problem
             if tap is not None:
                 tap.after(instruction)
+            # Views launch nothing. What is let go here is free for later work of this stream alone, whose readers are all over then.
             for view in instruction.views:
                 run_step(self.program, view, values)
             if instruction.records:
@@ -227,6 +231,7 @@ class CudaExecutable(Executable):
                 if self._torture.poison and key in values and values[key].numel():
                     poison_memory(values[key])
                 values.pop(key, None)
+        # The origin ends last: whoever waits for it waits for all.
         torch.cuda.set_stream(self._origin)
         for last in self.stream_program.join:
             self._origin.wait_event(events[last])

@@ -131,33 +131,15 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
         EngineError: A kernel can not be made anew here.
     """
     found = json.loads(data)
-    device = memory.device
-    constants = {(node, port): tensor_of(where, memory) for node, port, where in found["constants"]}
-    compiler = Compiler(device)
-    calls = [_call(one) for one in found["steps"]]
-    if fits:
-        for one, call in zip(found["steps"], calls, strict=True):
-            if call.op.op == FUSED:
-                call.op.attrs["kernel"] = _kernel(one, call.op, compiler)
-    steps = tuple(_unpack_step(one, call) for one, call in zip(found["steps"], calls, strict=True))
-    made_by = {(step.op.node, port): number for number, step in enumerate(steps) for port in range(step.outputs)}
-    edges = [(made_by[key], number) for number, step in enumerate(steps) for key in step.inputs if key in made_by]
-    program = Program(
-        steps,
-        constants,
-        {name: _key(key) for name, key in found["feeds"].items()},
-        {name: _key(key) for name, key in found["fetches"].items()},
-        {name: decode_array(value) for name, value in found["known"].items()},
-        Dag.of(len(steps), [before for before, _ in edges], [after for _, after in edges]),
-        tuple(found["dynamic"]),
-        {name: (tuple(shape), dtype) for name, (shape, dtype) in found["fed"].items()},
-    )
+    device, compiler = memory.device, Compiler(memory.device)
+    steps = tuple(_unpack_step(one, compiler if fits else None) for one in found["steps"])
+    program = _program(found, steps, memory)
     if STEPS in program.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
+    # The graph that it was traced from, as far as another trace needs it.
     shapes = {(node, port): tuple(shape) for node, port, shape in found["shapes"]}
     optimized = Optimized(_graph(program, shapes), feeds, Context(feeds, device, 0))
     compiled = Compiled(program, str(found["layout"]), optimized, decode(found["facts"]))
-    _check(program)
     stored = StoredPlan(
         tuple((node, index, lane) for node, index, lane in found["plan"]),
         tuple(SharedKernel(kind, tuple(nodes), stream) for kind, nodes, stream in found["groups"]),
@@ -167,13 +149,35 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
     return Restored(compiled, _plan(compiled.program, stored))
 
 
-def _call(one: Mapping[str, Any]) -> LoweringCall:
+def _program(found: Mapping[str, Any], steps: tuple[KernelCall, ...], memory: torch.Tensor) -> Program:
+    """The program of steps, whose order of execution follows from what they read. Every value is made before it is read."""
+    made_by = {(step.op.node, port): number for number, step in enumerate(steps) for port in range(step.outputs)}
+    edges = [(made_by[key], number) for number, step in enumerate(steps) for key in step.inputs if key in made_by]
+    program = Program(
+        steps,
+        {(node, port): tensor_of(where, memory) for node, port, where in found["constants"]},
+        {name: _key(key) for name, key in found["feeds"].items()},
+        {name: _key(key) for name, key in found["fetches"].items()},
+        {name: decode_array(value) for name, value in found["known"].items()},
+        Dag.of(len(steps), [before for before, _ in edges], [after for _, after in edges]),
+        tuple(found["dynamic"]),
+        {name: (tuple(shape), dtype) for name, (shape, dtype) in found["fed"].items()},
+    )
+    _check(program)
+    return program
+
+
+def _unpack_step(one: Mapping[str, Any], compiler: Compiler | None) -> KernelCall:
+    """A step as it was packed. The kernel of a fused op is made by the compiler; without one its members run one by one."""
     names, inputs = one["source_nodes"], [_key(key) for key in one["inputs"]]
     op = Op(one["node"], one["name"], one["op"], decode(one["attrs"]), inputs, names, one["batch"], one["replaces"])
     if op.op == FUSED:
-        op.attrs |= {"body": Body.unpacked(one["body"]), "kernel": None}
+        op.attrs["body"] = Body.unpacked(one["body"])
+        op.attrs["kernel"] = None if compiler is None else _kernel(one, op, compiler)
     bound = {int(slot): decode_array(value) for slot, value in one["bound"].items()}
-    return LoweringCall(table()[op.op], op, bound, tuple(one["unknown"]), bool(one["nchw"]), bool(one.get("mixed")))
+    call = LoweringCall(table()[op.op], op, bound, tuple(one["unknown"]), bool(one["nchw"]), bool(one.get("mixed")))
+    fields = {name: one[name] for name in _OF_STEP} | {"bases": tuple(one["bases"])}
+    return KernelCall(op, call, tuple(_key(key) for key in one["reads"]), bound=bound, **fields)
 
 
 def _kernel(one: Mapping[str, Any], op: Op, compiler: Compiler) -> Kernel | None:
@@ -182,11 +186,6 @@ def _kernel(one: Mapping[str, Any], op: Op, compiler: Compiler) -> Kernel | None
         return None
     kernel = compiler.kernel(op.attrs["body"], unpacked_layouts(one["kernel"]))
     return None if isinstance(kernel, str) else kernel
-
-
-def _unpack_step(one: Mapping[str, Any], call: LoweringCall) -> KernelCall:
-    fields = {name: one[name] for name in _OF_STEP} | {"bases": tuple(one["bases"])}
-    return KernelCall(call.op, call, tuple(_key(key) for key in one["reads"]), bound=call.bound, **fields)
 
 
 def _key(data: Sequence[int]) -> Key:
