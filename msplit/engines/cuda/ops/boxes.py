@@ -78,7 +78,8 @@ def combined_non_max_suppression(
     corners = boxes.permute(0, 2, 1, 3).expand(images, classes, count, 4)
     by_class = scores.transpose(1, 2).reshape(images * classes, count)
     similarity = _overlap(corners.reshape(images * classes, count, 4))
-    places, found, _ = _select(by_class, similarity, per_class, *thresholds, missing=-torch.inf)
+    threshold, least = thresholds
+    places, found, _ = _select(by_class, similarity, per_class, threshold, least, missing=-torch.inf)
     taken = min(length, classes * per_class)
     best, order = torch.sort(found.reshape(images, -1), dim=1, descending=True, stable=True)
     best, order = best[:, :taken], order[:, :taken]

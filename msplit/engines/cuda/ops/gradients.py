@@ -180,7 +180,7 @@ def mirror_pad_grad(node: Node, gradients: Tensor, paddings: np.ndarray) -> Tens
 @lowering("ResizeBilinearGrad", "ResizeBicubicGrad")
 def resize_grad(node: Node, gradients: Tensor, original: Tensor) -> Tensor:
     """The gradient of interpolating: each pixel's share of what was made of it."""
-    weights = linear_weights if node.op == "ResizeBilinearGrad" else cubic_weights
+    weights = linear_weights if "Bilinear" in node.op else cubic_weights
     down = weights(node, original.shape[1], gradients.shape[1], gradients.device).to(original.dtype)
     across = weights(node, original.shape[2], gradients.shape[2], gradients.device).to(original.dtype)
     return torch.einsum("oh,bopc,pw->bhwc", down, gradients.to(original.dtype), across)

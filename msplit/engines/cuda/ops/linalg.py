@@ -240,5 +240,5 @@ def fourier(node: Node, x: Tensor, *length: np.ndarray) -> Tensor:
     Real numbers are cut or filled up with zeros to the lengths first, or come out in these.
     """
     kind, axes = (node.op[:-2], int(node.op[-2])) if node.op.endswith("D") else (node.op, 1)
-    transform = {"FFT": torch.fft.fftn, "IFFT": torch.fft.ifftn, "RFFT": torch.fft.rfftn, "IRFFT": torch.fft.irfftn}
-    return transform[kind](x, integers(length[0]) if length else None, tuple(range(-axes, 0)))
+    transform = getattr(torch.fft, f"{kind.lower()}n")
+    return transform(x, integers(length[0]) if length else None, tuple(range(-axes, 0)))

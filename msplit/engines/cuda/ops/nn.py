@@ -132,8 +132,7 @@ def sparse_softmax_cross_entropy(node: Node, features: Tensor, labels: Tensor) -
     loss = -logarithms.gather(-1, column.clamp(0, max(classes - 1, 0)))
     hit = torch.arange(classes, device=features.device) == column
     gradient = logarithms.exp() - hit.to(features.dtype)
-    nan = torch.nan
-    return torch.where(known, loss, nan).squeeze(-1), torch.where(known, gradient, nan)
+    return torch.where(known, loss, torch.nan).squeeze(-1), torch.where(known, gradient, torch.nan)
 
 
 @lowering("BiasAdd", "BiasAddV1")

@@ -16,7 +16,7 @@ from msplit.engines.cuda.ops.axes import axis_within, integers
 @lowering("Transpose", "ConjugateTranspose", static=(1,))
 def transpose(node: Node, x: Tensor, perm: np.ndarray) -> Tensor:
     """A view with the axes in another order; Conjugate: of the complex conjugate."""
-    return (torch.conj_physical(x) if node.op == "ConjugateTranspose" else x).permute(integers(perm))
+    return (torch.conj_physical(x) if node.op.startswith("Conjugate") else x).permute(integers(perm))
 
 
 @lowering("Tile", static=(1,))
@@ -32,7 +32,7 @@ def tile(node: Node, x: Tensor, multiples: np.ndarray) -> Tensor:
 def reverse(node: Node, x: Tensor, dims: np.ndarray) -> Tensor:
     """The order of the elements turned around along the axes whose flag is set; V2: along those that are named."""
     given = integers(dims)
-    if node.op == "ReverseV2":
+    if node.op.endswith("V2"):
         axes = [axis_within(node, dim, x.dim()) for dim in given]
     else:
         axes = [dim for dim, flag in enumerate(given) if flag]

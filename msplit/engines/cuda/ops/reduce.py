@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -136,12 +137,18 @@ def _running_logsumexp(x: Tensor, dim: int) -> Tensor:
     return torch.logcumsumexp(torch.where(unknown, -math.inf, x - doubled), dim) + doubled
 
 
-_SCANS: dict[str, tuple[Callable[[Tensor, int], Tensor], float]] = {
-    "Cumsum": (lambda y, dim: y.cumsum(dim, dtype=y.dtype), 0),
-    "Cumprod": (lambda y, dim: y.cumprod(dim, dtype=y.dtype), 1),
-    "CumulativeLogsumexp": (_running_logsumexp, -math.inf),
+class _Scan(NamedTuple):
+    """A running result with its neutral element, which stands before the first one where it is exclusive."""
+
+    running: Callable[[Tensor, int], Tensor]
+    neutral: float
+
+
+_SCANS = {
+    "Cumsum": _Scan(lambda y, dim: y.cumsum(dim, dtype=y.dtype), 0),
+    "Cumprod": _Scan(lambda y, dim: y.cumprod(dim, dtype=y.dtype), 1),
+    "CumulativeLogsumexp": _Scan(_running_logsumexp, -math.inf),
 }
-"""Running results, each with its neutral element, which stands before the first one where it is exclusive."""
 
 
 @lowering(*_SCANS, static=(1,))

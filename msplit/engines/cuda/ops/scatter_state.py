@@ -12,6 +12,7 @@ Nothing is as large as the variable: what has no row repeats a harmless change o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -197,17 +198,11 @@ def _at_coordinates(variable: Tensor, indices: Tensor, updates: Tensor) -> tuple
 
 def _changed(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """The variable, after rows of it, seen as a table, were changed in place as the op's name ends."""
-    if node.op.endswith(("Add", "Sub")):
-        _add(node, table, indices, updates)
-    elif node.op.endswith(("Mul", "Min", "Max")):
-        _reduce(node, table, indices, updates)
-    else:
-        _replace(node, table, indices, updates)
+    _CHANGES[node.op.removeprefix("Scatter").removeprefix("Nd")](node, table, indices, updates)
     return variable
 
 
-def _add(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
-    subtract = node.op.endswith("Sub")
+def _add(node: Node, table: Tensor, indices: Tensor, updates: Tensor, *, subtract: bool = False) -> None:
     table, updates = in_signed(table), in_signed(updates)
     # Neither +0 taken away nor -0 added changes the sign of a zero.
     neutral = 0 if not _is_real_or_complex(table) else 0.0 if subtract else -0.0
@@ -216,8 +211,7 @@ def _add(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
         table.index_add_(0, places, values, alpha=-1 if subtract else 1)
 
 
-def _reduce(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
-    how = _MULTIPLY if node.op.endswith("Mul") else _LEAST if node.op.endswith("Min") else _LARGEST
+def _reduce(node: Node, table: Tensor, indices: Tensor, updates: Tensor, *, how: str) -> None:
     if how == _MULTIPLY:
         table, updates = in_signed(table), in_signed(updates)
     else:
@@ -228,14 +222,27 @@ def _reduce(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None
         table.scatter_reduce_(0, index, values, how)
 
 
-def _replace(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
-    if node.op.endswith("Div"):
-        rounding = None if _is_real_or_complex(table) else "trunc"
-        if table.device.type != "cpu" and indices.numel():
-            indices, updates = _divisors(node, table, indices, updates)
-        change_rows([table], indices, updates, lambda old, rows: [torch.div(old[0], rows, rounding_mode=rounding)])
-    else:
-        change_rows([in_signed(table)], indices, in_signed(updates), lambda _, rows: [rows])
+def _divide(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
+    rounding = None if _is_real_or_complex(table) else "trunc"
+    if table.device.type != "cpu" and indices.numel():
+        indices, updates = _divisors(node, table, indices, updates)
+    change_rows([table], indices, updates, lambda old, rows: [torch.div(old[0], rows, rounding_mode=rounding)])
+
+
+def _put(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
+    change_rows([in_signed(table)], indices, in_signed(updates), lambda _, rows: [rows])
+
+
+_CHANGES: dict[str, Callable[[Node, Tensor, Tensor, Tensor], None]] = {
+    "Add": _add,
+    "Sub": functools.partial(_add, subtract=True),
+    "Mul": functools.partial(_reduce, how=_MULTIPLY),
+    "Min": functools.partial(_reduce, how=_LEAST),
+    "Max": functools.partial(_reduce, how=_LARGEST),
+    "Div": _divide,
+    "Update": _put,
+}
+"""Changes of rows by the end of the op's name."""
 
 
 def _divisors(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:

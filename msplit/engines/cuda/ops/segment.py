@@ -23,11 +23,13 @@ IN_ORDER = "_in_order"
 """Attribute of sums of rows whose last bit must be the same wherever they are computed: float sums in another order are others."""
 
 
-@lowering("SegmentSum", dynamic=True)
+@lowering("SegmentSum", "SegmentMean", dynamic=True)
 @lowering("UnsortedSegmentSum", static=(2,))
 def segment_sum(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
-    """Sum of every segment's rows; only Unsorted ids need not rise. An empty segment gives 0."""
-    return sum_rows(data, ids, _count(ids, num_segments), ordered=bool(node.get(IN_ORDER, False)))
+    """Sum (mean) of every segment's rows; only Unsorted ids need not rise. An empty segment gives 0."""
+    count = _count(ids, num_segments)
+    total = sum_rows(data, ids, count, ordered=bool(node.get(IN_ORDER, False)))
+    return _divided(total, _sizes(ids, count)) if _combiner(node) == "mean" else total
 
 
 @lowering("_StackedSegmentSum", own=True, static=(2,))
@@ -38,13 +40,6 @@ def stacked_segment_sum(node: Node, data: Tensor, ids: Tensor, num_segments: np.
     places = torch.where((ids >= 0) & (ids < count), ids + begins.unsqueeze(1), -1)
     total = sum_rows(data.flatten(0, 1), places.flatten(), len(ids) * count, ordered=bool(node.get(IN_ORDER, False)))
     return total.unflatten(0, (len(ids), count))
-
-
-@lowering("SegmentMean", dynamic=True)
-def segment_mean(node: Node, data: Tensor, ids: Tensor) -> Tensor:
-    """Mean of every segment's rows; the ids rise. An empty segment gives 0."""
-    count = _count(ids)
-    return _divided(sum_rows(data, ids, count), _sizes(ids, count))
 
 
 @lowering("SegmentProd", dynamic=True)
@@ -74,10 +69,10 @@ def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor, *num_
     """Sum (mean, sum over root of count) of the rows of `data` at the indices, by segment, as many as given or as the rising ids name."""
     count = _count(ids, num_segments)
     total = sum_rows(take(data, indices), ids, count)
-    if "Sum" in node.op:
+    if _combiner(node) == "sum":
         return total
     sizes = _sizes(ids, count)
-    if "SqrtN" in node.op:
+    if _combiner(node) == "sqrtn":
         # The root of a narrow float would be rounded twice.
         wide = torch.promote_types(total.dtype, torch.float32)
         return _divided(total, sizes.clamp(min=1).to(wide).sqrt())
@@ -100,10 +95,15 @@ def sparse_segment_distinct_grad(
 
 
 def _grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: int) -> Tensor:
-    combiner = node.op.removeprefix("SparseSegment").removesuffix("V2").removesuffix("Grad").lower()
+    combiner = _combiner(node)
     if spreads(grad, indices, ids, rows):
         return segment_gradient(grad, indices, ids, rows, combiner)
     return sum_rows(rows_of_segments(grad, ids, combiner), indices, rows)
+
+
+def _combiner(node: Node) -> str:
+    """Name of how the rows of a segment are put together, which is part of the op's."""
+    return next(name for name in ("sum", "mean", "sqrtn") if name in node.op.lower())
 
 
 def rows_of_segments(grad: Tensor, ids: Tensor, combiner: str) -> Tensor:
@@ -118,7 +118,7 @@ def rows_of_segments(grad: Tensor, ids: Tensor, combiner: str) -> Tensor:
     return torch.where(inside, grad.index_select(0, ids.clamp(0, count - 1)), 0)
 
 
-def _count(ids: Tensor, given: tuple[np.ndarray, ...] = ()) -> int:
+def _count(ids: Tensor, given: tuple[np.ndarray, ...]) -> int:
     """The number of segments: that given, or else one more than the last id, which rise then. Waits for the device."""
     if given:
         return integer(given[0])

@@ -27,7 +27,7 @@ def assign(node: Node, variable: Tensor, value: Tensor) -> Tensor:
 @lowering("AssignAdd", "AssignSub", mutates=(0,))
 def assign_add(node: Node, variable: Tensor, value: Tensor) -> Tensor:
     """Adds to the variable, or subtracts from it."""
-    change = torch.Tensor.add_ if node.op == "AssignAdd" else torch.Tensor.sub_
+    change = torch.Tensor.sub_ if TOGETHER[node.op] is torch._foreach_sub_ else torch.Tensor.add_
     change(_numbers(variable), _numbers(_operand(node, variable, value)))
     return variable
 
