@@ -54,8 +54,9 @@ class Clock:
 def tuned_of(name: str, seconds: float = 60.0, distort=None, **settings):
     job = job_of(name)
     device = measurement.SimulatedRunner(
-        measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",)), distort
+        measurement.compile_variants(job, np.full(len(job.flat), -1, np.int32), ("plain",))
     )
+    device.true_us = distort or device.true_us
     chosen = TuneSettings(seconds, kernels=("plain",), **settings)
     return job, tune(job, chosen, streams=4, batch=2, device=device, now=Clock())
 
@@ -110,7 +111,8 @@ def test_what_is_written_says_which_nodes_share_a_kernel(
             / (2 if candidate.mode == kernels and candidate.streams == 3 else 1)
         )
 
-    device = measurement.SimulatedRunner(variants, truth)
+    device = measurement.SimulatedRunner(variants)
+    device.true_us = truth
     tuned = tune(job, TuneSettings(60.0, kernels=("plain", kernels)), streams=3, batch=2, device=device, now=Clock())
     assert (tuned.kernels, tuned.streams) == (kernels, 3)
     model, plan = tmp_path / "model.pb", tmp_path / "plan.json"
@@ -297,7 +299,8 @@ def test_larger_kernels_win_where_they_are_faster_and_streams_are_told_on_the_sa
     def truth(candidate, simulated):
         return (50.0 if candidate.mode == "grouped" else 100.0) - 3 * candidate.streams
 
-    device = measurement.SimulatedRunner(variants, truth)
+    device = measurement.SimulatedRunner(variants)
+    device.true_us = truth
     tuned = tune(job, TuneSettings(60.0, kernels=("plain", "grouped")), streams=3, device=device, now=Clock())
     assert tuned.kernels is KernelMode.GROUPED
     assert tuned.made_for["options"] == {"group": True}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, copies, est
 from msplit.engines.cuda.ir.graph import Op
 from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, to_tf32
 from msplit.engines.cuda.ir.windows import extent
+from msplit.engines.cuda.kernels import matmul as kernel
 from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
+from msplit.engines.cuda.kernels.matmul import Gemm, Layer
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.files import JsonValue
@@ -42,7 +44,7 @@ _FEW_ROWS = 16
 
 
 def times_of(value: JsonValue) -> Mapping[str, float]:
-    """What was measured, µs by name, as it is kept."""
+    """Times that were measured, µs by name, as they are kept."""
     return {name: time.number() for name, time in value.entries()}
 
 
@@ -55,70 +57,21 @@ FAMILY: Family[tuple[str, Mapping[str, float]]] = Family("grouped products", lis
 """The choices that are made here: the name of the kernel, and the µs of all that was measured."""
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """Products ``x[n] @ weights[n] + bias[n]`` of some members.
-
-    Attributes:
-        x: [members, rows, inner], or [rows, inner] for all members.
-        weights: [members, inner, columns].
-        bias: [members or 1, columns], or None.
-    """
-
-    x: Tensor
-    weights: Tensor
-    bias: Tensor | None = None
-
-    @property
-    def rows(self) -> Tensor:
-        """The rows of every member, repeated as a view where they are shared."""
-        return self.x.expand(len(self.weights), -1, -1) if self.x.dim() == 2 else self.x
-
-    def sizes(self) -> tuple[Any, ...]:
-        """What its time depends on."""
-        shared = self.x.dim() == 2
-        strides = tuple(stride > 1 for stride in self.weights.stride())
-        bias = None if self.bias is None else len(self.bias) == 1
-        return *self.rows.shape[1:], self.weights.shape[2], shared, strides, self.x.stride()[-1] == 1, bias
+def key_of(work: Gemm) -> tuple[Any, ...]:
+    """Key of a choice: equal for work that takes about the same time. Members are counted in powers of two."""
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    second = None if work.second is None else (*_sizes(work.second), work.first > 0)
+    members, rounded = (len(work.one.weights) - 1).bit_length(), (work.rounded_data, work.rounded_weights)
+    how = _is_wide(work), work.rows_first, *rounded
+    return members, work.one.x.dtype, tf32, work.activation, _sizes(work.one), second, *how
 
 
-@dataclass(frozen=True, eq=False)
-class Gemm:
-    """What is to be computed: a layer, to which another may be added for the members from `first` on, then an activation.
-
-    Attributes:
-        alpha: LeakyRelu's slope.
-        second: A layer of the members from `first` on, or None.
-        first: See `second`.
-        addend: [first, rows, columns]: what is added for the members before `first`; None where there are none.
-        rows_first: Whether the result lies in memory as [rows, members, columns], for what reads it that way. (Not with a second layer.)
-        rounded_data: Whether the data are rounded to TF32 already.
-        rounded_weights: Whether the weights are.
-        rounds: Whether the result is to be rounded to it.
-    """
-
-    one: Layer
-    activation: str = ""
-    alpha: float = LEAKY_ALPHA
-    second: Layer | None = None
-    first: int = 0
-    addend: Tensor | None = None
-    rows_first: bool = False
-    rounded_data: bool = False
-    rounded_weights: bool = False
-    rounds: bool = False
-
-    def layers(self) -> tuple[Layer, ...]:
-        """One or two."""
-        return (self.one,) if self.second is None else (self.one, self.second)
-
-    def key(self) -> tuple[Any, ...]:
-        """Equal for work that takes about the same time: members are counted in powers of two."""
-        tf32 = torch.backends.cuda.matmul.allow_tf32
-        second = None if self.second is None else (*self.second.sizes(), self.first > 0)
-        members, rounded = (len(self.one.weights) - 1).bit_length(), (self.rounded_data, self.rounded_weights)
-        how = _is_wide(self), self.rows_first, *rounded
-        return members, self.one.x.dtype, tf32, self.activation, self.one.sizes(), second, *how
+def _sizes(layer: Layer) -> tuple[Any, ...]:
+    """Sizes and strides that the time of a layer depends on."""
+    shared = layer.x.dim() == 2
+    strides = tuple(stride > 1 for stride in layer.weights.stride())
+    bias = None if layer.bias is None else len(layer.bias) == 1
+    return *layer.rows.shape[1:], layer.weights.shape[2], shared, strides, layer.x.stride()[-1] == 1, bias
 
 
 def dense(data: Tensor, weights: Tensor, steps: Sequence[str], rest: Sequence[Tensor]) -> Gemm | None:
@@ -144,7 +97,7 @@ def members(x: Tensor, y: Tensor) -> Gemm | None:
 
 
 def may_round(dtype: torch.dtype) -> bool:
-    """Whether products of a type may take tensor cores: half precision, and float32 where TF32 is allowed."""
+    """True if products of a type may take tensor cores: half precision, and float32 where TF32 is allowed."""
     half = dtype in (torch.float16, torch.bfloat16)
     return half or (dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
 
@@ -165,7 +118,7 @@ def grouped(attrs: Mapping[str, Any], x: Tensor, weights: Tensor, *rest: Tensor)
 
 
 def with_rounding(work: Gemm, attrs: Mapping[str, Any]) -> Gemm:
-    """The same, of which an op's attributes say what is rounded to TF32."""
+    """The work, with what an op's attributes say is rounded to TF32."""
     data, weights, rounds = bool(attrs.get(ROUNDED)), bool(attrs.get(ROUNDED_WEIGHTS)), bool(attrs.get(ROUNDS))
     return replace(work, rounded_data=data, rounded_weights=weights, rounds=rounds)
 
@@ -205,7 +158,7 @@ def choose(op: Op, arguments: Sequence[Tensor]) -> Op:
     if len(candidates) > 1:
         name, _ = tuner.choose(
             FAMILY,
-            work.key(),
+            key_of(work),
             lambda: _fastest(tuner, work, candidates),
             lambda: (functools.partial(run, work, attrs) for attrs in candidates.values() if TILE in attrs),
             sum(estimated(one.x, one.weights, 2 * one.weights.numel() * one.rows.shape[1]) for one in work.layers()),
@@ -236,13 +189,13 @@ def _fastest(tuner: Tuner, work: Gemm, candidates: Mapping[str, Mapping[str, Any
     best = min(times, key=lambda name: times[name])
     chosen = best if times[best] < MARGIN * times[baseline] else baseline
     if work.rounded_data and TILE not in candidates[chosen]:  # see `matmul.choose`
-        before = tuner.known(FAMILY, replace(work, rounded_data=False).key())
+        before = tuner.known(FAMILY, key_of(replace(work, rounded_data=False)))
         chosen = before[0][0] if before is not None and TILE in candidates.get(before[0][0], ()) else chosen
     return chosen, times
 
 
 def _with_copies(work: Gemm) -> list[Gemm]:
-    """The same work, each time with copies of its weights, as many as `copies` makes."""
+    """The work several times, each with copies of its weights, as many as `copies` makes."""
     layers = [[replace(layer, weights=own) for own in copies(layer.weights)] for layer in work.layers()]
     return [replace(work, one=one, second=second[0] if second else None) for one, *second in zip(*layers, strict=False)]
 
@@ -255,8 +208,6 @@ def tiles(work: Gemm) -> list[Tile]:
     """Tiles of our own kernel that are worth trying; none where it can not do the work."""
     if not can_compile() or work.one.x.dtype not in _TILED:
         return []
-    from msplit.engines.cuda.kernels import matmul as kernel
-
     if work.activation not in kernel.ACTIVATIONS or not all(map(_fits, work.layers())):
         return []
     members, inner, columns = work.one.weights.shape
@@ -265,7 +216,7 @@ def tiles(work: Gemm) -> list[Tile]:
 
 
 def _fits(layer: Layer) -> bool:
-    """Whether there is anything to do, and positions in one member's matrices can be counted with 32 bits."""
+    """True if there is anything to do, and positions in one member's matrices can be counted with 32 bits."""
     return all(one.numel() and extent(one) < _LARGEST for one in (layer.rows[:1], layer.weights[:1]))
 
 
@@ -296,7 +247,7 @@ def _activated(work: Gemm, result: Tensor) -> Tensor:
 
 
 def _is_wide(work: Gemm) -> bool:
-    """Whether all members' weights side by side are one matrix, as they lie, and all read the same rows."""
+    """True if all members' weights side by side are one matrix, as they lie, and all read the same rows."""
     if work.second is not None or work.one.x.dim() != 2:
         return False
     members, inner, columns = work.one.weights.shape
@@ -327,25 +278,4 @@ def by_wide_product(work: Gemm) -> Tensor:
 
 def by_kernel(work: Gemm, tile: Tile, result: torch.dtype | None = None) -> Tensor:
     """Our own kernel, with a tile from `tiles`. Gives another type than the data's, if one is asked for."""
-    from msplit.engines.cuda.kernels import matmul as kernel
-
-    def part(layer: Layer) -> Any:
-        return kernel.Part(layer.rows, layer.weights, layer.bias)
-
-    addend = work.addend
-    if addend is not None and addend.stride(-1) != 1:
-        addend = addend.contiguous()
-    return kernel.products(
-        part(work.one),
-        tile,
-        activation=work.activation,
-        tf32=torch.backends.cuda.matmul.allow_tf32,
-        second=None if work.second is None else part(work.second),
-        first=work.first,
-        addend=addend,
-        rows_first=work.rows_first,
-        result=result,
-        rounded_data=work.rounded_data,
-        rounded_weights=work.rounded_weights,
-        rounds=work.rounds,
-    )
+    return kernel.products(work, tile, tf32=torch.backends.cuda.matmul.allow_tf32, result=result)

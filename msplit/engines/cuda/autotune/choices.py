@@ -27,7 +27,7 @@ LARGEST = 64 << 20
 
 @dataclass(frozen=True)
 class Family(Generic[T]):
-    """What is chosen in one way.
+    """Family of choices that are made and kept in one way.
 
     Attributes:
         name: Of this family alone.

@@ -1,4 +1,4 @@
-"""Which kernel runs a convolution, chosen by measurement: the library's, or our own with tiles of one of a few sizes.
+"""Chooses the kernel that runs a convolution, by measurement: the library's, or our own with tiles of one of a few sizes.
 
 cuDNN's kernels are best where a convolution fills the GPU. At batch 1 on an H200 the tiled kernel is faster for nearly all: 26 convolutions
 of Inception-v3, one after the other, take 173 µs instead of 193 (`benchmarks/notes`). There is no rule that a page could hold, so each
@@ -19,7 +19,7 @@ from msplit.engines.cuda.autotune.tuner import Call, RotatingWeights, Tuner, cop
 from msplit.engines.cuda.ir.graph import Op, attrs_key
 from msplit.engines.cuda.ir.tf32 import ROUNDED
 from msplit.engines.cuda.ir.windows import TILES
-from msplit.engines.cuda.kernels import depthwise, few_channels
+from msplit.engines.cuda.kernels import conv, depthwise, few_channels
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.files import JsonValue
@@ -49,37 +49,37 @@ FEW_CHANNELS = tuple(
     Tiles(pixels, 64, summands, warps, 1, turned=True)
     for pixels, summands, warps in ((32, 16, 1), (64, 32, 2), (64, 32, 4), (128, 32, 4), (128, 64, 4), (256, 32, 8))
 )
-"""Of data with few channels, no larger than the filter (`few_channels.tiles_for`): 32 pixels of a warp, but for one. Steps are written out
-one by one, so that there is nothing to pipeline."""
+"""Tiles for data with few channels, no larger than the filter (`few_channels.tiles_for`): 32 pixels of a warp, but for one. Steps are
+written out one by one, so that there is nothing to pipeline."""
 
 DEPTHWISE = tuple(
     Tiles(pixels, channels, 1, 4, 1, turned=True)
     for pixels, channels in ((4, 64), (8, 32), (8, 64), (16, 32), (16, 64))
 )
-"""Of each channel by itself: 2 to 8 results of a thread."""
+"""Tiles for convolutions of each channel by itself: 2 to 8 results of a thread."""
 
 STRIPS = tuple(
     Tiles(pixels, channels, 1, warps, 1, turned=True, across=across)
     for pixels, channels, warps, across in ((64, 32, 4, 4), (128, 32, 4, 8), (64, 16, 2, 4))
 )
-"""Likewise where there are many results: 16 or 32 of a thread, some in a row. On an H200, NASNet's at batch 128 in float16 take 4 to 20 µs
-by them, 6 to 24 by the library, 5 to 50 by those above."""
+"""Tiles for these where there are many results: 16 or 32 of a thread, some in a row. On an H200, NASNet's at batch 128 in float16 take 4 to
+20 µs by them, 6 to 24 by the library, 5 to 50 by those above."""
 
 MANY_RESULTS = 1 << 20
-"""As many fill a GPU with threads that make so many each."""
+"""Number of results that fill a GPU with threads that make so many each."""
 
 SQUEEZES = tuple(
     Tiles(pixels, channels, 32, warps, 1, turned=True)
     for pixels, channels, warps in ((4, 64, 4), (16, 32, 8), (32, 32, 4))
 )
-"""Likewise with two dense layers of the mean behind, of which a block makes so many results (`summands`). Each is compiled for every size
-of window and of layer. Of eight that were tried on EfficientNet-B0's, these three are 0.6 of 76 µs behind the best of all."""
+"""Tiles for these with two dense layers of the mean behind, of which a block makes so many results (`summands`). Each is compiled for every
+size of window and of layer. Of eight that were tried on EfficientNet-B0's, these three are 0.6 of 76 µs behind the best of all."""
 
 LEAST_BLOCKS = 24
 MOST_BLOCKS = 300
 
 EARLY = True
-"""Whether kernels of ours start before the kernel in front of them is done, where the GPU can do that. `benchmarks/convolutions.py`
+"""True where kernels of ours start before the kernel in front of them is done, if the GPU can do that. `benchmarks/convolutions.py`
 switches it off: DenseNet121 at batch 1 takes 8 % longer then, Inception-v3 on eight streams too, EfficientNet-B0 1 %."""
 
 _EARLY_FROM = (9, 0)
@@ -131,12 +131,12 @@ def choose(
 
 
 def is_depthwise(op: Op) -> bool:
-    """Whether an op convolves each channel by itself."""
+    """True if an op convolves each channel by itself."""
     return op.op.removeprefix("_Fused") == "DepthwiseConv2dNative"
 
 
 def worth_a_kernel(dtype: torch.dtype) -> bool:
-    """Whether our own kernel may win: in IEEE precision a product has no tensor cores, and the libraries' kernels are best."""
+    """True if our own kernel may win: in IEEE precision a product has no tensor cores, and the libraries' kernels are best."""
     half = dtype in (torch.float16, torch.bfloat16)
     return can_compile() and (half or (dtype == torch.float32 and torch.backends.cudnn.allow_tf32))
 
@@ -147,8 +147,6 @@ def _tiled(op: Op, tiles: Tiles) -> Op:
 
 def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: Sequence[int]) -> Iterator[Tiles]:
     """Ways to cut a convolution, or several side by side, given the output channels of each."""
-    from msplit.engines.cuda.kernels import conv
-
     early = starts_early(data)
     if len(results) == 1 and data.shape[-1] < few_channels.MANY:
         yield from (tiles._replace(early=early) for tiles in few_channels.tiles_for(filter, FEW_CHANNELS))
@@ -167,7 +165,7 @@ def squeezes(data: torch.Tensor) -> Iterator[Tiles]:
 
 
 def starts_early(data: torch.Tensor) -> bool:
-    """Whether kernels of ours that read this start before the one in front of them is done."""
+    """True if kernels of ours that read this start before the one in front of them is done."""
     return EARLY and data.is_cuda and torch.cuda.get_device_capability(data.device) >= _EARLY_FROM
 
 

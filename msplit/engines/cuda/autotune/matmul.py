@@ -1,4 +1,4 @@
-"""Which kernel runs a matrix product, and how its constant weights lie in memory: chosen by measurement.
+"""Chooses the kernel that runs a matrix product, and how its constant weights lie in memory, by measurement.
 
 TensorFlow keeps weights as (inputs, outputs). cuBLAS has other kernels for the transposed layout, up to a third faster or slower
 depending on the sizes (on an H200: 16×256×1024 in 3.4 instead of 5.1 µs; 1×512×256 in 3.1 instead of 2.5). Where a product has few rows,
@@ -40,7 +40,7 @@ WITH_WEIGHTS = MATMULS
 """Ops whose kernel is chosen; the latter only where their weights are constant."""
 
 _LAYING = WITH_WEIGHTS | {GROUPED}
-"""Those that may want their constant weights to lie in another way."""
+"""Ops that may want their constant weights to lie in another way."""
 
 PRODUCTS = ANY_WEIGHTS | WITH_WEIGHTS
 
@@ -48,16 +48,16 @@ _ALIGNED = 4
 """Tensor cores take float32 with the summands side by side. Loads are of 16 bytes only where every row of them begins at a multiple."""
 
 Lowered = Callable[[Op], Callable[..., tuple[torch.Tensor, ...]]]
-"""What runs an op; takes its inputs."""
+"""Gives the function that runs an op, which takes its inputs."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How products of one kind run.
+    """Kernel and layout of weights with which products of one kind run.
 
     Attributes:
         tile: Of our own kernel; None: the library, or for grouped products what `batched_matmul` chooses.
-        turned: Whether the weights lie with the summands of an output side by side.
+        turned: True if the weights lie with the summands of an output side by side.
         times: µs, alone, of what was measured.
     """
 
@@ -161,7 +161,7 @@ def data_of(op: Op) -> list[int]:
 
 
 def rounds_weights(op: Op) -> bool:
-    """Whether it runs in our own kernel on tensor cores, with weights that are to be rounded."""
+    """True if it runs in our own kernel on tensor cores, with weights that are to be rounded."""
     tile = op.attrs.get(TILE)
     return ROUNDED_WEIGHTS in op.attrs and tile is not None and not tile.exact
 
@@ -208,7 +208,7 @@ def _calls(op: Op, arguments: list[torch.Tensor], lowered: Lowered, *, movable: 
 
 
 def _aligned(arguments: list[torch.Tensor], *, movable: bool) -> bool:
-    """Whether weights for tensor cores lie with the summands side by side."""
+    """True if weights for tensor cores lie with the summands side by side."""
     return movable and arguments[1].shape[0] % _ALIGNED == 0
 
 

@@ -47,7 +47,7 @@ class Timer(Protocol):
 
     @property
     def lanes(self) -> int:
-        """How many calls it can run side by side."""
+        """Number of calls that it can run side by side."""
 
     def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = ()) -> float:
         """µs of one run: `before` in order, then the lanes side by side, each in order; all of that `repeat` times."""
@@ -80,8 +80,8 @@ class CudaTimer:
         synchronize(self._device.place)
 
     def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = ()) -> float:
-        """See `Timer`. Everything is in the L2 cache that fits there, since the runs are alike. The time that the device takes to begin
-        with a graph is in it.
+        """Times a captured graph, see `Timer`. Everything is in the L2 cache that fits there, since the runs are alike. The time that the
+        device takes to begin with a graph is in it.
 
         Raises:
             RuntimeError: A call can not be captured.
@@ -106,7 +106,7 @@ class CudaTimer:
 
         Args:
             lanes: At most `lanes` of them.
-            cold: Whether the L2 cache is emptied before each replay.
+            cold: True if the L2 cache is emptied before each replay.
         """
         times: list[float] = []
         with self._graph(lanes, keep=True) as (graph, origin):
@@ -186,12 +186,12 @@ def _record(
 
 
 def enough(times: Sequence[float]) -> bool:
-    """Whether so many replays, of so many milliseconds each, tell their median."""
+    """True if so many replays, of so many milliseconds each, tell their median."""
     return len(times) >= MOST_REPLAYS or (len(times) >= FEWEST_REPLAYS and sum(times) >= ENOUGH_MS)
 
 
 def bytes_of(result: Any) -> int:
-    """Of a tensor, or of all in a list or tuple of results; of anything else none."""
+    """Bytes of a tensor, or of all in a list or tuple of results; of anything else none."""
     if isinstance(result, torch.Tensor):
         return int(result.nbytes)
     return sum(map(bytes_of, result)) if isinstance(result, list | tuple) else 0
@@ -203,7 +203,7 @@ class CpuTimer:
     lanes = 1
 
     def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = ()) -> float:
-        """See `Timer`."""
+        """Times calls by the host's clock, see `Timer`."""
         calls = [*before, *(call for lane in lanes for call in lane)]
         with torch.no_grad():
             for call in dict.fromkeys(calls):

@@ -34,22 +34,22 @@ LANES = 8
 MARGIN = 0.97
 """A candidate must be this much faster than the baseline: a tie changes nothing."""
 WORST = 1.05
-"""Of the baseline's time, side by side, what a candidate may take that is much faster alone."""
+"""Share of the baseline's time, side by side, that a candidate may take which is much faster alone."""
 
 SAME, SAME_BF16 = 5e-3, 2e-2
 """Most that results may differ, relative to the largest: TF32 and float16 have 11 bits, in another order of summands; bfloat16 has 8."""
 
 SECONDS = 60.0
-"""What is spent on each device on measuring products and on compiling what is measured; what is left then is chosen by rule."""
+"""Seconds that are spent on each device on measuring products and on compiling what is measured; what is left then is chosen by rule."""
 
 OFF = "MSPLIT_COMPILE_AHEAD"
 """Environment variable: with ``0``, kernels of one choice after the other are compiled, and not those of all choices of a graph at once."""
 
 BYTES_PER_US, FLOPS_PER_US = 2e6, 5e7
-"""Of some large GPU: only which of two products takes longer is asked for."""
+"""Speed of some large GPU: only which of two products takes longer is asked for."""
 
 COMPILING = 0.5
-"""Of `SECONDS`, the share in which the kernels of all choices of a graph may be compiled. What is not is compiled where it is timed."""
+"""Share of `SECONDS` in which the kernels of all choices of a graph may be compiled. What is not is compiled where it is timed."""
 
 MOST_COPIED = 256 << 20
 """Bytes of copies of weights. Larger ones than a cache are not in it the next time anyway."""
@@ -81,7 +81,7 @@ def choosing_for(*, chain: bool) -> contextlib.AbstractContextManager[None]:
     """For the choices of one graph.
 
     Args:
-        chain: Whether each of its ops waits for the one in front: nothing runs beside a kernel then, and the fastest alone is best.
+        chain: True if each of its ops waits for the one in front: nothing runs beside a kernel then, and the fastest alone is best.
     """
     return _during(_chain, chain)
 
@@ -108,7 +108,7 @@ class Ranked(NamedTuple, Generic[T]):
 
 
 class Tuner:
-    """What was measured and chosen on one device, which owns it.
+    """Measurements and choices of one device, which owns it.
 
     Attributes:
         device: The device.
@@ -205,7 +205,7 @@ class Tuner:
             self._weights = dict(noted.weights)
 
     def can_list(self) -> bool:
-        """Whether `listing` is possible, and wanted."""
+        """True if `listing` is possible, and wanted."""
         return self.device.is_gpu and can_compile_ahead() and os.environ.get(OFF) != "0"
 
     def _note(self, noted: Ahead, note: Any, calls: Callable[[], Iterable[Call]], weight: float) -> None:
@@ -232,7 +232,7 @@ class Tuner:
             candidates: What may be chosen, and the call of it.
             expected: The baseline's results.
             cold: See `milliseconds_of`.
-            forgiving: Whether one that fails is left out: it may need more of an SM than this GPU has, which is said in the words of
+            forgiving: True if one that fails is left out: it may need more of an SM than this GPU has, which is said in the words of
                 whichever compiler stage.
         """
         found: list[Ranked[T]] = []
@@ -269,7 +269,7 @@ class Tuner:
                     call()
 
     def beats(self, candidate: Call, baseline: Call, *, cold: bool = False) -> bool:
-        """Whether one call is faster than another alone and, but in a chain, side by side, both together; `cold`: see `milliseconds_of`.
+        """True if one call is faster than another alone and, but in a chain, side by side, both together; `cold`: see `milliseconds_of`.
 
         Where the GPU is full many kernels take the same time. One that takes 0.65 of the baseline's alone takes 0.96 to 0.98 side by side,
         and to be faster by the margin in both was chance: the sample MMoE took 215 µs on one stream, and in every sixth process 262.
@@ -294,7 +294,7 @@ class Tuner:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the time for measuring products is up: what is left of it is for others, which matter more."""
+        """True if the time for measuring products is up: what is left of it is for others, which matter more."""
         return self.spent + self._reserved > SECONDS
 
     @contextlib.contextmanager
@@ -325,7 +325,7 @@ def copies(weights: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _copy(weights: torch.Tensor) -> torch.Tensor:
-    """The same with the same strides, gaps included, and as far behind a multiple of `_ALIGNED` bytes: kernels are made for both."""
+    """Copy with the same strides, gaps included, and as far behind a multiple of `_ALIGNED` bytes: kernels are made for both."""
     first = weights.data_ptr() % _ALIGNED // weights.itemsize
     last = first + sum((size - 1) * step for size, step in zip(weights.shape, weights.stride(), strict=True))
     place = weights.new_empty(last + 1 if weights.numel() else first)
@@ -348,7 +348,7 @@ class RotatingWeights:
 
 
 def differ(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], most: float | None = None) -> bool:
-    """Whether results are not the same to within `most`, by default `SAME` (`SAME_BF16`), of the largest expected number of each."""
+    """True if results are not the same to within `most`, by default `SAME` (`SAME_BF16`), of the largest expected number of each."""
 
     def allowed(wanted: torch.Tensor) -> float:
         usual = SAME_BF16 if wanted.dtype == torch.bfloat16 else SAME

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Group(Protocol):
-    """Those who train together. All say the same things in the same order."""
+    """Processes that train together. All say the same things in the same order."""
 
     rank: int
     """The number of this one, from 0."""
@@ -75,7 +75,6 @@ class Ranks:
     """Whom the steps that a thread issues on a device are said to."""
 
     def __init__(self, device: Device) -> None:
-        del device
         self._of_thread = threading.local()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,26 @@ NUMBERS = {
     "GeluExact": 6,
     "Swish": 7,
 }
-"""What our own kernels know them by; not each kernel has each."""
+"""Numbers by which our own kernels know them; not each kernel has each."""
+
+
+class Epilogue(NamedTuple):
+    """Steps behind a convolution in the same kernel: ``activation(convolution + bias + side)``.
+
+    Attributes:
+        bias: One number per output channel.
+        side: Addend of the result's shape.
+        activation: Name of the function, as `fused_ops` has it; libraries know more of them than there are in `NUMBERS`.
+        rounds: Set where the result is rounded to TF32 in the end.
+    """
+
+    bias: Tensor | None = None
+    side: Tensor | None = None
+    activation: str = ""
+    rounds: bool = False
+
+
+NO_EPILOGUE = Epilogue()
 
 
 def activate(name: str, alpha: float = LEAKY_ALPHA) -> Callable[[Tensor], Tensor]:

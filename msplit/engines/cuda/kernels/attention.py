@@ -31,7 +31,7 @@ TILES = {
         (128, 64, 8, 2),
     )
 }
-"""How work may be cut: queries of a block, keys at a time, and the warps that share them, by a name that says it."""
+"""Ways to cut the work: queries of a block, keys at a time, and the warps that share them, by a name that says it."""
 
 
 def names(rows: int) -> list[str]:
@@ -65,10 +65,10 @@ def attention(
         bias: Broadcasts to [batch, heads, queries, keys].
         tile: Of `TILES`.
         scale: Of scores.
-        causal: Whether a query counts only keys up to its own place.
+        causal: True if a query counts only keys up to its own place.
         tf32: Whether float32 may be rounded to TF32 on its way into the tensor cores.
-        rounded: Whether queries, keys and values are rounded to it already.
-        rounds: Whether the result is to be rounded to it, for products.
+        rounded: True if queries, keys and values are rounded to it already.
+        rounds: True if the result is to be rounded to it, for products.
 
     Returns:
         [batch, heads, queries, depth]; it lies in memory as [batch, queries, heads, depth], as what follows mostly wants it.

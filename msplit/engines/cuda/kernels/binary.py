@@ -15,7 +15,7 @@ from msplit.errors import EngineError, MsplitError
 from msplit.formats.files import JsonValue
 
 VERSION = 1
-"""Of the form in which a `Binary` is kept."""
+"""Version of the form in which a `Binary` is kept."""
 
 POINTER = "*"
 
@@ -32,7 +32,7 @@ _TYPES: dict[str, Any] = {
     "fp32": ctypes.c_float,
     "fp64": ctypes.c_double,
 }
-"""What a kernel may take, by Triton's names. All pointers are one type."""
+"""Types of what a kernel may take, by Triton's names. All pointers are one type."""
 
 PARAMETERS = tuple(_TYPES)
 
@@ -58,7 +58,7 @@ class Binary:
         parameters: Type of each of its parameters, of `PARAMETERS`. Those that nothing is given for, at the end, are Triton's own.
         takes: Which argument of a launch each of the others is.
         code: Machine code for one kind of GPU (a cubin).
-        early: Whether it may start before the kernel in front of it is done, for which it waits itself (programmatic dependent launch).
+        early: True if it may start before the kernel in front of it is done, for which it waits itself (programmatic dependent launch).
     """
 
     name: str
@@ -70,7 +70,7 @@ class Binary:
     early: bool = False
 
     def pack(self) -> bytes:
-        """As the bytes of a file: a line of JSON, and the code."""
+        """Bytes of a file: a line of JSON, and the code."""
         head = {
             "kind": "kernel",
             "schema_version": VERSION,
@@ -80,7 +80,7 @@ class Binary:
 
     @staticmethod
     def unpack(data: bytes, source: str) -> Binary:
-        """Likewise back.
+        """Reads a kernel from the bytes of a file.
 
         Raises:
             MsplitError: That is no kernel.

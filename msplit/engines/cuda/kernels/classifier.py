@@ -34,8 +34,8 @@ _OF_A_THREAD = 8
 """Numbers of an image that a thread of a block in front loads at a time."""
 
 _REGISTERS = 128
-"""Of a thread at most, in a block of 8 warps or more: two of 8 warps share an SM then, such that wait with such that they wait for, or
-with the end of the kernel in front."""
+"""Registers of a thread at most, in a block of 8 warps or more: two of 8 warps share an SM then, such that wait with such that they wait
+for, or with the end of the kernel in front."""
 
 _TILES = (Tiles(64, 16, 2048, 16, 1), Tiles(64, 8, 1024, 8, 1), Tiles(32, 8, 512, 4, 1))
 
@@ -47,7 +47,7 @@ def candidates(channels: int, *, early: bool = False) -> Iterator[Tiles]:
 
 
 def fits(data: Sequence[int], results: int, *, softmax: bool) -> bool:
-    """Whether the kernel is for data of a shape, NHWC or of rows."""
+    """True if the kernel is for data of a shape, NHWC or of rows."""
     rows, channels = data[0], data[-1]
     elements = max(torch.Size(data).numel(), channels * results)
     return 0 < rows <= MOST_ROWS and 0 < elements <= LARGEST and 0 < results <= (MOST_CLASSES if softmax else LARGEST)
@@ -60,7 +60,7 @@ class Dense(NamedTuple):
         weights: [channels, results], constant where the kernel starts early.
         bias: [results].
         activation: Of `activations.NUMBERS`.
-        softmax: Whether it is the softmax of the results that is wanted.
+        softmax: True if it is the softmax of the results that is wanted.
         result: Its type.
         prologue: What is done to the data first, with a factor per channel.
     """
@@ -73,7 +73,7 @@ class Dense(NamedTuple):
     prologue: Prologue = NO_PROLOGUE
 
     def of(self, data: Tensor) -> Tensor:
-        """The same step by step, of [rows, pixels, channels]."""
+        """Result step by step, of data of [rows, pixels, channels]."""
         weights, bias = self.weights, self.bias
         rows = self.prologue.of(data).mean(1)
         rows = torch.mm(rows, weights) if bias is None else torch.addmm(bias, rows, weights)

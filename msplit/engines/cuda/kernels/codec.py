@@ -54,7 +54,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Likewise back.
+    """Decodes a value that `encode` has made JSON data of.
 
     Raises:
         ValueError, TypeError, KeyError: That is no such data.
@@ -82,7 +82,7 @@ def encode_array(array: NDArray[Any]) -> list[Any]:
 
 
 def decode_array(data: Any) -> NDArray[Any]:
-    """Likewise back. The array is one's own."""
+    """Decodes an array that `encode_array` has made JSON data of, into memory of its own."""
     name, shape, content = data
     return np.frombuffer(base64.b64decode(content, validate=True), numpy_dtype(name)).reshape(shape).copy()
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, extent, pixel_step
 from msplit.engines.cuda.kernels import few_channels
-from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.kernels.activations import NO_EPILOGUE, NUMBERS, Epilogue
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
-from msplit.engines.cuda.kernels.tiles import Tiles, common, reciprocal, shares
+from msplit.engines.cuda.kernels.tiles import Tiles, common, of_axes, reciprocal, shares
 
 _CONVOLVE = Code("convolutions", "convolve_tile", specialized=False)
 
@@ -39,18 +39,18 @@ _ALIGNED = 64
 """The results of siblings lie in one block of memory, each at a multiple of this many elements."""
 
 ACTIVATIONS = {name: number for name, number in NUMBERS.items() if number not in _OF_PRODUCTS}
-"""What may follow in the same kernel, as `fused_ops` names it, and what the kernel knows it by."""
+"""Activations that may follow in the same kernel, as `fused_ops` names them, and the numbers by which the kernel knows them."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def summing_steps(data: Tensor, filter: Tensor, tiles: Tiles) -> int:
-    """How many tiles of summands a convolution adds up: more blocks than these can not share them."""
+    """Number of tiles of summands that a convolution adds up: more blocks than these can not share them."""
     return int(filter.shape[0] * filter.shape[1]) * shares(int(data.shape[-1]), tiles[2])
 
 
 def is_nhwc(data: Tensor, filter: Tensor, *, converts: bool = False) -> bool:
-    """Whether a kernel can read these: floats of one type on a GPU, NHWC with the channels side by side, and few enough to be counted. One
+    """True if a kernel can read these: floats of one type on a GPU, NHWC with the channels side by side, and few enough to be counted. One
     that `converts` takes data of some other types, too."""
     return (
         data.is_cuda
@@ -64,7 +64,7 @@ def is_nhwc(data: Tensor, filter: Tensor, *, converts: bool = False) -> bool:
 
 
 def fits(data: Tensor, filter: Tensor, frames: Sequence[Window]) -> bool:
-    """Whether the kernel can convolve this: what `is_nhwc`, in one group."""
+    """True if the kernel can convolve this: what `is_nhwc`, in one group."""
     return (
         is_nhwc(data, filter, converts=data.shape[-1] < few_channels.MANY)
         and data.shape[0] * frames[0].outputs * frames[1].outputs * filter.shape[-1] * _MOST_PARTS < LARGEST
@@ -76,39 +76,24 @@ def convolve(
     filter: Tensor,
     frames: Sequence[Window],
     tiles: Tiles,
-    bias: Tensor | None = None,
-    side: Tensor | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    activation: str = "",
     room: Tensor | None = None,
     prologue: Prologue = NO_PROLOGUE,
     rounded: bool = False,
-    rounds: bool = False,
 ) -> Tensor:
-    """``activation(convolution + bias + side)`` of prepared data, NHWC, in `room` or contiguous. `convolve_siblings` says more.
+    """A convolution with its epilogue, NHWC, in `room` or contiguous. `convolve_siblings` says more.
 
     Products of float32 are in TF32 where that is allowed for convolutions. The data are rounded to it unless they are `rounded` already,
     the filter should be (`ir.tf32.to_tf32`): tensor cores cut off the other bits.
     """
     tiles = Tiles(*tiles)
     if data.shape[-1] < few_channels.MANY and tiles.parts == 1 and prologue is NO_PROLOGUE:
-        return few_channels.convolve(
-            data, filter, frames, tiles, bias, side, activation=activation, room=room, rounds=rounds
-        )
-    rooms = {} if room is None else {0: room}
+        return few_channels.convolve(data, filter, frames, tiles, epilogue, room)
+    rooms, rounds = {} if room is None else {0: room}, (0,) if epilogue.rounds else ()
+    sizes = (int(filter.shape[3]),)
     return convolve_siblings(
-        data,
-        filter,
-        frames,
-        tiles,
-        bias,
-        (int(filter.shape[3]),),
-        side=side,
-        activation=activation,
-        rooms=rooms,
-        prologue=prologue,
-        rounded=rounded,
-        rounds=(0,) if rounds else (),
+        data, filter, frames, tiles, sizes, epilogue, rooms=rooms, prologue=prologue, rounded=rounded, rounds=rounds
     )[0]
 
 
@@ -117,11 +102,9 @@ def convolve_siblings(
     filter: Tensor,
     frames: Sequence[Window],
     tiles: Tiles,
-    bias: Tensor | None,
     sizes: Sequence[int],
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    side: Tensor | None = None,
-    activation: str = "",
     rooms: Mapping[int, Tensor] = MappingProxyType({}),
     prologue: Prologue = NO_PROLOGUE,
     rounded: bool = False,
@@ -134,19 +117,20 @@ def convolve_siblings(
         filter: HWIO, of any strides that let height and width be seen as one axis: all filters, side by side along the output channels.
         frames: The windows along height and width.
         tiles: How the work is cut.
-        bias: One number per output channel of all.
         sizes: Output channels of each, at most `MOST_SIBLINGS` of them.
-        side: Of the result's shape; for one convolution only.
-        activation: What is done to the results, one of `ACTIVATIONS`.
+        epilogue: Steps behind all of them, with an activation of `ACTIVATIONS`, and a side for one convolution only. Of rounding `rounds`
+            says more.
         rooms: Where the result of one of them is to lie, by its number. It `fits_in` there.
         prologue: What is done to the data first.
-        rounded: Whether the data are rounded to TF32 already.
+        rounded: True if the data are rounded to TF32 already.
         rounds: The numbers of those whose results are rounded to it.
 
     Returns:
         A tensor per convolution: its room or, NHWC and contiguous, a part of one block of memory.
     """
+    bias, side, activation, _ = epilogue
     images, height, width, channels = data.shape
+    # The filter as [taps, channels, results]: its channels or its results have to lie side by side.
     taps = filter.shape[0] * filter.shape[1]
     flat = filter.reshape(taps, channels, filter.shape[3])
     vertical, horizontal = frames
@@ -157,6 +141,7 @@ def convolve_siblings(
     if not in_first and filter_steps[2] != 1:
         flat = flat.contiguous()
         filter_steps = flat.stride()
+    # Sizes and strides are given in units of what they all are multiples of, so that the kernel knows which loads may be wide.
     half = filter.element_size() == 2
     of_in = common(channels, *steps, *((filter_steps[0], filter_steps[2]) if in_first else ()), half=half)
     ((in_room, room),) = rooms.items() or ((0, None),)
@@ -165,6 +150,7 @@ def convolve_siblings(
     of_filter = of_in if in_first else of_out
     point = taps == 1 and all(frame.before == frame.after == 0 for frame in frames)
     pixels = images * vertical.outputs * horizontal.outputs
+    # Siblings lie in one block, each at a multiple of `_ALIGNED`; a single result in its room, if it has one.
     places = [0, *accumulate(shares(pixels * size, _ALIGNED) for size in sizes)]
     if len(sizes) > 1:
         out = data.new_empty(places[-1] * _ALIGNED)
@@ -172,6 +158,7 @@ def convolve_siblings(
         out = data.new_empty(pixels * sizes[0]) if room is None else room
     in_tile, in_columns, summands, warps, stages, parts, _, early, _ = Tiles(*tiles)
     grid = shares(pixels, in_tile), sum(shares(size, in_columns) for size in sizes)
+    # Blocks that share the summands of a tile leave parts, which the last one of them adds up. Without counters nothing is shared.
     steps_in_all = summing_steps(data, filter, tiles)
     share = shares(steps_in_all, parts)
     parts = shares(steps_in_all, share)
@@ -181,6 +168,7 @@ def convolve_siblings(
         partial = counters = out
     else:
         partial = data.new_empty(parts * grid[0] * grid[1] * in_tile * in_columns, dtype=torch.float32)
+    # The kernel divides by multiplying: positions by sizes of the result, steps by the channels and by a row of the window.
     divisors = vertical.outputs, horizontal.outputs, shares(channels, summands), horizontal.kernel
     by, shifts = zip(
         *(reciprocal(max(divisor, 1)) for divisor in divisors), strict=True
@@ -202,16 +190,10 @@ def convolve_siblings(
         channels // of_in,
         *(size // of_out for size in sizes),
         *[0] * (MOST_SIBLINGS - len(sizes)),
-        vertical.outputs,
-        horizontal.outputs,
+        *of_axes(frames, "outputs"),
         horizontal.kernel,
         taps,
-        vertical.stride,
-        horizontal.stride,
-        vertical.dilation,
-        horizontal.dilation,
-        vertical.before,
-        horizontal.before,
+        *of_axes(frames, "stride", "dilation", "before"),
         *(step // of_in for step in steps),
         *(step // of_filter for step in filter_steps),
         share,
@@ -257,7 +239,7 @@ def convolve_siblings(
 
 
 def fits_in(room: Tensor) -> bool:
-    """Whether the kernel can write a result there: pixels that lie evenly, each aligned as the results of siblings are."""
+    """True if the kernel can write a result there: pixels that lie evenly, each aligned as the results of siblings are."""
     step, size = pixel_step(room), 16 // room.element_size()
     return (
         step is not None

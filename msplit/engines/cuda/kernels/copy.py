@@ -24,8 +24,8 @@ _DIRECT = 4
 """So many tensors at most are delivered by a kernel that gets their addresses as arguments."""
 _NEVER = 2**31 - 1
 _LOOKS = 20_000
-"""How often the GPU looks for what the host is copying: for some 20 ms, 1 µs each. A copy takes longer where its process is stopped, or
-where another of Python's threads has got the lock that it needs, and perhaps waits for the GPU itself."""
+"""Number of times that the GPU looks for what the host is copying: for some 20 ms, 1 µs each. A copy takes longer where its process is
+stopped, or where another of Python's threads has got the lock that it needs, and perhaps waits for the GPU itself."""
 
 _WORDS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 """The bits move, whatever they mean."""
@@ -151,7 +151,7 @@ class InputCopy:
         self._numbers[0] = self._size
 
     def gave_up(self) -> bool:
-        """Whether a launch that is over has not waited for all of them. It is told once."""
+        """True if a launch that is over has not waited for all of them. It is told once."""
         if not self._numbers[1]:
             return False
         self._numbers[1] = 0

@@ -13,11 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.kernels.activations import NO_EPILOGUE, NUMBERS, Epilogue
 from msplit.engines.cuda.kernels.conv import LARGEST, is_nhwc
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.mlp import Layers, shared
-from msplit.engines.cuda.kernels.tiles import Tiles, power_of_two, shares, vector
+from msplit.engines.cuda.kernels.tiles import Tiles, constants_of_axes, of_axes, power_of_two, shares, vector
 
 _CONVOLVE = Code("depthwise", "convolve_channels", specialized=False)
 _STRIPS = Code("depthwise", "convolve_strips", specialized=False)
@@ -31,33 +31,24 @@ _WIDEST = 64
 
 
 def fits(data: Tensor, filter: Tensor, results: int) -> bool:
-    """Whether the kernel can convolve this, to so many results: NHWC floats on a GPU, channels side by side, one result of each."""
+    """True if the kernel can convolve this, to so many results: NHWC floats on a GPU, channels side by side, one result of each."""
     window = filter.shape[0] * filter.shape[1] <= _WIDEST
     return is_nhwc(data, filter) and filter.shape[3] == 1 and window and 0 < results < LARGEST
 
 
 def convolve(
-    data: Tensor,
-    filter: Tensor,
-    frames: Sequence[Window],
-    tiles: Tiles,
-    bias: Tensor | None = None,
-    *,
-    activation: str = "",
-    rounds: bool = False,
+    data: Tensor, filter: Tensor, frames: Sequence[Window], tiles: Tiles, epilogue: Epilogue = NO_EPILOGUE
 ) -> Tensor:
-    """``activation(convolution + bias)``, NHWC, contiguous.
+    """A convolution of each channel by itself with its epilogue, NHWC, contiguous.
 
     Args:
         data: NHWC, of any strides but the last, which is 1.
         filter: HWC1, of any strides that let height and width be seen as one axis.
         frames: The windows along height and width.
         tiles: How the work is cut: pixels, channels (`results`) and warps; pixels `across` only where windows have no gaps along a row.
-        bias: One number per channel.
-        activation: What is done to the result, one of `activations.NUMBERS`.
-        rounds: Whether the result is rounded to TF32 then.
+        epilogue: Steps behind it, without a side.
     """
-    out, arguments, constants = _work(data, filter, frames, tiles, bias, activation)
+    out, arguments, constants = _work(data, filter, frames, tiles, epilogue)
     images, rows, columns, channels = out.shape
     if tiles.across == 1:
         code, count, size = _CONVOLVE, images * rows * columns, tiles.pixels
@@ -67,27 +58,20 @@ def convolve(
         code, count, size = _STRIPS, images * rows * shares(columns, tiles.across), tiles.pixels // tiles.across
         constants |= {"STRIPS": size, "ACROSS": tiles.across}
     launch(code, (shares(count, size), shares(channels, tiles.results)))(
-        *arguments[:4], count, *arguments[4:], int(rounds), **constants
+        *arguments[:4], count, *arguments[4:], int(epilogue.rounds), **constants
     )
     return out
 
 
 def convolve_and_squeeze(
-    data: Tensor,
-    filter: Tensor,
-    frames: Sequence[Window],
-    tiles: Tiles,
-    bias: Tensor | None,
-    layers: Layers,
-    *,
-    activation: str = "",
+    data: Tensor, filter: Tensor, frames: Sequence[Window], tiles: Tiles, epilogue: Epilogue, layers: Layers
 ) -> tuple[Tensor, Tensor] | None:
-    """The same, and two dense layers of its mean over height and width, as squeeze-and-excitation has them.
+    """A convolution of each channel by itself, and two dense layers of its mean over height and width, as squeeze-and-excitation has them.
 
     A block adds up its own results, and multiplies them by their rows of the first matrix. So nothing reads the result again for its mean.
 
     Args:
-        data, filter, frames, bias, activation: See `convolve`.
+        data, filter, frames, epilogue: See `convolve`. Nothing is rounded.
         tiles: How the work is cut: also results of a block behind (`summands`).
         layers: Of as many channels.
 
@@ -100,7 +84,7 @@ def convolve_and_squeeze(
     work = shared(layers, data, images, parts, tiles.summands)
     if work is None:
         return None
-    out, arguments, constants = _work(data, filter, frames, tiles, bias, activation)
+    out, arguments, constants = _work(data, filter, frames, tiles, epilogue)
     launch(_SQUEEZE, (images * (parts + shares(work.out.shape[1], tiles.summands)),))(
         *arguments[:4],
         pixels,
@@ -115,9 +99,10 @@ def convolve_and_squeeze(
 
 
 def _work(
-    data: Tensor, filter: Tensor, frames: Sequence[Window], tiles: Tiles, bias: Tensor | None, activation: str
+    data: Tensor, filter: Tensor, frames: Sequence[Window], tiles: Tiles, epilogue: Epilogue
 ) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
     """Memory for the result, and the arguments of all kernels, but for the number of pixels, which comes fifth."""
+    bias, activation = epilogue.bias, epilogue.activation
     images, height, width, channels = data.shape
     vertical, horizontal = frames
     flat = filter.reshape(vertical.kernel * horizontal.kernel, channels)
@@ -127,14 +112,11 @@ def _work(
     wide = vector(size, channels, *steps, tap)
     arguments = (
         *(data, flat, data if bias is None else bias, out, height, width, channels // wide, *out.shape[1:3]),
-        *(vertical.before, horizontal.before, vertical.dilation, horizontal.dilation),
+        *of_axes(frames, "before", "dilation"),
         *(*(step // wide for step in (*steps, tap)), of_channel),
     )
     constants = {
-        "KERNEL_H": vertical.kernel,
-        "KERNEL_W": horizontal.kernel,
-        "STRIDE_H": vertical.stride,
-        "STRIDE_W": horizontal.stride,
+        **constants_of_axes(frames, "kernel", "stride"),
         "BIAS": bias is not None,
         "ACTIVATION": NUMBERS[activation],
         "EARLY": tiles.early,

@@ -1,4 +1,4 @@
-"""What one kernel does for all columns, as plain data.
+"""Work of one kernel for all columns, as plain data.
 
 The kernel fills outputs, each a tensor in row-major order. A *segment* is a rectangle of one output: a column's part of every row. What
 stands in it is a sum of *terms* (or their mean), and a term is, for each row, the rows of one table at the row's ids, or
@@ -15,7 +15,7 @@ LOWEST, HIGHEST = -(2**62), 2**62
 
 @dataclass(frozen=True)
 class Term:
-    """What one source adds to the rows of a segment.
+    """Addend of one source to the rows of a segment.
 
     The id of a value v is ``min(max(bucket(v) mod modulo, low), high) + offset``; without boundaries ``bucket(v)`` is v.
 
@@ -75,7 +75,7 @@ class Segment:
     scale: float | None = None
 
     def moved(self, start: int, step: int) -> Segment:
-        """The same elsewhere."""
+        """Copy of the segment elsewhere in the output."""
         return replace(self, start=start, step=step)
 
 

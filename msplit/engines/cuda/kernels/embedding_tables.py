@@ -1,4 +1,4 @@
-"""What the kernel of all columns reads about them: which program does what, and where each column's values come from and go.
+"""Tables that the kernel of all columns reads about them: which program does what, and where each column's values come from and go.
 
 Columns that take one row of one table, or of a tensor, as it is are *plain*. The others are *summed*, in tiles of at most two shapes, so
 that a sum over many columns of one element and bags of wide rows each get a tile that they fill.
@@ -7,7 +7,7 @@ that a sum over many columns of one element and bags of wide rows each get a til
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from msplit.engines.cuda.kernels.embedding_spec import COMBINERS, Columns, Segme
 from msplit.engines.cuda.kernels.tiles import power_of_two
 
 Place = tuple[int, int]
-"""Where an input lies: 0 for the shared block or 1 for the extra one, and the distance from its start in bytes."""
+"""Place of an input: 0 for the shared block or 1 for the extra one, and the distance from its start in bytes."""
 
 KINDS = {torch.int32: 1, torch.int64: 2, torch.float32: 3, torch.float64: 4}
 COPY, WEIGHT = 0, 5
@@ -47,7 +47,7 @@ class SumTile:
         rows: A power of two, as all three are; 0 where nothing is summed.
         ids: Ids of a row at a time.
         width: Elements of a row.
-        single: Whether every column has one term.
+        single: True if every column has one term.
     """
 
     rows: int = 0
@@ -55,10 +55,14 @@ class SumTile:
     width: int = 1
     single: bool = True
 
+    def constants(self, ending: str = "") -> dict[str, int]:
+        """Constants of the kernel, whose names are those of the fields in capitals, with an ending."""
+        return {f"{name.upper()}{ending}": value for name, value in asdict(self).items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """What the kernel reads about its columns, on the device.
+    """Tables that the kernel reads about its columns, on the device.
 
     Attributes:
         work: Per program its column and its first row, int32: programs of the first tile, then of the second, then of plain columns.
@@ -105,7 +109,7 @@ class _Piece:
 
 
 def is_plain(segment: Segment) -> bool:
-    """Whether a segment is one row of something per row. (The mean of one is that one.)"""
+    """True if a segment is one row of something per row. (The mean of one is that one.)"""
     term = segment.terms[0]
     return len(segment.terms) == 1 and term.count == 1 and term.boundaries is None and not term.modulo
 

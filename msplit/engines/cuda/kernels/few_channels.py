@@ -13,9 +13,17 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window, pixel_step
-from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.kernels.activations import NUMBERS, Epilogue
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
-from msplit.engines.cuda.kernels.tiles import Tiles, common, power_of_two, reciprocal, shares
+from msplit.engines.cuda.kernels.tiles import (
+    Tiles,
+    common,
+    constants_of_axes,
+    of_axes,
+    power_of_two,
+    reciprocal,
+    shares,
+)
 
 CONVERTED = (torch.float32, torch.uint8)
 """Types that data may have beside the filter's: they are converted as they are loaded."""
@@ -48,25 +56,17 @@ def tiles_for(filter: Tensor, tiles: Sequence[Tiles]) -> list[Tiles]:
 
 
 def convolve(
-    data: Tensor,
-    filter: Tensor,
-    frames: Sequence[Window],
-    tiles: Tiles,
-    bias: Tensor | None = None,
-    side: Tensor | None = None,
-    *,
-    activation: str = "",
-    room: Tensor | None = None,
-    rounds: bool = False,
+    data: Tensor, filter: Tensor, frames: Sequence[Window], tiles: Tiles, epilogue: Epilogue, room: Tensor | None = None
 ) -> Tensor:
-    """``activation(convolution + bias + side)`` in the filter's type, NHWC, in `room` or contiguous.
+    """A convolution with its epilogue in the filter's type, NHWC, in `room` or contiguous.
 
     Args:
         data: NHWC, of any strides but the last, which is 1, in the filter's type or in one that is `CONVERTED`.
         filter: HWIO.
         tiles: How the work is cut, in one part.
-        frames, bias, side, activation, room, rounds: See `conv.convolve`.
+        frames, epilogue, room: See `conv.convolve`.
     """
+    bias, side, activation, rounds = epilogue
     images, height, width, channels = data.shape
     vertical, horizontal = frames
     matrix = filter.reshape(-1, filter.shape[-1])
@@ -92,13 +92,9 @@ def convolve(
         height,
         width,
         results // of_out,
-        vertical.outputs,
-        horizontal.outputs,
-        vertical.stride,
-        horizontal.stride,
+        *of_axes(frames, "outputs", "stride"),
         vertical.dilation,
-        vertical.before,
-        horizontal.before,
+        *of_axes(frames, "before"),
         step_n // of_in,
         step_h // of_in,
         step_out // of_out,
@@ -112,8 +108,7 @@ def convolve(
         RESULTS=tiles.results,
         SUMMANDS=tiles.summands,
         UNROLLED=steps if (steps := shares(summands, tiles.summands)) <= _UNROLLED else 1,
-        KERNEL_H=vertical.kernel,
-        KERNEL_W=horizontal.kernel,
+        **constants_of_axes(frames, "kernel"),
         CHANNELS=channels,
         DILATION_W=horizontal.dilation,
         STEP_W=step_w,
@@ -135,7 +130,8 @@ def convolve(
 
 
 def _columns(pixels: int, rows: int, columns: int) -> int:
-    """How many of a tile's pixels lie side by side, that there are as few tiles as possible; not too few, as a warp reads along a row."""
+    """Number of a tile's pixels that lie side by side, so that there are as few tiles as possible; not too few, as a warp reads along a
+    row."""
     most = min(pixels, power_of_two(max(columns, 1)))
     widths = [most >> half for half in range(most.bit_length()) if most >> half >= min(most, 16)]
     return min(widths, key=lambda width: shares(columns, width) * shares(rows, pixels // width))

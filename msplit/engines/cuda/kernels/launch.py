@@ -39,7 +39,7 @@ class Code:
 
 
 def launch(code: Code, grid: tuple[int, ...]) -> Callable[..., None]:
-    """What starts a kernel on a grid of programs, given its tensors and numbers by place and its constants by name.
+    """Function that starts a kernel on a grid of programs, given its tensors and numbers by place and its constants by name.
 
     Constants that are types are given as PyTorch's. In `precompile.Ahead.noting` kernels are noted only.
     """
@@ -67,17 +67,17 @@ def _launch(code: Code, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 
 def input_precision(data: torch.Tensor, *, tf32: bool) -> str:
-    """What Triton's products are to take numbers of the data's type for: TF32 where float32 may be rounded to it, on a GPU."""
+    """Precision in which Triton's products take numbers of the data's type: TF32 where float32 may be rounded to it, on a GPU."""
     return "tf32" if tf32 and data.dtype == torch.float32 and data.is_cuda else "ieee"
 
 
 def can_launch(place: torch.device) -> bool:
-    """Whether kernels of our own run on a device: they can be compiled, or a build has brought them."""
+    """True if kernels of our own run on a device: they can be compiled, or a build has brought them."""
     return place.type == "cuda" and (can_compile() or bool(Store.of(place).given))
 
 
 def key_of(code: Code, arguments: tuple[Any, ...], constants: dict[str, Any]) -> str:
-    """What a kernel is compiled from: equal for launches that the same machine code can do."""
+    """Key of all that a kernel is compiled from: equal for launches that the same machine code can do."""
     kinds = ",".join(_kind(one, code.specialized) for one in arguments)
     return f"{code.module}.{code.name}({kinds}) {sorted(constants.items())}"
 

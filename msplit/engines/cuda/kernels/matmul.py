@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.kernels.activations import NUMBERS
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, NUMBERS
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
 from msplit.engines.cuda.kernels.tiles import Tile, shares
 
@@ -79,64 +79,83 @@ def tiles(rows: int) -> tuple[Tile, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Products ``x[n] @ weights[n] + bias[n]``.
+class Layer:
+    """Products ``x[n] @ weights[n] + bias[n]`` of some members.
 
     Attributes:
-        x: [members, rows, inner]; members may have stride zero.
+        x: [members, rows, inner], or [rows, inner] for all members.
         weights: [members, inner, columns].
-        bias: [members, columns], or None.
+        bias: [members or 1, columns], or None.
     """
 
     x: Tensor
     weights: Tensor
     bias: Tensor | None = None
 
+    @property
+    def rows(self) -> Tensor:
+        """The rows of every member, repeated as a view where they are shared."""
+        return self.x.expand(len(self.weights), -1, -1) if self.x.dim() == 2 else self.x
 
-def products(
-    one: Part,
-    tile: Tile,
-    *,
-    activation: str = "",
-    tf32: bool = False,
-    second: Part | None = None,
-    first: int = 0,
-    addend: Tensor | None = None,
-    rows_first: bool = False,
-    result: torch.dtype | None = None,
-    rounded_data: bool = False,
-    rounded_weights: bool = False,
-    rounds: bool = False,
-) -> Tensor:
+
+@dataclass(frozen=True, eq=False)
+class Gemm:
+    """Products of alike layers, to which those of another layer may be added for the members from `first` on, then an activation.
+
+    Attributes:
+        activation: A name in `ACTIVATIONS`; libraries know more of them.
+        alpha: LeakyRelu's slope.
+        second: A layer of the members from `first` on, or None.
+        first: See `second`.
+        addend: [first, rows, columns]: is added for the members before `first`; None where there are none.
+        rows_first: Set where the result lies in memory as [rows, members, columns], for what reads it that way. (Not with a second layer.)
+        rounded_data: Set where the data are rounded to TF32 already.
+        rounded_weights: Set where the weights are.
+        rounds: Set where the result is to be rounded to it, for other products.
+    """
+
+    one: Layer
+    activation: str = ""
+    alpha: float = LEAKY_ALPHA
+    second: Layer | None = None
+    first: int = 0
+    addend: Tensor | None = None
+    rows_first: bool = False
+    rounded_data: bool = False
+    rounded_weights: bool = False
+    rounds: bool = False
+
+    def layers(self) -> tuple[Layer, ...]:
+        """One or two."""
+        return (self.one,) if self.second is None else (self.one, self.second)
+
+
+def products(work: Gemm, tile: Tile, *, tf32: bool = False, result: torch.dtype | None = None) -> Tensor:
     """All products of alike layers.
 
     Args:
-        one: Products of all members.
+        work: The layers, and what follows them.
         tile: How to divide the work. Its `rows` is 1 only for products of one row, or with one column; summands are shared only where
             there is no second product.
-        activation: Name in `ACTIVATIONS`.
-        tf32: Whether float32 may be rounded to TF32 on its way into the tensor cores.
-        second: Products that are added, of the members from `first` on.
-        first: See `second`.
-        addend: [first, rows, columns], contiguous in the last axis: added for the members before `first`.
-        rows_first: Whether the result lies in memory as [rows, members, columns].
+        tf32: Set where float32 may be rounded to TF32 on its way into the tensor cores.
         result: Type of the result, where it is not that of the data.
-        rounded_data: Whether all data are rounded to TF32 already.
-        rounded_weights: Whether all weights are.
-        rounds: Whether what is stored is to be rounded to it, for other products.
 
     Returns:
         [members, rows, columns].
     """
-    members, rows, inner = one.x.shape
+    one, second, addend = work.one, work.second, work.addend
+    other = second or one
+    data, other_data = one.rows, other.rows
+    members, rows, inner = data.shape
     columns = one.weights.shape[2]
     assert rows == 1 or tile.rows > 1 or tile.columns == 1, "internal error: a tile of one row for several"
-    if rows_first:
-        out = one.x.new_empty((rows, members, columns), dtype=result).permute(1, 0, 2)
+    if addend is not None and addend.stride(-1) != 1:
+        addend = addend.contiguous()
+    if work.rows_first:
+        out = data.new_empty((rows, members, columns), dtype=result).permute(1, 0, 2)
     else:
-        out = one.x.new_empty((members, rows, columns), dtype=result)
+        out = data.new_empty((members, rows, columns), dtype=result)
     none = out
-    other = second or one
     grid = (shares(rows, tile.rows) * shares(columns, tile.columns), members)
     steps = max(shares(inner, tile.inner), 1)
     share = steps if second is not None else shares(steps, tile.parts)
@@ -148,19 +167,20 @@ def products(
     else:
         partial = out.new_empty(parts * grid[0] * grid[1] * tile.rows * tile.columns, dtype=torch.float32)
     launch(_PRODUCTS, (*grid, parts))(
-        out, one.x, one.weights, none if one.bias is None else one.bias,
-        other.x, other.weights, none if other.bias is None else other.bias, none if addend is None else addend,
+        out, data, one.weights, none if one.bias is None else one.bias,
+        other_data, other.weights, none if other.bias is None else other.bias, none if addend is None else addend,
         partial, counters,
-        rows, columns, inner, other.x.shape[2], first, int(one.bias is not None), ACTIVATIONS[activation], int(rounds), share, parts,
-        *one.x.stride(), *one.weights.stride(), _member_stride(one.bias),
-        *other.x.stride(), *other.weights.stride(), _member_stride(other.bias),
+        rows, columns, inner, other_data.shape[2], work.first, int(one.bias is not None), ACTIVATIONS[work.activation], int(work.rounds),
+        share, parts,
+        *data.stride(), *one.weights.stride(), _member_stride(one.bias),
+        *other_data.stride(), *other.weights.stride(), _member_stride(other.bias),
         0 if addend is None else addend.stride(0), 0 if addend is None else addend.stride(1),
         out.stride(0), out.stride(1),
         BM=tile.rows, BD=tile.columns, BK=tile.inner,
         SECOND=second is not None, BIAS2=second is not None and second.bias is not None,
         ADDEND=addend is not None,
-        PRECISION=input_precision(one.x, tf32=tf32 and not tile.exact),
-        ROUNDED_DATA=rounded_data and not tile.exact, ROUNDED_WEIGHTS=rounded_weights and not tile.exact,
+        PRECISION=input_precision(data, tf32=tf32 and not tile.exact),
+        ROUNDED_DATA=work.rounded_data and not tile.exact, ROUNDED_WEIGHTS=work.rounded_weights and not tile.exact,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

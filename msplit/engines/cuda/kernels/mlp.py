@@ -46,7 +46,7 @@ def candidates(pixels: int, *, early: bool = False) -> Iterator[Tiles]:
 
 
 def fits(data: Sequence[int], hidden: int, results: int) -> bool:
-    """Whether the kernel is for data of a shape, NHWC or of rows."""
+    """True if the kernel is for data of a shape, NHWC or of rows."""
     rows, channels = data[0], data[-1]
     elements = max(torch.Size(data).numel(), max(channels, results) * hidden)
     return 0 < rows <= MOST_ROWS and 0 < hidden <= MOST_HIDDEN and results > 0 and 0 < elements <= LARGEST
@@ -66,7 +66,7 @@ class Layers(NamedTuple):
     activations: tuple[str, str]
 
     def of(self, rows: Tensor) -> Tensor:
-        """The same step by step, of [rows, channels]."""
+        """Result step by step, of rows of [rows, channels]."""
         for matrix, bias, activation in zip(*self, strict=True):
             rows = torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
             rows = activate(activation)(rows) if activation else rows
@@ -74,7 +74,7 @@ class Layers(NamedTuple):
 
 
 class SharedArguments(NamedTuple):
-    """What a kernel that ends in two dense layers is launched with, in the order in which it takes it.
+    """Arguments of a kernel that ends in two dense layers, in the order in which it takes it.
 
     Attributes:
         out: [rows, results].

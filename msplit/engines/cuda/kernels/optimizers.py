@@ -34,7 +34,7 @@ _PROGRAMS = 4096
 
 
 def fits(op: str, variables: Sequence[Tensor], numbers: Sequence[Tensor]) -> bool:
-    """Whether the kernel can update these variables with these numbers."""
+    """True if the kernel can update these variables with these numbers."""
     dtype, place = variables[0].dtype, variables[0].device
     return (
         op in OPTIONS
@@ -61,7 +61,7 @@ def update(
         state: The trained variables, and as many of each slot. Contiguous, on one GPU, of one of `DTYPES`.
         numbers: The op's inputs of one element of that type, in their order.
         gradients: One for each trained variable, of its shape.
-        finite: Whether anything is to be changed, on the GPU; None: it is.
+        finite: True if anything is to be changed, on the GPU; None: it is.
     """
     gradients = [one.contiguous() for one in gradients]
     rows, steps, vector = _rows([*zip(*state, gradients, strict=True)])
@@ -103,8 +103,8 @@ def convert(values: Sequence[Tensor], results: Sequence[Tensor]) -> None:
 
 
 def _rows(alike: Sequence[Sequence[Tensor]]) -> tuple[list[list[int]], int, int]:
-    """What each program works on, of tensors in rows of one size: addresses of its parts of them, and how many elements these have. Then
-    how often it takes a block, and how many elements may come at once.
+    """Rows of a table that say what each program works on, of tensors in rows of one size: addresses of its parts of them, and how many
+    elements these have. Then how often it takes a block, and how many elements may come at once.
     """
     total = sum(row[0].numel() for row in alike)
     steps = 1 << (total // (_PROGRAMS * _BLOCK)).bit_length()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window, extent
 from msplit.engines.cuda.kernels.launch import Code, launch
-from msplit.engines.cuda.kernels.tiles import shares, vector
+from msplit.engines.cuda.kernels.tiles import constants_of_axes, of_axes, shares, vector
 
 _POOL = Code("memory", "pool", specialized=False)
 
@@ -29,7 +29,7 @@ _IN_FLIGHT = 256
 
 
 def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
-    """Whether the kernel can pool this: floats on a GPU, NHWC with the channels side by side, a small window."""
+    """True if the kernel can pool this: floats on a GPU, NHWC with the channels side by side, a small window."""
     return (
         data.is_cuda
         and data.dim() == 4
@@ -42,7 +42,7 @@ def fits(data: Tensor, frames: tuple[Window, ...]) -> bool:
 
 
 def fits_in(room: Tensor) -> bool:
-    """Whether it can write its result there."""
+    """True if it can write its result there."""
     return (room.stride(-1) == 1 or room.shape[-1] == 1) and extent(room) < _LARGEST
 
 
@@ -56,7 +56,7 @@ def pool(
         frames: The windows along height and width.
         room: Where the result is to lie, likewise; in memory of its own where that is None.
         mean: The mean instead of the largest.
-        rounds: Whether the mean is rounded to TF32.
+        rounds: True if the mean is rounded to TF32.
 
     Returns:
         NHWC: `room`, or contiguous.
@@ -77,14 +77,8 @@ def pool(
             channels // wide,
             *(step // wide for step in data.stride()[:3]),
             *(step // wide for step in out.stride()[:3]),
-            vertical.outputs,
-            horizontal.outputs,
-            vertical.before,
-            horizontal.before,
-            KERNEL_H=vertical.kernel,
-            KERNEL_W=horizontal.kernel,
-            STRIDE_H=vertical.stride,
-            STRIDE_W=horizontal.stride,
+            *of_axes(frames, "outputs", "before"),
+            **constants_of_axes(frames, "kernel", "stride"),
             MEAN=mean,
             ROUNDS=int(rounds),
             VECTOR=wide,

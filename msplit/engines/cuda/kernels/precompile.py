@@ -22,12 +22,13 @@ _AHEAD: ContextVar[bool] = ContextVar("compiling_ahead", default=False)
 
 
 def is_ahead() -> bool:
-    """Whether this is inside of `Ahead.noting`."""
+    """True inside of `Ahead.noting`."""
     return _AHEAD.get()
 
 
 def through_triton(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
-    """What starts a kernel of Triton's on a grid of programs and gives it as it was compiled; in `Ahead.noting` it is noted only."""
+    """Function that starts a kernel of Triton's on a grid of programs and gives it as it was compiled; in `Ahead.noting` it is noted
+    only."""
     return functools.partial(kernel.warmup, grid=grid) if _AHEAD.get() else kernel[grid]
 
 
@@ -58,7 +59,7 @@ class _Compilation(Future[Any]):
             self.set_exception(problem)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Of a kernel that is started before `Ahead.compile`, too."""
+        """Result, also of a kernel that is started before `Ahead.compile`, too."""
         self.begin()
         return super().result(timeout)
 
@@ -117,7 +118,7 @@ class Ahead(Executor):
 
 @contextlib.contextmanager
 def compiling_ahead(seconds: float = math.inf, *, meanwhile: Callable[[], None] | None = None) -> Iterator[Ahead]:
-    """Of kernels that are to be timed, all that are noted inside are compiled at once, at its end.
+    """Block at whose end all kernels that were noted in it, to be timed, are compiled at once.
 
     Most of a compilation is done without Python's lock, and one after the other, 0.3 s each, they make a model's first start take half a
     minute. See `can_compile_ahead`.
@@ -127,6 +128,7 @@ def compiling_ahead(seconds: float = math.inf, *, meanwhile: Callable[[], None] 
     ahead.compile(seconds, meanwhile)
 
 
+@functools.cache
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

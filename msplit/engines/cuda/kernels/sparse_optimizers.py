@@ -40,7 +40,7 @@ MOST_COMPARED = 2048
 
 
 def finds(ids: Tensor) -> bool:
-    """Whether `distinct` can find the distinct ones of a vector of ids."""
+    """True if `distinct` can find the distinct ones of a vector of ids."""
     return ids.dtype in (torch.int32, torch.int64) and 0 < ids.numel() <= MOST_COMPARED and can_launch(ids.device)
 
 
@@ -60,7 +60,7 @@ _COMBINERS = ("", "sum", "mean", "sqrtn")
 
 
 def spreads(grad: Tensor, places: Tensor, segments: Tensor, count: int) -> bool:
-    """Whether `segment_gradient` can spread a gradient of segments."""
+    """True if `segment_gradient` can spread a gradient of segments."""
     return (
         grad.dtype in DTYPES
         and grad.numel() > 0
@@ -92,12 +92,12 @@ def _block(width: int) -> int:
 
 
 def compares(given: Sequence[Given]) -> bool:
-    """Whether ids are few enough to be compared with each other, as segments are."""
+    """True if ids are few enough to be compared with each other, as segments are."""
     return max((indices.numel() for _, indices, *_ in given), default=0) <= MOST_COMPARED
 
 
 def fits(op: str, state: Sequence[Sequence[Tensor]], numbers: Sequence[Tensor], given: Sequence[Given]) -> bool:
-    """Whether the kernel can update these variables with these numbers."""
+    """True if the kernel can update these variables with these numbers."""
     first = state[0][0]
     dtype, place, index = first.dtype, first.device, given[0][1].dtype
     variables = [one for slot in state for one in slot]

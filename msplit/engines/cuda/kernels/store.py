@@ -31,7 +31,7 @@ LARGEST = 64 << 20
 """Bytes that a kernel's file may have."""
 
 _ENGINE = Path(__file__).parents[1]
-"""Whose code says what is compiled and measured, and how."""
+"""Folder of the code that says what is compiled and measured, and how."""
 
 _NOTED: ContextVar[set[str] | None] = ContextVar("noted_kernels", default=None)
 
@@ -76,7 +76,7 @@ class Store:
         return None
 
     def read(self, key: str) -> bytes | None:
-        """What was kept; None where nothing was."""
+        """Bytes that were kept; None where nothing was."""
         note(key)
         if key in self._made:
             return self._made[key]()
@@ -128,7 +128,7 @@ def file_of(key: str) -> str:
 
 
 def kept_in(device: Device, what: str, ending: str = "") -> Path | None:
-    """Where something is kept for a device; None where nothing is."""
+    """Path where something is kept for a device; None where nothing is."""
     if not device.is_gpu or os.environ.get(OFF) == "0":
         return None
     folder = toolchain.folder()

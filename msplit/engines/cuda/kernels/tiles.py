@@ -1,14 +1,17 @@
-"""How the work of our own kernels is cut."""
+"""Sizes of the pieces that the work of our own kernels is cut into."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msplit.engines.cuda.ir.windows import Window
+
 
 class Tiles(NamedTuple):
-    """What a block of the kernel of convolutions computes, and how.
+    """Share of the work that a block of a kernel of convolutions does, and how it does it.
 
     Attributes:
         pixels: Of a tile.
@@ -17,9 +20,9 @@ class Tiles(NamedTuple):
         warps: Of a block.
         stages: Of the pipeline of loads.
         parts: Blocks that share a tile's summands.
-        turned: Whether the filter is to lie with its output channels side by side, not its input channels. The kernel takes both; tiles
+        turned: True if the filter is to lie with its output channels side by side, not its input channels. The kernel takes both; tiles
             of 64 pixels, whose products (wgmma) read the filter as it lies, are slow with the former.
-        early: Whether a block starts before the kernel in front is done, and fetches its filter meanwhile, which must be constant.
+        early: True if a block starts before the kernel in front is done, and fetches its filter meanwhile, which must be constant.
         across: Of the pixels, how many of a row one thread makes, where each channel is convolved by itself.
     """
 
@@ -36,7 +39,7 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program of the kernel of products computes, and how.
+    """Share of the work that one program of the kernel of products does, and how it does it.
 
     Attributes:
         rows: Rows; 1 takes the kernel for one row, which multiplies without tensor cores.
@@ -56,7 +59,7 @@ class Tile:
 
     @property
     def exact(self) -> bool:
-        """Whether it multiplies in float32, whatever the precision asked for."""
+        """True if it multiplies in float32, whatever the precision asked for."""
         return self.rows == 1 or self.columns == 1
 
     def __str__(self) -> str:
@@ -64,7 +67,7 @@ class Tile:
 
 
 def reciprocal(divisor: int) -> tuple[int, int]:
-    """What `code.convolutions._quotient` takes for a divisor from 1 to 2³¹ - 1.
+    """Multiplier and shift that `code.convolutions._quotient` takes for a divisor from 1 to 2³¹ - 1.
 
     Granlund and Montgomery, Division by invariant integers using multiplication, PLDI 1994. GPUs have no instruction that divides integers;
     the code for one division takes longer than a multiplication by twenty.
@@ -76,8 +79,22 @@ def reciprocal(divisor: int) -> tuple[int, int]:
     return -(-(1 << 31 + shift) // divisor) - (1 << 32), shift
 
 
+def of_axes(frames: Sequence[Window], *fields: str) -> list[int]:
+    """Numbers of windows along height and width, a field of both and then the next, as kernels take them."""
+    return [getattr(frame, field) for field in fields for frame in frames]
+
+
+def constants_of_axes(frames: Sequence[Window], *fields: str) -> dict[str, int]:
+    """Constants of kernels with the numbers of windows along height and width, as in ``KERNEL_H`` and ``KERNEL_W``."""
+    return {
+        f"{field.upper()}_{axis}": getattr(frame, field)
+        for field in fields
+        for axis, frame in zip("HW", frames, strict=True)
+    }
+
+
 def shares(size: int, share: int) -> int:
-    """How many shares of a size there are, the last one perhaps not whole."""
+    """Number of shares of a size, the last one perhaps not whole."""
     return -(-size // share)
 
 
@@ -87,10 +104,11 @@ def power_of_two(size: int) -> int:
 
 
 def common(*sizes: int, half: bool = False) -> int:
-    """What all sizes are multiples of, as far as it matters: four elements of float32, or eight of `half`, fill a load of 16 bytes."""
+    """The number that all sizes are multiples of, as far as it matters: four elements of float32, or eight of `half`, fill a load of 16
+    bytes."""
     return next(number for number in (8 if half else 16, 4, 1) if all(size % number == 0 for size in sizes))
 
 
 def vector(size: int, *counts: int) -> int:
-    """How many elements of so many bytes one load takes, 16 bytes at most, where all counts of elements are multiples of as many."""
+    """Number of elements of so many bytes that one load takes, 16 bytes at most, where all counts of elements are multiples of as many."""
     return math.gcd(16 // size, *counts)

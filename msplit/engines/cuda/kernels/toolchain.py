@@ -1,4 +1,4 @@
-"""Whether kernels of our own can be compiled here, and where compiled kernels are kept between runs.
+"""Compilers for kernels of our own, where there are some, and the folder in which compiled kernels are kept between runs.
 
 Inductor and Triton name what they keep by its content (code, shapes, device, their own version), so a folder shared by all models and
 all versions can not give a wrong kernel. What they find there they run: a folder that others may write to is not used.
@@ -24,7 +24,7 @@ ASSEMBLER = "TRITON_PTXAS_PATH"
 
 _INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 _OF_PYTORCH = "torchinductor_"
-"""What the name of PyTorch's own folder starts with, in the system's folder for temporary files."""
+"""Start of the name of PyTorch's own folder, in the system's folder for temporary files."""
 
 
 def c_compiler() -> str | None:
@@ -42,7 +42,7 @@ def can_compile() -> bool:
 
 
 def triton_version() -> str:
-    """Of the Triton that compiles here; empty where none does."""
+    """Version of the Triton that compiles here; empty where none does."""
     return importlib.metadata.version("triton") if can_compile() else ""
 
 
@@ -81,16 +81,14 @@ def _places() -> dict[str, Path]:
     """By the variable that chooses it, each folder that Inductor and Triton would use."""
     found = {}
     with contextlib.suppress(RuntimeError):  # there is no home
-        if _is_pytorchs(os.environ.get(_INDUCTOR)):
-            found["XDG_CACHE_HOME"] = _default()
-        else:
-            found[_INDUCTOR] = Path(os.environ[_INDUCTOR])
+        chosen = _chosen()
+        found = {_INDUCTOR: chosen} if chosen is not None else {"XDG_CACHE_HOME": _default()}
         found[_TRITON] = _of_triton()
     return found
 
 
 def _of_triton() -> Path:
-    """Where Triton keeps the kernels that are msplit's own."""
+    """Folder in which Triton keeps the kernels that are msplit's own."""
     return Path(os.environ.get(_TRITON) or Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache")
 
 
@@ -107,12 +105,12 @@ def guard_triton() -> None:
 
 
 def kernel_folder() -> tuple[Path | None, bool]:
-    """Where compiled kernels will be kept, and whether that can be written to. Nothing is made, nothing is written.
+    """Folder in which compiled kernels will be kept, and true if that can be written to. Nothing is made, nothing is written.
 
     None where there is no such place, not even a home.
     """
     try:
-        chosen = _default() if _is_pytorchs(os.environ.get(_INDUCTOR)) else Path(os.environ[_INDUCTOR])
+        chosen = _chosen() or _default()
         there = next(path for path in (chosen, *chosen.absolute().parents) if path.exists())
         return chosen, there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     except (OSError, RuntimeError):
@@ -125,15 +123,16 @@ def _default() -> Path:
     return root / "msplit" / "kernels"
 
 
-def _is_pytorchs(path: str | None) -> bool:
-    """Whether the user has not chosen it: PyTorch sets the variable itself, to its default, when it is loaded."""
-    return Path(path or _OF_PYTORCH).name.startswith(_OF_PYTORCH)
+def _chosen() -> Path | None:
+    """The folder that the user has chosen for Inductor; None where PyTorch has set the variable, to its default, when it was loaded."""
+    path = Path(os.environ.get(_INDUCTOR) or _OF_PYTORCH)
+    return None if path.name.startswith(_OF_PYTORCH) else path
 
 
 def keeps() -> bool:
-    """Whether what is compiled inside of `kept` is there afterwards."""
-    theirs = os.environ.get(_INDUCTOR)
-    return (not _is_pytorchs(theirs) and not writers(Path(str(theirs)))) or folder() is not None
+    """True if what is compiled inside of `kept` is there afterwards."""
+    theirs = _chosen()
+    return (theirs is not None and not writers(theirs)) or folder() is not None
 
 
 @functools.cache
@@ -158,12 +157,12 @@ def kept() -> Iterator[None]:
     Where the user has set ``TORCHINDUCTOR_CACHE_DIR``, that is where, unless others may write there.
     """
     guard_triton()
-    theirs = not _is_pytorchs(os.environ.get(_INDUCTOR))
-    if theirs and not writers(Path(os.environ[_INDUCTOR])):
+    theirs = _chosen()
+    if theirs is not None and not writers(theirs):
         yield
         return
     before = {name: os.environ.get(name) for name in (_INDUCTOR, _TRITON)}
-    chosen = None if theirs else folder()
+    chosen = folder() if theirs is None else None
     with contextlib.nullcontext(chosen) if chosen else tempfile.TemporaryDirectory() as path:
         os.environ[_INDUCTOR] = str(path)
         try:

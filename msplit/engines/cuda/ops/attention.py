@@ -12,11 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from msplit.engines.cuda.ir.lowering import lowering
-from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDS, for_products
 from msplit.engines.cuda.kernels import attention as kernels
 from msplit.engines.cuda.kernels.attention import TILES
 from msplit.engines.cuda.kernels.launch import can_launch
+from msplit.engines.cuda.ops.axes import own_attribute
 
 ATTENTION = "_Attention"
 
@@ -37,10 +38,7 @@ def attention(node: Node, query: Tensor, key: Tensor, value: Tensor, bias: Tenso
     `bias` is laid as scores are: axes that are in capitals in the equation, in the order of the alphabet, then those of queries and of
     keys; each of size one where it is the same for all. Where there is one query, it has no axis anywhere.
     """
-    equation = node.get(EQUATION)
-    if equation is None:
-        raise Unsupported("it is an op of the engine's own, which no graph can hold")
-    operands, _, result = str(equation).partition("->")
+    operands, _, result = str(own_attribute(node, EQUATION)).partition("->")
     terms = operands.split(",")
     size = {
         letter: length
@@ -65,6 +63,7 @@ def attention(node: Node, query: Tensor, key: Tensor, value: Tensor, bias: Tenso
 def _attend(node: Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     scale, causal, kernel = float(node.get("scale", 1.0)), bool(node.get("causal")), node.get(KERNEL)
     if kernel in TILES and can_launch(query.device):
+        tf32, rounded, rounds = torch.backends.cuda.matmul.allow_tf32, bool(node.get(ROUNDED)), bool(node.get(ROUNDS))
         return kernels.attention(
             query,
             key,
@@ -73,9 +72,9 @@ def _attend(node: Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
             TILES[kernel],
             scale=scale,
             causal=causal,
-            tf32=torch.backends.cuda.matmul.allow_tf32,
-            rounded=bool(node.get(ROUNDED)),
-            rounds=bool(node.get(ROUNDS)),
+            tf32=tf32,
+            rounded=rounded,
+            rounds=rounds,
         )
     with _one_kernel(None if kernel in TILES else kernel):
         return for_products(node, scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale))

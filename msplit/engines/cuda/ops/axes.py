@@ -1,8 +1,9 @@
-"""Helpers of several lowerings: axes and sizes that arrive as NumPy arrays, and values of a maximum. No lowerings here."""
+"""Helpers of several lowerings: attributes, axes and sizes that arrive as NumPy arrays, values of a maximum. No lowerings here."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,18 @@ def integers(array: np.ndarray) -> tuple[int, ...]:
 def integer(array: np.ndarray | int) -> int:
     """The only element of the array."""
     return int(np.asarray(array).reshape(()))
+
+
+def own_attribute(node: Node, *names: str) -> Any:
+    """The first of these attributes that the node has. A graph can name the engine's own ops, but not give them what they need.
+
+    Raises:
+        Unsupported: It has none of them.
+    """
+    found = next((node.attrs[name] for name in names if node.get(name) is not None), None)
+    if found is None:
+        raise Unsupported("it is an op of the engine's own, which no graph can hold")
+    return found
 
 
 def axis_within(node: Node, axis: int, rank: int) -> int:

@@ -8,6 +8,7 @@ the number of kernels does not depend on values; what is found is the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,28 +28,25 @@ MOST_PAIRS = 1 << 25
 
 
 @lowering("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3", static=(2,), dynamic=True)
-def non_max_suppression(node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, *thresholds: Tensor) -> Tensor:
-    """Indices of the boxes that are selected (V3: among those with a score above a threshold), the best score first."""
-    if not thresholds:
-        thresholds = (scores.new_full((), float(node.get("iou_threshold", 0.5))),)
-    return _of_one_image(node, boxes, scores, size, *thresholds)[0]
+@lowering("NonMaxSuppressionV4", "NonMaxSuppressionV5", static=(2,), dynamic=True, unless=_PADS)
+def non_max_suppression(node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, *given: Tensor) -> Any:
+    """Indices of the boxes that are selected, the best score first; V5 also gives their scores, V4 and V5 how many there are.
 
-
-@lowering("NonMaxSuppressionV4", static=(2,), dynamic=True, unless=_PADS)
-def non_max_suppression_v4(
-    node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, *thresholds: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Indices of the selected boxes, and how many there are; with ``pad_to_max_output_size`` index 0 stands in the rest."""
-    places, _, count = _of_one_image(node, boxes, scores, size, *thresholds)
-    return places, count
-
-
-@lowering("NonMaxSuppressionV5", static=(2,), dynamic=True, unless=_PADS)
-def non_max_suppression_v5(
-    node: Node, boxes: Tensor, scores: Tensor, size: np.ndarray, *thresholds: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices, scores, count; where sigma is above 0, what overlaps a selected box gets a lower score instead of being left out (soft)."""
-    return _of_one_image(node, boxes, scores, size, *thresholds)
+    From V3 on a box needs a score above a threshold. With ``pad_to_max_output_size`` index 0 stands in the rest. Where V5's sigma is above
+    0, a box that overlaps a selected one gets a lower score instead of being left out (soft).
+    """
+    most = integer(size)
+    if most < 0:
+        raise Unsupported(f"{node.name}: an output size of {most}")
+    if not given:  # the first version has an attribute in place of an input
+        given = (scores.new_full((), float(node.get("iou_threshold", 0.5))),)
+    threshold, score_threshold, sigma = (*given, None, None)[:3]
+    places, found, count = _select(scores[None], _overlap(boxes[None]), most, threshold, score_threshold, sigma)
+    kept = most if node.get(_PADS, False) else int(count[0])
+    indices = places[0, :kept].to(torch.int32)
+    if node.op.endswith("V5"):
+        return indices, found[0, :kept], count[0]
+    return (indices, count[0]) if node.op.endswith("V4") else indices
 
 
 @lowering("NonMaxSuppressionWithOverlaps", static=(2,), dynamic=True)
@@ -66,16 +64,11 @@ def non_max_suppression_with_overlaps(
 
 @lowering("CombinedNonMaxSuppression", static=(2, 3))
 def combined_non_max_suppression(
-    node: Node,
-    boxes: Tensor,
-    scores: Tensor,
-    size_per_class: np.ndarray,
-    total_size: np.ndarray,
-    iou_threshold: Tensor,
-    score_threshold: Tensor,
+    node: Node, boxes: Tensor, scores: Tensor, size_per_class: np.ndarray, total_size: np.ndarray, *thresholds: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The best boxes of all classes for every image, their scores and classes, zeros behind them, and how many there are.
 
+    The thresholds are those of the overlap and of the score.
     TensorFlow leaves the order of equal scores open. Here the lower class comes first, and in it the lower index.
     """
     images, count, classes = scores.shape
@@ -84,14 +77,9 @@ def combined_non_max_suppression(
     length = min(total, most * classes) if node.get("pad_per_class", False) else total
     corners = boxes.permute(0, 2, 1, 3).expand(images, classes, count, 4)
     by_class = scores.transpose(1, 2).reshape(images * classes, count)
-    places, found, _ = _select(
-        by_class,
-        _overlap(corners.reshape(images * classes, count, 4)),
-        per_class,
-        iou_threshold,
-        score_threshold,
-        missing=-torch.inf,
-    )
+    similarity = _overlap(corners.reshape(images * classes, count, 4))
+    threshold, least = thresholds
+    places, found, _ = _select(by_class, similarity, per_class, threshold, least, missing=-torch.inf)
     taken = min(length, classes * per_class)
     best, order = torch.sort(found.reshape(images, -1), dim=1, descending=True, stable=True)
     best, order = best[:, :taken], order[:, :taken]
@@ -110,24 +98,6 @@ def combined_non_max_suppression(
         torch.nn.functional.pad(torch.where(exists, kept_classes.to(scores.dtype), zero), behind),
         exists.sum(1, dtype=torch.int32),
     )
-
-
-def _of_one_image(
-    node: Node,
-    boxes: Tensor,
-    scores: Tensor,
-    size: np.ndarray,
-    iou_threshold: Tensor,
-    score_threshold: Tensor | None = None,
-    sigma: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices, scores, and how many there are; only so many of both unless the node pads."""
-    most = integer(size)
-    if most < 0:
-        raise Unsupported(f"{node.name}: an output size of {most}")
-    places, found, count = _select(scores[None], _overlap(boxes[None]), most, iou_threshold, score_threshold, sigma)
-    kept = most if node.get(_PADS, False) else int(count[0])
-    return places[0, :kept].to(torch.int32), found[0, :kept], count[0]
 
 
 def _select(

@@ -31,7 +31,9 @@ from msplit.engines.cuda.ir.windows import (
     to_channels_first,
     windows,
 )
-from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, NUMBERS, activate
+from msplit.engines.cuda.kernels import conv
+from msplit.engines.cuda.kernels import depthwise as of_channels
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, NO_EPILOGUE, NUMBERS, Epilogue, activate
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import integers
 
@@ -53,7 +55,6 @@ def prepare_depthwise_filter(filter: Tensor, channels_last: bool) -> Tensor:
 
     Both memory layouts are one here, since each group has a single input channel.
     """
-    del channels_last
     return filter.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
 
 
@@ -71,13 +72,13 @@ FILTERS: Mapping[str, Callable[[Tensor, bool], Tensor]] = {
     "_FusedDepthwiseConv2dNative": prepare_depthwise_filter,
     "_SqueezeDepthwiseConv2dNative": prepare_depthwise_filter,
 }
-"""How to prepare the constant filter (input 1) of each op: called with the filter and `keeps_channels_last(node)`."""
+"""Functions that prepare the constant filter (input 1) of each op, called with the filter and `keeps_channels_last(node)`."""
 
 
 @lowering("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 def convolution(node: Node, data: Tensor, filter: Tensor) -> Tensor:
     """A convolution, grouped where the filter has fewer input channels than the data; a depthwise one of each channel by itself."""
-    return convolve(node, data, filter, rounds=0 in node.get(ROUNDS, ()))
+    return convolve(node, data, filter, Epilogue(rounds=0 in node.get(ROUNDS, ())))
 
 
 @lowering("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput", static=(0,))
@@ -98,16 +99,10 @@ def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: 
         crop = min(frame.before, frame.after)
         crops.append(crop)
         extra.append(max(0, frame.before + frame.size - full + crop))
-    result = _TRANSPOSED[filter.dim() - 2](
-        to_channels_first(node, data),
-        _weight(node, filter),
-        None,
-        tuple(frame.stride for frame in frames),
-        tuple(crops),
-        tuple(extra),
-        filter.shape[-2] if _is_depthwise(node) else groups,
-        tuple(frame.dilation for frame in frames),
-    )
+    groups = filter.shape[-2] if _is_depthwise(node) else groups
+    strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
+    data, weight = to_channels_first(node, data), _weight(node, filter)
+    result = _TRANSPOSED[len(frames)](data, weight, None, strides, tuple(crops), tuple(extra), groups, dilations)
     for axis, (frame, crop) in enumerate(zip(frames, crops, strict=True), 2):
         if result.shape[axis] != frame.size:
             result = result.narrow(axis, frame.before - crop, frame.size)
@@ -115,15 +110,7 @@ def transposed_convolution(node: Node, sizes: np.ndarray, filter: Tensor, data: 
 
 
 def convolve(
-    node: Node,
-    data: Tensor,
-    filter: Tensor,
-    bias: Tensor | None = None,
-    *,
-    side: Tensor | None = None,
-    activation: str = "",
-    prologue: Prologue = NO_PROLOGUE,
-    rounds: bool = False,
+    node: Node, data: Tensor, filter: Tensor, epilogue: Epilogue = NO_EPILOGUE, prologue: Prologue = NO_PROLOGUE
 ) -> Tensor:
     """A convolution with what libraries fuse behind it: ``activation(convolution + bias + side)``, and in front of it.
 
@@ -133,48 +120,25 @@ def convolve(
         node: Holds strides, padding, dilations and data_format; its op says whether each channel is convolved by itself.
         data: The data in the logical shape of the node's data_format, in the filter's type or in one that is converted to it.
         filter: HWIO (DHWIO), or HWCM for a depthwise convolution.
-        bias: One number per output channel.
-        side: Of the result's logical shape.
-        activation: What is done to the result, as `fused_ops` names it; for LeakyRelu the node has the slope.
+        epilogue: Steps behind it. The side is of the result's logical shape; for LeakyRelu the node has the slope.
         prologue: What is done to the data first.
-        rounds: Whether the result is rounded to TF32 in the end.
     """
     _refuse_integers(node, filter)
-    depthwise = _is_depthwise(node)
     frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
+    found = _own_kernel(node, data, filter, frames, epilogue, prologue)
+    if found is not None:
+        return found
+    bias, side, activation, rounds = epilogue
     strides, dilations = tuple(frame.stride for frame in frames), tuple(frame.dilation for frame in frames)
-    tiles = node.get(TILES)
-    if tiles is not None and not channels_first(node) and can_launch(data.device):
-        from msplit.engines.cuda.kernels import conv
-        from msplit.engines.cuda.kernels import depthwise as of_channels
-
-        results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
-        if depthwise and side is None and activation in NUMBERS and of_channels.fits(data, filter, results):
-            return of_channels.convolve(data, filter, frames, tiles, bias, activation=activation, rounds=rounds)
-        if not depthwise and activation in conv.ACTIVATIONS and conv.fits(data, filter, frames):
-            room = node.room.get(0)
-            room = room if room is not None and conv.fits_in(room) else None
-            return conv.convolve(
-                data,
-                filter,
-                frames,
-                tiles,
-                bias,
-                side,
-                activation=activation,
-                room=room,
-                prologue=prologue,
-                rounded=bool(node.get(ROUNDED)),
-                rounds=rounds,
-            )
-    data = prologue.of(data.to(filter.dtype))
-    data = to_channels_first(node, data)
-    groups, rest = (filter.shape[-2], 0) if depthwise else divmod(data.shape[1], filter.shape[-2])
+    data = to_channels_first(node, prologue.of(data.to(filter.dtype)))
+    groups, rest = (filter.shape[-2], 0) if _is_depthwise(node) else divmod(data.shape[1], filter.shape[-2])
     if rest:
         raise Unsupported(
             f"{node.op} {node.name}: {data.shape[1]} channels do not split in groups of the filter's {filter.shape[-2]}"
         )
     weight = _weight(node, filter)
+    # Libraries pad both ends of an axis alike. A few results too many are cheaper than data that are padded here, but a side input would
+    # have to be padded as well.
     padding, skips = _fit(frames)
     if (side is not None and any(frame.before != frame.after for frame in frames)) or padding is None:
         data, padding, skips = _pad(data, frames)
@@ -187,7 +151,7 @@ def convolve(
             result = torch.cudnn_convolution_add_relu(
                 data, weight, side, 1.0, bias, strides, padding, dilations, groups
             )
-    else:
+    else:  # no library does more than the bias in the same kernel
         result = _CONVOLVE[len(frames)](data, weight, bias, strides, padding, dilations, groups)
         if side is not None:
             result = result + to_channels_first(node, side)
@@ -195,10 +159,31 @@ def convolve(
             result = result.relu_()
         elif activation:
             result = activate(activation, node.get("leakyrelu_alpha", LEAKY_ALPHA))(result)
+    # What was made too many at the start and at the end of each axis is left out.
     for axis, (frame, skip) in enumerate(zip(frames, skips, strict=True), 2):
         if result.shape[axis] != frame.outputs:
             result = result.narrow(axis, skip, frame.outputs)
     return from_channels_first(node, to_tf32(result) if rounds else result)
+
+
+def _own_kernel(
+    node: Node, data: Tensor, filter: Tensor, frames: tuple[Window, ...], epilogue: Epilogue, prologue: Prologue
+) -> Tensor | None:
+    """The convolution by a kernel of ours, where an engine chose one (`TILES`) and it fits what is there; else None."""
+    tiles = node.get(TILES)
+    if tiles is None or channels_first(node) or not can_launch(data.device):
+        return None
+    if _is_depthwise(node):
+        results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
+        knows = epilogue.side is None and epilogue.activation in NUMBERS
+        fits = knows and of_channels.fits(data, filter, results)
+        return of_channels.convolve(data, filter, frames, tiles, epilogue) if fits else None
+    if epilogue.activation not in conv.ACTIVATIONS or not conv.fits(data, filter, frames):
+        return None
+    room = node.room.get(0)
+    room = room if room is not None and conv.fits_in(room) else None
+    rounded = bool(node.get(ROUNDED))
+    return conv.convolve(data, filter, frames, tiles, epilogue, room=room, prologue=prologue, rounded=rounded)
 
 
 def spatial_sizes(node: Node, shape: Sequence[int]) -> Sequence[int]:

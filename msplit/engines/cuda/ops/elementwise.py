@@ -16,55 +16,27 @@ from torch import Tensor
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 
-_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "Abs": torch.abs,
-    "Acos": torch.acos,
-    "Acosh": torch.acosh,
-    "Angle": torch.angle,
-    "Asin": torch.asin,
-    "Asinh": torch.asinh,
-    "Atan": torch.atan,
-    "Atanh": torch.atanh,
+_OF_ONE_NAME = (
+    "Abs Acos Acosh Angle Asin Asinh Atan Atanh Ceil Cos Cosh Erf Erfc Erfinv Exp Expm1 Floor IsFinite IsInf IsNan "
+    "Lgamma Log Log1p Neg Reciprocal Round Rsqrt Sigmoid Sin Sinh Sqrt Square Tan Tanh"
+)
+"""Functions of one element that PyTorch has by the same name, in small letters."""
+
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {op: getattr(torch, op.lower()) for op in _OF_ONE_NAME.split()} | {
     "BesselI0": torch.special.i0,
     "BesselI0e": torch.special.i0e,
     "BesselI1": torch.special.i1,
     "BesselI1e": torch.special.i1e,
     "BesselJ0": torch.special.bessel_j0,
     "BesselJ1": torch.special.bessel_j1,
-    "Ceil": torch.ceil,
     "ComplexAbs": torch.abs,
     "Conj": torch.conj_physical,
-    "Cos": torch.cos,
-    "Cosh": torch.cosh,
-    "Erf": torch.erf,
-    "Erfc": torch.erfc,
-    "Erfinv": torch.erfinv,
-    "Exp": torch.exp,
-    "Expm1": torch.expm1,
-    "Floor": torch.floor,
     "Inv": torch.reciprocal,
     "Invert": torch.bitwise_not,
-    "IsFinite": torch.isfinite,
-    "IsInf": torch.isinf,
-    "IsNan": torch.isnan,
-    "Lgamma": torch.lgamma,
-    "Log": torch.log,
-    "Log1p": torch.log1p,
     "LogicalNot": torch.logical_not,
     "Ndtri": torch.special.ndtri,
-    "Neg": torch.neg,
     "OnesLike": torch.ones_like,
-    "Reciprocal": torch.reciprocal,
     "Rint": torch.round,
-    "Round": torch.round,
-    "Rsqrt": torch.rsqrt,
-    "Sigmoid": torch.sigmoid,
-    "Sin": torch.sin,
-    "Sinh": torch.sinh,
-    "Sqrt": torch.sqrt,
-    "Square": torch.square,
-    "Tan": torch.tan,
-    "Tanh": torch.tanh,
     "ZerosLike": torch.zeros_like,
 }
 
@@ -169,10 +141,15 @@ def tanh_grad(node: Node, y: Tensor, dy: Tensor) -> Tensor:
     return dy * (1 - y * y)
 
 
+_PAIRS_OF_ONE_NAME = "Atan2 Maximum Minimum Mul NextAfter Pow Sub"
+"""Functions of two elements that PyTorch has by the same name. Maximum and Minimum give NaN when either side is NaN, as TensorFlow's
+kernels do."""
+
 _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    op: getattr(torch, op.lower()) for op in _PAIRS_OF_ONE_NAME.split()
+} | {
     "Add": torch.add,
     "AddV2": torch.add,
-    "Atan2": torch.atan2,
     "BitwiseAnd": torch.bitwise_and,
     "BitwiseOr": torch.bitwise_or,
     "BitwiseXor": torch.bitwise_xor,
@@ -182,14 +159,7 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "LessEqual": torch.le,
     "LogicalAnd": torch.logical_and,
     "LogicalOr": torch.logical_or,
-    # These two give NaN when either side is NaN, as TensorFlow's kernels do.
-    "Maximum": torch.maximum,
-    "Minimum": torch.minimum,
-    "Mul": torch.mul,
-    "NextAfter": torch.nextafter,
-    "Pow": torch.pow,
     "RealDiv": torch.div,
-    "Sub": torch.sub,
 }
 
 # From this many addends on, one stack and one reduction take fewer kernels than a chain of additions.

@@ -11,6 +11,7 @@ from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.graph import RESULT
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.kernels.embedding_launch import fill
 from msplit.engines.cuda.kernels.embedding_spec import LOWEST, Columns, Segment, Term
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.gather import or_zeros, take
@@ -24,11 +25,9 @@ def columns(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     tables = {term.table for segment in spec.segments for term in segment.terms if term.table >= 0}
     outputs = empty_outputs(spec, inputs[0].device, str(node.attrs.get(RESULT, spec.dtype)))
     # A product may have its weights lie in an order of its own.
-    if all(inputs[slot].is_contiguous() for slot in tables) and can_launch(inputs[0].device):
-        from msplit.engines.cuda.kernels.embedding_launch import fill
-
-        if fill(spec, inputs, outputs):
-            return outputs
+    ours = all(inputs[slot].is_contiguous() for slot in tables) and can_launch(inputs[0].device)
+    if ours and fill(spec, inputs, outputs):
+        return outputs
     for segment in spec.segments:
         place = torch.as_strided(
             outputs[segment.output],

@@ -28,10 +28,14 @@ from msplit.engines.cuda.ir.windows import (
     Prologue,
     channels_first,
 )
-from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
-from msplit.engines.cuda.kernels.classifier import Dense
+from msplit.engines.cuda.kernels import conv, depthwise
+from msplit.engines.cuda.kernels import mlp as layers_behind
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, Epilogue, activate
+from msplit.engines.cuda.kernels.classifier import Dense, classify
+from msplit.engines.cuda.kernels.gather import grouped_gather
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.kernels.mlp import Layers
+from msplit.engines.cuda.ops.axes import own_attribute
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
 from msplit.engines.cuda.ops.gather import or_zeros
 from msplit.engines.cuda.ops.matmul import product_in_tiles
@@ -86,7 +90,7 @@ def fused_convolution(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -
 @lowering("_PrologueConv2D", own=True)
 def convolution_with_prologue(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
     """A convolution of NHWC data that are scaled, shifted or cut off below zero first, as the attribute `_prologue` says."""
-    steps = _of_our_own(node, PROLOGUE)
+    steps = own_attribute(node, PROLOGUE)
     count = len(args) - len({*steps} - {"relu"})
     return _convolved(node, data, filter, args[:count], _prologue(steps, args[count:]))
 
@@ -101,7 +105,7 @@ def _prologue(steps: tuple[str, ...], operands: tuple[Tensor, ...]) -> Prologue:
 @lowering("_CastConv2D", own=True)
 def convolution_with_cast(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> Tensor:
     """A convolution of NHWC data of another type, as the attribute `_cast_from` says, which are converted to the filter's."""
-    _of_our_own(node, CAST_FROM)
+    own_attribute(node, CAST_FROM)
     return _convolved(node, data, filter, args)
 
 
@@ -111,7 +115,7 @@ def _convolved(
     steps = _steps(node)
     first, rounds = channels_first(node), 0 in node.get(ROUNDS, ())
     if not steps or steps[0] != "BiasAdd":
-        result = convolve(node, data, filter, prologue=prologue, rounds=rounds and not steps)
+        result = convolve(node, data, filter, Epilogue(rounds=rounds and not steps), prologue)
         return _follow(node, result, list(args), steps, first=first, rounds=rounds)
     bias, *rest = args
     steps = steps[1:]
@@ -121,8 +125,7 @@ def _convolved(
         steps = steps[1:]
     activation = "" if not steps or steps[0] in EPILOGUE_STEPS else steps[0]
     steps = steps[1:] if activation else steps
-    last = rounds and not steps
-    result = convolve(node, data, filter, bias, side=side, activation=activation, prologue=prologue, rounds=last)
+    result = convolve(node, data, filter, Epilogue(bias, side, activation, rounds and not steps), prologue)
     return _follow(node, result, rest, steps, first=first, rounds=rounds)
 
 
@@ -172,7 +175,7 @@ def rounded(node: Node, x: Tensor) -> Tensor:
 @lowering("_GroupedMatMul", own=True)
 def grouped_matmul(node: Node, x: Tensor, weights: Tensor, *args: Tensor) -> Tensor:
     """Products of alike dense layers, each with its bias and activation: what `--group` makes of MatMul and _FusedMatMul."""
-    _of_our_own(node, "count")
+    own_attribute(node, "count")
     result = batched_matmul.run(batched_matmul.grouped(node.attrs, x, weights, *args), node.attrs)
     return result[0] if node.get("single") else result
 
@@ -180,12 +183,10 @@ def grouped_matmul(node: Node, x: Tensor, weights: Tensor, *args: Tensor) -> Ten
 @lowering("_GroupedLookup", own=True)
 def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
     """Rows of several tables below each other: what `--group` makes of lookups. An id outside of its own table is out of range."""
-    count = int(_of_our_own(node, "count"))
+    count = int(own_attribute(node, "count"))
     shape = (*(ids.shape if node.get("single") else (count, *ids.shape[1:])), *table.shape[1:])
     flat = ids.reshape(count, -1)
     if table.element_size() <= 8 and can_launch(table.device):
-        from msplit.engines.cuda.kernels.gather import grouped_gather
-
         return grouped_gather(table, flat.contiguous(), starts, sizes).reshape(shape)
     inside = (flat >= 0) & (flat < sizes.unsqueeze(1))
     if table.device.type == "cpu" and not bool(inside.all()):
@@ -197,47 +198,28 @@ def grouped_lookup(node: Node, table: Tensor, ids: Tensor, starts: Tensor, sizes
     return taken.reshape(shape)
 
 
-def _of_our_own(node: Node, *attrs: str) -> Any:
-    """The first of these attributes that the node has. A graph can name the engine's own ops, but not give them what they need."""
-    found = next((node.attrs[name] for name in attrs if node.get(name) is not None), None)
-    if found is None:
-        raise Unsupported("it is an op of the engine's own, which no graph can hold")
-    return found
-
-
 @lowering("_SiblingConv2D", own=True)
 def sibling_convolutions(node: Node, data: Tensor, filter: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
     """Convolutions of the same data with windows of one kind, bias and activation included: an output for each.
 
     Their filters and biases lie side by side along the output channels; the attribute `_siblings` says how many each has.
     """
-    sizes = _of_our_own(node, SIBLINGS)
+    sizes = own_attribute(node, SIBLINGS)
     activation = "Relu" if "Relu" in node.get("fused_ops", ()) else ""
     tiles, rounds = node.get(TILES), node.get(ROUNDS, ())
     if tiles is not None and can_launch(data.device):
-        from msplit.engines.cuda.kernels import conv
-
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         if conv.fits(data, filter, frames):
             rooms = {number: room for number, room in node.room.items() if conv.fits_in(room)}
-            return tuple(
-                conv.convolve_siblings(
-                    data,
-                    filter,
-                    frames,
-                    tiles,
-                    bias,
-                    sizes,
-                    activation=activation,
-                    rooms=rooms,
-                    rounded=bool(node.get(ROUNDED)),
-                    rounds=rounds,
-                )
+            behind, rounded = Epilogue(bias, activation=activation), bool(node.get(ROUNDED))
+            found = conv.convolve_siblings(
+                data, filter, frames, tiles, sizes, behind, rooms=rooms, rounded=rounded, rounds=rounds
             )
+            return tuple(found)
     biases = [None] * len(sizes) if bias is None else bias.split(sizes)
     return tuple(
-        convolve(node, data, *of_one, activation=activation, rounds=number in rounds)
-        for number, of_one in enumerate(zip(filter.split(sizes, 3), biases, strict=True))
+        convolve(node, data, weights, Epilogue(one, activation=activation, rounds=number in rounds))
+        for number, (weights, one) in enumerate(zip(filter.split(sizes, 3), biases, strict=True))
     )
 
 
@@ -247,9 +229,9 @@ def mlp(node: Node, data: Tensor, *args: Tensor) -> Tensor:
     layers = _layers(node, args)
     pooled, tiles = data.dim() > layers.matrices[0].dim(), node.get(TILES)
     if tiles is not None and can_launch(data.device):
-        from msplit.engines.cuda.kernels.mlp import mlp as run
-
-        found = run(data.flatten(1, 2) if pooled else data.unsqueeze(1), layers, tiles, _result(node, data))
+        found = layers_behind.mlp(
+            data.flatten(1, 2) if pooled else data.unsqueeze(1), layers, tiles, _result(node, data)
+        )
         if found is not None:
             return found
     return layers.of(data.mean((1, 2)) if pooled else data).to(_result(node, data))
@@ -258,14 +240,12 @@ def mlp(node: Node, data: Tensor, *args: Tensor) -> Tensor:
 @lowering(CLASSIFIER, own=True)
 def classifier(node: Node, data: Tensor, weights: Tensor, *args: Tensor) -> Tensor:
     """A dense layer with bias and activation, perhaps a softmax behind it; of NHWC data it reads their mean over height and width."""
-    softmax = bool(_of_our_own(node, CLASSIFIER_SOFTMAX))
+    softmax = bool(own_attribute(node, CLASSIFIER_SOFTMAX))
     (activation,), (biased,) = node.attrs[MLP_ACTIVATIONS], node.attrs[MLP_BIASED]
     prologue = _prologue(node.get(PROLOGUE, ()), args[biased:])
     dense = Dense(weights, args[0] if biased else None, activation, softmax, _result(node, data), prologue)
     data, tiles = data.flatten(1, 2) if data.dim() > weights.dim() else data.unsqueeze(1), node.get(TILES)
     if tiles is not None and can_launch(data.device):
-        from msplit.engines.cuda.kernels.classifier import classify
-
         found = classify(data, dense, tiles)
         if found is not None:
             return found
@@ -280,17 +260,15 @@ def _result(node: Node, data: Tensor) -> torch.dtype:
 @lowering(SQUEEZE, own=True)
 def convolution_and_squeeze(node: Node, data: Tensor, filter: Tensor, *args: Tensor) -> tuple[Tensor, Tensor]:
     """A convolution of each channel by itself, and two dense layers of the mean of its result: both results."""
-    count = 2 + sum(_of_our_own(node, MLP_BIASED))
+    count = 2 + sum(own_attribute(node, MLP_BIASED))
     args, layers = args[:-count], _layers(node, args[-count:])
     tiles = node.get(TILES)
     if tiles is not None and can_launch(data.device):
-        from msplit.engines.cuda.kernels import depthwise
-
         frames = convolution_windows(node, spatial_sizes(node, data.shape), filter.shape[:-2])
         results = data.shape[0] * frames[0].outputs * frames[1].outputs * data.shape[-1]
         if depthwise.fits(data, filter, results):
-            bias, activation = args[0] if args else None, "".join(_steps(node)[len(args) :])
-            found = depthwise.convolve_and_squeeze(data, filter, frames, tiles, bias, layers, activation=activation)
+            behind = Epilogue(args[0] if args else None, activation="".join(_steps(node)[len(args) :]))
+            found = depthwise.convolve_and_squeeze(data, filter, frames, tiles, behind, layers)
             if found is not None:
                 return found
     result = _convolved(node, data, filter, args)
@@ -299,7 +277,7 @@ def convolution_and_squeeze(node: Node, data: Tensor, filter: Tensor, *args: Ten
 
 def _layers(node: Node, args: tuple[Tensor, ...]) -> Layers:
     """Two dense layers of an op's last inputs: both matrices, then the biases that there are."""
-    activations, biased = _of_our_own(node, MLP_ACTIVATIONS), node.attrs[MLP_BIASED]
+    activations, biased = own_attribute(node, MLP_ACTIVATIONS), node.attrs[MLP_BIASED]
     first, second, *rest = args
     biases = iter(rest)
     one, two = (next(biases) if there else None for there in biased)
@@ -309,4 +287,4 @@ def _layers(node: Node, args: tuple[Tensor, ...]) -> Layers:
 @lowering("_FusedPointwise", own=True)
 def fused_pointwise(node: Node, *inputs: Tensor) -> tuple[Any, ...]:
     """Runs a group of pointwise ops: its compiled kernel, or its ops one by one where there is none."""
-    return tuple(_of_our_own(node, "kernel", "body")(*inputs))
+    return tuple(own_attribute(node, "kernel", "body")(*inputs))

@@ -19,6 +19,7 @@ from torch import Tensor
 from msplit.engines.cuda.ir.dtypes import in_signed
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.kernels import gather as kernel
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import axis_within, integer, integers, without_nan
 
@@ -66,8 +67,6 @@ def take(params: Tensor, indices: Tensor, axis: int = 0, batch_dims: int = 0) ->
     shape = (*params.shape[:axis], *indices.shape[batch_dims:], *params.shape[axis + 1 :])
     # A table that does not lie row by row would have to be copied first, which can cost far more than the gather.
     if params.is_contiguous() and params.element_size() <= 8 and can_launch(params.device):
-        from msplit.engines.cuda.kernels import gather as kernel
-
         return kernel.gather(*_as_matrices(params, indices.contiguous(), axis, batch_dims)).reshape(shape)
     if indices.dtype not in (torch.int32, torch.int64):
         indices = indices.to(torch.int64)

@@ -119,18 +119,10 @@ def convolution_filter_grad(node: Node, data: Tensor, shape: np.ndarray, gradien
     weight = data.new_empty((*outer, *sizes[:rank]))
     padding, pads = _padding(frames)
     strides, dilations = [frame.stride for frame in frames], [frame.dilation for frame in frames]
+    data = in_layout(F.pad(data, pads), keeps_channels_last(node)) if pads else data
+    wanted = [False, True, False]  # of data, weight and bias
     _, found, _ = torch.ops.aten.convolution_backward(
-        gradients,
-        in_layout(F.pad(data, pads), keeps_channels_last(node)) if pads else data,
-        weight,
-        None,
-        strides,
-        padding,
-        dilations,
-        False,
-        [0] * rank,
-        groups,
-        [False, True, False],
+        gradients, data, weight, None, strides, padding, dilations, False, [0] * rank, groups, wanted
     )
     space = range(2, rank + 2)
     if depthwise:
@@ -143,19 +135,11 @@ def batch_norm_grad(
     node: Node, gradients: Tensor, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, *reserve: Tensor
 ) -> tuple[Tensor, ...]:
     """Gradients of batch normalization: of its data, its scale and its offset, and two that are always empty."""
+    factor = torch.rsqrt(variance + node.get("epsilon", EPSILON))
     if node.get("is_training", True) and x.numel() and x.dtype == scale.dtype:
-        factor = torch.rsqrt(variance + node.get("epsilon", EPSILON))
+        gradients, x = to_channels_first(node, gradients), to_channels_first(node, x)
         found, scale_grad, offset_grad = torch.ops.aten.native_batch_norm_backward(
-            to_channels_first(node, gradients),
-            to_channels_first(node, x),
-            scale,
-            None,
-            None,
-            mean,
-            factor,
-            True,
-            0.0,
-            [True] * 3,
+            gradients, x, scale, None, None, mean, factor, True, 0.0, [True] * 3
         )
         return from_channels_first(node, found), scale_grad, offset_grad, scale.new_empty(0), scale.new_empty(0)
     channel = 1 if channels_first(node) else x.dim() - 1
@@ -165,7 +149,6 @@ def batch_norm_grad(
         return number.reshape(-1, *(1,) * (x.dim() - 1 - channel))
 
     dy = gradients.to(scale.dtype)
-    factor = torch.rsqrt(variance + node.get("epsilon", EPSILON))
     normal = (x.to(scale.dtype) - wide(mean)) * wide(factor)
     offset_grad = dy.sum(axes)
     scale_grad = (dy * normal).sum(axes)
@@ -197,7 +180,7 @@ def mirror_pad_grad(node: Node, gradients: Tensor, paddings: np.ndarray) -> Tens
 @lowering("ResizeBilinearGrad", "ResizeBicubicGrad")
 def resize_grad(node: Node, gradients: Tensor, original: Tensor) -> Tensor:
     """The gradient of interpolating: each pixel's share of what was made of it."""
-    weights = linear_weights if node.op == "ResizeBilinearGrad" else cubic_weights
+    weights = linear_weights if "Bilinear" in node.op else cubic_weights
     down = weights(node, original.shape[1], gradients.shape[1], gradients.device).to(original.dtype)
     across = weights(node, original.shape[2], gradients.shape[2], gradients.device).to(original.dtype)
     return torch.einsum("oh,bopc,pw->bhwc", down, gradients.to(original.dtype), across)

@@ -232,19 +232,13 @@ def diag_part(node: Node, x: Tensor) -> Tensor:
     return x.reshape(size, size).diagonal().reshape(half)
 
 
-def _axes(node: Node) -> tuple[int, ...]:
-    """The transformed axes, from the op's name: FFT, FFT2D, FFT3D."""
-    count = int(node.op[-2]) if node.op.endswith("D") else 1
-    return tuple(range(-count, 0))
-
-
 @lowering("FFT", "FFT2D", "FFT3D", "IFFT", "IFFT2D", "IFFT3D")
-def fourier(node: Node, x: Tensor) -> Tensor:
-    """Transform of complex numbers, or its inverse, divided by their count."""
-    return (torch.fft.ifftn if node.op.startswith("I") else torch.fft.fftn)(x, dim=_axes(node))
-
-
 @lowering("RFFT", "RFFT2D", "RFFT3D", "IRFFT", "IRFFT2D", "IRFFT3D", static=(1,))
-def real_fourier(node: Node, x: Tensor, length: np.ndarray) -> Tensor:
-    """Non-negative frequencies of real numbers, first cut or filled up with zeros to the lengths; or numbers of the lengths from those."""
-    return (torch.fft.irfftn if node.op.startswith("I") else torch.fft.rfftn)(x, integers(length), _axes(node))
+def fourier(node: Node, x: Tensor, *length: np.ndarray) -> Tensor:
+    """Transform of complex numbers, or its inverse, divided by their count; R for real numbers, of which half of the frequencies are kept.
+
+    Real numbers are cut or filled up with zeros to the lengths first, or come out in these.
+    """
+    kind, axes = (node.op[:-2], int(node.op[-2])) if node.op.endswith("D") else (node.op, 1)
+    transform = getattr(torch.fft, f"{kind.lower()}n")
+    return transform(x, integers(length[0]) if length else None, tuple(range(-axes, 0)))

@@ -18,7 +18,6 @@ GROWTH_STEPS = 2000
 @lowering("_Unscale", own=True)
 def unscale(node: Node, scale: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]:
     """Gradients divided by the scale, a power of two, and behind them whether all of them are finite."""
-    del node
     by = scale.reciprocal()
     # PyTorch multiplies up to a hundred that have no gaps by one kernel. Those with gaps, as gradients of what is joined have, are joined
     # by shape before, and then are parts again, since a block has a part to itself.
@@ -39,14 +38,12 @@ def unscale(node: Node, scale: Tensor, *gradients: Tensor) -> tuple[Tensor, ...]
 @lowering("_AllTrue", own=True)
 def all_true(node: Node, *flags: Tensor) -> Tensor:
     """Returns whether all of several are true."""
-    del node
     return torch.stack(flags).all()
 
 
 @lowering("_UpdateLossScale", own=True)
 def update_loss_scale(node: Node, scale: Tensor, steps: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
     """Halves the scale, to 1 at least, where gradients were not finite, and doubles it after so many steps with finite ones."""
-    del node
     if scale.device.type != "meta":
         counted = steps.clamp(max=GROWTH_STEPS - 1).to(torch.int32)
         torch._amp_update_scale_(scale, counted, (~finite).to(torch.float32), 2.0, 0.5, GROWTH_STEPS)

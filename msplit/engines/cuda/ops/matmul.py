@@ -47,7 +47,7 @@ def batch_matmul(node: Node, x: Tensor, y: Tensor) -> Tensor:
 
 @lowering("BatchMatMulV3")
 def batch_matmul_to(node: Node, x: Tensor, y: Tensor) -> Tensor:
-    """As BatchMatMulV2, with operands of narrower types than the result's `Tout`."""
+    """The product as BatchMatMulV2 has it, with operands of narrower types than the result's `Tout`."""
     name = node.get("Tout")
     dtype = torch_dtype(name) if name is not None else x.dtype
     return batch_matmul(node, x.to(dtype), y.to(dtype))
@@ -84,16 +84,19 @@ def _integer_einsum(equation: str, *inputs: Tensor) -> Tensor:
     # Axes of an ellipsis as labels of their own, counted from the last: they broadcast.
     hidden = [f"...{place}" for place in range(rank, 0, -1)]
     wanted = _labels(output, hidden if "..." in output else [])
+    # Axes of the product of all operands: those of the result first, then those that are summed over.
     axes = list(dict.fromkeys([*wanted, *(label for term in terms for label in _labels(term, hidden))]))
     result: Tensor | None = None
     for term, tensor, own in zip(terms, inputs, ranks, strict=True):
         names = _labels(term, hidden[rank - own :] if "..." in term else [])
+        # A label that an operand has twice stands for the diagonal of both axes, which comes last.
         for label in dict.fromkeys(names):
-            while names.count(label) > 1:  # a diagonal
+            while names.count(label) > 1:
                 first, second = [place for place, name in enumerate(names) if name == label][:2]
                 tensor = tensor.diagonal(dim1=first, dim2=second)
                 del names[second], names[first]
                 names.append(label)
+        # Laid in the common order, with axes of size one for labels that it lacks, operands broadcast.
         order = [names.index(label) for label in axes if label in names]
         laid = tensor.permute(order)
         for place, label in enumerate(axes):

@@ -13,7 +13,7 @@ from msplit.engines.cuda.ir.dtypes import wider_type
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import channels_first
-from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA
+from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
@@ -33,22 +33,10 @@ def relu(node: Node, features: Tensor) -> Tensor:
     return features if features.dtype in _UNSIGNED else torch.relu(features)
 
 
-@lowering("Relu6")
-def relu6(node: Node, features: Tensor) -> Tensor:
-    """The features, cut off below zero and above six."""
-    return features.clamp(0, 6)
-
-
-@lowering("LeakyRelu")
-def leaky_relu(node: Node, features: Tensor) -> Tensor:
-    """The features, times `alpha` where negative."""
-    return F.leaky_relu(features, node.get("alpha", LEAKY_ALPHA))
-
-
-@lowering("Elu")
-def elu(node: Node, features: Tensor) -> Tensor:
-    """The features, ``exp(x) - 1`` where negative."""
-    return F.elu(features)
+@lowering("Relu6", "LeakyRelu", "Elu")
+def activation(node: Node, features: Tensor) -> Tensor:
+    """The features, cut off below zero and above six (Relu6); where negative times `alpha` (LeakyRelu) or ``exp(x) - 1`` (Elu)."""
+    return activate(node.op, node.get("alpha", LEAKY_ALPHA))(features)
 
 
 @lowering("Selu")
@@ -144,8 +132,7 @@ def sparse_softmax_cross_entropy(node: Node, features: Tensor, labels: Tensor) -
     loss = -logarithms.gather(-1, column.clamp(0, max(classes - 1, 0)))
     hit = torch.arange(classes, device=features.device) == column
     gradient = logarithms.exp() - hit.to(features.dtype)
-    nan = torch.nan
-    return torch.where(known, loss, nan).squeeze(-1), torch.where(known, gradient, nan)
+    return torch.where(known, loss, torch.nan).squeeze(-1), torch.where(known, gradient, torch.nan)
 
 
 @lowering("BiasAdd", "BiasAddV1")
@@ -156,21 +143,16 @@ def bias_add(node: Node, value: Tensor, bias: Tensor) -> Tensor:
     return value + bias
 
 
-@lowering("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+@lowering("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "_FusedBatchNormEx")
 def fused_batch_norm(
-    node: Node, x: Tensor, scale: Tensor, offset: Tensor, mean: Tensor, variance: Tensor
-) -> tuple[Tensor, ...]:
-    """Batch normalization with given or with the batch's own mean and variance; V3 has a third, empty reserve."""
-    results = batch_norm(node, x, scale, offset, mean, variance)
-    return (*results, scale.new_empty(0)) if node.op.endswith("V3") else results
-
-
-@lowering("_FusedBatchNormEx")
-def fused_batch_norm_activation(
     node: Node, x: Tensor, scale: Tensor, offset: Tensor, mean: Tensor, variance: Tensor, *side: Tensor
 ) -> tuple[Tensor, ...]:
-    """Batch normalization, then a sum with a side input, then an activation."""
-    y, *statistics = batch_norm(node, x, scale, offset, mean, variance)
+    """Batch normalization with given or with the batch's own mean and variance; of Ex also a sum with a side input and an activation.
+
+    Further outputs are the mean and the variance to go on with, and those that normalized the data. V3 and Ex have one more, empty: the
+    reserve space of a GPU kernel, which only its own gradient reads.
+    """
+    y, *statistics = _batch_norm(node, x, scale, offset, mean, variance)
     for other in side:
         y = y + other
     mode = node.get("activation_mode", "Identity")
@@ -178,10 +160,10 @@ def fused_batch_norm_activation(
         y = y.relu()
     elif mode != "Identity":
         raise Unsupported(f"{node.op} {node.name}: activation_mode {mode} is not supported, only Identity and Relu")
-    return (y, *statistics, scale.new_empty(0))  # the reserve space of a GPU kernel, which only its own gradient reads
+    return (y, *statistics, scale.new_empty(0)) if node.op.endswith(("V3", "Ex")) else (y, *statistics)
 
 
-def batch_norm(
+def _batch_norm(
     node: Node, x: Tensor, scale: Tensor, offset: Tensor, mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """FusedBatchNorm's five outputs: y, the mean and the variance to go on with, and those that normalized y.

@@ -26,6 +26,7 @@ from msplit.engines.cuda.ir.windows import (
     to_channels_first,
     windows,
 )
+from msplit.engines.cuda.kernels import pool as kernels
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.ops.axes import integers
 from msplit.engines.cuda.ops.conv import spatial_sizes
@@ -94,14 +95,11 @@ def max_pool(node: Node, data: Tensor, *given: np.ndarray) -> Tensor:
 
 def _own_kernel(node: Node, data: Tensor, frames: tuple[Window, ...], *, mean: bool) -> Tensor | None:
     """The pool by our kernel, or None where PyTorch's has to do it."""
-    if not node.nchw and not channels_first(node) and can_launch(data.device):
-        from msplit.engines.cuda.kernels import pool
-
-        if pool.fits(data, frames):
-            room = node.room.get(0)
-            room = room if room is not None and pool.fits_in(room) else None
-            return pool.pool(data, frames, room, mean=mean, rounds=bool(node.get(ROUNDS)))
-    return None
+    if node.nchw or channels_first(node) or not can_launch(data.device) or not kernels.fits(data, frames):
+        return None
+    room = node.room.get(0)
+    room = room if room is not None and kernels.fits_in(room) else None
+    return kernels.pool(data, frames, room, mean=mean, rounds=bool(node.get(ROUNDS)))
 
 
 def pool_windows(node: Node, shape: Sequence[int], ksize: Sequence[int], strides: Sequence[int]) -> tuple[Window, ...]:

@@ -19,14 +19,12 @@ _LARGEST = torch.finfo(torch.float32).max
 def quantize(node: Node, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Floats as integers (quint8 as uint8, and so on), with the range that these stand for."""
     dtype = stored_as(str(node.get("T", "quint8")))
-    mode, limits = str(node.get("mode", "MIN_COMBINED")), torch.iinfo(dtype)
-    axis, narrow = int(node.get("axis", -1)), bool(node.get("narrow_range", False))
+    limits, narrow = torch.iinfo(dtype), bool(node.get("narrow_range", False))
     low = low.clamp(max=0)
     least = torch.maximum(low.abs(), high.abs()).clamp(min=1) * node.get("ensure_minimum_range", _LEAST_RANGE)
     high = torch.maximum(high, low + least).clamp(min=0)
-    shape = [-1 if place == axis else 1 for place in range(x.dim())] if axis >= 0 else ()
-    below, above = low.reshape(shape), high.reshape(shape)
-    if mode == "SCALED":
+    scaled, below, above = _range(node, x, low, high)
+    if scaled:
         smallest = limits.min + narrow
         sides = [
             torch.where(end * side > 0, end / side, _LARGEST) for end, side in ((smallest, below), (limits.max, above))
@@ -36,28 +34,39 @@ def quantize(node: Node, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, 
         rounds = torch.round if node.get("round_mode", "") == "HALF_TO_EVEN" else _away
         places = rounds(torch.maximum(torch.minimum(x, above), below) * scale)
         return places.to(dtype), below.reshape(low.shape), above.reshape(high.shape)
-    if mode != "MIN_COMBINED":
-        raise Unsupported(f"{node.op} {node.name}: mode {mode} is not supported, only MIN_COMBINED and SCALED")
     steps = (limits.max - limits.min) / (above - below)
     places = (torch.minimum(torch.maximum(x, below), above) - below) * steps
-    half = (limits.max - limits.min + 1) / 2 if limits.min < 0 else 0.0
-    return _away(places - half).to(dtype), low, high
+    return _away(places - _half(limits)).to(dtype), low, high
 
 
 @lowering("Dequantize")
 def dequantize(node: Node, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """The floats that integers stand for."""
-    mode, limits = str(node.get("mode", "MIN_COMBINED")), torch.iinfo(x.dtype)
-    axis, result = int(node.get("axis", -1)), torch_dtype(str(node.get("dtype", "float32")))
-    shape = [-1 if place == axis else 1 for place in range(x.dim())] if axis >= 0 else ()
-    below, above, places = low.reshape(shape), high.reshape(shape), x.to(torch.float32)
-    if mode == "SCALED":
+    limits, result = torch.iinfo(x.dtype), torch_dtype(str(node.get("dtype", "float32")))
+    scaled, below, above = _range(node, x, low, high)
+    places = x.to(torch.float32)
+    if scaled:
         smallest, step = limits.min + bool(node.get("narrow_range", False)), above / limits.max
         return (places * (torch.maximum(below / smallest, step) if smallest else step)).to(result)
-    if mode != "MIN_COMBINED":
+    return ((places + _half(limits)) * ((above - below) / (limits.max - limits.min)) + below).to(result)
+
+
+def _range(node: Node, x: Tensor, low: Tensor, high: Tensor) -> tuple[bool, Tensor, Tensor]:
+    """True for the mode SCALED, false for MIN_COMBINED; and both ends of the range, laid along the axis that has one for each place.
+
+    Raises:
+        Unsupported: The mode is another one.
+    """
+    mode, axis = str(node.get("mode", "MIN_COMBINED")), int(node.get("axis", -1))
+    if mode not in ("MIN_COMBINED", "SCALED"):
         raise Unsupported(f"{node.op} {node.name}: mode {mode} is not supported, only MIN_COMBINED and SCALED")
-    half = (limits.max - limits.min + 1) / 2 if limits.min < 0 else 0.0
-    return ((places + half) * ((above - below) / (limits.max - limits.min)) + below).to(result)
+    shape = [-1 if place == axis else 1 for place in range(x.dim())] if axis >= 0 else ()
+    return mode == "SCALED", low.reshape(shape), high.reshape(shape)
+
+
+def _half(limits: torch.iinfo) -> float:
+    """Half of the numbers of a signed type, by which they are moved; an unsigned one is not."""
+    return (limits.max - limits.min + 1) / 2 if limits.min < 0 else 0.0
 
 
 def stored_as(name: str) -> torch.dtype:

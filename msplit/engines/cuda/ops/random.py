@@ -13,17 +13,9 @@ from torch import Tensor
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
+from msplit.engines.cuda.kernels import philox
 from msplit.engines.cuda.kernels.philox import (
     PhiloxState,
-    bits,
-    from_key,
-    from_seed,
-    normal,
-    split,
-    to_key,
-    truncated_normal,
-    uniform,
-    unsigned_remainder,
 )
 from msplit.engines.cuda.ops.axes import integer, integers
 
@@ -33,10 +25,10 @@ _AUTO = 3
 
 _Draw = Callable[[PhiloxState, int, torch.dtype], Tensor]
 _DRAWS: dict[str, _Draw] = {
-    "RandomUniform": uniform,
-    "RandomNormal": normal,
-    "RandomStandardNormal": normal,
-    "TruncatedNormal": truncated_normal,
+    "RandomUniform": philox.uniform,
+    "RandomNormal": philox.normal,
+    "RandomStandardNormal": philox.normal,
+    "TruncatedNormal": philox.truncated_normal,
 }
 _RESERVED_PER_NUMBER = 256
 
@@ -61,19 +53,20 @@ def stateless_random_integers(node: Node, shape: np.ndarray, *inputs: Any) -> Te
 def stateless_random_words(node: Node, shape: np.ndarray, *state: Any) -> Tensor:
     """Integers over the whole range of their type, of a seed or (V2) of a key and a counter."""
     sizes, dtype = integers(shape), torch_dtype(node.get("dtype", "uint64"))
-    return _from_words(bits(_generator(node, state), math.prod(sizes), dtype.itemsize == 8), dtype).reshape(sizes)
+    words = philox.bits(_generator(node, state), math.prod(sizes), dtype.itemsize == 8)
+    return _from_words(words, dtype).reshape(sizes)
 
 
 def _generator(node: Node, state: Sequence[Any]) -> PhiloxState:
     """Generator of a seed, or of a key, a counter and the number of an algorithm."""
     if len(state) == 1:
-        return from_seed(state[0])
+        return philox.from_seed(state[0])
     key, counter, algorithm = state
     if integer(algorithm) not in (_PHILOX, _AUTO):
         raise Unsupported(
             f"{node.op} {node.name}: random number algorithm {integer(algorithm)} is not supported, only Philox (1)"
         )
-    return from_key(key, counter)
+    return philox.from_key(key, counter)
 
 
 @lowering("_StatefulRandom", static=(0,), own=True)
@@ -99,13 +92,13 @@ def generator_of_step(node: Node, steps: Tensor, reserved: int) -> PhiloxState:
     """
     seed, seed2 = (torch.full_like(steps, value) for value in node.attrs["seeds"])
     low = steps * reserved
-    return PhiloxState(split(seed), (*split(low), *split(seed2)))
+    return PhiloxState(philox.split(seed), (*philox.split(low), *philox.split(seed2)))
 
 
 @lowering("StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg")
 def stateless_random_key_counter(node: Node, seed: Tensor) -> tuple[Tensor, ...]:
     """The key and the counter of a seed, and (Alg) the number of the algorithm."""
-    found = to_key(from_seed(seed))
+    found = philox.to_key(philox.from_seed(seed))
     with_algorithm = node.op.endswith("Alg")
     return (*found, torch.full((), _PHILOX, dtype=torch.int32, device=seed.device)) if with_algorithm else found
 
@@ -123,7 +116,7 @@ def stateless_multinomial(node: Node, logits: Tensor, num_samples: np.ndarray, s
     finite = logits.isfinite()
     largest = logits.masked_fill(~finite, -torch.inf).amax(1, keepdim=True)
     sums = (logits - largest).double().exp().masked_fill(~finite, 0).cumsum(1)
-    drawn = uniform(from_seed(seed), rows * count, torch.float64).reshape(rows, count) * sums[:, -1:]
+    drawn = philox.uniform(philox.from_seed(seed), rows * count, torch.float64).reshape(rows, count) * sums[:, -1:]
     found = torch.searchsorted(sums, drawn, right=True)
     return found.clamp(max=classes - 1).to(torch_dtype(node.get("output_dtype", "int64")))
 
@@ -139,8 +132,8 @@ def _integers(shape: np.ndarray, generator: PhiloxState, minval: Tensor, maxval:
     wide = dtype.itemsize == 8
     low, high = _as_words(minval), _as_words(maxval)
     span = high - low if wide else (high - low) & 0xFFFFFFFF
-    numbers = bits(generator, math.prod(sizes), wide)
-    return _from_words(unsigned_remainder(numbers, span) + low, dtype).reshape(sizes)
+    numbers = philox.bits(generator, math.prod(sizes), wide)
+    return _from_words(philox.unsigned_remainder(numbers, span) + low, dtype).reshape(sizes)
 
 
 def _as_words(number: Tensor) -> Tensor:

@@ -13,16 +13,10 @@ from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ops.axes import axis_within, integers
 
 
-@lowering("Transpose", static=(1,))
+@lowering("Transpose", "ConjugateTranspose", static=(1,))
 def transpose(node: Node, x: Tensor, perm: np.ndarray) -> Tensor:
-    """A view with the axes in another order."""
-    return x.permute(integers(perm))
-
-
-@lowering("ConjugateTranspose", static=(1,))
-def conjugate_transpose(node: Node, x: Tensor, perm: np.ndarray) -> Tensor:
-    """The complex conjugate with the axes in another order."""
-    return torch.conj_physical(x).permute(integers(perm))
+    """A view with the axes in another order; Conjugate: of the complex conjugate."""
+    return (torch.conj_physical(x) if node.op.startswith("Conjugate") else x).permute(integers(perm))
 
 
 @lowering("Tile", static=(1,))
@@ -34,17 +28,14 @@ def tile(node: Node, x: Tensor, multiples: np.ndarray) -> Tensor:
     return x.repeat(repeats)
 
 
-@lowering("ReverseV2", static=(1,))
-def reverse_v2(node: Node, x: Tensor, axis: np.ndarray) -> Tensor:
-    """The order of the elements turned around along the axes."""
-    axes = [axis_within(node, dim, x.dim()) for dim in integers(axis)]
-    return x.flip(axes) if axes else x
-
-
-@lowering("Reverse", static=(1,))
+@lowering("Reverse", "ReverseV2", static=(1,))
 def reverse(node: Node, x: Tensor, dims: np.ndarray) -> Tensor:
-    """The order of the elements turned around along the axes whose flag is set."""
-    axes = [dim for dim, flag in enumerate(integers(dims)) if flag]
+    """The order of the elements turned around along the axes whose flag is set; V2: along those that are named."""
+    given = integers(dims)
+    if node.op.endswith("V2"):
+        axes = [axis_within(node, dim, x.dim()) for dim in given]
+    else:
+        axes = [dim for dim, flag in enumerate(given) if flag]
     return x.flip(axes) if axes else x
 
 
@@ -115,15 +106,11 @@ def space_to_batch(node: Node, x: Tensor, *given: np.ndarray) -> Tensor:
         # `pad` counts axes from the last one back.
         widths = [0, 0] * (x.dim() - 1 - len(pairs)) + [width for low, high in reversed(pairs) for width in (low, high)]
         x = torch.nn.functional.pad(x, widths)
-    spatial, rest = x.shape[1 : 1 + len(block)], list(x.shape[1 + len(block) :])
-    outer = [size // width for size, width in zip(spatial, block, strict=True)]
-    shape = [x.shape[0]]
-    for size, width in zip(outer, block, strict=True):
-        shape += [size, width]
     count = len(block)
-    order = [2 + 2 * i for i in range(count)] + [0] + [1 + 2 * i for i in range(count)]
-    order += [1 + 2 * count + i for i in range(len(rest))]
-    return x.reshape(shape + rest).permute(order).reshape([x.shape[0] * math.prod(block), *outer, *rest])
+    for axis, width in reversed([*enumerate(block, 1)]):  # each axis becomes two, the blocks and what lies in one
+        x = x.unflatten(axis, (x.shape[axis] // width, width))
+    inside, blocks = range(2, 2 * count + 1, 2), range(1, 2 * count, 2)
+    return x.permute(*inside, 0, *blocks, *range(2 * count + 1, x.dim())).flatten(0, count)
 
 
 @lowering("BatchToSpace", static=(1,))
@@ -132,17 +119,14 @@ def batch_to_space(node: Node, x: Tensor, *given: np.ndarray) -> Tensor:
     """Undoes SpaceToBatch: parts of the batch axis become blocks, of which the crops are cut off."""
     block, pairs = _blocks(node, given)
     count = len(block)
-    batch = x.shape[0] // math.prod(block)
-    spatial, rest = list(x.shape[1 : 1 + count]), list(x.shape[1 + count :])
-    order = [count]
-    for i in range(count):
-        order += [count + 1 + i, i]
-    order += [2 * count + 1 + i for i in range(len(rest))]
-    joined = [size * width for size, width in zip(spatial, block, strict=True)]
-    result = x.reshape([*block, batch, *spatial, *rest]).permute(order).reshape([batch, *joined, *rest])
+    x = x.unflatten(0, (*block, x.shape[0] // math.prod(block)))
+    pairs_of_axes = [axis for place in range(count) for axis in (count + 1 + place, place)]
+    x = x.permute(count, *pairs_of_axes, *range(2 * count + 1, x.dim()))
+    for axis in range(1, count + 1):
+        x = x.flatten(axis, axis + 1)
     for axis, (low, high) in enumerate(pairs, start=1):
-        result = result.narrow(axis, low, result.shape[axis] - low - high)
-    return result
+        x = x.narrow(axis, low, x.shape[axis] - low - high)
+    return x
 
 
 def _blocks(node: Node, given: tuple[np.ndarray, ...]) -> tuple[tuple[int, ...], list[tuple[int, int]]]:

@@ -12,9 +12,9 @@ Nothing is as large as the variable: what has no row repeats a harmless change o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -62,39 +62,20 @@ def scatter_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, 
     if fits(node.op, [[variable]], [], [(rows, places)]):
         update_rows(node.op, {}, [[variable]], [], [(rows, places)], summed=False)
         return variable
-    return _add(node, variable, variable, places, rows)
+    return _changed(node, variable, variable, places, rows)
 
 
-@lowering("ScatterMul", "ScatterMin", "ScatterMax", mutates=(0,))
-def scatter_reduce(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, *guard: Tensor) -> Tensor:
-    """Multiplies rows of a variable by rows (or one number), or takes the lesser or larger of both, in place."""
+@lowering("ScatterMul", "ScatterMin", "ScatterMax", "ScatterDiv", "ScatterUpdate", mutates=(0,))
+def scatter(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, *guard: Tensor) -> Tensor:
+    """Multiplies or divides rows of a variable by rows (or one number), takes the lesser or larger of both, or puts them in their place."""
     indices = nowhere_unless(*guard, indices)
-    return _reduce(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
+    return _changed(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
 
 
-@lowering("ScatterDiv", "ScatterUpdate", mutates=(0,))
-def scatter_replace(node: Node, variable: Tensor, indices: Tensor, updates: Tensor, *guard: Tensor) -> Tensor:
-    """Divides rows of a variable by rows (or one number), or puts them in their place."""
-    indices = nowhere_unless(*guard, indices)
-    return _replace(node, variable, variable, indices.reshape(-1), _rows_of(updates, indices, variable))
-
-
-@lowering("ScatterNdAdd", "ScatterNdSub", mutates=(0,))
-def scatter_nd_add(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """Adds to, or subtracts from, elements or slices of a variable at the coordinates of the indices' last axis, in place."""
-    return _add(node, variable, *_at_coordinates(variable, indices, updates))
-
-
-@lowering("ScatterNdMin", "ScatterNdMax", mutates=(0,))
-def scatter_nd_reduce(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """Takes the lesser or larger of updates and what lies at the coordinates of the indices' last axis, in place."""
-    return _reduce(node, variable, *_at_coordinates(variable, indices, updates))
-
-
-@lowering("ScatterNdUpdate", mutates=(0,))
-def scatter_nd_update(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """Puts updates at the coordinates of the indices' last axis, in place."""
-    return _replace(node, variable, *_at_coordinates(variable, indices, updates))
+@lowering("ScatterNdAdd", "ScatterNdSub", "ScatterNdMin", "ScatterNdMax", "ScatterNdUpdate", mutates=(0,))
+def scatter_nd(node: Node, variable: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Adds to slices of a variable at coordinates (the last axis of indices), subtracts, takes the lesser or larger, or puts there."""
+    return _changed(node, variable, *_at_coordinates(variable, indices, updates))
 
 
 @lowering("StridedSliceAssign", static=(1, 2, 3), mutates=(0,))
@@ -109,17 +90,12 @@ def strided_slice_assign(
 def rng_read_and_skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) -> tuple[Tensor, Tensor]:
     """Sets numbers of a generator aside, and gives the state in front of them, three words long."""
     before = torch.cat([state, state.new_zeros(max(3 - state.shape[0], 0))])[:3]
-    return _skip(node, state, algorithm, count), before
+    return rng_skip(node, state, algorithm, count), before
 
 
 @lowering("RngSkip", static=(1,), mutates=(0,))
 def rng_skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) -> Tensor:
-    """Sets numbers of a generator aside."""
-    return _skip(node, state, algorithm, count)
-
-
-def _skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) -> Tensor:
-    """Moves a Philox generator on: its state is a counter of two words, the lower first, and a key."""
+    """Sets numbers of a Philox generator aside: its state is a counter of two words, the lower first, and a key."""
     if integer(algorithm) != 1:
         raise Unsupported(f"random number algorithm {integer(algorithm)} is not supported, only Philox (1)")
     step = count.view(torch.int64) * _SKIPPED_PER_NUMBER
@@ -128,21 +104,6 @@ def _skip(node: Node, state: Tensor, algorithm: np.ndarray, count: Tensor) -> Te
     state[1] += ((low ^ sign) < (step ^ sign)).to(torch.int64)
     state[0] = low
     return state
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """Rows to change side by side, no row twice with different results.
-
-    Attributes:
-        places: Row of the variable for each.
-        source: Which update it gets.
-        any: Whether there is a row at all; if not, the first ones are to stay as they are.
-    """
-
-    places: Tensor
-    source: Tensor
-    any: Tensor
 
 
 def change_rows(
@@ -169,11 +130,16 @@ def change_rows(
             f"{indices.numel()} rows of shape {tuple(updates.shape[1:])} do not go into variables of shape {shapes}"
         )
     (updates,) = apart([updates], variables)
-    for turn in _turns(indices, variables[0].shape[0]):
-        old = [variable.index_select(0, turn.places) for variable in variables]
-        new = change(old, updates.index_select(0, turn.source))
+    for places, source, found in _turns(indices, variables[0].shape[0]):
+        old = [variable.index_select(0, places) for variable in variables]
+        new = change(old, updates.index_select(0, source))
         for variable, before, after in zip(variables, old, new, strict=True):
-            variable.index_copy_(0, turn.places, torch.where(turn.any, after.to(variable.dtype), before))
+            variable.index_copy_(0, places, torch.where(found, after.to(variable.dtype), before))
+
+
+_Turn = tuple[Tensor, Tensor, Tensor]
+"""Rows to change side by side, no row twice with different results: row of the variable for each; number of the update that it gets; and
+true if there is a row at all, for the first ones are to stay as they are otherwise."""
 
 
 def _turns(indices: Tensor, size: int) -> Iterator[_Turn]:
@@ -193,7 +159,7 @@ def _turn(indices: Tensor, chosen: Tensor) -> _Turn:
     own = torch.arange(indices.shape[0], device=indices.device)
     source = torch.where(chosen, own, one)
     found = chosen.index_select(0, one.reshape(1))
-    return _Turn(torch.where(found, indices.index_select(0, source), 0).to(torch.int64), source, found.reshape(()))
+    return torch.where(found, indices.index_select(0, source), 0).to(torch.int64), source, found.reshape(())
 
 
 def _in_order(indices: Tensor) -> Iterator[Tensor]:
@@ -230,19 +196,22 @@ def _at_coordinates(variable: Tensor, indices: Tensor, updates: Tensor) -> tuple
     return table, rows, updates.reshape(rows.numel(), *inner)
 
 
-def _add(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    subtract = node.op.endswith("Sub")
+def _changed(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """The variable, after rows of it, seen as a table, were changed in place as the op's name ends."""
+    _CHANGES[node.op.removeprefix("Scatter").removeprefix("Nd")](node, table, indices, updates)
+    return variable
+
+
+def _add(node: Node, table: Tensor, indices: Tensor, updates: Tensor, *, subtract: bool = False) -> None:
     table, updates = in_signed(table), in_signed(updates)
     # Neither +0 taken away nor -0 added changes the sign of a zero.
     neutral = 0 if not _is_real_or_complex(table) else 0.0 if subtract else -0.0
     places, values = _harmless(table, indices, updates, neutral)
     if places is not None:
         table.index_add_(0, places, values, alpha=-1 if subtract else 1)
-    return variable
 
 
-def _reduce(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    how = _MULTIPLY if node.op.endswith("Mul") else _LEAST if node.op.endswith("Min") else _LARGEST
+def _reduce(node: Node, table: Tensor, indices: Tensor, updates: Tensor, *, how: str) -> None:
     if how == _MULTIPLY:
         table, updates = in_signed(table), in_signed(updates)
     else:
@@ -251,18 +220,29 @@ def _reduce(node: Node, variable: Tensor, table: Tensor, indices: Tensor, update
     if places is not None:
         index = places.reshape(-1, *(1 for _ in values.shape[1:])).expand(values.shape)
         table.scatter_reduce_(0, index, values, how)
-    return variable
 
 
-def _replace(node: Node, variable: Tensor, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    if node.op.endswith("Div"):
-        rounding = None if _is_real_or_complex(table) else "trunc"
-        if table.device.type != "cpu" and indices.numel():
-            indices, updates = _divisors(node, table, indices, updates)
-        change_rows([table], indices, updates, lambda old, rows: [torch.div(old[0], rows, rounding_mode=rounding)])
-    else:
-        change_rows([in_signed(table)], indices, in_signed(updates), lambda _, rows: [rows])
-    return variable
+def _divide(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
+    rounding = None if _is_real_or_complex(table) else "trunc"
+    if table.device.type != "cpu" and indices.numel():
+        indices, updates = _divisors(node, table, indices, updates)
+    change_rows([table], indices, updates, lambda old, rows: [torch.div(old[0], rows, rounding_mode=rounding)])
+
+
+def _put(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> None:
+    change_rows([in_signed(table)], indices, in_signed(updates), lambda _, rows: [rows])
+
+
+_CHANGES: dict[str, Callable[[Node, Tensor, Tensor, Tensor], None]] = {
+    "Add": _add,
+    "Sub": functools.partial(_add, subtract=True),
+    "Mul": functools.partial(_reduce, how=_MULTIPLY),
+    "Min": functools.partial(_reduce, how=_LEAST),
+    "Max": functools.partial(_reduce, how=_LARGEST),
+    "Div": _divide,
+    "Update": _put,
+}
+"""Changes of rows by the end of the op's name."""
 
 
 def _divisors(node: Node, table: Tensor, indices: Tensor, updates: Tensor) -> tuple[Tensor, Tensor]:

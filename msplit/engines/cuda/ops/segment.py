@@ -23,31 +23,23 @@ IN_ORDER = "_in_order"
 """Attribute of sums of rows whose last bit must be the same wherever they are computed: float sums in another order are others."""
 
 
-@lowering("SegmentSum", dynamic=True)
+@lowering("SegmentSum", "SegmentMean", dynamic=True)
 @lowering("UnsortedSegmentSum", static=(2,))
 def segment_sum(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
-    """Sum of every segment's rows; only Unsorted ids need not rise. An empty segment gives 0."""
-    return sum_rows(data, ids, _count(ids, num_segments), ordered=bool(node.get(IN_ORDER, False)))
+    """Sum (mean) of every segment's rows; only Unsorted ids need not rise. An empty segment gives 0."""
+    count = _count(ids, num_segments)
+    total = sum_rows(data, ids, count, ordered=bool(node.get(IN_ORDER, False)))
+    return _divided(total, _sizes(ids, count)) if _combiner(node) == "mean" else total
 
 
 @lowering("_StackedSegmentSum", own=True, static=(2,))
 def stacked_segment_sum(node: Node, data: Tensor, ids: Tensor, num_segments: np.ndarray) -> Tensor:
     """UnsortedSegmentSum of several members, which are the first axis of `data` and of `ids`, a matrix."""
     count = integer(num_segments)
-    valid = (ids >= 0) & (ids < count)
     begins = torch.arange(0, len(ids) * count, max(count, 1), device=ids.device)
-    places = ids.where(valid, 0) + begins.unsqueeze(1)
-    rows = data.where(valid.reshape(*ids.shape, *(1 for _ in data.shape[2:])), 0)
-    result = data.new_zeros((len(ids) * count, *data.shape[2:]))
-    _add_rows(result, places.reshape(-1), rows.flatten(0, 1), ordered=bool(node.get(IN_ORDER, False)))
-    return result.unflatten(0, (len(ids), count))
-
-
-@lowering("SegmentMean", dynamic=True)
-def segment_mean(node: Node, data: Tensor, ids: Tensor) -> Tensor:
-    """Mean of every segment's rows; the ids rise. An empty segment gives 0."""
-    count = _count(ids)
-    return _divided(sum_rows(data, ids, count), _sizes(ids, count))
+    places = torch.where((ids >= 0) & (ids < count), ids + begins.unsqueeze(1), -1)
+    total = sum_rows(data.flatten(0, 1), places.flatten(), len(ids) * count, ordered=bool(node.get(IN_ORDER, False)))
+    return total.unflatten(0, (len(ids), count))
 
 
 @lowering("SegmentProd", dynamic=True)
@@ -77,10 +69,10 @@ def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor, *num_
     """Sum (mean, sum over root of count) of the rows of `data` at the indices, by segment, as many as given or as the rising ids name."""
     count = _count(ids, num_segments)
     total = sum_rows(take(data, indices), ids, count)
-    if "Sum" in node.op:
+    if _combiner(node) == "sum":
         return total
     sizes = _sizes(ids, count)
-    if "SqrtN" in node.op:
+    if _combiner(node) == "sqrtn":
         # The root of a narrow float would be rounded twice.
         wide = torch.promote_types(total.dtype, torch.float32)
         return _divided(total, sizes.clamp(min=1).to(wide).sqrt())
@@ -103,10 +95,15 @@ def sparse_segment_distinct_grad(
 
 
 def _grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: int) -> Tensor:
-    combiner = node.op.removeprefix("SparseSegment").removesuffix("V2").removesuffix("Grad").lower()
+    combiner = _combiner(node)
     if spreads(grad, indices, ids, rows):
         return segment_gradient(grad, indices, ids, rows, combiner)
     return sum_rows(rows_of_segments(grad, ids, combiner), indices, rows)
+
+
+def _combiner(node: Node) -> str:
+    """Name of how the rows of a segment are put together, which is part of the op's."""
+    return next(name for name in ("sum", "mean", "sqrtn") if name in node.op.lower())
 
 
 def rows_of_segments(grad: Tensor, ids: Tensor, combiner: str) -> Tensor:
@@ -121,7 +118,7 @@ def rows_of_segments(grad: Tensor, ids: Tensor, combiner: str) -> Tensor:
     return torch.where(inside, grad.index_select(0, ids.clamp(0, count - 1)), 0)
 
 
-def _count(ids: Tensor, given: tuple[np.ndarray, ...] = ()) -> int:
+def _count(ids: Tensor, given: tuple[np.ndarray, ...]) -> int:
     """The number of segments: that given, or else one more than the last id, which rise then. Waits for the device."""
     if given:
         return integer(given[0])
@@ -140,19 +137,14 @@ def _rows(data: Tensor, ids: Tensor) -> Tensor:
     return data.reshape(ids.numel(), math.prod(data.shape[ids.dim() :]))
 
 
-def _add_rows(buffer: Tensor, places: Tensor, rows: Tensor, *, ordered: bool) -> None:
-    """Adds rows to those of a buffer; `ordered`, in their order, on a GPU, too, where they come in any order otherwise."""
+def sum_rows(data: Tensor, ids: Tensor, count: int, *, ordered: bool = False) -> Tensor:
+    """Sum of every segment's rows, of as many segments as given; `ordered`, in their order, on a GPU, too, where it is any otherwise."""
+    rows, places = _rows(data, ids), _places(ids, count)
+    buffer = rows.new_zeros((count + 2, rows.shape[1]))
     if ordered:
         buffer.index_put_((places.long(),), rows, accumulate=True)  # sorts the places
     else:
         buffer.index_add_(0, places, rows)
-
-
-def sum_rows(data: Tensor, ids: Tensor, count: int, *, ordered: bool = False) -> Tensor:
-    """Sum of every segment's rows, of as many segments as given."""
-    rows = _rows(data, ids)
-    buffer = rows.new_zeros((count + 2, rows.shape[1]))
-    _add_rows(buffer, _places(ids, count), rows, ordered=ordered)
     return buffer[1 : count + 1].reshape(count, *data.shape[ids.dim() :])
 
 

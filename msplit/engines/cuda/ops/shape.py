@@ -20,7 +20,7 @@ from msplit.engines.cuda.ir.buffers import BUFFER, JOINED, PART, Part
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
 from msplit.engines.cuda.ir.lowering import lowering, table
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ops.axes import axis_within, integer, integers
+from msplit.engines.cuda.ops.axes import axis_within, integer, integers, own_attribute
 
 
 @lowering("Shape", "VariableShape", shape_only=True)
@@ -190,6 +190,7 @@ def one_hot(node: Node, indices: Tensor, depth: np.ndarray, on: Tensor, off: Ten
 
 
 @lowering(
+    "CheckNumerics",
     "CheckNumericsV2",
     "Copy",
     "CopyHost",
@@ -205,13 +206,7 @@ def one_hot(node: Node, indices: Tensor, depth: np.ndarray, on: Tensor, off: Ten
     "XlaSharding",
 )
 def identity(node: Node, x: Tensor) -> Tensor:
-    """The input itself."""
-    return x
-
-
-@lowering("CheckNumerics")
-def check_numerics(node: Node, x: Tensor) -> Tensor:
-    """The input itself. TensorFlow stops at NaN or infinity; looking for them would stop the device, so they pass."""
+    """The input itself. CheckNumerics stops TensorFlow at NaN or infinity; looking for them would stop the device, so they pass."""
     return x
 
 
@@ -221,7 +216,7 @@ def identity_n(node: Node, *inputs: Tensor) -> tuple[Tensor, ...]:
     return inputs
 
 
-_HANDS_ON = (identity, identity_n, check_numerics)
+_HANDS_ON = (identity, identity_n)
 
 
 def hands_on(op: str, attrs: Mapping[str, Any]) -> bool:
@@ -253,8 +248,5 @@ def buffer(node: Node, after: Tensor) -> Tensor:
 @lowering(JOINED, own=True)
 def joined(node: Node, buffer: Tensor, *parts: Tensor) -> Tensor:
     """View of the part of a buffer in which others lie, all written by then."""
-    del parts
-    part = node.get(PART)
-    if not isinstance(part, Part):
-        raise Unsupported("it is an op of the engine's own, which no graph can hold")
+    part: Part = own_attribute(node, PART)
     return part.of(buffer)

@@ -12,7 +12,7 @@ from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 
 KEEPS_SHAPE = "a variable keeps its shape"
-"""What is said where one does not."""
+"""Message where one does not."""
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 """Types that PyTorch does not add; signed ones of the same width have the same sums."""
@@ -24,17 +24,11 @@ def assign(node: Node, variable: Tensor, value: Tensor) -> Tensor:
     return variable.copy_(_operand(node, variable, value))
 
 
-@lowering("AssignAdd", mutates=(0,))
+@lowering("AssignAdd", "AssignSub", mutates=(0,))
 def assign_add(node: Node, variable: Tensor, value: Tensor) -> Tensor:
-    """Adds to the variable."""
-    _numbers(variable).add_(_numbers(_operand(node, variable, value)))
-    return variable
-
-
-@lowering("AssignSub", mutates=(0,))
-def assign_sub(node: Node, variable: Tensor, value: Tensor) -> Tensor:
-    """Subtracts from the variable."""
-    _numbers(variable).sub_(_numbers(_operand(node, variable, value)))
+    """Adds to the variable, or subtracts from it."""
+    change = torch.Tensor.sub_ if TOGETHER[node.op] is torch._foreach_sub_ else torch.Tensor.add_
+    change(_numbers(variable), _numbers(_operand(node, variable, value)))
     return variable
 
 
@@ -43,7 +37,7 @@ TOGETHER: dict[str, Callable[[list[Tensor], list[Tensor]], object]] = {
     "AssignAdd": torch._foreach_add_,
     "AssignSub": torch._foreach_sub_,
 }
-"""What PyTorch has to do an op with many variables: a kernel for dozens of them."""
+"""PyTorch's functions that do an op with many variables: a kernel for dozens of them."""
 
 
 @lowering("_AssignAll", own=True)

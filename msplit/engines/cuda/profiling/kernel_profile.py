@@ -53,7 +53,7 @@ class Measured:
         nodes: Per step the flat nodes that it does the work of; empty for one that launches nothing.
         constants: Of the device.
         unmeasured: Why -> number of steps that launch kernels and have no time.
-        recorded: Whether grids were recorded; else why not.
+        recorded: Empty if grids were recorded; else why not.
     """
 
     kernels: tuple[ProfiledKernel, ...]
@@ -81,7 +81,7 @@ def measure(
     Args:
         device: Where it was traced; on a CPU the times are the CPU's and nothing else is measured.
         seconds: How long it may take; what is not reached has no time.
-        grids: Whether to record grids and occupancy too.
+        grids: True to record grids and occupancy too.
         progress: Told what is done and how much of it.
     """
     tell = progress or silent
@@ -297,12 +297,7 @@ def constants(timer: CudaTimer, device: torch.device) -> Constants:
 
 def _tiny(device: torch.device) -> list[Call]:
     """One tiny kernel per lane, on memory of its own."""
-
-    def kernel() -> Call:
-        source, target = torch.ones(1024, device=device), torch.empty(1024, device=device)
-        return lambda: torch.add(source, 1.0, out=target)
-
-    return [kernel() for _ in range(16)]
+    return [_pointwise(device, 1024) for _ in range(16)]
 
 
 def _fork_join(timer: CudaTimer, tiny: list[Call], width: int) -> float:
@@ -369,8 +364,8 @@ def _gather(device: torch.device) -> Call:
     return lambda: torch.index_select(table, 0, rows, out=out)
 
 
-def _pointwise(device: torch.device) -> Call:
-    source = torch.rand(1 << 22, device=device)
+def _pointwise(device: torch.device, size: int = 1 << 22) -> Call:
+    source = torch.rand(size, device=device)
     target = torch.empty_like(source)
     return lambda: torch.add(source, 1.0, out=target)
 

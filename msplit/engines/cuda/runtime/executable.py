@@ -23,7 +23,7 @@ from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.ir.state import StateMemory
 from msplit.engines.cuda.kernels.store import Store, noting
-from msplit.engines.cuda.options import Torture
+from msplit.engines.cuda.options import EngineOptions, Torture
 from msplit.engines.cuda.runtime.graph_exec import CapturedGraph, GraphExec
 from msplit.engines.cuda.runtime.input_staging import InputStaging
 from msplit.engines.cuda.runtime.output_staging import OutputStaging
@@ -63,9 +63,10 @@ class Shared:
 class CudaExecutable(Executable):
     """One program with one plan on one device. See `engines.base.Executable`.
 
-    With `timing_only` there is no `step`: inputs stay what they are, outputs are not fetched, and half of the capturing is spared. Without
-    `own_copies`, inputs and outputs are copied by the copy engine, which takes longer and needs no kernel to be compiled. With streams that
-    are `shared`, steps run on the first of these and are begun by `start` alone; the other half of the capturing is spared.
+    With `timing_only` there is no `step`: inputs stay what they are, outputs are not fetched, and half of the capturing is spared. Where
+    nothing is to be measured, inputs and outputs are copied by the copy engine, which takes longer and needs no kernel to be compiled.
+    With streams that are `shared`, steps run on the first of these and are begun by `start` alone; the other half of the capturing is
+    spared.
 
     Attributes:
         kernels: Keys, in the device's store, of the kernels of our own that it launches.
@@ -80,19 +81,17 @@ class CudaExecutable(Executable):
         stream_program: StreamProgram,
         feeds: Mapping[str, torch.Tensor],
         device: Device,
+        options: EngineOptions,
         *,
-        capture: bool,
         ieee: bool,
         facts: Mapping[str, Any],
-        torture: Torture | None = None,
         timing_only: bool = False,
         shared: Shared | None = None,
-        own_copies: bool = True,
     ) -> None:
-        shared = shared or Shared()
+        shared, capture, own_copies = shared or Shared(), options.captures, options.measure
         self.program, self.stream_program, self.device, self.ieee = program, stream_program, device, ieee
         self._facts: dict[str, Any] = dict(facts)
-        self._torture = torture or Torture()
+        self._torture = options.torture or Torture()
         self._chance = random.Random(self._torture.seed)
         self._lent = shared.streams is not None
         count = max(stream_program.count, 1)
@@ -190,6 +189,7 @@ class CudaExecutable(Executable):
         values = {key: self._inputs.on_device[name] for name, key in self.program.feeds.items()}
         values |= self.state.values()
         events: dict[int, torch.cuda.Event] = {}
+        # First steps of other streams wait for the origin: in a capture they would not be part of the graph otherwise.
         start = None
         if self.stream_program.fork:
             start = torch.cuda.Event()
@@ -206,6 +206,7 @@ class CudaExecutable(Executable):
             if current is not stream:
                 torch.cuda.set_stream(stream)
                 current = stream
+            # Tests put kernels at random times, so that a wait that is missing shows.
             if self._torture.delay_cycles:
                 torch.cuda._sleep(self._chance.randrange(self._torture.delay_cycles))
             if tap is not None:
@@ -213,12 +214,14 @@ class CudaExecutable(Executable):
             try:
                 run_step(self.program, instruction.step, values)
             except (EngineError, RuntimeError) as problem:
+                # Whatever CUDA refuses in a capture ran before it, outside of any: the op is named, and what to do about it.
                 reason = problem.__cause__ if isinstance(problem, EngineError) else problem
                 if not isinstance(reason, torch.AcceleratorError) or not torch.cuda.is_current_stream_capturing():
                     raise
                 raise uncapturable(self.program, instruction.step, reason) from problem
             if tap is not None:
                 tap.after(instruction)
+            # Views launch nothing. What is let go here is free for later work of this stream alone, whose readers are all over then.
             for view in instruction.views:
                 run_step(self.program, view, values)
             if instruction.records:
@@ -228,6 +231,7 @@ class CudaExecutable(Executable):
                 if self._torture.poison and key in values and values[key].numel():
                     poison_memory(values[key])
                 values.pop(key, None)
+        # The origin ends last: whoever waits for it waits for all.
         torch.cuda.set_stream(self._origin)
         for last in self.stream_program.join:
             self._origin.wait_event(events[last])

@@ -181,13 +181,11 @@ def executable_for(
             stream_program,
             feeds,
             device,
-            capture=capture,
+            options,
             ieee=ieee,
             facts={**facts, "device": torch.cuda.get_device_name(device.place)},
-            torture=options.torture,
             timing_only=timing_only,
             shared=shared,
-            own_copies=options.measure,
         )
 
 
@@ -225,6 +223,15 @@ def plan_on_gpus(program: Program, ids: Ints, streams: int) -> Plan:
         return prove(keep_lanes(make_plan(program.dag, lanes, record_order(program.dag, times))), program)
 
 
+def untimed_plan(program: Program, lanes: Ints) -> Plan:
+    """The plan of a program whose steps are on these streams, recorded in the order in which they would come if all took the same time.
+
+    Args:
+        lanes: Per step its stream, -1 for a step that launches nothing.
+    """
+    return make_plan(program.dag, lanes, record_order(program.dag, (lanes >= 0).astype(np.float64)))
+
+
 def prove(plan: Plan, program: Program) -> Plan:
     """The plan, after the second checker has found nothing wrong with it.
 
@@ -241,9 +248,7 @@ def prove(plan: Plan, program: Program) -> Plan:
 
 def plan_facts(program: Program, plan: Plan, peak_bytes: int) -> Mapping[str, Any]:
     """Facts about a plan for the report."""
-    one = make_plan(
-        program.dag, np.minimum(plan.stream, 0), record_order(program.dag, (plan.stream >= 0).astype(np.float64))
-    )
+    one = untimed_plan(program, np.minimum(plan.stream, 0))
     storages = [tensor.untyped_storage() for tensor in program.constants.values()]
     memory = {storage.data_ptr(): storage.nbytes() for storage in storages}  # several may lie in one
     return {

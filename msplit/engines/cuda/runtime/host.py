@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import (
-    STEPS,
-    Arrays,
-    Executable,
-    Feeds,
-    Following,
-    Timeline,
-    is_array,
-)
+from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Timeline, is_array
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.graph import Key
@@ -61,7 +53,7 @@ class HostPart:
     Attributes:
         feeds: Name of each value that is handed to the device -> the value.
         handed: Values that the device is to hand back.
-        repeatable: Whether what runs in front has no effect, and gives the same whenever it runs: it reads no data of its own.
+        repeatable: True if what runs in front has no effect, and gives the same whenever it runs: it reads no data of its own.
 
     Raises:
         EngineError: TensorFlow is missing, or can not load the model.
@@ -196,11 +188,11 @@ class Counting(Wrapped):
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """Runs one whole step."""
-        return self._counted(feeds, self.device.step)
+        return self.device.step(self._numbered(feeds))
 
     def step_on_device(self, feeds: Feeds) -> dict[str, Any]:
         """Runs one whole step; outputs stay on the device."""
-        return self._counted(feeds, self.device.step_on_device)
+        return self.device.step_on_device(self._numbered(feeds))
 
     def step_prefetching(self, feeds: Feeds, then: Following, *, on_device: bool = False) -> dict[str, Any]:
         """Runs a step and copies the next inputs meanwhile. The next number goes with the rest, in vain where others count meanwhile."""
@@ -214,9 +206,6 @@ class Counting(Wrapped):
             return sent
 
         return self.device.step_prefetching(given, numbered, on_device=on_device)
-
-    def _counted(self, feeds: Feeds, step: Callable[[Feeds], dict[str, Any]]) -> dict[str, Any]:
-        return step(self._numbered(feeds))
 
     def _numbered(self, feeds: Feeds) -> Feeds:
         number = np.asarray(next(self._steps), np.int64)

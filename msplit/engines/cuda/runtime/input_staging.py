@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,10 @@ from msplit.engines.base import Feeds, is_array, refuse_fed
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, numpy_dtype, tensor_of
 from msplit.engines.cuda.ir.node import Unsupported
+from msplit.engines.cuda.kernels import copy
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.runtime.memcpy import CAN_POLL, AsyncCopy, Memcpy, Tell, copy_holding
 from msplit.errors import EngineError
-
-if TYPE_CHECKING:
-    from msplit.engines.cuda.kernels.copy import InputCopy
 
 LAUNCH_FIRST = True
 """True if graphs are launched before their inputs are copied into pinned memory, where that spares time. Benchmarks turn it off."""
@@ -141,13 +139,13 @@ class InputStaging:
 
     Args:
         stream: See `AsyncCopy`.
-        launch_first: Whether `feed` may launch the graph that fetches them before they are copied. It may have to run once more then.
+        launch_first: True if `feed` may launch the graph that fetches them before they are copied. It may have to run once more then.
 
     Attributes:
         block: The host's side.
         memory: The device's side, as bytes.
         on_device: The tensors on the device, by name.
-        rest: Bytes at the start of the block that `send` does not send.
+        rest: Bytes at the start of the block that are not sent ahead.
         input_copy: What fetches them in a graph that is launched first; None where they are copied first.
     """
 
@@ -170,11 +168,9 @@ class InputStaging:
         self._together = _Together.of(self.on_device)
         self._async_copy = AsyncCopy(self.block.host, self.memory, stream)
         self._seen: torch.Tensor | None = None
-        self.input_copy: InputCopy | None = None
+        self.input_copy: copy.InputCopy | None = None
         self._given_up = 0
         if own_kernel and can_launch(device.place) and self.block.host.numel() > _ENGINE_BYTES:
-            from msplit.engines.cuda.kernels import copy
-
             self._seen = copy.seen_by(device.place, self.block.host)
             if launch_first and LAUNCH_FIRST and CAN_POLL and _fits_first(self.block.host.numel(), self.rest):
                 self.input_copy = copy.InputCopy(self._seen, self.memory)
@@ -188,7 +184,7 @@ class InputStaging:
 
     @property
     def has_large(self) -> bool:
-        """True if there are inputs that `send` sends."""
+        """True if there are inputs that are sent ahead."""
         return bool(self.rest < self.block.host.numel())
 
     @property
@@ -201,7 +197,7 @@ class InputStaging:
         self._to_device(self.block.host.numel())
 
     def rest_to_device(self) -> None:
-        """Issues the copy of what `send` does not send. In a graph that `feed` may launch first, it waits until that is there."""
+        """Issues the copy of what is not sent ahead. In a graph that `feed` may launch first, it waits until that is there."""
         if self.input_copy is not None:
             self.input_copy.issue()
         else:
@@ -211,15 +207,16 @@ class InputStaging:
         if self._seen is None:
             self.memory[:size].copy_(self.block.host[:size], non_blocking=True)
             return
-        from msplit.engines.cuda.kernels import copy
-
         copy.copy(self._seen[:size], self.memory[:size])
 
-    def fill(self, feeds: Feeds) -> bool:
+    def fill(self, feeds: Feeds, *, ahead: bool = False) -> bool:
         """Copies arrays into the host block. An array that is its own place in the block is there already.
 
+        Args:
+            ahead: True to issue the copies of large ones to the device on the current stream meanwhile.
+
         Returns:
-            Whether all were arrays. Where one is a tensor, nothing has come of it: see `bring`.
+            True if all were arrays. Where one is a tensor, nothing has come of it: see `bring`.
 
         Raises:
             EngineError: An input is missing, has another shape or dtype than the one that was prepared, or is in another one's place.
@@ -227,25 +224,11 @@ class InputStaging:
         """
         arrays = self._checked(feeds)
         if arrays is not None:
-            self._copy(arrays, ahead=False)
-        return arrays is not None
-
-    def send(self, feeds: Feeds) -> bool:
-        """Copies arrays into the host block, and issues the copies of large ones to the device on the current stream meanwhile.
-
-        Returns:
-            As above.
-
-        Raises:
-            EngineError: As above.
-        """
-        arrays = self._checked(feeds)
-        if arrays is not None:
-            self._copy(arrays, ahead=True)
+            self._copy(arrays, ahead=ahead)
         return arrays is not None
 
     def feed(self, feeds: Feeds, launch: Callable[[], object]) -> bool:
-        """Does what `send` does, and launches the graph that fetches the rest: where there is an `input_copy`, before anything is copied.
+        """Fills the block as `fill` does ahead, and launches the graph that fetches the rest: with an `input_copy` before any copy.
 
         What may be refused is refused before that. Whatever comes behind it, such as Ctrl-C, all is announced in the end, so that the GPU
         goes on: with anybody's values, for a step that nobody gets the outputs of. Arrays that are not contiguous take much longer to copy
@@ -286,7 +269,7 @@ class InputStaging:
         return True
 
     def send_all(self, feeds: Feeds) -> bool:
-        """Sends large inputs like `send`, and copies small ones behind them, all by the copy engine.
+        """Sends large inputs ahead like `fill`, and copies small ones behind them, all by the copy engine.
 
         Returns:
             As above.
@@ -294,7 +277,7 @@ class InputStaging:
         Raises:
             EngineError: As above.
         """
-        whole = self.send(feeds)
+        whole = self.fill(feeds, ahead=True)
         if whole and self.rest:
             self._async_copy.send(0, self.rest)
         return whole
@@ -323,7 +306,7 @@ class InputStaging:
 
     def join_tensors(self, parts: Sequence[Feeds], entries: Mapping[str, int]) -> None:
         """Joins inputs like `join`, where some values are tensors on a GPU, ready to be read. On the current stream they are
-        copied to where `send` would have brought them, or into the host block, from where the step's graph fetches what is small.
+        copied to where they would have been sent, or into the host block, from where the step's graph fetches what is small.
 
         Args:
             parts: As above.

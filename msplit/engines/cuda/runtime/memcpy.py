@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import platform
 from collections import deque
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.device.pools import check, runtime
+from msplit.engines.cuda.kernels.precompile import cores
 
 CAN_POLL = platform.machine() in ("x86_64", "AMD64")
 """On these processors memory changes, for all who look, in the order in which it was written: where a number is new, what it tells of is
@@ -38,7 +38,7 @@ _LEAST_PIECE = 1 << 16
 _TO_DEVICE, _ON_DEVICE = 1, 3  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice
 
 Tell = Callable[[int, int], object]
-"""Is called with the first byte of a piece, and with the one behind its last."""
+"""Function that is called with the first byte of a piece, and with the one behind its last."""
 
 
 class AsyncCopy:
@@ -145,13 +145,7 @@ class Memcpy:
 
 def _helpers(size: int) -> int:
     """Number of helpers that copy so many bytes: each has to be woken, and 16 MB are there before eleven are."""
-    return min(1 + size // _HELPER_BYTES, _MOST_HELPERS, max(_processors() - 1, 1))
-
-
-@functools.cache
-def _processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(1 + size // _HELPER_BYTES, _MOST_HELPERS, max(cores() - 1, 1))
 
 
 def _pieces(

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.kernels.copy import OutputCopy
 from msplit.engines.cuda.kernels.launch import can_launch
 from msplit.engines.cuda.runtime.input_staging import Block
 from msplit.engines.cuda.runtime.memcpy import CAN_POLL, Memcpy
@@ -23,7 +24,7 @@ _PATIENCE = 1e-3
 
 
 GRAPHS = 2
-"""Those of a program that deliver its outputs: the whole step, and one that does nothing else."""
+"""Graphs of a program that deliver its outputs: the whole step, and one that does nothing else."""
 
 
 class OutputStaging:
@@ -48,8 +49,6 @@ class OutputStaging:
         self._number = 0
         self._look_up = select.poll().poll  # lets go of the interpreter's lock and is back at once
         if captured and own_kernel and can_launch(device.place):
-            from msplit.engines.cuda.kernels.copy import OutputCopy
-
             arrays, base = self._block.arrays, self._block.host.data_ptr()
             targets = [base + self._block.starts[name] for name in arrays]
             sizes = [array.nbytes for array in arrays.values()]

@@ -36,7 +36,6 @@ class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
         self, func, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Rounds the operands of products, and calls the op."""
-        del types
         places = _OPERANDS.get(func.overloadpacket.__name__, ())
         given = [
             to_tf32(one) if place in places and one.dtype == torch.float32 else one for place, one in enumerate(args)

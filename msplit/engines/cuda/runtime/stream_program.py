@@ -28,7 +28,7 @@ class Instruction:
     Attributes:
         lane: Its stream.
         waits: Steps on other streams whose events it waits for first.
-        records: Whether somebody waits for its event.
+        records: True if somebody waits for its event.
         frees: Values whose memory is let go after it.
         views: Steps that launch nothing and whose inputs are there after it, in order.
     """
@@ -236,13 +236,17 @@ class Tap(Protocol):
         """Its step is issued."""
 
 
+Run = Callable[[Program, int, dict[Key, torch.Tensor]], None]
+"""Runs a step of a program on the values that there are, to which it adds its own."""
+
+
 def simulate(
     program: Program,
     stream_program: StreamProgram,
     values: dict[Key, torch.Tensor],
     seed: int,
     tap: Tap | None,
-    run: Callable[[Program, int, dict[Key, torch.Tensor]], None] = run_step,
+    run: Run = run_step,
 ) -> None:
     """Runs the instructions on the CPU, streams interleaved at random as the waits allow.
 
@@ -277,12 +281,7 @@ def simulate(
                 poison_memory(value)
 
 
-def _run_views(
-    program: Program,
-    views: tuple[int, ...],
-    values: dict[Key, torch.Tensor],
-    run: Callable[[Program, int, dict[Key, torch.Tensor]], None],
-) -> tuple[int, ...]:
+def _run_views(program: Program, views: tuple[int, ...], values: dict[Key, torch.Tensor], run: Run) -> tuple[int, ...]:
     """Makes the views whose inputs are there; returns the others (a view of several values, not all of them made yet)."""
     postponed = []
     for view in views:

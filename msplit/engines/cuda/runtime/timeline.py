@@ -23,7 +23,7 @@ class EventTap:
     Between two steps of a stream without a wait one event is the end of the first and the start of the second.
 
     Args:
-        captured: Whether the run is being captured.
+        captured: True if the run is being captured.
     """
 
     def __init__(self, streams: Sequence[torch.cuda.Stream], *, captured: bool) -> None:

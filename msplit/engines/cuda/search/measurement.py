@@ -8,7 +8,7 @@ already, and run them side by side.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -276,15 +276,9 @@ def compile_variants(
             if tell:
                 tell(f"timing kernels, {name}", number / len(names))
             own_seconds = seconds if len(names) == 1 else seconds / 2 if not found else seconds / 2 / (len(names) - 1)
-            with phase("timing kernels"), Device.of(torch.device(job.options.device)).entered():
-                costs = measured(
-                    program,
-                    compiled.optimized.feeds,
-                    job.costs,
-                    job.options.device,
-                    ieee=job.precision.ieee,
-                    seconds=own_seconds,
-                )
+            device, feeds = job.options.device, compiled.optimized.feeds
+            with phase("timing kernels"), Device.of(torch.device(device)).entered():
+                costs = measured(program, feeds, job.costs, device, ieee=job.precision.ieee, seconds=own_seconds)
                 if costs.measured:
                     costs = replace(costs, one_us=compiled.one_stream_seconds(own) * 1e6)
         problem = costs.problem(program, tie=plan_binding.ties(program, groups), machine=_machine(job, costs))
@@ -319,24 +313,10 @@ class _Memory:
 
 
 class GpuRunner(_Memory):
-    """Measures candidates on the GPU. Every plan is proved before it runs; its outputs are verified later, if it is taken.
+    """Measures candidates on the GPU. Every plan is proved before it runs; its outputs are verified later, if it is taken."""
 
-    Args:
-        variants: By the kernel mode that candidates name.
-        build: Makes what runs a plan, in place of the engine.
-    """
-
-    def __init__(
-        self,
-        variants: Mapping[str, CompiledVariant],
-        build: Callable[[CompiledVariant, Plan], Executable] | None = None,
-    ) -> None:
+    def __init__(self, variants: Mapping[str, CompiledVariant]) -> None:
         super().__init__(variants)
-        self._build = build or (
-            lambda one, plan: executable_for(
-                one.compiled, plan, one.job.options, ieee=one.job.precision.ieee, timing_only=True
-            )
-        )
         self._built: dict[tuple[str, bytes], Executable] = {}
         self._chance = random.Random(0)  # of the order in which candidates run
 
@@ -352,8 +332,13 @@ class GpuRunner(_Memory):
         if key not in self._built:
             variant = self.variants[candidate.mode]
             plan = prove(variant.plan(candidate), variant.compiled.program)
-            self._built[key] = self._build(variant, plan)
+            self._built[key] = self.build(variant, plan)
         return self._built[key]
+
+    def build(self, variant: CompiledVariant, plan: Plan) -> Executable:
+        """Makes what runs a plan."""
+        job = variant.job
+        return executable_for(variant.compiled, plan, job.options, ieee=job.precision.ieee, timing_only=True)
 
     def renew(self) -> None:
         """Closes what was built for candidates."""
@@ -368,18 +353,7 @@ class GpuRunner(_Memory):
 
 
 class SimulatedRunner(_Memory):
-    """Runs candidates without a GPU: the simulator's times, for tests and for machines without one.
-
-    Args:
-        variants: By the kernel mode that candidates name.
-        distort: Makes the true time of a candidate, in µs, from the simulated one; by default it is the simulated one.
-    """
-
-    def __init__(
-        self, variants: Mapping[str, CompiledVariant], distort: Callable[[PlanCandidate, float], float] | None = None
-    ) -> None:
-        super().__init__(variants)
-        self._distort = distort or (lambda candidate, simulated: simulated)
+    """Runs candidates without a GPU: the simulator's times, for tests and for machines without one."""
 
     def times(self, candidates: Sequence[PlanCandidate], rounds: int) -> list[list[float]]:
         """Seconds of a step of each candidate, by round."""
@@ -387,8 +361,12 @@ class SimulatedRunner(_Memory):
         for candidate in candidates:
             problem = self.variants[candidate.mode].problem
             played = evaluate(problem, candidate.schedule.stream, candidate.schedule.order).simulation
-            found.append([self._distort(candidate, played.makespan_us) / 1e6 for _ in range(rounds)])
+            found.append([self.true_us(candidate, played.makespan_us) / 1e6 for _ in range(rounds)])
         return found
+
+    def true_us(self, candidate: PlanCandidate, simulated: float) -> float:
+        """Time of a candidate, in µs: the simulated one."""
+        return simulated
 
     def renew(self) -> None:
         """Nothing is built."""

@@ -29,13 +29,16 @@ from msplit.engines.cuda.passes.pointwise_fusion.fuse import observe
 from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, packed_layouts, unpacked_layouts
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime import plan_binding
-from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove
+from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove, untimed_plan
 from msplit.engines.cuda.stored.weights import Weights, tensor_of
 from msplit.errors import EngineError
-from msplit.schedule.plan import Plan, make_plan, record_order
+from msplit.schedule.plan import Plan
 
 _CHOSEN = (TILE, WIDE, TILES, KERNEL, ROUNDS)
 """Attributes that hold what was measured or compiled for one GPU."""
+
+_OF_STEP = ("outputs", "launches", "bytes", "bases", "varying", "traffic", "scattered")
+"""Fields of a step that are kept as they are, by their names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,22 +102,16 @@ def _pack_step(step: KernelCall) -> dict[str, Any]:
         "attrs": packed,
         "body": packed_body,
         "kernel": None if kernel is None else packed_layouts(kernel.layouts),
-        "inputs": [list(key) for key in op.inputs],
-        "source_nodes": list(op.source_nodes),
+        "inputs": op.inputs,
+        "source_nodes": op.source_nodes,
         "batch": op.batch,
-        "replaces": list(op.replaces),
-        "reads": [list(key) for key in step.inputs],
-        "outputs": step.outputs,
-        "launches": step.launches,
-        "bytes": step.bytes,
-        "bases": list(step.bases),
-        "varying": step.varying,
+        "replaces": op.replaces,
+        "reads": step.inputs,
         "bound": {str(slot): encode_array(value) for slot, value in call.bound.items()},
-        "unknown": list(call.unknown),
+        "unknown": call.unknown,
         "nchw": call.nchw,
         "mixed": call.mixed,
-        "traffic": step.traffic,
-        "scattered": step.scattered,
+        **{name: getattr(step, name) for name in _OF_STEP},
     }
 
 
@@ -124,7 +121,7 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
     Args:
         memory: The bytes of the weights, on the device that is to run it.
         feeds: Inputs for it.
-        fits: Whether it was made for this device and these versions. Where it was not, kernels are chosen and compiled anew, by timing
+        fits: True if it was made for this device and these versions. Where it was not, kernels are chosen and compiled anew, by timing
             them where there is a GPU; ops, weights and streams stay.
 
     Raises:
@@ -132,33 +129,15 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
         EngineError: A kernel can not be made anew here.
     """
     found = json.loads(data)
-    device = memory.device
-    constants = {(node, port): tensor_of(where, memory) for node, port, where in found["constants"]}
-    compiler = Compiler(device)
-    calls = [_call(one) for one in found["steps"]]
-    if fits:
-        for one, call in zip(found["steps"], calls, strict=True):
-            if call.op.op == FUSED:
-                call.op.attrs["kernel"] = _kernel(one, call.op, compiler)
-    steps = tuple(_unpack_step(one, call) for one, call in zip(found["steps"], calls, strict=True))
-    made_by = {(step.op.node, port): number for number, step in enumerate(steps) for port in range(step.outputs)}
-    edges = [(made_by[key], number) for number, step in enumerate(steps) for key in step.inputs if key in made_by]
-    program = Program(
-        steps,
-        constants,
-        {name: _key(key) for name, key in found["feeds"].items()},
-        {name: _key(key) for name, key in found["fetches"].items()},
-        {name: decode_array(value) for name, value in found["known"].items()},
-        Dag.of(len(steps), [before for before, _ in edges], [after for _, after in edges]),
-        tuple(found["dynamic"]),
-        {name: (tuple(shape), dtype) for name, (shape, dtype) in found["fed"].items()},
-    )
+    device, compiler = memory.device, Compiler(memory.device)
+    steps = tuple(_unpack_step(one, compiler if fits else None) for one in found["steps"])
+    program = _program(found, steps, memory)
     if STEPS in program.feeds:
         feeds = {**feeds, STEPS: np.zeros((), np.int64)}
+    # The graph that it was traced from, as far as another trace needs it.
     shapes = {(node, port): tuple(shape) for node, port, shape in found["shapes"]}
     optimized = Optimized(_graph(program, shapes), feeds)
     compiled = Compiled(program, str(found["layout"]), optimized, decode(found["facts"]))
-    _check(program)
     stored = StoredPlan(
         tuple((node, index, lane) for node, index, lane in found["plan"]),
         tuple(SharedKernel(kind, tuple(nodes), stream) for kind, nodes, stream in found["groups"]),
@@ -168,21 +147,35 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
     return Restored(compiled, _plan(compiled.program, stored))
 
 
-def _call(one: Mapping[str, Any]) -> LoweringCall:
-    op = Op(
-        one["node"],
-        one["name"],
-        one["op"],
-        decode(one["attrs"]),
-        [_key(key) for key in one["inputs"]],
-        list(one["source_nodes"]),
-        one["batch"],
-        list(one["replaces"]),
+def _program(found: Mapping[str, Any], steps: tuple[KernelCall, ...], memory: torch.Tensor) -> Program:
+    """The program of steps, whose order of execution follows from what they read. Every value is made before it is read."""
+    made_by = {(step.op.node, port): number for number, step in enumerate(steps) for port in range(step.outputs)}
+    edges = [(made_by[key], number) for number, step in enumerate(steps) for key in step.inputs if key in made_by]
+    program = Program(
+        steps,
+        {(node, port): tensor_of(where, memory) for node, port, where in found["constants"]},
+        {name: _key(key) for name, key in found["feeds"].items()},
+        {name: _key(key) for name, key in found["fetches"].items()},
+        {name: decode_array(value) for name, value in found["known"].items()},
+        Dag.of(len(steps), [before for before, _ in edges], [after for _, after in edges]),
+        tuple(found["dynamic"]),
+        {name: (tuple(shape), dtype) for name, (shape, dtype) in found["fed"].items()},
     )
+    _check(program)
+    return program
+
+
+def _unpack_step(one: Mapping[str, Any], compiler: Compiler | None) -> KernelCall:
+    """A step as it was packed. The kernel of a fused op is made by the compiler; without one its members run one by one."""
+    names, inputs = one["source_nodes"], [_key(key) for key in one["inputs"]]
+    op = Op(one["node"], one["name"], one["op"], decode(one["attrs"]), inputs, names, one["batch"], one["replaces"])
     if op.op == FUSED:
-        op.attrs |= {"body": Body.unpacked(one["body"]), "kernel": None}
+        op.attrs["body"] = Body.unpacked(one["body"])
+        op.attrs["kernel"] = None if compiler is None else _kernel(one, op, compiler)
     bound = {int(slot): decode_array(value) for slot, value in one["bound"].items()}
-    return LoweringCall(table()[op.op], op, bound, tuple(one["unknown"]), bool(one["nchw"]), bool(one.get("mixed")))
+    call = LoweringCall(table()[op.op], op, bound, tuple(one["unknown"]), bool(one["nchw"]), bool(one.get("mixed")))
+    fields = {name: one[name] for name in _OF_STEP} | {"bases": tuple(one["bases"])}
+    return KernelCall(op, call, tuple(_key(key) for key in one["reads"]), bound=bound, **fields)
 
 
 def _kernel(one: Mapping[str, Any], op: Op, compiler: Compiler) -> Kernel | None:
@@ -193,29 +186,13 @@ def _kernel(one: Mapping[str, Any], op: Op, compiler: Compiler) -> Kernel | None
     return None if isinstance(kernel, str) else kernel
 
 
-def _unpack_step(one: Mapping[str, Any], call: LoweringCall) -> KernelCall:
-    return KernelCall(
-        call.op,
-        call,
-        tuple(_key(key) for key in one["reads"]),
-        one["outputs"],
-        one["launches"],
-        one["bytes"],
-        tuple(one["bases"]),
-        one["varying"],
-        call.bound,
-        one["traffic"],
-        one["scattered"],
-    )
-
-
 def _key(data: Sequence[int]) -> Key:
     node, port = data
     return int(node), int(port)
 
 
 def _check(program: Program) -> None:
-    """That every value is made before it is read."""
+    """Checks that every value is made before it is read."""
     there = {*program.constants, *program.feeds.values()}
     for number, step in enumerate(program.steps):
         if not there.issuperset(step.inputs) or not all(-1 <= base <= number for base in step.bases):
@@ -260,5 +237,5 @@ def _plan(program: Program, stored: StoredPlan) -> Plan:
         lanes = [lane_of.get(step.op.source_nodes[0], 0) if step.launches else -1 for step in program.steps]
         placed = np.asarray(lanes, np.int32)
         placed[placed >= 0] = np.unique(placed[placed >= 0], return_inverse=True)[1]
-        plan = make_plan(program.dag, placed, record_order(program.dag, (placed >= 0).astype(np.float64)))
+        plan = untimed_plan(program, placed)
     return prove(plan, program)

@@ -23,12 +23,12 @@ from msplit.engines.cuda.kernels import store
 from msplit.engines.cuda.kernels.store import Store, file_of
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
-from msplit.engines.cuda.runtime.executables import Compiled, executable_for, executable_of
+from msplit.engines.cuda.runtime.executables import Compiled, executable_for, executable_of, untimed_plan
 from msplit.engines.cuda.runtime.host import HostPart, StepCounter, Wrapped
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.engines.cuda.stored.program import Restored, pack, unpack
 from msplit.engines.cuda.stored.weights import Weights
-from msplit.schedule.plan import Plan, make_plan, record_order
+from msplit.schedule.plan import Plan
 
 _KERNEL_BYTES = 10 << 10
 """Bytes that CUDA keeps on the device for each kernel of an instantiated graph; measured on an H200."""
@@ -54,64 +54,6 @@ class Packed:
     kernels: Mapping[str, bytes]
     feeds: Arrays
     host: HostPart | None
-
-
-class Builds:
-    """Builds for one device: what they depend on, packing, and opening.
-
-    Args:
-        device: As PyTorch names it, such as "cuda:1".
-
-    Attributes:
-        weights: Weights of all that was packed.
-    """
-
-    harmless = HARMLESS
-
-    def __init__(self, device: str) -> None:
-        self._device = torch.device(device)
-        self.weights = Weights()
-
-    @cached_property
-    def made_for(self) -> Mapping[str, str]:
-        """Describes what a build for the device depends on: it fits where all of it is equal, but for what is `HARMLESS`."""
-        return store.made_for(Device.of(self._device))
-
-    def fits(self, made_for: Mapping[str, str]) -> bool:
-        """True if the device runs what was compiled and measured for another one."""
-        return all(
-            made_for.get(name, "") == self.made_for.get(name, "")
-            for name in {*made_for, *self.made_for}.difference(HARMLESS)
-        )
-
-    def pack(self, compiled: Compiled, job: Job, executable: Executable) -> Packed:
-        """Packs what a job runs: what it was compiled to, and the kernels of its executable.
-
-        Raises:
-            EngineError: Something in it can not be stored.
-        """
-        program = pack(compiled, compiled.plan(job), self.weights)
-        while isinstance(executable, Wrapped):
-            executable = executable.device
-        kernels = {}
-        if isinstance(executable, CudaExecutable):
-            kept = Store.of(torch.device(job.options.device))
-            found = {key: kept.read(key) for key in sorted(executable.kernels)}
-            kernels = {file_of(key): data for key, data in found.items() if data is not None}
-        return Packed(program, kernels, compiled.optimized.feeds, compiled.optimized.host)
-
-    def open(
-        self,
-        weights: NDArray[np.uint8],
-        kernels: Path | None,
-        options: EngineOptions,
-        *,
-        ieee: bool,
-        fits: bool,
-        steps: StepCounter | None = None,
-    ) -> Opened:
-        """Brings a build's weights and kernels to the device; arguments are those of `Opened`."""
-        return Opened(weights, kernels, options, ieee=ieee, fits=fits, steps=steps)
 
 
 class Opened:
@@ -242,11 +184,56 @@ class Opened:
         return CudaArena(executables, entries, device, streams, self.steps)
 
 
+class Builds:
+    """Builds for one device: what they depend on, packing, and opening.
+
+    Args:
+        device: As PyTorch names it, such as "cuda:1".
+
+    Attributes:
+        weights: Weights of all that was packed.
+    """
+
+    harmless = HARMLESS
+    open = Opened
+    """Brings a build's weights and kernels to the device."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self.weights = Weights()
+
+    @cached_property
+    def made_for(self) -> Mapping[str, str]:
+        """Describes what a build for the device depends on: it fits where all of it is equal, but for what is `HARMLESS`."""
+        return store.made_for(Device.of(self._device))
+
+    def fits(self, made_for: Mapping[str, str]) -> bool:
+        """True if the device runs what was compiled and measured for another one."""
+        return all(
+            made_for.get(name, "") == self.made_for.get(name, "")
+            for name in {*made_for, *self.made_for}.difference(HARMLESS)
+        )
+
+    def pack(self, compiled: Compiled, job: Job, executable: Executable) -> Packed:
+        """Packs what a job runs: what it was compiled to, and the kernels of its executable.
+
+        Raises:
+            EngineError: Something in it can not be stored.
+        """
+        program = pack(compiled, compiled.plan(job), self.weights)
+        while isinstance(executable, Wrapped):
+            executable = executable.device
+        kernels = {}
+        if isinstance(executable, CudaExecutable):
+            kept = Store.of(torch.device(job.options.device))
+            found = {key: kept.read(key) for key in sorted(executable.kernels)}
+            kernels = {file_of(key): data for key, data in found.items() if data is not None}
+        return Packed(program, kernels, compiled.optimized.feeds, compiled.optimized.host)
+
+
 def _on_one(rung: Restored) -> Plan:
     """The plan of a rung with all of it on one stream."""
-    plan, dag = rung.plan, rung.compiled.program.dag
-    lanes = np.minimum(plan.stream, 0)
-    return make_plan(dag, lanes, record_order(dag, (lanes >= 0).astype(np.float64)))
+    return untimed_plan(rung.compiled.program, np.minimum(rung.plan.stream, 0))
 
 
 class CudaArena:
@@ -296,7 +283,7 @@ class CudaArena:
         return self._current.outputs_on_device()
 
     def facts(self) -> Mapping[str, Any]:
-        """Those of the largest batch, and the bytes of all."""
+        """Facts of the largest batch, and the bytes of all."""
         every = [one.facts() for one in self._executables.values()]
         return {**every[0], "pool_bytes": sum(int(one["pool_bytes"]) for one in every)}
 

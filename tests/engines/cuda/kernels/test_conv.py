@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from msplit.engines.cuda.ir.windows import Window
+from msplit.engines.cuda.kernels.activations import Epilogue
 
 pytestmark = pytest.mark.gpu
 
@@ -86,7 +87,7 @@ def test_it_convolves_like_pytorch(case, tiles, monkeypatch):
         (wide[..., :channels].contiguous(), turned, None, side, False),
     ):
         assert conv.fits(data, weights, frames)
-        found = conv.convolve(data, weights, frames, tiles, b, s, activation="Relu" if relu else "")
+        found = conv.convolve(data, weights, frames, tiles, Epilogue(b, s, "Relu" if relu else ""))
         wanted = expected(data, weights, frames, b, s, relu)
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
 
@@ -98,10 +99,10 @@ def test_half_precision_and_what_is_not_a_number():
     frames = (frame(8, 3, 1, 1, 1, 1), frame(8, 3, 1, 1, 1, 1))
     data = torch.randn(1, 8, 8, 32, device="cuda", dtype=torch.float16)
     filter = torch.randn(3, 3, 32, 16, device="cuda", dtype=torch.float16) / 16
-    found = conv.convolve(data, filter, frames, tiles, activation="Relu")
+    found = conv.convolve(data, filter, frames, tiles, Epilogue(activation="Relu"))
     torch.testing.assert_close(found.double(), expected(data, filter, frames, None, None, True), rtol=2e-3, atol=2e-3)
     data[0, 4, 4, 0] = float("nan")
-    found = conv.convolve(data, filter, frames, tiles, activation="Relu")
+    found = conv.convolve(data, filter, frames, tiles, Epilogue(activation="Relu"))
     assert found[0, 3:6, 3:6].isnan().all()
     assert found.isnan().sum() == 9 * 16
 
@@ -122,7 +123,9 @@ def test_siblings_are_convolved_like_each_alone(sizes, kernel, tiles, monkeypatc
     filter = torch.randn(*kernel, 192, sum(sizes), device="cuda")
     filter = filter.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
     for bias, relu in ((torch.randn(sum(sizes), device="cuda"), True), (None, False)):
-        found = conv.convolve_siblings(data, filter, frames, tiles, bias, sizes, activation="Relu" if relu else "")
+        found = conv.convolve_siblings(
+            data, filter, frames, tiles, sizes, Epilogue(bias, activation="Relu" if relu else "")
+        )
         wanted = expected(data, filter, frames, bias, None, relu).split(sizes, 3)
         for one, other in zip(found, wanted, strict=True):
             assert one.is_contiguous()
@@ -139,7 +142,7 @@ def test_siblings_in_half_precision_and_what_is_not_a_number():
     filter = filter.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
     data[0, 4, 4, 0] = float("nan")
     for tiles in ((16, 32, 64, 4, 3, 2), (64, 64, 64, 4, 4)):
-        found = conv.convolve_siblings(data, filter, frames, tiles, None, (48, 32), activation="Relu")
+        found = conv.convolve_siblings(data, filter, frames, tiles, (48, 32), Epilogue(activation="Relu"))
         wanted = expected(data, filter, frames, None, None, True).split((48, 32), 3)
         for one, other in zip(found, wanted, strict=True):
             assert one[0, 4, 4].isnan().all()
@@ -195,7 +198,7 @@ def test_early_kernels_wait_for_what_is_in_front_on_their_stream_and_on_others(p
         tiles = (32, 32, 64, 4, 3, parts, False, early)
 
         def step(value, number):
-            return conv.convolve(value, filters[number % 6], frames, tiles, activation="Relu")
+            return conv.convolve(value, filters[number % 6], frames, tiles, Epilogue(activation="Relu"))
 
         first = step(data, 0)
         values = [first + one for one in range(len(streams))]

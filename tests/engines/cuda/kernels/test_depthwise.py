@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from msplit.engines.cuda.ir.windows import Window
 from msplit.engines.cuda.kernels import depthwise
-from msplit.engines.cuda.kernels.activations import activate
+from msplit.engines.cuda.kernels.activations import Epilogue, activate
 from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.kernels.tiles import Tiles
 
@@ -51,22 +51,22 @@ for images, height, width, channels, kernel, strides, dilations, before, after i
         for tiles in (Tiles(4, 16, 1, 4, 1), Tiles(16, 32, 1, 4, 1), Tiles(16, 32, 1, 4, 1, across=4), Tiles(4, 64, 1, 1, 1, across=2)):
             if tiles.across > 1 and dilations[1] > 1:
                 continue
-            found = depthwise.convolve(data, weights, frames, tiles, b, activation=name)
+            found = depthwise.convolve(data, weights, frames, tiles, Epilogue(b, activation=name))
             assert found.is_contiguous()
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     squeezed = activate("Sigmoid")(torch.relu(wanted.mean((1, 2)) @ first + shift) @ second)
     found, factors = depthwise.convolve_and_squeeze(
-        data, weights, frames, Tiles(16, 16, 32, 4, 1), b, layers, activation=name
+        data, weights, frames, Tiles(16, 16, 32, 4, 1), Epilogue(b, activation=name), layers
     )
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(factors, squeezed, rtol=1e-4, atol=1e-4)
-    half = depthwise.convolve(data.half(), weights.half(), frames, Tiles(16, 32, 1, 4, 1), b.half())
+    half = depthwise.convolve(data.half(), weights.half(), frames, Tiles(16, 32, 1, 4, 1), Epilogue(b.half()))
     torch.testing.assert_close(half.float(), wanted, rtol=1e-2, atol=2e-2)
 
 data = normal(1, 6, 6, 16)
 data[0, 3, 3, 5] = float("nan")
 frames = [frame(6, 3, 1, 1, 1, 1)] * 2
-found = depthwise.convolve(data, normal(3, 3, 16, 1), frames, Tiles(8, 32, 1, 4, 1), activation="Relu6")
+found = depthwise.convolve(data, normal(3, 3, 16, 1), frames, Tiles(8, 32, 1, 4, 1), Epilogue(activation="Relu6"))
 assert found[0, 2:5, 2:5, 5].isnan().all() and found.isnan().sum() == 9
 """
 
@@ -113,6 +113,7 @@ def test_layers_behind_it_are_the_same_in_every_replay(images, size, channels, h
     from msplit.engines.cuda.autotune import conv
     from msplit.engines.cuda.ir.windows import Window
     from msplit.engines.cuda.kernels import depthwise
+    from msplit.engines.cuda.kernels.activations import Epilogue
     from msplit.engines.cuda.kernels.mlp import Layers
 
     chance = torch.Generator("cuda").manual_seed(0)
@@ -128,9 +129,11 @@ def test_layers_behind_it_are_the_same_in_every_replay(images, size, channels, h
     for tiles in conv.SQUEEZES:
 
         def run(tiles=tiles):
-            return depthwise.convolve_and_squeeze(data, filter, frames, tiles, bias, layers, activation="Swish")
+            return depthwise.convolve_and_squeeze(
+                data, filter, frames, tiles, Epilogue(bias, activation="Swish"), layers
+            )
 
-        plain = depthwise.convolve(data, filter, frames, tiles, bias, activation="Swish")
+        plain = depthwise.convolve(data, filter, frames, tiles, Epilogue(bias, activation="Swish"))
         first, factors = run()
         torch.testing.assert_close(first, plain, rtol=0, atol=0)
         wide = Layers(*(tuple(one.double() for one in part) for part in layers[:2]), layers.activations)

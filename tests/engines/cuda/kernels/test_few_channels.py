@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from msplit.engines.cuda.ir.windows import Window
+from msplit.engines.cuda.kernels.activations import Epilogue
 from msplit.engines.cuda.kernels.tiles import Tiles, shares
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
@@ -93,7 +94,7 @@ def test_it_convolves_like_pytorch(case, tiles, monkeypatch):
         (whole, turned(filter), None, side, False),
     ):
         assert data.device.type == "cpu" or conv.fits(data, weights, frames)
-        found = conv.convolve(data, weights, frames, tiles, b, s, activation="Relu" if relu else "")
+        found = conv.convolve(data, weights, frames, tiles, Epilogue(b, s, "Relu" if relu else ""))
         assert found.is_contiguous()
         wanted = expected(data, weights, frames, b, s, relu=relu)
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
@@ -116,7 +117,7 @@ def test_half_precision_is_rounded_once(dtype):
     data, filter, bias = (one.to(dtype) for one in (normal(2, 21, 35, 3), normal(3, 3, 3, 24), normal(24)))
     wanted = expected(data, filter, frames, bias, relu=True)
     for tiles in (Tiles(64, 32, 32, 4, 1), Tiles(32, 32, 16, 1, 1)):
-        found = conv.convolve(data, filter, frames, tiles, bias, activation="Relu")
+        found = conv.convolve(data, filter, frames, tiles, Epilogue(bias, activation="Relu"))
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), wanted, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-5)
 
@@ -132,9 +133,9 @@ def test_it_converts_what_it_loads(source, dtype, channels, monkeypatch):
     data = (normal(2, 13, 21, channels) * 40 + 100).to(source)
     filter, bias = normal(3, 3, channels, 24).to(dtype), normal(24).to(dtype)
     assert DEVICE == "cpu" or conv.fits(data, filter, frames)
-    found = conv.convolve(data, filter, frames, Tiles(64, 32, 32, 4, 1), bias)
+    found = conv.convolve(data, filter, frames, Tiles(64, 32, 32, 4, 1), Epilogue(bias))
     assert found.dtype == dtype
-    assert torch.equal(found, conv.convolve(data.to(dtype), filter, frames, Tiles(64, 32, 32, 4, 1), bias))
+    assert torch.equal(found, conv.convolve(data.to(dtype), filter, frames, Tiles(64, 32, 32, 4, 1), Epilogue(bias)))
     wanted = expected(data.to(dtype), filter, frames, bias)
     torch.testing.assert_close(found.double(), wanted, rtol=torch.finfo(dtype).eps, atol=1e-3)
 
@@ -161,8 +162,8 @@ def test_it_writes_a_part_of_a_larger_tensor():
     whole = torch.full((2, 8, 8, 48), 7.0, device=DEVICE)
     room = whole[..., 16:32]
     assert conv.fits_in(room)
-    alone = conv.convolve(data, filter, frames, Tiles(32, 32, 32, 1, 1), bias)
-    assert conv.convolve(data, filter, frames, Tiles(32, 32, 32, 1, 1), bias, room=room) is room
+    alone = conv.convolve(data, filter, frames, Tiles(32, 32, 32, 1, 1), Epilogue(bias))
+    assert conv.convolve(data, filter, frames, Tiles(32, 32, 32, 1, 1), Epilogue(bias), room=room) is room
     assert torch.equal(room, alone)
     assert (whole[..., :16] == 7).all()
     assert (whole[..., 32:] == 7).all()

@@ -25,6 +25,11 @@ def kernel():
     return pytest.importorskip("msplit.engines.cuda.kernels.matmul")
 
 
+def products(layer, tile, *, tf32=False, **work):
+    found = kernel()
+    return found.products(found.Work(layer, **work), tile, tf32=tf32)
+
+
 def expected(x, weights, bias, activation=""):
     result = torch.matmul(x.double(), weights.double())
     if bias is not None:
@@ -41,9 +46,9 @@ def test_products_with_bias_and_activation(rows, members, inner, columns, activa
         pytest.skip("the interpreter has no tanh")
     x, weights, bias = normal(members, rows, inner), normal(members, inner, columns), normal(members, columns)
     for tile in found.tiles(rows)[:2]:
-        result = found.products(found.Part(x, weights, bias), tile, activation=activation)
+        result = products(found.Layer(x, weights, bias), tile, activation=activation)
         torch.testing.assert_close(result, expected(x, weights, bias, activation), rtol=1e-4, atol=1e-4)
-        turned = found.products(found.Part(x, weights, bias), tile, activation=activation, rows_first=True)
+        turned = products(found.Layer(x, weights, bias), tile, activation=activation, rows_first=True)
         assert turned.permute(1, 0, 2).is_contiguous()
         torch.testing.assert_close(turned, result, rtol=0, atol=0)
 
@@ -54,9 +59,9 @@ def test_shared_rows_wide_weights_turned_weights_and_a_shared_bias(rows):
     x = normal(rows, 24).expand(4, -1, -1)
     tile = found.tiles(rows)[0]
     wide = normal(24, 4, 40).permute(1, 0, 2)
-    torch.testing.assert_close(found.products(found.Part(x, wide), tile), expected(x, wide, None), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(products(found.Layer(x, wide), tile), expected(x, wide, None), rtol=1e-4, atol=1e-4)
     turned, bias = normal(4, 40, 24).mT, normal(1, 40)
-    result = found.products(found.Part(x, turned, bias), tile, activation="Relu")
+    result = products(found.Layer(x, turned, bias), tile, activation="Relu")
     torch.testing.assert_close(result, expected(x, turned, bias, "Relu"), rtol=1e-4, atol=1e-4)
 
 
@@ -69,8 +74,12 @@ def test_a_second_product_is_added_for_the_members_from_one_on(rows, first):
     rest = members - first
     x2, weights2, bias2 = normal(rest, rows, 20), normal(rest, 20, columns), normal(rest, columns)
     before = normal(first, rows, columns) if first else None
-    result = found.products(
-        found.Part(x, weights), found.tiles(rows)[0], second=found.Part(x2, weights2, bias2), first=first, addend=before
+    result = products(
+        found.Layer(x, weights),
+        found.tiles(rows)[0],
+        second=found.Layer(x2, weights2, bias2),
+        first=first,
+        addend=before,
     )
     second = expected(x2, weights2, bias2)
     wanted = expected(x, weights, None) + (second if before is None else torch.cat([before, second]))
@@ -83,7 +92,7 @@ def test_nan_and_infinity(activation, rows):
     found = kernel()
     x, weights, bias = normal(2, rows, 16), normal(2, 16, 32), normal(2, 32)
     x[0, 0, 3], bias[1, 5], bias[1, 6] = torch.nan, torch.inf, -torch.inf
-    result = found.products(found.Part(x, weights, bias), found.tiles(rows)[0], activation=activation)
+    result = products(found.Layer(x, weights, bias), found.tiles(rows)[0], activation=activation)
     torch.testing.assert_close(result, expected(x, weights, bias, activation), rtol=1e-4, atol=1e-4, equal_nan=True)
     assert result[0, 0].isnan().all()
 
@@ -97,8 +106,8 @@ def test_results_that_are_rounded_where_they_are_stored(rows, columns):
     bias[1, 2], bias[1, 3] = torch.inf, torch.nan
     tile = next(found.candidates(2, rows, 16, columns))
     for dtype in (torch.float32, torch.float16):
-        part = found.Part(*(value.to(dtype) for value in (x, weights, bias)))
-        plain, rounded = (found.products(part, tile, rounds=rounds) for rounds in (False, True))
+        part = found.Layer(*(value.to(dtype) for value in (x, weights, bias)))
+        plain, rounded = (products(part, tile, rounds=rounds) for rounds in (False, True))
         wanted = to_tf32(plain) if dtype == torch.float32 else plain
         torch.testing.assert_close(rounded, wanted, rtol=0, atol=0, equal_nan=True)
         assert dtype != torch.float32 or not torch.equal(plain.nan_to_num(), rounded.nan_to_num())
@@ -117,9 +126,9 @@ def test_blocks_that_share_a_tile_s_summands(tile, parts, turned):
     weights = normal(2, 50, 450).mT if turned else normal(2, 450, 50)
     tile = found.Tile(*tile, parts=parts)
     wanted = expected(x, weights, bias, "Relu")
-    once = found.products(found.Part(x, weights, bias), tile, activation="Relu")
+    once = products(found.Layer(x, weights, bias), tile, activation="Relu")
     torch.testing.assert_close(once, wanted, rtol=1e-4, atol=1e-4)
-    assert torch.equal(found.products(found.Part(x, weights, bias), tile, activation="Relu"), once)
+    assert torch.equal(products(found.Layer(x, weights, bias), tile, activation="Relu"), once)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 7, 8])
@@ -132,9 +141,9 @@ def test_few_columns_in_float32(columns, members, rows, inner, activation):
     x, weights, bias = normal(members, rows, inner), normal(members, inner, columns), normal(members, columns)
     (tile,) = found.candidates(members, rows, inner, columns, split=False)
     assert tile.exact
-    result = found.products(found.Part(x, weights, bias), tile, activation=activation, tf32=True)
+    result = products(found.Layer(x, weights, bias), tile, activation=activation, tf32=True)
     torch.testing.assert_close(result, expected(x, weights, bias, activation), rtol=1e-5, atol=1e-4)
-    across = found.products(found.Part(x.mT.contiguous().mT, weights), tile)
+    across = products(found.Layer(x.mT.contiguous().mT, weights), tile)
     torch.testing.assert_close(across, expected(x, weights, None), rtol=1e-5, atol=1e-4)
 
 
@@ -151,7 +160,7 @@ def test_half_precision(rows, columns, dtype):
         normal(1, columns, dtype=dtype),
     )
     for tile in list(found.candidates(1, rows, 300, columns))[:3]:
-        result = found.products(found.Part(x, weights, bias), tile, activation="Relu")
+        result = products(found.Layer(x, weights, bias), tile, activation="Relu")
         torch.testing.assert_close(result, expected(x, weights, bias, "Relu"), rtol=2e-2, atol=2e-2)
 
 
@@ -161,7 +170,7 @@ def test_gelu_and_swish(activation):
     x = torch.cat([torch.linspace(-12, 12, 511), torch.tensor([torch.nan])]).reshape(1, 1, -1).mT.to(DEVICE)
     one = torch.ones(1, 1, 1, device=DEVICE)
     tile = found.Tile(16, 1, 32, 1)
-    result = found.products(found.Part(x, one), tile, activation=activation)
+    result = products(found.Layer(x, one), tile, activation=activation)
     torch.testing.assert_close(result, activate(activation)(x), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
@@ -204,8 +213,8 @@ def test_tf32_only_where_it_is_allowed():
     x, weights = normal(2, 64, 512), normal(2, 512, 64)
     tile = found.tiles(64)[0]
     exact = torch.matmul(x.double(), weights.double())
-    ieee = (found.products(found.Part(x, weights), tile).double() - exact).abs().max()
-    tf32 = (found.products(found.Part(x, weights), tile, tf32=True).double() - exact).abs().max()
+    ieee = (products(found.Layer(x, weights), tile).double() - exact).abs().max()
+    tf32 = (products(found.Layer(x, weights), tile, tf32=True).double() - exact).abs().max()
     assert ieee < 1e-3
     assert INTERPRETED or tf32 > 4 * ieee
 

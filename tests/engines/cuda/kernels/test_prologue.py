@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.windows import Window
+from msplit.engines.cuda.kernels.activations import Epilogue
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 
@@ -35,9 +36,9 @@ def test_it_gives_what_the_steps_give_one_by_one(tiles, images, channels, kernel
     first = data if scale is None else data * scale
     first = first if shift is None else first + shift
     first = first.relu() if "relu" in steps else first
-    expected = conv.convolve(first, filter, frames, tiles, bias, activation="Relu")
+    expected = conv.convolve(first, filter, frames, tiles, Epilogue(bias, activation="Relu"))
     prologue = conv.Prologue(scale, shift, "relu" in steps)
-    found = conv.convolve(data, filter, frames, tiles, bias, activation="Relu", prologue=prologue)
+    found = conv.convolve(data, filter, frames, tiles, Epilogue(bias, activation="Relu"), prologue=prologue)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

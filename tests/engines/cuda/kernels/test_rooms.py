@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.windows import Window
+from msplit.engines.cuda.kernels.activations import Epilogue
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 
@@ -44,11 +45,12 @@ def test_a_convolution_with_bias_and_sum(start, dtype):
 
     data = normal(2, 5, 4, 24, dtype=dtype).narrow(3, 8, 16)
     filter, bias, side = normal(3, 3, 16, 8, dtype=dtype), normal(8, dtype=dtype), normal(2, 5, 4, 8, dtype=dtype)
-    alone = conv.convolve(data, filter, FRAMES, TILES, bias, side, activation="Relu")
+    behind = Epilogue(bias, side, "Relu")
+    alone = conv.convolve(data, filter, FRAMES, TILES, behind)
     tensor = whole(dtype)
     room = tensor.narrow(3, start, 8)
     assert conv.fits_in(room)
-    assert conv.convolve(data, filter, FRAMES, TILES, bias, side, activation="Relu", room=room) is room
+    assert conv.convolve(data, filter, FRAMES, TILES, behind, room=room) is room
     torch.testing.assert_close(room, alone, rtol=0, atol=0)
     assert rest_is_untouched(tensor, start, 8)
 
@@ -67,10 +69,10 @@ def test_one_of_siblings(which):
 
     data, sizes = normal(2, 5, 4, 16), (8, 16, 4)
     filter, bias = normal(3, 3, 16, 28), normal(28)
-    alone = conv.convolve_siblings(data, filter, FRAMES, TILES, bias, sizes)
+    alone = conv.convolve_siblings(data, filter, FRAMES, TILES, sizes, Epilogue(bias))
     tensor = whole()
     room = tensor.narrow(3, 8, sizes[which])
-    found = conv.convolve_siblings(data, filter, FRAMES, TILES, bias, sizes, rooms={which: room})
+    found = conv.convolve_siblings(data, filter, FRAMES, TILES, sizes, Epilogue(bias), rooms={which: room})
     assert found[which] is room
     for mine, other in zip(found, alone, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=0)
@@ -98,7 +100,7 @@ def test_activations(name, dtype):
     from msplit.engines.cuda.kernels.activations import activate
 
     data, filter, bias = normal(2, 5, 4, 16, dtype=dtype), normal(3, 3, 16, 8, dtype=dtype), normal(8, dtype=dtype)
-    plain = conv.convolve(data, filter, FRAMES, TILES, bias)
-    found = conv.convolve(data, filter, FRAMES, TILES, bias, activation=name)
+    plain = conv.convolve(data, filter, FRAMES, TILES, Epilogue(bias))
+    found = conv.convolve(data, filter, FRAMES, TILES, Epilogue(bias, activation=name))
     near = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, activate(name)(plain), rtol=near, atol=near)

@@ -68,7 +68,7 @@ def test_inputs_arrive_wherever_they_are(values, data):
     ways = {name: data.draw(st.sampled_from([lambda x: x, to_torch, lambda x: Speaks(to_torch(x))])) for name in values}
     fed = {name: ways[name](value.copy()) for name, value in values.items()}
     all_arrays = all(isinstance(value, np.ndarray) for value in fed.values())
-    assert found.send(fed) == found.fill(fed) == all_arrays
+    assert found.fill(fed, ahead=True) == found.fill(fed) == all_arrays
     found.bring(fed)
     for name, value in values.items():
         np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -61,7 +63,7 @@ def test_large_inputs_go_ahead_and_the_rest_follows(monkeypatch):
     }
     found = InputStaging({name: to_torch(np.array(value)) for name, value in values.items()}, Device.of(CPU))
     large = {"picture", "pictures", "turned"}
-    found.send(values)
+    found.fill(values, ahead=True)
     for name, value in values.items():
         arrived = to_numpy(found.on_device[name])
         assert np.array_equal(arrived, value) if name in large else not arrived.any(), name
@@ -90,7 +92,7 @@ def test_what_is_in_its_place_already_arrives_beside_what_is_not(monkeypatch, th
         places[name][...] = values[name]
     if not theirs:
         monkeypatch.setattr(memcpy.Memcpy, "copy", None)  # nothing is copied on the host
-    found.send({name: values[name] if name in theirs else places[name] for name in values})
+    found.fill({name: values[name] if name in theirs else places[name] for name in values}, ahead=True)
     found.rest_to_device()
     for name, value in values.items():
         np.testing.assert_array_equal(to_numpy(found.on_device[name]), value, err_msg=name)
@@ -109,14 +111,14 @@ def test_views_of_an_inputs_own_place_are_sent_ahead_as_they_were(monkeypatch):
     """In pieces they would be read where they have been written over."""
     found, values, places = own_buffers(monkeypatch)
     places["picture"][...] = values["picture"]
-    found.send({**values, "picture": places["picture"][::-1]})
+    found.fill({**values, "picture": places["picture"][::-1]}, ahead=True)
     np.testing.assert_array_equal(to_numpy(found.on_device["picture"]), values["picture"][::-1])
 
 
 def test_what_is_refused_leaves_the_block_as_it_is(monkeypatch):
     found, values, places = own_buffers(monkeypatch)
     for wrong in ({**values, "picture": values["picture"][1:]}, {**values, "other": places["middle"]}):
-        for give in (found.fill, found.send, found.send_all):
+        for give in (found.fill, functools.partial(found.fill, ahead=True), found.send_all):
             with pytest.raises(EngineError):
                 give(wrong)
     assert not found.block.host.any()
@@ -128,7 +130,7 @@ def test_an_input_without_elements_beside_one_that_goes_ahead_is_no_piece(monkey
     values = {"full": np.ones(64, np.float32), "none": np.zeros((0, 3)), "large": np.arange(9000, dtype=np.float32)}
     found = InputStaging({name: to_torch(np.zeros_like(value)) for name, value in values.items()}, Device.of(CPU))
     assert found.block.starts["none"] == found.block.starts["large"]
-    found.send(values)
+    found.fill(values, ahead=True)
     np.testing.assert_array_equal(to_numpy(found.on_device["large"]), values["large"])
 
 
@@ -217,7 +219,7 @@ def test_a_gpu_gets_and_gives_every_byte(monkeypatch, dtype, size, ahead):
     values = {"a": (rng.standard_normal((size, 2)) * 9).astype(dtype), "b": np.asarray(rng.integers(0, 9), dtype)}
     found = InputStaging({name: to_torch(value) for name, value in values.items()}, Device.of(gpu))
     if ahead:
-        found.send(values)
+        found.fill(values, ahead=True)
         found.rest_to_device()
     else:
         found.fill(values)

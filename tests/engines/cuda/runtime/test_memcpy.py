@@ -43,7 +43,7 @@ def test_every_byte_arrives(dtype, size):
     processors=[1, 2, 16],
 )
 def test_each_piece_is_told_of_once_when_it_is_there_by_the_thread_that_asked(monkeypatch, dtype, size, processors):
-    monkeypatch.setattr(memcpy, "_processors", lambda: processors)
+    monkeypatch.setattr(memcpy, "cores", lambda: processors)
     source = np.random.default_rng(size).integers(0, 200, size).astype(np.uint8).view(dtype)
     target = np.zeros_like(source)
     wanted, seen = source.view(np.uint8), target.view(np.uint8)
@@ -85,13 +85,13 @@ def test_pieces_that_are_waited_for_are_told_of_in_order_when_they_are_there(siz
     [(8, 16, 1), (15, 16, 1), (16, 16, 2), (64, 16, 5), (64, 4, 3), (64, 1, 1), (600, 16, 11), (600, 64, 11)],
 )
 def test_larger_arrays_have_more_helpers_as_long_as_there_are_processors(monkeypatch, megabytes, processors, helpers):
-    monkeypatch.setattr(memcpy, "_processors", lambda: processors)
+    monkeypatch.setattr(memcpy, "cores", lambda: processors)
     assert memcpy._helpers(megabytes << 20) == helpers
 
 
 @pytest.mark.parametrize("examples", [1, 3, 12])
 def test_an_array_that_is_not_contiguous_comes_example_by_example(monkeypatch, examples):
-    monkeypatch.setattr(memcpy, "_processors", lambda: 16)
+    monkeypatch.setattr(memcpy, "cores", lambda: 16)
     images = np.random.default_rng(0).random((examples, 3, 512, 700), np.float32)
     source, target = np.moveaxis(images, 1, -1), np.zeros((examples, 512, 700, 3), np.float32)
     wanted, told = np.ascontiguousarray(source).view(np.uint8).reshape(-1), []

@@ -49,7 +49,8 @@ def runners(variants):
 
 def test_candidates_run_side_by_side_without_their_cold_first_step(variants):
     log: list[tuple[str, float]] = []
-    device = measurement.GpuRunner(variants, build=lambda variant, plan: FakeExecutable(1e-4 / plan.streams, log))
+    device = measurement.GpuRunner(variants)
+    device.build = lambda variant, plan: FakeExecutable(1e-4 / plan.streams, log)
     one, several = runners(variants)
     times = device.times([one, several], 5)
     assert times == [[1e-4] * 5, [1e-4 / 3] * 5]
@@ -67,7 +68,8 @@ def test_what_is_not_asked_for_again_is_closed_and_renewing_builds_anew(variants
         builds.append(plan.streams)
         return FakeExecutable(1e-4 / plan.streams, log)
 
-    device = measurement.GpuRunner(variants, build=build)
+    device = measurement.GpuRunner(variants)
+    device.build = build
     one, several = runners(variants)
     device.times([one, several], 1)
     device.times([one], 1)
@@ -80,7 +82,7 @@ def test_what_is_not_asked_for_again_is_closed_and_renewing_builds_anew(variants
 
 def test_small_memory_does_not_count(variants, monkeypatch):
     one, several = runners(variants)
-    device = measurement.GpuRunner(variants, build=lambda variant, plan: FakeExecutable(1.0, []))
+    device = measurement.GpuRunner(variants)
     assert device.memory(several) == 1.0
     monkeypatch.setattr(measurement, "MEMORY_FLOOR", 0)
     assert device.memory(several) == device.peak_bytes(several) / device.peak_bytes(one) > 1

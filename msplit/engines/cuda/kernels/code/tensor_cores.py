@@ -1,4 +1,4 @@
-"""What our kernels give tensor cores.
+"""Operands of our kernels' products on tensor cores.
 
 Of float32 the tensor cores take the first 19 bits and cut off the others, which makes every product a little too small, layer after layer.
 Rounded first, as libraries do it, errors cancel out: NASNet's outputs are 0.002 away from IEEE precision and not 0.02. A kernel rounds what
