@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from msplit.cli import options
+from msplit.cli.keys import Key
 
 DEVICE_GPUS = 2
 """GPUs of the shipped rule set `device`."""
@@ -17,11 +18,17 @@ VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
 
 
 @click.command()
-@options.model_options
+@options.model_argument
+@options.together(
+    options.part_option(
+        *options.PART,
+        Key("function", "Look inside this function, such as the body of a While, instead of at the model."),
+    ),
+    choice=options.Choice,
+)
 @click.option(
     "--show", "views", type=click.Choice(VIEWS), multiple=True, help="What to show (default: summary). Repeatable."
 )
-@click.option("--function", help="Look inside this function, such as the body of a While, instead of at the model.")
 @click.option("--engine", type=click.Choice(["cuda"]), help="Also tell which ops this engine can run.")
 @click.option(
     "--gpus",
@@ -58,18 +65,19 @@ def command(
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
     following: list[Sequence[str]] = []
     if function is None:
+        gpu = (work.gpu,) if options.was_given("gpu") else None
+        profile = None if work.profile_path is None else (work.profile_path,)
         given: dict[str, Any] = {
             **choice.further(),
             "--batch": work.batch,
             "--shape": work.shapes,
-            "--gpu": work.gpu if options.was_given("gpu") else None,
-            "--profile": work.profile_path,
+            "--costs": options.pairs(gpu=gpu, profile=profile),
         }
         judged = found.judgement
         # in the folder where the user is, beside nothing that is there
         name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
         if judged.kind != "nothing":
-            runs = {**given, "--gpu": None}  # what runs it is its GPU
+            runs = {**given, "--costs": options.pairs(profile=profile)}  # what runs it is its GPU
             following.append(options.command_line("bench", model, runs))
             if not any(map(written, flat.graph.ops)) and (coverage is None or not coverage.reasons):
                 built = Path(f"{model.stem}.build")

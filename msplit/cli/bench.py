@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from msplit.cli import baseline_options, measuring, options, tensorflow_options
-from msplit.cli.keys import Key, given
+from msplit.cli.keys import Key, Keys, given
 from msplit.cli.measuring import Measured, Sweep
 from msplit.core.arguments import spelled
 from msplit.progress import telling
@@ -114,7 +114,7 @@ def command(
     if work.several:
         refuse_exclusions({**request.given, "batches_in_turn": work.several})
     then = beside.load()
-    flat = choice.load(model, record=not work.no_record)
+    flat = choice.load(model, record=work.record)
     places = (asked.trace, measured.save_reference, beside.plot)
     check_places(flat, [path for path in places if path is not None], force=asked.force)
     baseline_options.refuse(then, request, beside.limit, flat)
@@ -139,7 +139,7 @@ def command(
     return baseline_options.show(flat, shown, then, beside.limit, asked.style)
 
 
-_OF_A_BUILD = ("model", "measure", "duration", "warmup", "min_rounds", "builds", "tolerance", "seed", "style")
+_OF_A_BUILD = ("model", "duration", "warmup", "min_rounds", "builds", "tolerance", "seed", "style")
 """What can be asked of a build: the rest was settled when it was made."""
 
 
@@ -149,7 +149,8 @@ def _bench_build(path: Path, measured: Measured, seed: int, style: str) -> int:
     from msplit.report import build as report
 
     context = click.get_current_context()
-    for name in (*context.params, *given(context)):
+    own = [one.name or "" for one in context.command.params if not isinstance(one.type, Keys)]
+    for name in (*own, *given(context)):
         if options.was_given(name) and name not in _OF_A_BUILD:
             raise click.UsageError(f"{spelled(name)} is for a model: {path} is a build, where all of that is settled.")
     if style == "csv":

@@ -42,7 +42,7 @@ def command(model: Path, choice: options.Choice, compared: Compared, work: optio
     from msplit.run.request import RunRequest
     from msplit.verify.results import Settings
 
-    flat = choice.load(model, record=not work.no_record)
+    flat = choice.load(model, record=work.record)
     request = RunRequest(
         ruleset=compared.ruleset,
         reference=compared.reference,

@@ -53,9 +53,7 @@ class Search(options.Search):
     help="Size of unknown leading dimensions (default: 1), or several, such as 1,8,32: they share weights and memory.",
 )
 @options.shape_option
-@options.gpu_option(default=None)
-@options.profile_option
-@options.record_option
+@options.basis_option
 @click.option("--force", is_flag=True, help="Replace an existing folder.")
 @options.format_option
 @options.together(run=Run, search=Search, work=Sweep)
@@ -78,7 +76,7 @@ def command(
 
     if not search.tune and search.max_error is not None:
         raise click.UsageError("--max-error is what --tune keeps within: give --tune, too.")
-    flat = choice.load(model, record=not work.no_record)
+    flat = choice.load(model, record=work.record)
     with telling() as tell:
         made = build(
             flat,

@@ -163,7 +163,7 @@ def command(
     unread = 0
     for model in models:
         try:
-            flat = choice.load(model, record=not work.no_record)
+            flat = choice.load(model, record=work.record)
             report = checks.check(flat, settings, ruleset=ruleset, plan=plan_file, against=old)
         except MsplitError as problem:
             if len(models) == 1:

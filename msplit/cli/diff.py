@@ -47,7 +47,7 @@ def command(
 
     chosen = rule_sets.load(rules.ruleset, streams=rules.streams) if rules.ruleset else None
     given = Given(chosen, rules.streams, **work.arguments())
-    before, now = (choice.load(path, record=not work.no_record) for path in (old, model))
+    before, now = (choice.load(path, record=work.record) for path in (old, model))
     basis = settle(now, given).of_both(before)
     old_side, new_side = (Side.of(flat, price(flat, basis.workload)[1]) for flat in (before, now))
     found = compare(old_side, new_side, basis.ruleset)

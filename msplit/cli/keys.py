@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     Parameter = click.ParamType[Any]
@@ -45,11 +46,18 @@ class Key:
         return self.field or self.name.replace("-", "_")
 
     @property
+    def values(self) -> Sequence[str]:
+        """Its values, where they have names."""
+        kind = click.types.convert_type(self.type)
+        return ("yes", "no") if kind is click.BOOL else tuple(getattr(kind, "choices", ()))
+
+    @property
     def text(self) -> str:
         """The key as `--help` shows it."""
         kind = click.types.convert_type(self.type)
-        shown = "|".join(kind.choices) if isinstance(kind, click.Choice) else kind.name.replace(" range", "")
-        return f"{self.name}={'yes|no' if kind is click.BOOL else shown.upper() if shown.isalpha() else shown}"
+        closed = isinstance(kind, click.Choice) or kind is click.BOOL
+        name = kind.name.replace(" range", "")
+        return f"{self.name}={'|'.join(self.values) if closed else name.upper()}"
 
     @property
     def meaning(self) -> str:
@@ -66,7 +74,7 @@ class Fields(dict[str, Any]):
 
 
 class Keys(Parameter):
-    """`key=value`, or several with commas between them, of a table of keys.
+    """One value of an option: `key=value`, or several with commas between them, of a table of keys.
 
     Args:
         keys: The table.
@@ -84,9 +92,22 @@ class Keys(Parameter):
         """Each key, and its value as its type has it."""
         if isinstance(value, tuple):
             return value
-        return tuple(self._pair(text, param, ctx) for text in re.split(self._between, value))
+        return tuple(self.pair(text, param, ctx) for text in self.split(value))
 
-    def _pair(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Key, Any]:
+    def split(self, text: str) -> Sequence[str]:
+        """Parts of what is given at once, a key each."""
+        return re.split(self._between, text)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Keys, each with its values where it has names for them."""
+        del ctx, param
+        keys = (key for key in self.keys.values() if key.name != self.bare)
+        every = (f"{key.name}={value}" for key in keys for value in key.values or ("",))
+        found = [CompletionItem(text) for text in every if text.startswith(incomplete)]
+        return found or ([CompletionItem(incomplete, type="file")] if self.bare else [])
+
+    def pair(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Key, Any]:
+        """A key, and its value as its type has it."""
         name, equals, text = value.partition("=")
         if self.bare and name not in self.keys and (not equals or "/" in name):
             name, equals, text = self.bare, "=", value
@@ -107,13 +128,25 @@ class Keys(Parameter):
             self.fail(f"{name}: {said}", param, ctx)
 
 
-def keyed(option: str, what: str, *keys: Key, bare: str = "", metavar: str = "KEY=VALUE") -> Callable[..., Any]:
+class Single(Keys):
+    """One value of an option: one `key=value`, whose value may hold anything, such as `,key=` in a name."""
+
+    def split(self, text: str) -> Sequence[str]:
+        """The whole."""
+        return (text,)
+
+
+def keyed(
+    option: str, what: str, *keys: Key, bare: str = "", metavar: str = "KEY=VALUE", kind: type[Keys] = Keys
+) -> Callable[..., Any]:
     """An option whose keys become parameters of the command; see `options.together`.
 
     Args:
         option: Its name.
         what: What it is about, for `--help`, which lists the keys.
         bare: See `Keys`.
+        metavar: What its value looks like.
+        kind: How its value is read.
     """
 
     def gather(ctx: click.Context, param: click.Parameter, parts: Sequence[Sequence[tuple[Key, Any]]]) -> Fields:
@@ -122,11 +155,11 @@ def keyed(option: str, what: str, *keys: Key, bare: str = "", metavar: str = "KE
         pairs = [pair for part in parts for pair in part]
         for key, value in pairs:
             found[key.parameter] = (*found[key.parameter], value) if key.several else value
-        ctx.meta.setdefault(_GIVEN, set()).update(key.parameter for key, _ in pairs)
+        ctx.meta.setdefault(_GIVEN, {}).update((key.parameter, None) for key, _ in pairs)
         return found
 
     help_text = f"{what} Repeatable."
-    return click.option(option, type=Keys(keys, bare), multiple=True, metavar=metavar, callback=gather, help=help_text)
+    return click.option(option, type=kind(keys, bare), multiple=True, metavar=metavar, callback=gather, help=help_text)
 
 
 _ELSEWHERE = {"timelines": "trace", "batches_in_turn": "batches"}
@@ -139,23 +172,38 @@ def option_of(name: str, value: Any) -> str:
     shown = "" if value is None else {True: "yes", False: "no"}.get(value, value)
     context = click.get_current_context(silent=True)
     for one in () if context is None else context.command.params:
-        keys = one.type.keys.values() if isinstance(one.type, Keys) else ()
-        if key := next((key for key in keys if key.parameter == name), None):
-            return f"{one.opts[0]} {key.name}={shown}"
+        keys = one.type if isinstance(one.type, Keys) else Keys(())
+        if key := next((key for key in keys.keys.values() if key.parameter == name), None):
+            before = "" if key.name == keys.bare else f"{key.name}="
+            return f"{one.opts[0]} {before}{shown}".rstrip()
         if one.name == name and isinstance(one, click.Option):
             return one.opts[-1] if value is None else f"{one.opts[-1]} {shown}"
     return f"msplit {context.info_name}" if context is not None and context.info_name == name else name
 
 
-def given(ctx: click.Context) -> set[str]:
-    """Parameters that came from keys which were given."""
-    found: set[str] = ctx.meta.get(_GIVEN, set())
-    return found
+def given(ctx: click.Context) -> Sequence[str]:
+    """Parameters that came from keys which were given, in the order of the options."""
+    return tuple(ctx.meta.get(_GIVEN, ()))
+
+
+_MOVED = {"--tune": "msplit tune", "--bisect": "msplit bisect", "--model-name": "--server name=TEXT"}
+"""Options of earlier versions whose names are not those of keys -> what to write."""
+
+
+def written_now(option: str, command: click.Command) -> str | None:
+    """What to write in place of an option of an earlier version: the command's key of that name; None where there is none."""
+    negated = option.startswith("--no-")
+    name = option.removeprefix("--no-" if negated else "--")
+    for one in command.params:
+        key = one.type.keys.get(name) if isinstance(one.type, Keys) else None
+        if key is not None and not (negated and key.type is not bool):
+            return f"{one.opts[0]} {name}=no" if negated else f"{one.opts[0]} {key.text}"
+    return _MOVED.get(option)
 
 
 SECTIONS = {
-    "Model": ("--tag", "--signature", "--inputs", "--outputs", "--function"),
-    "Inputs and sizes": ("--input", "--seed", "--batch", "--shape"),
+    "Model": ("--part",),
+    "Inputs and sizes": ("--input", "--batch", "--shape"),
     "Streams": ("--streams", "--rules", "--plan", "--place", "--wrap", "--keep-ids"),
     "Engine": (
         "--engine",
@@ -168,7 +216,7 @@ SECTIONS = {
         "--groups",
         "--max-batch",
     ),
-    "Costs": ("--gpu", "--profile", "--no-record"),
+    "Costs": ("--costs",),
     "Comparison": ("--measure", "--reference", "--baseline", "--fail-if-slower", "--against", "--bench"),
     "Results": (
         "--output",
@@ -194,6 +242,15 @@ class Sectioned(click.Command):
     """
 
     first: Sequence[str] = ()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads them; of an option of an earlier version it says what to write now."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as problem:
+            if now := written_now(problem.option_name, self):
+                raise click.UsageError(f"{problem.option_name} is written as {now} now.", ctx) from problem
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes them."""

@@ -33,7 +33,7 @@ COMMANDS = {
     "doctor": "What this machine can do, and why not more.",
     "export": "Write a model for another server: Triton.",
     "load": "Load a model with many requests at once: latency over throughput.",
-    "profile": "Time a model's kernels on the GPU, for --profile of other commands.",
+    "profile": "Time a model's kernels on the GPU, for --costs profile= of other commands.",
     "replicate": "Write an ensemble: copies of a model in one graph, their outputs combined.",
     "report": "One HTML file to look at: graph, timeline, candidates, findings.",
     "rules": "List the shipped rule sets, or print one.",
@@ -94,7 +94,7 @@ EXAMPLES = {
 """Subcommand -> what to type, for its --help."""
 
 FIRST = {
-    "analyze": "--batch --shape --show --signature --format",
+    "analyze": "--batch --shape --show --part --format",
     "assign": "--rules --streams --output --compare --batch",
     "bench": "--streams --batch --rules --precision --format",
     "bisect": "--batch --shape --input --reference --format",
@@ -113,7 +113,10 @@ FIRST = {
 
 INTERRUPTED = 130
 
-_OUT_OF_MEMORY = "error: out of memory\n  fix: raise the limit (ulimit -v), use a machine with more memory, or cut the model with --outputs"
+_OUT_OF_MEMORY = (
+    "error: out of memory\n"
+    "  fix: raise the limit (ulimit -v), use a machine with more memory, or cut the model with --part outputs="
+)
 _NO_ROOM_TO_LOAD = ("failed to map segment from shared object", "cannot allocate memory", "Cannot allocate memory")
 
 

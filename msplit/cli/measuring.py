@@ -113,9 +113,7 @@ streams_option = click.option(
 
 batch_option = click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1).")
 
-basis_options = options.together(
-    options.shape_option, options.gpu_option(default=None), options.profile_option, options.record_option
-)
+basis_options = options.together(options.shape_option, options.basis_option)
 """What sizes and prices the model, batches left out."""
 
 runtime_option = options.tensorflow_option(*tensorflow_options.STOCK, *tensorflow_options.CLUSTER)

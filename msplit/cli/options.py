@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from msplit.cli import output, progress
-from msplit.cli.keys import FILE, Fields, Key, Parameter, given, keyed
+from msplit.cli.keys import FILE, Fields, Key, Parameter, Single, given, keyed
 
 if TYPE_CHECKING:
     from msplit.flatten.flat import FlatGraph
@@ -79,6 +79,14 @@ class Shape(Parameter):
 GPUS = ("h200", "h100", "a100", "l4", "t4")
 """What `msplit.cost.gpu_names` lists, here without reading the data sheets."""
 
+
+class GpuName(Parameter):
+    """A data sheet that comes with msplit, or a file of the user's own."""
+
+    name = "NAME|FILE"
+    choices = GPUS
+
+
 PATH = FILE
 
 STREAMS = click.IntRange(1, 1024)
@@ -118,22 +126,8 @@ def _codes() -> Sequence[str]:
 complete_rules = _suggested(_rule_sets, files=True)
 complete_rule_set = _suggested(_rule_sets)
 complete_sample = _suggested(_samples)
-complete_gpu = _suggested(lambda: GPUS, files=True)
 complete_codes = _suggested(_codes)
 complete_code = _suggested(lambda: (*_codes(), "all"))
-
-
-def gpu_option(*, default: str | None = "h200") -> Callable[[Decorated], Decorated]:
-    """--gpu, with the names that there are."""
-    return click.option(
-        "--gpu",
-        default=default,
-        show_default=default is not None,
-        metavar="NAME|FILE",
-        shell_complete=complete_gpu,
-        help=f"GPU whose data sheet prices the nodes: {', '.join(GPUS)}, or a YAML file of your own"
-        + (" (default: h200)." if default is None else "."),
-    )
 
 
 def together(*several: Callable[[Decorated], Decorated], **groups: type) -> Callable[[Decorated], Decorated]:
@@ -176,7 +170,7 @@ class Choice:
         """Reads and flattens a model, or one function of it."""
         from msplit import api
 
-        return api.load(
+        flat = api.load(
             model,
             tags=self.tags,
             signature=self.signature,
@@ -185,22 +179,26 @@ class Choice:
             function=function,
             record=record,
         )
+        if was_given(SEED.name) and any(one.name == SEED.name for one in flat.inputs):
+            note("--input seed=N is the number that made-up inputs come from; a file called N is given as seed=./N")
+        return flat
 
     def further(self) -> dict[str, Any]:
         """For `command_line`."""
-        tags = ("",) if self.tags == () else self.tags  # of none is a choice, too
-        return {"--tag": tags, "--signature": self.signature, "--inputs": self.inputs, "--outputs": self.outputs}
+        signature = None if self.signature is None else (self.signature,)
+        keys = {"signature": signature, "inputs": self.inputs or None, "outputs": self.outputs or None}
+        return {"--part": pairs(tag=self.tags, **keys)}  # no tags at all are a choice, too
 
 
 @dataclass(frozen=True)
 class Work:
-    """What sizes a model and prices its nodes; `no_record`: what is not given is not as `msplit assign` has recorded it."""
+    """What sizes a model and prices its nodes; `record`: what is not given is as `msplit assign` has recorded it."""
 
     batch: int | None = None
     shapes: Sequence[tuple[str, tuple[int, ...]]] = ()
     gpu: str | None = None
     profile_path: Path | None = None
-    no_record: bool = False
+    record: bool = True
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of `api`, with the profile read."""
@@ -273,29 +271,29 @@ class Search:
         return TuneSettings(self.tune_seconds, self.max_memory, seed=run.seed, max_error=self.max_error)
 
 
-_source_options = together(
-    click.option(
-        "--tag",
-        "tags",
-        type=Names(),
-        help='Tags of the SavedModel\'s graph, where it has several; "" for the one without.',
-    ),
-    click.option("--signature", help="Signature of the SavedModel (default: serving_default, or the only one)."),
-    click.option("--inputs", type=Names(), help="Tensors to feed instead of the model's inputs."),
+TAG = Key(
+    "tag", "Tags of the SavedModel's graph, where it has several; tag= is the one without.", Names(), field="tags"
 )
-
-choice_options = together(
-    _source_options,
-    click.option("--outputs", type=Names(), help="Tensors to fetch instead of the model's outputs."),
-    choice=Choice,
+SOURCE = (
+    Key("signature", "Signature of the SavedModel (none: serving_default, or the only one)."),
+    TAG,
+    Key("inputs", "Tensors to feed instead of the model's inputs.", Names()),
 )
+OUTPUTS = Key("outputs", "Tensors to fetch instead of the model's outputs.", Names())
 
-_model_argument = click.argument("model", type=PATH)
 
-model_options = together(_model_argument, choice_options)
+def part_option(*keys: Key) -> Callable[[Decorated], Decorated]:
+    """--part, with these keys."""
+    return keyed("--part", "Which part of the model, a key each time; keys below.", *keys, kind=Single)
 
-graph_options = together(_model_argument, _source_options, choice=Choice)
-"""A model whose outputs are named otherwise."""
+
+PART = (*SOURCE, OUTPUTS)
+
+choice_options = together(part_option(*PART), choice=Choice)
+
+model_argument = click.argument("model", type=PATH)
+
+model_options = together(model_argument, choice_options)
 
 shape_option = click.option(
     "--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
@@ -306,16 +304,37 @@ size_options = together(
     shape_option,
 )
 
+INPUT_FILE = Key(
+    "NAME", "File of an input; without a name, of those that the file names.", click.Path(), field="given", several=True
+)
+SEED = Key("seed", "Number that made-up inputs come from; train: and the order that --shuffle gives.", int, 0)
+
+
+class InputValue(Single):
+    """`[NAME=]FILE` or `seed=N`: what an input called seed is given is no number, such as `seed=./5` for a file called 5."""
+
+    def pair(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Key, Any]:
+        """The seed where it is one, else the text."""
+        name, equals, text = value.partition("=")
+        if name != SEED.name or not equals or Path(value).is_file():
+            return INPUT_FILE, value
+        try:
+            return SEED, int(text)
+        except ValueError:
+            if not Path(text).exists():
+                self.fail(f"{value!r}: {text!r} is neither a whole number nor a file", param, ctx)
+            return INPUT_FILE, value
+
+
 run_options = together(
-    click.option(
+    keyed(
         "--input",
-        "given",
-        multiple=True,
-        metavar="[NAME=]FILE",
-        help="Values of an input: .npy, .npz, TFRecord or JSON. Without a name, those that the file names. Repeatable.",
-    ),
-    click.option(
-        "--seed", default=0, show_default=True, help="Of made-up inputs; train: of the order that --shuffle gives."
+        "Values of an input: .npy, .npz, TFRecord or JSON; what has none is made up. Keys below.",
+        INPUT_FILE,
+        SEED,
+        bare=INPUT_FILE.name,
+        metavar="[NAME=]FILE|seed=N",
+        kind=InputValue,
     ),
     click.option(
         "--precision",
@@ -420,21 +439,28 @@ engine_option = click.option(
 )
 
 
-profile_option = click.option(
-    "--profile",
-    "profile_path",
-    type=PATH,
-    help="Costs that `msplit profile` measured, in place of the data sheet's.",
+GPU = Key(
+    "gpu",
+    f"GPU whose data sheet prices the nodes: {', '.join(GPUS)}, or a YAML file of your own (none: h200).",
+    GpuName(),
 )
-
-record_option = click.option(
-    "--no-record", is_flag=True, help="Do not go by what `msplit assign` has recorded with the model."
+PROFILE = Key(
+    "profile", "Costs that `msplit profile` measured, in place of the data sheet's.", FILE, field="profile_path"
 )
+RECORD = Key("record", "no: do not go by what `msplit assign` has recorded with the model.", bool, True)
 
-cost_options = together(size_options, gpu_option(), profile_option, work=Work)
+
+def costs_option(*keys: Key) -> Callable[[Decorated], Decorated]:
+    """--costs, with these keys."""
+    return keyed("--costs", "Source of costs and facts; keys below.", *keys)
+
+
+cost_options = together(size_options, costs_option(dataclasses.replace(GPU, default="h200"), PROFILE), work=Work)
 """What sizes and prices a model by itself."""
 
-basis_options = together(size_options, gpu_option(default=None), profile_option, record_option, work=Work)
+basis_option = costs_option(GPU, PROFILE, RECORD)
+
+basis_options = together(size_options, basis_option, work=Work)
 """Likewise, where a record with the model says what is not given."""
 
 format_option = click.option(
@@ -461,6 +487,11 @@ def input_files(texts: Sequence[str]) -> dict[str, Path]:
             raise click.BadParameter(f"{said}: {found[name]} and {path}", param_hint="'--input'")
         found[name] = Path(path)
     return found
+
+
+def pairs(**keys: Sequence[Any] | None) -> tuple[tuple[str, Sequence[Any]], ...]:
+    """Keys of an option and their values for `command_line`; those without one are left out."""
+    return tuple((key, values) for key, values in keys.items() if values is not None)
 
 
 def command_line(command: str, model: Path, further: Mapping[str, Any]) -> tuple[str, ...]:

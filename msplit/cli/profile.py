@@ -46,7 +46,7 @@ def command(
     force: bool,
     style: str,
 ) -> None:
-    """Time every kind of kernel of MODEL alone on the GPU, for --profile of other commands. This executes the model."""
+    """Time every kind of kernel of MODEL alone on the GPU, for --costs profile= of other commands. This executes the model."""
     if output is None:
         raise click.UsageError("-o/--output is missing: where to write the profile.")
     from msplit import api, formats

@@ -61,7 +61,7 @@ def command(
 
     given = work.arguments()
     loaded = None if rules.ruleset is None else rule_sets.load(rules.ruleset, streams=rules.streams)
-    flat = choice.load(model, record=not work.no_record)
+    flat = choice.load(model, record=work.record)
     check_places(flat, [output], force=force)
     basis = settle(flat, Given(loaded, rules.streams, **given))
     settled = basis.workload
@@ -70,7 +70,7 @@ def command(
         **choice.further(),
         "--batch": settled.batch,
         "--shape": tuple(settled.shapes.items()),
-        "--gpu": None if settled.gpu == DEFAULT_GPU else settled.gpu,
+        "--costs": () if settled.gpu == DEFAULT_GPU else options.pairs(gpu=(settled.gpu,)),
     }
     measured = runs.measured(flat, bench_paths)
     page = build.page(

@@ -12,7 +12,7 @@ import click
 
 from msplit import escape
 from msplit.cli import options, output
-from msplit.cli.keys import Parameter
+from msplit.cli.keys import Key, Parameter
 from msplit.cli.pool_options import Engine, Pooling, engine_options, pool_options
 from msplit.progress import telling
 
@@ -33,6 +33,7 @@ class Served:
     model_base_path: Path | None
     model_config_file: Path | None
     tags: Sequence[str] | None
+    saved_model_tags: Sequence[str] | None
     signatures: Sequence[str]
 
     def configs(self) -> tuple[ModelConfig, ...]:
@@ -146,16 +147,17 @@ _SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click
 @click.option("--model-name", help="What clients call the model (default: its file's or folder's name).")
 @click.option("--model-base-path", type=options.PATH, hidden=True, help="The same as MODELS.")
 @click.option("--model-config-file", type=options.PATH, help="Models in TensorFlow Serving's text format.")
-@click.option(
-    "--tag", "--saved-model-tags", "tags", type=options.Names(), help="Tags of the graph, where it has several."
+@options.part_option(
+    Key(
+        "signature",
+        "Signatures to serve, or all (none: serving_default, or the only one). Each has weights of its own.",
+        options.Names(),
+        (),
+        "signatures",
+    ),
+    options.TAG,
 )
-@click.option(
-    "--signature",
-    "signatures",
-    type=options.Names(),
-    default="",
-    help="Signatures to serve, or all (default: serving_default, or the only one). Each has weights of its own.",
-)
+@click.option("--saved-model-tags", type=options.Names(), hidden=True, help="The same as --part tag=.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8500, show_default=True, type=_PORT, help="Of gRPC; 0: none.")
 @click.option("--rest-api-port", default=8501, show_default=True, type=_PORT, help="Of HTTP; 0: none.")
@@ -216,11 +218,10 @@ def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching
 
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
+    tags = served.saved_model_tags if served.tags is None else served.tags
     with run.held(where) as ports, ExitStack() as stack:
         with telling() as tell:
-            ready = making.ready(
-                configs, request, settings, tags=served.tags, signatures=served.signatures, progress=tell
-            )
+            ready = making.ready(configs, request, settings, tags=tags, signatures=served.signatures, progress=tell)
             models = stack.enter_context(ready)
         return run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
 

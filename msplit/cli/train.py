@@ -121,7 +121,8 @@ _MOST_GPUS = 64
 
 
 @click.command()
-@options.graph_options
+@options.model_argument
+@options.together(options.part_option(*options.SOURCE), choice=options.Choice)
 @click.option(
     "--target",
     type=options.Names(),
@@ -145,7 +146,7 @@ _MOST_GPUS = 64
 @click.option(
     "--epochs", type=click.IntRange(1), help="Go through the data so often (default: 1, or what --steps need)."
 )
-@click.option("--shuffle", is_flag=True, help="Another order of the data in every epoch, by --seed.")
+@click.option("--shuffle", is_flag=True, help="Another order of the data in every epoch, by --input seed=.")
 @keyed(
     "--save",
     "Folder for checkpoints. Further keys below.",

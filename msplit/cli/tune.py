@@ -57,7 +57,7 @@ def command(
     from msplit.run.tuning import write
 
     request = run.request(work, measured, tune=search.settings(run), force=force)
-    flat = choice.load(model, record=not work.no_record)
+    flat = choice.load(model, record=work.record)
     places = (search.output, search.plan_out, measured.save_reference)
     check_places(flat, [path for path in places if path is not None], force=force)
     with telling() as tell:

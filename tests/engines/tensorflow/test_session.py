@@ -299,7 +299,7 @@ def test_an_output_that_has_no_value_points_to_outputs(tmp_path, output):
     graph_def = built(foreign.map_fn, v2=True).as_graph_def()
     (tmp_path / "map.pb").write_bytes(graph_def.SerializeToString())
     flat = load(tmp_path / "map.pb", outputs=[output])
-    with pytest.raises(EngineError, match=r"not convertible(.|\n)*name other outputs with --outputs"):
+    with pytest.raises(EngineError, match=r"not convertible(.|\n)*name other outputs with --part outputs="):
         reference(flat, {"x": np.zeros((2, 4), np.float32)})
 
 
