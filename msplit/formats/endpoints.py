@@ -211,7 +211,7 @@ def choose_signature(names: Sequence[str], asked: str | None, where: str) -> str
     if DEFAULT_SIGNATURE in names:
         return DEFAULT_SIGNATURE
     if len(names) > 1:
-        raise LoadError(f"the model has several signatures: {listed}", where=where, fix="give --part signature=NAME")
+        raise LoadError(f"the model has several signatures: {listed}", where=where, fix="give --part signature=")
     return names[0] if names else None
 
 

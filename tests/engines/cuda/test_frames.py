@@ -192,6 +192,6 @@ def test_a_cond_at_the_end_runs_with_the_outputs_that_are_guessed():
     for p in (True, False):
         assert_equals_tensorflow(flat, {"x": x, "p": np.array(p)})
     with pytest.raises(
-        EngineError, match=r"no lowering for:(.|\n)*Merge: .*such as choice/Merge(.|\n)*--part outputs="
+        EngineError, match=r"no lowering for:(.|\n)*Merge: .*such as choice/Merge(.|\n)*--part inputs= and outputs="
     ):
         run(flat_of(made, outputs=["choice/Merge:1"]), {"x": x, "p": np.array(True)})
