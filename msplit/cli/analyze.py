@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from msplit.cli import options
-from msplit.cli.keys import Key
+from msplit.cli.keys import key, together
 
 DEVICE_GPUS = 2
 """GPUs of the shipped rule set `device`."""
@@ -17,15 +18,17 @@ DEVICE_GPUS = 2
 VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
 
 
+@dataclass(frozen=True)
+class Inside(options.Choice):
+    """The choices that a model's file may leave open, and a part of it."""
+
+    function: str | None = key(
+        "--part", "function", "Look inside this function, such as the body of a While, instead of at the model."
+    )
+
+
 @click.command()
 @options.model_argument
-@options.together(
-    options.part_option(
-        *options.PART,
-        Key("function", "Look inside this function, such as the body of a While, instead of at the model."),
-    ),
-    choice=options.Choice,
-)
 @click.option(
     "--show", "views", type=click.Choice(VIEWS), multiple=True, help="What to show (default: summary). Repeatable."
 )
@@ -36,13 +39,12 @@ VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
     metavar="N",
     help="Also tell whether to split the model over N such GPUs, by the simulator.",
 )
-@options.cost_options
 @options.format_option
+@together(choice=Inside, work=options.Work)
 def command(
     model: Path,
-    choice: options.Choice,
+    choice: Inside,
     views: Sequence[str],
-    function: str | None,
     engine: str | None,
     gpus: int | None,
     work: options.Work,
@@ -54,7 +56,7 @@ def command(
     from msplit.report import analysis
 
     costing = work.arguments()
-    flat = choice.load(model, function)
+    flat = choice.load(model, choice.function)
     found = api.analyze(flat, **costing)
     coverage = None
     if engine == "cuda":
@@ -64,7 +66,7 @@ def command(
     split = None if gpus is None else found.on_gpus(gpus)
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
     following: list[Sequence[str]] = []
-    if function is None:
+    if choice.function is None:
         gpu = (work.gpu,) if options.was_given("gpu") else None
         profile = None if work.profile_path is None else (work.profile_path,)
         given: dict[str, Any] = {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,21 +32,16 @@ class Key:
         help: Its meaning, one sentence.
         type: What its value is; a `bool` may be left out, which is yes.
         default: Its value where it is not given.
-        field: The parameter of the command; by default the name with underscores.
         several: It may be given several times; its value is a tuple.
+        field: The parameter of the command.
     """
 
     name: str
     help: str
     type: Any = str
     default: Any = None
-    field: str = ""
     several: bool = False
-
-    @property
-    def parameter(self) -> str:
-        """The parameter of the command."""
-        return self.field or self.name.replace("-", "_")
+    field: str = ""
 
     @property
     def values(self) -> Sequence[str]:
@@ -136,69 +134,137 @@ class Single(Keys):
         return (text,)
 
 
-def keyed(
-    option: str, what: str, *keys: Key, bare: str = "", metavar: str = "KEY=VALUE", kind: type[Keys] = Keys
-) -> Callable[..., Any]:
-    """An option whose keys become parameters of the command; see `options.together`.
+class InputValue(Single):
+    """`[NAME=]FILE` or `seed=N`: what an input called seed is given is no number, such as `seed=./5` for a file called 5."""
 
-    Args:
-        option: Its name.
-        what: What it is about, for `--help`, which lists the keys.
+    def pair(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Key, Any]:
+        """The seed where it is one, else the text."""
+        name, equals, text = value.partition("=")
+        file = (self.keys[self.bare], value)
+        if name != SEED or not equals or Path(value).is_file():
+            return file
+        try:
+            return self.keys[SEED], int(text)
+        except ValueError:
+            if not Path(text).exists():
+                self.fail(f"{value!r}: {text!r} is neither a whole number nor a file", param, ctx)
+            return file
+
+
+SEED = "seed"
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """An option of keys, on whatever command.
+
+    Attributes:
+        help: What it is about.
         bare: See `Keys`.
         metavar: What its value looks like.
         kind: How its value is read.
     """
 
-    def gather(ctx: click.Context, param: click.Parameter, parts: Sequence[Sequence[tuple[Key, Any]]]) -> Fields:
-        del param
-        found = Fields((key.parameter, () if key.several else key.default) for key in keys)
-        pairs = [pair for part in parts for pair in part]
-        for key, value in pairs:
-            found[key.parameter] = (*found[key.parameter], value) if key.several else value
-        ctx.meta.setdefault(_GIVEN, {}).update((key.parameter, None) for key, _ in pairs)
-        return found
+    help: str
+    bare: str = ""
+    metavar: str = "KEY=VALUE"
+    kind: type[Keys] = Keys
 
-    help_text = f"{what} Repeatable."
-    return click.option(option, type=kind(keys, bare), multiple=True, metavar=metavar, callback=gather, help=help_text)
+    def of(self, option: str, keys: Sequence[Key]) -> Callable[..., Any]:
+        """The option with these keys, which become parameters of the command."""
+
+        def gather(ctx: click.Context, param: click.Parameter, parts: Sequence[Sequence[tuple[Key, Any]]]) -> Fields:
+            del param
+            found = Fields((key.field, () if key.several else key.default) for key in keys)
+            pairs = [pair for part in parts for pair in part]
+            for key, value in pairs:
+                found[key.field] = (*found[key.field], value) if key.several else value
+            ctx.meta.setdefault(_GIVEN, {}).update((key.field, None) for key, _ in pairs)
+            return found
+
+        how: dict[str, Any] = {
+            "multiple": True,
+            "metavar": self.metavar,
+            "callback": gather,
+            "help": f"{self.help} Repeatable.",
+        }
+        return click.option(option, type=self.kind(keys, self.bare), **how)
 
 
-_ELSEWHERE = {"timelines": "trace", "batches_in_turn": "batches"}
-"""Keywords of the library -> parameters of commands that are called otherwise."""
+KEYED = {
+    "--part": Keyed("Which part of the model, a key each time; keys below.", kind=Single),
+    "--input": Keyed(
+        "Values of an input: .npy, .npz, TFRecord or JSON; what has none is made up. Keys below.",
+        "NAME",
+        "[NAME=]FILE|seed=N",
+        InputValue,
+    ),
+    "--cuda": Keyed("What only the cuda engine reads; keys below."),
+    "--tensorflow": Keyed("What only TensorFlow's runtime reads; keys below."),
+    "--costs": Keyed("Source of costs and facts; keys below."),
+    "--measure": Keyed("How it is measured and compared; keys below."),
+    "--pool": Keyed("How requests share steps and memory; keys below."),
+    "--server": Keyed(
+        "HOST:PORT of a server to send to, in place of a pool here; MODEL is what it serves. Further keys below.",
+        "address",
+        "HOST:PORT|KEY=VALUE",
+    ),
+    "--save": Keyed("Folder for checkpoints. Further keys below.", "folder", "DIR|KEY=VALUE"),
+    "--hosts": Keyed(
+        "The hosts that train together: a ClusterSpec as JSON, or keys below; where nothing names any, what TF_CONFIG holds.",
+        "file",
+        "FILE|KEY=VALUE",
+    ),
+}
 
 
-def option_of(name: str, value: Any) -> str:
-    """A keyword of the library, and its value where it is not None, as the current command has it; itself where that has none."""
-    name = _ELSEWHERE.get(name, name)
-    shown = "" if value is None else {True: "yes", False: "no"}.get(value, value)
-    context = click.get_current_context(silent=True)
-    for one in () if context is None else context.command.params:
-        keys = one.type if isinstance(one.type, Keys) else Keys(())
-        if key := next((key for key in keys.keys.values() if key.parameter == name), None):
-            before = "" if key.name == keys.bare else f"{key.name}="
-            return f"{one.opts[0]} {before}{shown}".rstrip()
-        if one.name == name and isinstance(one, click.Option):
-            return one.opts[-1] if value is None else f"{one.opts[-1]} {shown}"
-    return f"msplit {context.info_name}" if context is not None and context.info_name == name else name
+def option(*names: str, **how: Any) -> Any:
+    """A field of a dataclass that is an option of each command which takes the dataclass; see `click.option` and `together`."""
+    return dataclasses.field(metadata={"option": (names, how)})
+
+
+def key(option: str, name: str, help: str, type: Any = str, default: Any = None, *, several: bool = False) -> Any:
+    """A field that is a key of an option of `KEYED`; see `Key`."""
+    return dataclasses.field(metadata={"key": (option, Key(name, help, type, default, several=several))})
+
+
+def together(**groups: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options that are described as fields of dataclasses, which a command has as its parameters.
+
+    Args:
+        groups: Name of the command's parameter -> the dataclass. A field that is no option keeps its default.
+    """
+    own = {name: [field for field in dataclasses.fields(group) if field.metadata] for name, group in groups.items()}
+    keys: dict[str, list[Key]] = {}
+    options: dict[str, Callable[..., Any]] = {}
+    for field in itertools.chain.from_iterable(own.values()):
+        if "option" in field.metadata:
+            names, how = field.metadata["option"]
+            options[field.name] = click.option(*names, field.name, **how)
+        else:
+            name, one = field.metadata["key"]
+            keys.setdefault(name, []).append(dataclasses.replace(one, field=field.name))
+            options[name] = KEYED[name].of(name, keys[name])
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def wrapped(**kwargs: Any) -> Any:
+            for name in [name for name, value in kwargs.items() if isinstance(value, Fields)]:
+                kwargs |= kwargs.pop(name)
+            for name, group in groups.items():
+                kwargs[name] = group(**{field.name: kwargs.pop(field.name) for field in own[name]})
+            return command(**kwargs)
+
+        for one in reversed(options.values()):
+            wrapped = one(wrapped)
+        return wrapped
+
+    return decorate
 
 
 def given(ctx: click.Context) -> Sequence[str]:
     """Parameters that came from keys which were given, in the order of the options."""
     return tuple(ctx.meta.get(_GIVEN, ()))
-
-
-_MOVED = {"--tune": "msplit tune", "--bisect": "msplit bisect", "--model-name": "--server name=TEXT"}
-"""Options of earlier versions whose names are not those of keys -> what to write."""
-
-
-def written_now(option: str, command: click.Command) -> str | None:
-    """What to write in place of an option of an earlier version: the command's key of that name; None where there is none."""
-    negated = option.startswith("--no-")
-    name = option.removeprefix("--no-" if negated else "--")
-    for one in command.params:
-        key = one.type.keys.get(name) if isinstance(one.type, Keys) else None
-        if key is not None and not (negated and key.type is not bool):
-            return f"{one.opts[0]} {name}=no" if negated else f"{one.opts[0]} {key.text}"
-    return _MOVED.get(option)
 
 
 SECTIONS = {
@@ -242,15 +308,6 @@ class Sectioned(click.Command):
     """
 
     first: Sequence[str] = ()
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads them; of an option of an earlier version it says what to write now."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as problem:
-            if now := written_now(problem.option_name, self):
-                raise click.UsageError(f"{problem.option_name} is written as {now} now.", ctx) from problem
-            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes them."""

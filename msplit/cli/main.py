@@ -18,7 +18,7 @@ import click
 
 from msplit._version import __version__
 from msplit.cli import interrupt, output
-from msplit.cli.keys import Sectioned, option_of
+from msplit.cli.keys import Keys, Sectioned
 from msplit.core.arguments import spelling
 from msplit.errors import MsplitError, WriteError
 
@@ -205,7 +205,7 @@ def _showing_progress(callback: Callable[..., Any] | None) -> Callable[..., Any]
         from msplit.cli import options, progress
 
         verbose = options.is_set("verbose") or options.is_set("debug")
-        with spelling(option_of), progress.shown(quiet=options.is_set("quiet"), verbose=verbose):
+        with spelling(options.option_of), progress.shown(quiet=options.is_set("quiet"), verbose=verbose):
             return callback(*args, **kwargs)
 
     return wrapped
@@ -246,6 +246,8 @@ def _run(arguments: list[str], debug: bool) -> int:
             return _internal(problem.__cause__, debug)
         raise
     except click.ClickException as problem:
+        if isinstance(problem, click.NoSuchOption) and problem.ctx is not None:
+            problem = _moved(problem, problem.ctx)
         shown = io.StringIO()
         problem.show(shown)
         return _say(shown.getvalue().rstrip("\n"), 2)
@@ -257,6 +259,22 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _say(_OUT_OF_MEMORY, 2)
     except Exception as problem:  # noqa: BLE001  a mistake of msplit's own is told as such, with how to report it
         return _say(_OUT_OF_MEMORY, 2) if _without_room(problem) else _internal(problem, debug)
+
+
+_MOVED = {"--tune": "msplit tune", "--bisect": "msplit bisect", "--model-name": "--server name=TEXT"}
+"""Options of earlier versions whose names are not those of keys -> what to write."""
+
+
+def _moved(problem: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
+    """Error for an option of an earlier version that says what to write: the command's key of that name; the same for other options."""
+    option, now = problem.option_name, _MOVED.get(problem.option_name)
+    negated = option.startswith("--no-")
+    name = option.removeprefix("--no-" if negated else "--")
+    for one in ctx.command.params:
+        key = one.type.keys.get(name) if isinstance(one.type, Keys) else None
+        if key is not None and not (negated and key.type is not bool):
+            now = f"{one.opts[0]} {name}=no" if negated else f"{one.opts[0]} {key.text}"
+    return problem if now is None else click.UsageError(f"{option} is written as {now} now.", ctx)
 
 
 def _without_room(problem: Exception) -> bool:

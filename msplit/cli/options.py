@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +11,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from msplit.cli import output, progress
-from msplit.cli.keys import FILE, Fields, Key, Parameter, Single, given, keyed
+from msplit.cli.keys import FILE, SEED, Keys, Parameter, given, key, option
 
 if TYPE_CHECKING:
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
     from msplit.run.request import TuneSettings
-
-Decorated = Callable[..., Any]
 
 
 class Names(Parameter):
@@ -130,41 +126,22 @@ complete_codes = _suggested(_codes)
 complete_code = _suggested(lambda: (*_codes(), "all"))
 
 
-def together(*several: Callable[[Decorated], Decorated], **groups: type) -> Callable[[Decorated], Decorated]:
-    """Several options as one decorator, and dataclasses in place of single parameters.
-
-    Args:
-        several: The options, in the order of --help.
-        groups: Name of the command's parameter -> the dataclass, whose fields are called as the options are. A field without an option
-            keeps its default.
-    """
-
-    def decorate(command: Decorated) -> Decorated:
-        @functools.wraps(command)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            for name in [name for name, value in kwargs.items() if isinstance(value, Fields)]:
-                kwargs |= kwargs.pop(name)
-            for name, group in groups.items():
-                own = [field.name for field in dataclasses.fields(group) if field.name in kwargs]
-                kwargs[name] = group(**{field: kwargs.pop(field) for field in own})
-            return command(*args, **kwargs)
-
-        decorated: Decorated = wrapped
-        for one in reversed(several):
-            decorated = one(decorated)
-        return decorated
-
-    return decorate
+TAG = "Tags of the SavedModel's graph, where it has several; tag= is the one without."
+SHIPPED = f"GPU whose data sheet prices the nodes: {', '.join(GPUS)}, or a YAML file of your own"
 
 
 @dataclass(frozen=True)
 class Choice:
     """The choices that a model's file may leave open."""
 
-    tags: Sequence[str] | None
-    signature: str | None
-    inputs: Sequence[str] | None
-    outputs: Sequence[str] | None = None
+    signature: str | None = key(
+        "--part", "signature", "Signature of the SavedModel (none: serving_default, or the only one)."
+    )
+    tags: Sequence[str] | None = key("--part", "tag", TAG, Names())
+    inputs: Sequence[str] | None = key("--part", "inputs", "Tensors to feed instead of the model's inputs.", Names())
+    outputs: Sequence[str] | None = key(
+        "--part", "outputs", "Tensors to fetch instead of the model's outputs.", Names()
+    )
 
     def load(self, model: Path, function: str | None = None, *, record: bool = True) -> FlatGraph:
         """Reads and flattens a model, or one function of it."""
@@ -179,7 +156,7 @@ class Choice:
             function=function,
             record=record,
         )
-        if was_given(SEED.name) and any(one.name == SEED.name for one in flat.inputs):
+        if was_given(SEED) and any(one.name == SEED for one in flat.inputs):
             note("--input seed=N is the number that made-up inputs come from; a file called N is given as seed=./N")
         return flat
 
@@ -190,15 +167,32 @@ class Choice:
         return {"--part": pairs(tag=self.tags, **keys)}  # no tags at all are a choice, too
 
 
-@dataclass(frozen=True)
-class Work:
-    """What sizes a model and prices its nodes; `record`: what is not given is as `msplit assign` has recorded it."""
+@dataclass(frozen=True, kw_only=True)
+class InputShapes:
+    """Sizes of inputs, the leading one left out."""
 
-    batch: int | None = None
-    shapes: Sequence[tuple[str, tuple[int, ...]]] = ()
-    gpu: str | None = None
-    profile_path: Path | None = None
-    record: bool = True
+    shapes: Sequence[tuple[str, tuple[int, ...]]] = option(
+        "--shape", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSizes(InputShapes):
+    """Sizes of inputs."""
+
+    batch: int | None = option(
+        "--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1)."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(InputSizes):
+    """What sizes a model and prices its nodes by itself."""
+
+    gpu: str | None = key("--costs", "gpu", f"{SHIPPED}.", GpuName(), "h200")
+    profile_path: Path | None = key(
+        "--costs", "profile", "Costs that `msplit profile` measured, in place of the data sheet's.", FILE
+    )
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of `api`, with the profile read."""
@@ -208,23 +202,79 @@ class Work:
         return {"batch": self.batch, "shapes": dict(self.shapes), "gpu": self.gpu, "profile": profile}
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedWork(Work):
+    """Likewise, where a record with the model says what is not given."""
+
+    gpu: str | None = key("--costs", "gpu", f"{SHIPPED} (none: h200).", GpuName())
+    record: bool = key(
+        "--costs", "record", "no: do not go by what `msplit assign` has recorded with the model.", bool, True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches(RecordedWork):
+    """Likewise, once or for several batches."""
+
+    batch: int | None = None
+    batches: tuple[int, ...] | None = option(
+        "--batch",
+        type=Numbers(click.IntRange(1)),
+        help="Size of unknown leading dimensions (default: 1), or several, such as 1,8,32; build: they share weights and memory; "
+        "bench: they are measured one after the other.",
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """For the functions of the library, of the first batch."""
+        return {**super().arguments(), "batch": self.batches[0] if self.batches else None}
+
+    @property
+    def several(self) -> tuple[int, ...]:
+        """The batches, where there is more than one."""
+        return self.batches if self.batches and len(self.batches) > 1 else ()
+
+
 @dataclass(frozen=True)
 class Rules:
     """Rules, and the number of streams in place of what they say."""
 
-    ruleset: str | None
-    streams: int | None
+    ruleset: str | None = option(
+        "--rules",
+        shell_complete=complete_rules,
+        help="Rules file or rule set that gives the ids (default: the model's own ids; for a model without any, what fits it).",
+    )
+    streams: int | None = option(
+        "--streams", type=STREAMS, help="Number of streams of the rules, instead of what they say."
+    )
 
 
 @dataclass(frozen=True)
 class Execution:
     """How a model is executed."""
 
-    given: Sequence[str]
-    seed: int
-    precision: str
-    layout: str
-    op_libraries: Sequence[Path]
+    given: Sequence[str] = key(
+        "--input", "NAME", "File of an input; without a name, of those that the file names.", click.Path(), several=True
+    )
+    seed: int = key(
+        "--input", SEED, "Number that made-up inputs come from; train: and the order that --shuffle gives.", int, 0
+    )
+    precision: str = option(
+        "--precision",
+        type=click.Choice(["tf32", "ieee", "bf16", "fp16"]),
+        default="tf32",
+        show_default=True,
+        help="What float32 is computed in, on every engine: bf16 and fp16 where that gains, as TensorFlow's mixed precision.",
+    )
+    layout: str = key(
+        "--cuda", "layout", "Memory layout of convolutions.", click.Choice(["auto", "nhwc", "nchw"]), "auto"
+    )
+    op_libraries: Sequence[Path] = key(
+        "--tensorflow",
+        "op-library",
+        "A file with custom TensorFlow ops; may be given several times.",
+        FILE,
+        several=True,
+    )
 
     def arguments(self) -> dict[str, Any]:
         """For what asks to run a model."""
@@ -238,29 +288,107 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Kernels(Execution):
-    """Likewise, with what kernels and streams are made by, and what outputs are held against."""
+class Verified(Execution):
+    """Likewise, with what streams come from, and what outputs are held against."""
 
-    ruleset: str | None
-    effort: str
-    capture: bool
-    fuse: bool
-    group: bool
-    reference: Path | None
+    ruleset: str | None = option(
+        "--rules",
+        shell_complete=complete_rules,
+        help="Rules for a graph without ids (default: auto), or in place of its ids.",
+    )
+    reference: Path | None = option(
+        "--reference", type=PATH, help="Verify against this .npz instead of TensorFlow on the CPU."
+    )
 
     def arguments(self) -> dict[str, Any]:
         """For what asks to run a model."""
-        own = {name: getattr(self, name) for name in ("ruleset", "effort", "capture", "fuse", "group", "reference")}
+        return {**super().arguments(), "ruleset": self.ruleset, "reference": self.reference}
+
+
+@dataclass(frozen=True)
+class Kernels(Verified):
+    """Likewise, with what kernels are made by."""
+
+    effort: str = key(
+        "--cuda",
+        "effort",
+        "fast times no kernel and compiles none, to be ready in seconds.",
+        click.Choice(["full", "fast"]),
+        "full",
+    )
+    capture: bool = key("--cuda", "capture", "no: launch kernel by kernel instead of one CUDA graph.", bool, True)
+    fuse: bool = key("--cuda", "fuse", "no: do not show what one kernel per group of pointwise ops adds.", bool, True)
+    group: bool = key("--cuda", "group", "no: do not show what batching alike branches adds.", bool, True)
+
+    def arguments(self) -> dict[str, Any]:
+        """For what asks to run a model."""
+        own = {name: getattr(self, name) for name in ("effort", "capture", "fuse", "group")}
         return {**super().arguments(), **own}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What runs it."""
+
+    engine: str | None = option(
+        "--engine",
+        type=click.Choice(["cuda", "tensorflow"]),
+        help="What runs it (default: cuda where it can, else tensorflow).",
+    )
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Where it runs."""
+
+    device: str = option(
+        "--device",
+        type=click.Choice(["cuda", "cpu"]),
+        default="cuda",
+        show_default=True,
+        help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
+    )
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Where several GPUs are used."""
+
+    devices: tuple[int, ...] = option(
+        "--gpus",
+        type=Numbers(click.IntRange(0)),
+        default=(),
+        help="cuda: numbers of the GPUs to use, such as 0,1. bench: they share the rows of a step; load, serve: each answers requests.",
+    )
+
+
+SECONDS: dict[str, Any] = {
+    "default": 20.0,
+    "show_default": True,
+    "type": click.FloatRange(0),
+    "help": "Seconds that the search may take.",
+}
 
 
 @dataclass(frozen=True)
 class Search:
     """The search for a plan, and for what stays in float32."""
 
-    tune_seconds: float
-    max_memory: float
-    max_error: float | None
+    tune_seconds: float = option("--seconds", **SECONDS)
+    max_memory: float = option(
+        "--max-memory",
+        default=1.5,
+        show_default=True,
+        type=click.FloatRange(1),
+        metavar="RATIO",
+        help="Take no plan that needs more than so many times the memory of one stream.",
+    )
+    max_error: float | None = option(
+        "--max-error",
+        type=click.FloatRange(0, min_open=True),
+        metavar="ERROR",
+        help="Leave ops in float32 until half precision keeps every output within this relative error.",
+    )
 
     def settings(self, run: Execution) -> TuneSettings:
         """For what asks for it."""
@@ -271,197 +399,7 @@ class Search:
         return TuneSettings(self.tune_seconds, self.max_memory, seed=run.seed, max_error=self.max_error)
 
 
-TAG = Key(
-    "tag", "Tags of the SavedModel's graph, where it has several; tag= is the one without.", Names(), field="tags"
-)
-SOURCE = (
-    Key("signature", "Signature of the SavedModel (none: serving_default, or the only one)."),
-    TAG,
-    Key("inputs", "Tensors to feed instead of the model's inputs.", Names()),
-)
-OUTPUTS = Key("outputs", "Tensors to fetch instead of the model's outputs.", Names())
-
-
-def part_option(*keys: Key) -> Callable[[Decorated], Decorated]:
-    """--part, with these keys."""
-    return keyed("--part", "Which part of the model, a key each time; keys below.", *keys, kind=Single)
-
-
-PART = (*SOURCE, OUTPUTS)
-
-choice_options = together(part_option(*PART), choice=Choice)
-
 model_argument = click.argument("model", type=PATH)
-
-model_options = together(model_argument, choice_options)
-
-shape_option = click.option(
-    "--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
-)
-
-size_options = together(
-    click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1)."),
-    shape_option,
-)
-
-INPUT_FILE = Key(
-    "NAME", "File of an input; without a name, of those that the file names.", click.Path(), field="given", several=True
-)
-SEED = Key("seed", "Number that made-up inputs come from; train: and the order that --shuffle gives.", int, 0)
-
-
-class InputValue(Single):
-    """`[NAME=]FILE` or `seed=N`: what an input called seed is given is no number, such as `seed=./5` for a file called 5."""
-
-    def pair(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Key, Any]:
-        """The seed where it is one, else the text."""
-        name, equals, text = value.partition("=")
-        if name != SEED.name or not equals or Path(value).is_file():
-            return INPUT_FILE, value
-        try:
-            return SEED, int(text)
-        except ValueError:
-            if not Path(text).exists():
-                self.fail(f"{value!r}: {text!r} is neither a whole number nor a file", param, ctx)
-            return INPUT_FILE, value
-
-
-run_options = together(
-    keyed(
-        "--input",
-        "Values of an input: .npy, .npz, TFRecord or JSON; what has none is made up. Keys below.",
-        INPUT_FILE,
-        SEED,
-        bare=INPUT_FILE.name,
-        metavar="[NAME=]FILE|seed=N",
-        kind=InputValue,
-    ),
-    click.option(
-        "--precision",
-        type=click.Choice(["tf32", "ieee", "bf16", "fp16"]),
-        default="tf32",
-        show_default=True,
-        help="What float32 is computed in, on every engine: bf16 and fp16 where that gains, as TensorFlow's mixed precision.",
-    ),
-)
-rules_option = click.option(
-    "--rules",
-    "ruleset",
-    shell_complete=complete_rules,
-    help="Rules for a graph without ids (default: auto), or in place of its ids.",
-)
-
-LAYOUT = Key("layout", "Memory layout of convolutions.", click.Choice(["auto", "nhwc", "nchw"]), "auto")
-CUDA = (
-    Key(
-        "effort",
-        "fast times no kernel and compiles none, to be ready in seconds.",
-        click.Choice(["full", "fast"]),
-        "full",
-    ),
-    Key("capture", "no: launch kernel by kernel instead of one CUDA graph.", bool, True),
-    Key("fuse", "no: do not show what one kernel per group of pointwise ops adds.", bool, True),
-    Key("group", "no: do not show what batching alike branches adds.", bool, True),
-    LAYOUT,
-)
-"""Of what only the cuda engine reads."""
-
-OP_LIBRARY = Key(
-    "op-library",
-    "A file with custom TensorFlow ops; may be given several times.",
-    FILE,
-    field="op_libraries",
-    several=True,
-)
-
-
-def cuda_option(*keys: Key) -> Callable[..., Any]:
-    """--cuda, with these keys."""
-    return keyed("--cuda", "What only the cuda engine reads; keys below.", *keys)
-
-
-def tensorflow_option(*keys: Key) -> Callable[..., Any]:
-    """--tensorflow, with custom ops and these keys."""
-    return keyed("--tensorflow", "What only TensorFlow's runtime reads; keys below.", OP_LIBRARY, *keys)
-
-
-reference_option = click.option(
-    "--reference", type=PATH, help="Verify against this .npz instead of TensorFlow on the CPU."
-)
-
-
-def search_options(prefix: str) -> Callable[[Decorated], Decorated]:
-    """Options of the search for a plan; the name of the time for it begins with a prefix."""
-    return together(
-        click.option(
-            f"--{prefix}seconds",
-            "tune_seconds",
-            default=20.0,
-            show_default=True,
-            type=click.FloatRange(0),
-            help="Seconds that the search may take.",
-        ),
-        click.option(
-            "--max-memory",
-            default=1.5,
-            show_default=True,
-            type=click.FloatRange(1),
-            metavar="RATIO",
-            help="Take no plan that needs more than so many times the memory of one stream.",
-        ),
-        click.option(
-            "--max-error",
-            type=click.FloatRange(0, min_open=True),
-            metavar="ERROR",
-            help="Leave ops in float32 until half precision keeps every output within this relative error.",
-        ),
-    )
-
-
-device_option = click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
-)
-gpus_option = click.option(
-    "--gpus",
-    "devices",
-    type=Numbers(click.IntRange(0)),
-    default=(),
-    help="cuda: numbers of the GPUs to use, such as 0,1. bench: they share the rows of a step; load, serve: each answers requests.",
-)
-engine_option = click.option(
-    "--engine",
-    type=click.Choice(["cuda", "tensorflow"]),
-    help="What runs it (default: cuda where it can, else tensorflow).",
-)
-
-
-GPU = Key(
-    "gpu",
-    f"GPU whose data sheet prices the nodes: {', '.join(GPUS)}, or a YAML file of your own (none: h200).",
-    GpuName(),
-)
-PROFILE = Key(
-    "profile", "Costs that `msplit profile` measured, in place of the data sheet's.", FILE, field="profile_path"
-)
-RECORD = Key("record", "no: do not go by what `msplit assign` has recorded with the model.", bool, True)
-
-
-def costs_option(*keys: Key) -> Callable[[Decorated], Decorated]:
-    """--costs, with these keys."""
-    return keyed("--costs", "Source of costs and facts; keys below.", *keys)
-
-
-cost_options = together(size_options, costs_option(dataclasses.replace(GPU, default="h200"), PROFILE), work=Work)
-"""What sizes and prices a model by itself."""
-
-basis_option = costs_option(GPU, PROFILE, RECORD)
-
-basis_options = together(size_options, basis_option, work=Work)
-"""Likewise, where a record with the model says what is not given."""
 
 format_option = click.option(
     "--format",
@@ -505,15 +443,34 @@ def command_line(command: str, model: Path, further: Mapping[str, Any]) -> tuple
     import shlex
 
     parts = [shlex.join(["msplit", command, str(model)])]
-    for option, value in further.items():
+    for name, value in further.items():
         if value is None or value == ():
             continue
         pairs = isinstance(value, tuple) and isinstance(value[0], tuple)
         for one in value if pairs else (value,):
             if pairs:
                 one = f"{one[0]}={','.join(str(size) for size in one[1])}"
-            parts.append(shlex.join([option, ",".join(one) if isinstance(one, tuple) else str(one)]))
+            parts.append(shlex.join([name, ",".join(one) if isinstance(one, tuple) else str(one)]))
     return tuple(parts)
+
+
+_ELSEWHERE = {"timelines": "trace", "batches_in_turn": "batches"}
+"""Keywords of the library -> parameters of commands that are called otherwise."""
+
+
+def option_of(name: str, value: Any) -> str:
+    """A keyword of the library, and its value where it is not None, as the current command has it; itself where that has none."""
+    name = _ELSEWHERE.get(name, name)
+    shown = "" if value is None else {True: "yes", False: "no"}.get(value, value)
+    context = click.get_current_context(silent=True)
+    for one in () if context is None else context.command.params:
+        keys = one.type if isinstance(one.type, Keys) else Keys(())
+        if key := next((key for key in keys.keys.values() if key.field == name), None):
+            before = "" if key.name == keys.bare else f"{key.name}="
+            return f"{one.opts[0]} {before}{shown}".rstrip()
+        if one.name == name and isinstance(one, click.Option):
+            return one.opts[-1] if value is None else f"{one.opts[-1]} {shown}"
+    return f"msplit {context.info_name}" if context is not None and context.info_name == name else name
 
 
 def was_given(name: str) -> bool:

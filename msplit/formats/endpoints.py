@@ -203,9 +203,7 @@ def choose_signature(names: Sequence[str], asked: str | None, where: str) -> str
     listed = ", ".join(names)
     if asked is not None:
         if asked not in names:
-            fix = (
-                f"--part signature= is one of: {listed}" if names else "the model has none: leave --part signature= out"
-            )
+            fix = f"--part signature= is one of: {listed}" if names else "it has none: leave --part signature= out"
             raise LoadError(f"there is no signature {asked!r}", where=where, fix=fix)
         return asked
     if DEFAULT_SIGNATURE in names:

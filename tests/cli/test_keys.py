@@ -10,8 +10,9 @@ from typing import Any
 import click
 import pytest
 
-from msplit.cli.keys import Keys, option_of
+from msplit.cli.keys import Keys
 from msplit.cli.main import COMMANDS, FIRST, cli
+from msplit.cli.options import option_of
 from msplit.core.arguments import spelled, spelling
 from msplit.errors import MsplitError
 from msplit.opset import schema
@@ -193,7 +194,7 @@ def test_defaults_are_those_of_the_library() -> None:
         defaults: dict[str, Any] = {}
         for one in importlib.import_module(f"msplit.cli.{command}").command.params:
             keys = one.type.keys.values() if isinstance(one.type, Keys) else ()
-            defaults |= {key.parameter: key.default for key in keys if not key.several} or {one.name: one.default}
+            defaults |= {key.field: key.default for key in keys if not key.several} or {one.name: one.default}
         for kind in classes:
             for field in fields(kind):
                 if isinstance(field.default, bool | int | float | str) and isinstance(
