@@ -1,4 +1,6 @@
-"""Options of the form KEY=VALUE: what only one part of msplit reads is one option, whose keys `--help` lists."""
+"""Options as data: fields of dataclasses describe them. What only one part of msplit reads is one option, KEY=VALUE, whose keys `--help`
+lists.
+"""
 
 from __future__ import annotations
 
@@ -232,16 +234,17 @@ def together(**groups: type) -> Callable[[Callable[..., Any]], Callable[..., Any
     """Options that are described as fields of dataclasses, which a command has as its parameters.
 
     Args:
-        groups: Name of the command's parameter -> the dataclass. A field that is no option keeps its default.
+        groups: Name of the command's parameter -> the dataclass. A field that is no option is an argument of the command, or keeps its
+            default.
     """
-    own = {name: [field for field in dataclasses.fields(group) if field.metadata] for name, group in groups.items()}
+    fields = {name: dataclasses.fields(group) for name, group in groups.items()}
     keys: dict[str, list[Key]] = {}
     options: dict[str, Callable[..., Any]] = {}
-    for field in itertools.chain.from_iterable(own.values()):
+    for field in itertools.chain.from_iterable(fields.values()):
         if "option" in field.metadata:
             names, how = field.metadata["option"]
             options[field.name] = click.option(*names, field.name, **how)
-        else:
+        elif "key" in field.metadata:
             name, one = field.metadata["key"]
             keys.setdefault(name, []).append(dataclasses.replace(one, field=field.name))
             options[name] = KEYED[name].of(name, keys[name])
@@ -252,7 +255,8 @@ def together(**groups: type) -> Callable[[Callable[..., Any]], Callable[..., Any
             for name in [name for name, value in kwargs.items() if isinstance(value, Fields)]:
                 kwargs |= kwargs.pop(name)
             for name, group in groups.items():
-                kwargs[name] = group(**{field.name: kwargs.pop(field.name) for field in own[name]})
+                own = [field.name for field in fields[name] if field.name in kwargs]
+                kwargs[name] = group(**{field: kwargs.pop(field) for field in own})
             return command(**kwargs)
 
         for one in reversed(options.values()):
