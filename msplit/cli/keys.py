@@ -99,12 +99,12 @@ class Keys(Parameter):
         return re.split(self._between, text)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Keys, each with its values where it has names for them."""
+        """Keys, each with its values where it has names for them, and files for other values."""
         del ctx, param
         keys = (key for key in self.keys.values() if key.name != self.bare)
         every = (f"{key.name}={value}" for key in keys for value in key.values or ("",))
-        found = [CompletionItem(text) for text in every if text.startswith(incomplete)]
-        return found or ([CompletionItem(incomplete, type="file")] if self.bare else [])
+        found = [CompletionItem(text) for text in every if text.startswith(incomplete) and text != incomplete]
+        return found or [CompletionItem(incomplete, type="file")]
 
     def pair(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Key, Any]:
         """A key, and its value as its type has it."""
@@ -184,13 +184,8 @@ class Keyed:
             ctx.meta.setdefault(_GIVEN, {}).update((key.field, None) for key, _ in pairs)
             return found
 
-        how: dict[str, Any] = {
-            "multiple": True,
-            "metavar": self.metavar,
-            "callback": gather,
-            "help": f"{self.help} Repeatable.",
-        }
-        return click.option(option, type=self.kind(keys, self.bare), **how)
+        kind, help_text = self.kind(keys, self.bare), f"{self.help} Repeatable."
+        return click.option(option, type=kind, multiple=True, metavar=self.metavar, callback=gather, help=help_text)
 
 
 KEYED = {

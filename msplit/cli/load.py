@@ -80,7 +80,7 @@ class Loaded:
     seconds: float = key("--measure", "seconds", "Seconds of measuring, per level.", click.FloatRange(0.01), 2.0)
     warmup: float = key("--measure", "warmup", "Seconds before that.", click.FloatRange(0), 0.5)
     repeat: int = key("--measure", "repeat", "How often all is measured.", click.IntRange(1), 3)
-    requests: int = key(
+    most: int = key(
         "--measure", "requests", "End a run after so many requests, warm-up left out; 0: none.", click.IntRange(0), 0
     )
     rows: int = key("--measure", "rows", "Rows of a request.", click.IntRange(1), 1)
@@ -181,22 +181,9 @@ def _settings(load: Loaded, beside: Beside) -> LoadSettings:
 
     rates, shares = load.rate
     clients = load.clients if options.was_given("clients") or shares or not rates else ()
-    return LoadSettings(
-        clients=clients,
-        rates=rates,
-        shares=shares,
-        seconds=load.seconds,
-        warmup=load.warmup,
-        repeat=load.repeat,
-        rows=load.rows,
-        distinct=load.distinct,
-        mix=load.mix or {},
-        timeout=load.timeout,
-        most=load.requests,
-        beside=() if beside.beside == ("none",) else beside.beside,
-        threads=beside.threads,
-        config=beside.config,
-    )
+    own: dict[str, Any] = {**vars(load), **vars(beside), "clients": clients, "rates": rates, "shares": shares}
+    own |= {"mix": load.mix or {}, "beside": () if beside.beside == ("none",) else beside.beside}
+    return LoadSettings(**{name: value for name, value in own.items() if name != "rate"})
 
 
 def _as_multistream(

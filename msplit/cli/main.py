@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click import shell_completion
 
 from msplit._version import __version__
 from msplit.cli import interrupt, output
@@ -209,6 +210,28 @@ def _showing_progress(callback: Callable[..., Any] | None) -> Callable[..., Any]
             return callback(*args, **kwargs)
 
     return wrapped
+
+
+class _Bash(shell_completion.BashComplete):
+    """Completion in Bash, to which an equals sign is a word: `gpu=h` are three, of which the last one is completed."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        words: list[str] = []
+        for word in (*args, incomplete):
+            if words and not words[-1].startswith("-") and (word == "=" or words[-1].endswith("=")):
+                words[-1] += word
+            else:
+                words.append(word)
+        self.before = words[-1].removesuffix(incomplete.removeprefix("="))
+        return words[:-1], words[-1]
+
+    def format_completion(self, item: shell_completion.CompletionItem) -> str:
+        value = item.value.removeprefix(self.before) if item.type == "plain" else item.value
+        return super().format_completion(shell_completion.CompletionItem(value, item.type))
+
+
+shell_completion.add_completion_class(_Bash)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100})

@@ -72,6 +72,12 @@ def test_commands_options_and_choices_are_completed() -> None:
         ("msplit report m.pb --costs r", ["plain,record=yes", "plain,record=no"]),
         ("msplit analyze m.pb --part f", ["plain,function="]),
         ("msplit bench m.pb --input my", ["file,my"]),
+        ("msplit bench m.pb --input se", ["plain,seed="]),
+        # as Bash has them, to which an equals sign is a word
+        ("msplit report m.pb --costs gpu = h", ["plain,h200", "plain,h100"]),
+        ("msplit report m.pb --costs record =", ["plain,yes", "plain,no"]),
+        ("msplit report m.pb --costs profile = pro", ["file,profile=pro"]),
+        ("msplit report m.pb --costs gpu = h200 --co", ["plain,--costs"]),
         ("msplit check m.pb --ignore MS001,MS02", ["plain,MS001,MS020", "plain,MS001,MS021", "plain,MS001,MS022"]),
         ("msplit check --explain a", ["plain,all"]),
     ],

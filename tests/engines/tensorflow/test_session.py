@@ -500,7 +500,7 @@ def test_an_iterator_that_a_program_begins_is_to_be_fed(tmp_path):
     assert [end.name for end in flat.model.outputs] == ["y"]
     with pytest.raises(EngineError, match="a program initializes it") as told:
         run(flat, zeros(flat), 1, {})
-    names = told.value.fix.rpartition(" ")[2]
+    names = told.value.fix.rpartition("--part inputs=")[2]
     assert names == "IteratorGetNext:0,IteratorGetNext:1"
     fed = load(flat.model.path, inputs=names.split(","), outputs=["y"])
     assert fed.model.inputs[1].shape == (None, 12)
