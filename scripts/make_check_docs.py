@@ -16,7 +16,7 @@ INTRODUCTION = """\
 <!-- Written by scripts/make_check_docs.py from msplit/checks. Do not edit: a test compares. -->
 
     msplit check MODEL… [--rules FILE] [--plan FILE] [--against OLD] [--select/--ignore CODES] [--config FILE]
-                       [--batch N] [--shape NAME=D,D,…] [--gpu NAME] [--profile FILE] [--no-record]
+                       [--batch N] [--shape NAME=D,D,…] [--costs KEY=VALUE]
                        [--format table|json|md|github|junit|sarif] [--fail-on SEVERITY] [--exit-zero]
                        [--baseline FILE] [--write-baseline FILE]
 
@@ -36,7 +36,7 @@ Warnings and infos are told and do not fail the run. `--fail-on warning` makes w
 
 What the ids were made with (rules, streams, batch, shapes, GPU, profile) need not be said again: `msplit assign` has left
 [a record](files.md#the-record-of-an-assignment) of it with the model. Options win over settings, and settings over the
-record; `--no-record` leaves it out. A finding that depends on any of it says what it was judged with, and where that came from.
+record; `--costs record=no` leaves it out. A finding that depends on any of it says what it was judged with, and where that came from.
 
 Several models may be given: `msplit check models/*.pb`. One that can not be read is told on stderr, the others are checked
 all the same, and the exit code is 2. `--plan` and `--against` belong to one model.
@@ -88,9 +88,9 @@ hand_set: ["tower_a/.*"]      # nodes whose ids the model's own code sets (MS003
 rules: rules.yaml             # as --rules
 plan: plan.json               # as --plan
 batch: 128                    # as --batch
-gpu: h200                     # as --gpu
+gpu: h200                     # as --costs gpu=
 shapes: {image: [1, 224, 224, 3]}   # as --shape
-profile: profile.json         # as --profile
+profile: profile.json         # as --costs profile=
 baseline: known.json          # as --baseline
 limits:
   min_gain: 1.05              # MS015

@@ -135,7 +135,7 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
                 data_sheet(record.gpu)
                 gpu, origin["gpu"] = record.gpu, RECORDED
             except MsplitError:
-                broken = broken or f"assign went by the data sheet '{record.gpu}', which is not there: give --gpu"
+                broken = broken or f"assign took the data sheet '{record.gpu}', which is not there: give --costs gpu="
     workload = Workload(batch, shapes, gpu=gpu, profile=profile)
     return Basis(workload, ruleset, _said(ruleset, workload), origin, broken or lost)
 
@@ -159,7 +159,7 @@ def recorded_profile(recorded: RecordedProfile, model: Path) -> tuple[Profile | 
         if profile_file.hash_of(profile) == recorded.hash:
             return profile, None
         why = "has changed since"
-    return None, f"assign went by the profile '{name}', which {why}: give --profile"
+    return None, f"assign took the profile '{name}', which {why}: give --costs profile="
 
 
 def _said(ruleset: RuleSet | None, workload: Workload) -> dict[str, str]:

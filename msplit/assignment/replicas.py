@@ -321,7 +321,7 @@ def _outputs(made: Any, model: Model, names: _Names, scopes: Sequence[str], comb
             raise MsplitError(
                 f"output {end.name!r} is of type {dtype}, of which there is no mean",
                 where=str(model.path),
-                fix="stack the outputs (--combine stack), or name those to average with --outputs",
+                fix="stack the outputs (--combine stack), or name those to average with --part outputs=",
             )
         taken.add(node)
         found[end.name] = Endpoint(end.name, node, 0, dtype, shape)
@@ -334,6 +334,6 @@ def _type_of(model: Model, end: Endpoint) -> str:
         raise MsplitError(
             f"the type of {end.name!r} ({end.tensor}) is not known: it comes of a custom op",
             where=str(model.path),
-            fix="name a tensor in front of it or behind it with --inputs or --outputs",
+            fix="name a tensor in front of it or behind it with --part inputs= or outputs=",
         )
     return dtype.removesuffix("_ref")

@@ -38,16 +38,16 @@ def refuse(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> None:
             raise MsplitError(
                 f"the outputs need {name!r} ({op}), which changes variables; replicas are for inference",
                 where=where,
-                fix="name what the model predicts with --outputs",
+                fix="name what the model predicts with --part outputs=",
             )
         if op in _CUSTOM_HANDLES:
             raise MsplitError(
                 f"{name!r} is a variable of a custom op ({op}), whose values only its own library can copy",
                 where=where,
-                fix="freeze the model, or name other outputs with --outputs",
+                fix="freeze the model, or name other outputs with --part outputs=",
             )
     if not model.outputs:
-        raise MsplitError("the model has no output", where=where, fix="name the tensors with --outputs")
+        raise MsplitError("the model has no output", where=where, fix="name the tensors with --part outputs=")
     infos = (
         model.meta.signature_def[model.signature].outputs if model.signature and model.choice.outputs is None else {}
     )
@@ -56,7 +56,7 @@ def refuse(model: Model, graph: Graph, needed: NDArray[np.bool_]) -> None:
         raise MsplitError(
             f"output {parts[0]!r} is of several tensors, sparse or ragged, which differ in size from replica to replica",
             where=where,
-            fix="name dense outputs with --outputs",
+            fix="name dense outputs with --part outputs=",
         )
 
 

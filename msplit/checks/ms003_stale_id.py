@@ -4,7 +4,8 @@ Finds: Three things can show it. With `--rules`: the rules, applied again to the
 has. With `--against OLD`: a node has changed its op or its inputs and kept its id, nodes have lost theirs, nodes that have no id came in
 beside such that have one, or nodes with ids are gone. With `--plan`: the plan was made for another graph, or has nodes on other streams.
 What `msplit assign` was given, it records with the model, and goes for the check unless something else is given: rules, streams, --batch,
---shape, --gpu and --profile, on which rules that weigh costs depend, and which ids the model's code had set (`msplit.stream`, `tf.stream`).
+--shape, --costs gpu= and profile=, on which rules that weigh costs depend, and which ids the model's code had set
+(`msplit.stream`, `tf.stream`).
 Where there is no record, name the nodes of the latter in `hand_set`, as patterns, and they are kept.
 
 Why: Streams were chosen for the costs and dependencies of a graph that is no more. The graph still runs right, but slower than it could,

@@ -12,7 +12,7 @@ this is only an information.
 
 Example: A custom op, or a table that is asked for the ids of what one layer gives, for the next.
 
-Mend: Use `--engine tensorflow`, or `--inputs` and `--outputs` to leave the op outside.
+Mend: Use `--engine tensorflow`, or `--part inputs=` and `outputs=` to leave the op outside.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def find(subject: Subject) -> Iterator[Finding]:
 
 
 def _finding(what: str, names: Sequence[str], why: str = "") -> Finding:
-    fix = "run the graph with TensorFlow or a fork, or cut it with --inputs and --outputs so that the op is outside"
+    fix = "run the graph with TensorFlow or a fork, or leave the op outside with --part inputs= and outputs="
     text = f"the cuda engine {what}{nodes(names, len(names))}{why}"
     return Finding(text, fix, tuple(names[:NODES_SHOWN]), len(names))
 

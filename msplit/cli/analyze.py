@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from msplit.cli import options
+from msplit.cli.keys import key, together
 
 DEVICE_GPUS = 2
 """GPUs of the shipped rule set `device`."""
@@ -16,12 +18,20 @@ DEVICE_GPUS = 2
 VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
 
 
+@dataclass(frozen=True)
+class Inside(options.Choice):
+    """The choices that a model's file may leave open, and a part of it."""
+
+    function: str | None = key(
+        "--part", "function", "Look inside this function, such as the body of a While, instead of at the model."
+    )
+
+
 @click.command()
-@options.model_options
+@options.model_argument
 @click.option(
     "--show", "views", type=click.Choice(VIEWS), multiple=True, help="What to show (default: summary). Repeatable."
 )
-@click.option("--function", help="Look inside this function, such as the body of a While, instead of at the model.")
 @click.option("--engine", type=click.Choice(["cuda"]), help="Also tell which ops this engine can run.")
 @click.option(
     "--gpus",
@@ -29,13 +39,12 @@ VIEWS = ("summary", "branches", "embeddings", "regions", "nodes", "all")
     metavar="N",
     help="Also tell whether to split the model over N such GPUs, by the simulator.",
 )
-@options.cost_options
 @options.format_option
+@together(choice=Inside, work=options.Work)
 def command(
     model: Path,
-    choice: options.Choice,
+    choice: Inside,
     views: Sequence[str],
-    function: str | None,
     engine: str | None,
     gpus: int | None,
     work: options.Work,
@@ -47,7 +56,7 @@ def command(
     from msplit.report import analysis
 
     costing = work.arguments()
-    flat = choice.load(model, function)
+    flat = choice.load(model, choice.function)
     found = api.analyze(flat, **costing)
     coverage = None
     if engine == "cuda":
@@ -57,19 +66,20 @@ def command(
     split = None if gpus is None else found.on_gpus(gpus)
     chosen = tuple(dict.fromkeys(views)) or ("summary",)
     following: list[Sequence[str]] = []
-    if function is None:
+    if choice.function is None:
+        gpu = (work.gpu,) if options.was_given("gpu") else None
+        profile = None if work.profile_path is None else (work.profile_path,)
         given: dict[str, Any] = {
             **choice.further(),
             "--batch": work.batch,
             "--shape": work.shapes,
-            "--gpu": work.gpu if options.was_given("gpu") else None,
-            "--profile": work.profile_path,
+            "--costs": options.pairs(gpu=gpu, profile=profile),
         }
         judged = found.judgement
         # in the folder where the user is, beside nothing that is there
         name = f"{model.stem}.streams{model.suffix}" if model.suffix else f"{model.name}.streams"
         if judged.kind != "nothing":
-            runs = {**given, "--gpu": None}  # what runs it is its GPU
+            runs = {**given, "--costs": options.pairs(profile=profile)}  # what runs it is its GPU
             following.append(options.command_line("bench", model, runs))
             if not any(map(written, flat.graph.ops)) and (coverage is None or not coverage.reasons):
                 built = Path(f"{model.stem}.build")

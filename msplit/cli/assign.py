@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from msplit.cli import options
+from msplit.cli.keys import option, together
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -31,30 +32,65 @@ EVERY = "*"
 class Rules(options.Rules):
     """What decides the ids."""
 
-    ruleset: str
-    wrap: bool
-    keep_ids: bool | None
+    ruleset: str = option(
+        "--rules",
+        default="auto",
+        show_default=True,
+        shell_complete=options.complete_rules,
+        help="A rules file, or the name of a shipped rule set.",
+    )
+    streams: int | None = option(
+        "--streams", type=options.STREAMS, help="Number of streams (default: what the rules say)."
+    )
+    wrap: bool = option(
+        "--wrap", is_flag=True, help="Take ids modulo the number of streams instead of refusing those out of range."
+    )
+    keep_ids: bool | None = option(
+        "--keep-ids/--no-keep-ids",
+        default=None,
+        help="Whether the rule `manual` keeps ids that are on the model: all, or none (default: those that msplit did not write).",
+    )
 
 
 @dataclass(frozen=True)
 class Asked:
     """What is to be told of them."""
 
-    diff: bool
-    explain: str | None
-    compare: bool
-    no_measure: bool
+    diff: bool = option("--diff", is_flag=True, help="List the nodes whose stream changes.")
+    explain: str | None = option(
+        "--explain",
+        metavar="[NODE]",
+        is_flag=False,
+        flag_value=EVERY,
+        help="Say which rule decided this node's stream, and why; without a NODE, the stream and device of every node.",
+    )
+    compare: bool = option(
+        "--compare",
+        is_flag=True,
+        help="Show all ways to choose streams side by side: simulated and, on a GPU, measured.",
+    )
+    no_measure: bool = option(
+        "--no-measure", is_flag=True, help="--compare only simulates: the model is not executed on a GPU either."
+    )
 
 
 @dataclass(frozen=True)
 class Places:
     """Where what is written goes."""
 
-    output: Path | None
-    dry_run: bool
-    emits: Sequence[tuple[str, Path]]
-    trace: Path | None
-    force: bool
+    output: Path | None = option("-o", "--output", type=options.PATH, help="Where to write the annotated model.")
+    dry_run: bool = option("--dry-run", is_flag=True, help="Assign and report, write nothing.")
+    emits: Sequence[tuple[str, Path]] = option(
+        "--emit",
+        type=(click.Choice(EMITS), options.PATH),
+        multiple=True,
+        metavar="KIND PATH",
+        help=f"Also write the assignment as KIND: {', '.join(EMITS)}. Repeatable.",
+    )
+    trace: Path | None = option(
+        "--trace", type=options.PATH, help="Write the simulated timeline, for Perfetto or chrome://tracing."
+    )
+    force: bool = option("--force", is_flag=True, help="Replace existing outputs.")
 
     def check(self, flat: FlatGraph) -> None:
         """Raises a WriteError where something could not be written."""
@@ -93,51 +129,9 @@ class Places:
 
 
 @click.command()
-@options.model_options
-@click.option(
-    "--rules",
-    "ruleset",
-    default="auto",
-    show_default=True,
-    shell_complete=options.complete_rules,
-    help="A rules file, or the name of a shipped rule set.",
-)
-@click.option("--streams", type=options.STREAMS, help="Number of streams (default: what the rules say).")
-@click.option("-o", "--output", type=options.PATH, help="Where to write the annotated model.")
-@click.option("--dry-run", is_flag=True, help="Assign and report, write nothing.")
-@click.option("--diff", is_flag=True, help="List the nodes whose stream changes.")
-@click.option(
-    "--explain",
-    metavar="[NODE]",
-    is_flag=False,
-    flag_value=EVERY,
-    help="Say which rule decided this node's stream, and why; without a NODE, the stream and device of every node.",
-)
-@click.option(
-    "--compare", is_flag=True, help="Show all ways to choose streams side by side: simulated and, on a GPU, measured."
-)
-@click.option("--no-measure", is_flag=True, help="--compare only simulates: the model is not executed on a GPU either.")
-@click.option(
-    "--emit",
-    "emits",
-    type=(click.Choice(EMITS), options.PATH),
-    multiple=True,
-    metavar="KIND PATH",
-    help=f"Also write the assignment as KIND: {', '.join(EMITS)}. Repeatable.",
-)
-@click.option("--trace", type=options.PATH, help="Write the simulated timeline, for Perfetto or chrome://tracing.")
-@click.option(
-    "--wrap", is_flag=True, help="Take ids modulo the number of streams instead of refusing those out of range."
-)
-@click.option(
-    "--keep-ids/--no-keep-ids",
-    default=None,
-    help="Whether the rule `manual` keeps ids that are on the model: all, or none (default: those that msplit did not write).",
-)
-@click.option("--force", is_flag=True, help="Replace existing outputs.")
-@options.cost_options
+@options.model_argument
 @options.format_option
-@options.together(rules=Rules, asked=Asked, places=Places)
+@together(choice=options.Choice, rules=Rules, asked=Asked, places=Places, work=options.Work)
 def command(
     model: Path,
     choice: options.Choice,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options, output, progress
-from msplit.cli.keys import Parameter
+from msplit.cli.keys import Parameter, option
 from msplit.errors import MsplitError
 
 if TYPE_CHECKING:
@@ -19,6 +19,24 @@ if TYPE_CHECKING:
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
     from msplit.run.request import RunRequest
+
+
+class Percent(Parameter):
+    """`5%`, or `5`."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A share of 1."""
+        if isinstance(value, float):
+            return value
+        try:
+            number = float(value.strip().removesuffix("%"))
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < 1e6:
+            self.fail(f"{value!r} is no percentage such as 5%", param, ctx)
+        return number / 100
 
 
 @dataclass(frozen=True)
@@ -31,9 +49,21 @@ class Beside:
         limit: By what share of its time a variant may be slower; None where nothing fails.
     """
 
-    plot: Path | None
-    baseline: Path | None
-    limit: float | None
+    plot: Path | None = option(
+        "--plot", type=options.PATH, metavar="FILE.html", help="Draw the time of a step over the batches."
+    )
+    baseline: Path | None = option(
+        "--baseline",
+        type=options.PATH,
+        metavar="OLD.json",
+        help="Compare with what an earlier run printed with --format json.",
+    )
+    limit: float | None = option(
+        "--fail-if-slower",
+        type=Percent(),
+        metavar="PERCENT",
+        help="Exit with 1 if a variant is slower than in --baseline by more than so much and by more than noise.",
+    )
 
     def load(self) -> Baseline | None:
         """The earlier measurement, if there is one.
@@ -64,43 +94,6 @@ class Shown:
     payload: Mapping[str, Any]
     runs: Sequence[Bench]
     failed: Mapping[int, str]
-
-
-class _Percent(Parameter):
-    """`5%`, or `5`."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A share of 1."""
-        if isinstance(value, float):
-            return value
-        try:
-            number = float(value.strip().removesuffix("%"))
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < 1e6:
-            self.fail(f"{value!r} is no percentage such as 5%", param, ctx)
-        return number / 100
-
-
-beside_options = options.together(
-    click.option("--plot", type=options.PATH, metavar="FILE.html", help="Draw the time of a step over the batches."),
-    click.option(
-        "--baseline",
-        type=options.PATH,
-        metavar="OLD.json",
-        help="Compare with what an earlier run printed with --format json.",
-    ),
-    click.option(
-        "--fail-if-slower",
-        "limit",
-        type=_Percent(),
-        metavar="PERCENT",
-        help="Exit with 1 if a variant is slower than in --baseline by more than so much and by more than noise.",
-    ),
-    beside=Beside,
-)
 
 
 def refuse(then: Baseline | None, request: RunRequest, limit: float | None, flat: FlatGraph) -> None:

@@ -8,81 +8,67 @@ from pathlib import Path
 
 import click
 
-from msplit.cli import baseline_options, measuring, options, tensorflow_options
-from msplit.cli.keys import Key, given
-from msplit.cli.measuring import Measured, Sweep
+from msplit.cli import baseline_options, measuring, options
+from msplit.cli.keys import Keys, given, key, option, together
+from msplit.cli.measuring import Measured
 from msplit.core.arguments import spelled
 from msplit.progress import telling
 from msplit.report.text import plural
 
 
 @dataclass(frozen=True)
-class Run(measuring.Run):
+class Run(options.Backend, measuring.Run):
     """What runs."""
 
-    engine: str | None
-    split: tuple[int, ...]
-    plan: Path | None
+    split: tuple[int, ...] = key(
+        "--cuda",
+        "split",
+        "Also run one step on several GPUs, such as 0,1, its streams divided over them (with --rules device), launch by launch.",
+        options.Numbers(click.IntRange(0)),
+        (),
+    )
+    place: str | None = option(
+        "--place",
+        metavar="MODULE:FUNCTION|FILE",
+        help="tensorflow: put each node on the device that a function of yours, or what `assign --emit placement` wrote, gives it.",
+    )
+    plan: Path | None = option("--plan", type=options.PATH, help="cuda: also run a plan that `tune --plan-out` wrote.")
 
 
 @dataclass(frozen=True)
 class Asked:
     """What is asked of the result, and how it is printed."""
 
-    trace: Path | None
-    force: bool
-    style: str
+    trace: Path | None = option(
+        "--trace",
+        type=options.PATH,
+        help="Write when each kernel of one step ran, for Perfetto or chrome://tracing.",
+    )
+    force: bool = option("--force", is_flag=True, help="Replace existing outputs.")
+    style: str = option(
+        "--format",
+        type=click.Choice(["table", "json", "md", "csv"]),
+        default="table",
+        show_default=True,
+        help="How to print the result. csv: a row per variant and batch.",
+    )
 
 
 @click.command()
-@options.model_options
-@measuring.streams_option
-@options.rules_option
-@options.engine_option
-@options.gpus_option
-@options.run_options
-@options.cuda_option(
-    *options.CUDA,
-    Key(
-        "split",
-        "Also run one step on several GPUs, such as 0,1, its streams divided over them (with --rules device), launch by launch.",
-        options.Numbers(click.IntRange(0)),
-        (),
-    ),
+@options.model_argument
+@together(
+    choice=options.Choice,
+    run=Run,
+    work=options.Batches,
+    measured=Measured,
+    asked=Asked,
+    beside=baseline_options.Beside,
 )
-@measuring.measure_option
-@measuring.runtime_option
-@tensorflow_options.place_option
-@options.reference_option
-@click.option("--plan", type=options.PATH, help="cuda: also run a plan that `tune --plan-out` wrote.")
-@click.option(
-    "--trace",
-    type=options.PATH,
-    help="Write when each kernel of one step ran, for Perfetto or chrome://tracing.",
-)
-@click.option("--force", is_flag=True, help="Replace existing outputs.")
-@click.option(
-    "--batch",
-    "batches",
-    type=options.Numbers(click.IntRange(1)),
-    help="Size of unknown leading dimensions (default: 1). Several, such as 1,8,32, are measured one after the other.",
-)
-@measuring.basis_options
-@baseline_options.beside_options
-@click.option(
-    "--format",
-    "style",
-    type=click.Choice(["table", "json", "md", "csv"]),
-    default="table",
-    show_default=True,
-    help="How to print the result. csv: a row per variant and batch.",
-)
-@options.together(run=Run, work=Sweep, measured=Measured, asked=Asked)
 def command(
     model: Path,
     choice: options.Choice,
     run: Run,
-    work: Sweep,
+    work: options.Batches,
     measured: Measured,
     asked: Asked,
     beside: baseline_options.Beside,
@@ -107,6 +93,7 @@ def command(
         measured,
         engine=run.engine,
         split=run.split,
+        place=run.place,
         plan=run.plan,
         timelines=asked.trace is not None,
         force=asked.force,
@@ -114,7 +101,7 @@ def command(
     if work.several:
         refuse_exclusions({**request.given, "batches_in_turn": work.several})
     then = beside.load()
-    flat = choice.load(model, record=not work.no_record)
+    flat = choice.load(model, record=work.record)
     places = (asked.trace, measured.save_reference, beside.plot)
     check_places(flat, [path for path in places if path is not None], force=asked.force)
     baseline_options.refuse(then, request.run, beside.limit, flat)
@@ -139,7 +126,7 @@ def command(
     return baseline_options.show(flat, shown, then, beside.limit, asked.style)
 
 
-_OF_A_BUILD = ("model", "measure", "duration", "warmup", "min_rounds", "builds", "tolerance", "seed", "style")
+_OF_A_BUILD = ("model", "duration", "warmup", "min_rounds", "builds", "tolerance", "seed", "style")
 """What can be asked of a build: the rest was settled when it was made."""
 
 
@@ -149,7 +136,8 @@ def _bench_build(path: Path, measured: Measured, seed: int, style: str) -> int:
     from msplit.report import build as report
 
     context = click.get_current_context()
-    for name in (*context.params, *given(context)):
+    own = [one.name or "" for one in context.command.params if not isinstance(one.type, Keys)]
+    for name in (*own, *given(context)):
         if options.was_given(name) and name not in _OF_A_BUILD:
             raise click.UsageError(f"{spelled(name)} is for a model: {path} is a build, where all of that is settled.")
     if style == "csv":
@@ -161,7 +149,7 @@ def _bench_build(path: Path, measured: Measured, seed: int, style: str) -> int:
     return int(found.failed)
 
 
-def _refuse(work: Sweep, beside: baseline_options.Beside) -> None:
+def _refuse(work: options.Batches, beside: baseline_options.Beside) -> None:
     """Raises a UsageError for a figure that can not be drawn."""
     if not work.several and beside.plot is not None:
         raise click.UsageError("--plot draws times over batches: give several, such as --batch 1,8,32.")

@@ -8,32 +8,20 @@ from pathlib import Path
 import click
 
 from msplit.cli import measuring, options
-from msplit.cli.keys import keyed
+from msplit.cli.keys import together
 from msplit.progress import telling
 
 
 @dataclass(frozen=True)
-class Compared(options.Execution):
+class Compared(measuring.Closeness, options.Verified):
     """What is compared, and how closely."""
-
-    ruleset: str | None
-    reference: Path | None
-    tolerance: float | None
 
 
 @click.command()
-@options.model_options
-@options.rules_option
-@options.run_options
-@options.cuda_option(options.LAYOUT)
-@keyed("--measure", "How closely values are compared; keys below.", measuring.TOLERANCE)
-@options.tensorflow_option()
-@options.reference_option
-@measuring.batch_option
-@measuring.basis_options
+@options.model_argument
 @options.format_option
-@options.together(compared=Compared, work=options.Work)
-def command(model: Path, choice: options.Choice, compared: Compared, work: options.Work, style: str) -> int:
+@together(choice=options.Choice, compared=Compared, work=options.RecordedWork)
+def command(model: Path, choice: options.Choice, compared: Compared, work: options.RecordedWork, style: str) -> int:
     """Find the first node of MODEL whose value on the cuda engine is not TensorFlow's on the CPU, value by value, in float32. Nothing is
     measured. This executes the model.
     """
@@ -42,10 +30,8 @@ def command(model: Path, choice: options.Choice, compared: Compared, work: optio
     from msplit.run.request import RunRequest
     from msplit.verify.results import Settings
 
-    flat = choice.load(model, record=not work.no_record)
+    flat = choice.load(model, record=work.record)
     request = RunRequest.of(
-        ruleset=compared.ruleset,
-        reference=compared.reference,
         settings=Settings(seed=compared.seed, tolerance=compared.tolerance),
         **work.arguments(),
         **compared.arguments(),

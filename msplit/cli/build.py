@@ -9,17 +9,18 @@ from typing import Any
 import click
 
 from msplit.cli import options
-from msplit.cli.measuring import Sweep
+from msplit.cli.keys import option, together
 from msplit.progress import telling
 
 
 @dataclass(frozen=True)
-class Run(options.Kernels):
+class Run(options.OnDevice, options.Kernels):
     """What is compiled, and where."""
 
-    streams: int
-    plan: Path | None
-    device: str
+    streams: int = option(
+        "--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams."
+    )
+    plan: Path | None = option("--plan", type=options.PATH, help="Run the plan that `msplit tune --plan-out` wrote.")
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of the library."""
@@ -30,42 +31,25 @@ class Run(options.Kernels):
 class Search(options.Search):
     """Likewise, where a plan is to be searched."""
 
-    tune: bool
+    tune: bool = option(
+        "--tune", is_flag=True, help="Search for the fastest plan first, by measuring, as `msplit tune` does."
+    )
+    tune_seconds: float = option("--tune-seconds", **options.SECONDS)
 
 
 @click.command()
-@options.model_options
+@options.model_argument
 @click.option("-o", "--output", type=options.PATH, required=True, help="The folder to make.")
-@click.option("--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams.")
-@options.rules_option
-@options.run_options
-@options.cuda_option(*options.CUDA)
-@options.tensorflow_option()
-@options.reference_option
-@click.option("--plan", type=options.PATH, help="Run the plan that `msplit tune --plan-out` wrote.")
-@click.option("--tune", is_flag=True, help="Search for the fastest plan first, by measuring, as `msplit tune` does.")
-@options.search_options("tune-")
-@options.device_option
-@click.option(
-    "--batch",
-    "batches",
-    type=options.Numbers(click.IntRange(1)),
-    help="Size of unknown leading dimensions (default: 1), or several, such as 1,8,32: they share weights and memory.",
-)
-@options.shape_option
-@options.gpu_option(default=None)
-@options.profile_option
-@options.record_option
 @click.option("--force", is_flag=True, help="Replace an existing folder.")
 @options.format_option
-@options.together(run=Run, search=Search, work=Sweep)
+@together(choice=options.Choice, run=Run, search=Search, work=options.Batches)
 def command(
     model: Path,
     choice: options.Choice,
     output: Path,
     run: Run,
     search: Search,
-    work: Sweep,
+    work: options.Batches,
     force: bool,
     style: str,
 ) -> None:
@@ -78,7 +62,7 @@ def command(
 
     if not search.tune and search.max_error is not None:
         raise click.UsageError("--max-error is what --tune keeps within: give --tune, too.")
-    flat = choice.load(model, record=not work.no_record)
+    flat = choice.load(model, record=work.record)
     with telling() as tell:
         made = build(
             flat,

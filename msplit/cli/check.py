@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options, output
+from msplit.cli.keys import option, together
 from msplit.errors import MsplitError, WriteError
 from msplit.report.text import plural
 
@@ -36,20 +37,46 @@ def _explain(ctx: click.Context, param: click.Parameter, value: str | None) -> N
     ctx.exit()
 
 
+_CODES: dict[str, Any] = {
+    "type": options.Names(),
+    "metavar": "CODES",
+    "shell_complete": options.complete_codes,
+}
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What a file of settings can say, too."""
 
-    rules: str | None
-    plan: Path | None
-    streams: int | None
-    select: tuple[str, ...] | None
-    ignore: tuple[str, ...] | None
-    config: Path | None
-    fail_on: str | None
-    baseline: Path | None
+    rules: str | None = option(
+        "--rules",
+        metavar="FILE|NAME",
+        shell_complete=options.complete_rules,
+        help="Rules that the ids should come from.",
+    )
+    plan: Path | None = option("--plan", type=options.PATH, help="Plan to prove (from `msplit assign --emit plan`).")
+    streams: int | None = option(
+        "--streams", type=options.STREAMS, help="Ids are 0..N-1 (default: as the rules or the plan say)."
+    )
+    select: tuple[str, ...] | None = option(
+        "--select", **_CODES, help="Only these codes; beginnings such as MS01 are fine."
+    )
+    ignore: tuple[str, ...] | None = option("--ignore", **_CODES, help="Not these codes.")
+    config: Path | None = option(
+        "--config",
+        type=options.PATH,
+        help="Settings (default: the nearest msplit.yaml, or pyproject.toml with [tool.msplit], from here upward).",
+    )
+    fail_on: str | None = option(
+        "--fail-on", type=click.Choice(["error", "warning", "info"]), help="Severity that makes the exit code 1."
+    )
+    baseline: Path | None = option(
+        "--baseline",
+        type=options.PATH,
+        help="Known findings, which --write-baseline wrote: only others are told, and fail.",
+    )
 
-    def settings(self, work: options.Work) -> CheckSettings:
+    def settings(self, work: options.RecordedWork) -> CheckSettings:
         """The settings of the project, with what the options say in their place."""
         from msplit.assignment.defaults import GIVEN
         from msplit.checks import config as reader
@@ -76,34 +103,7 @@ class Wanted:
 
 @click.command()
 @click.argument("models", metavar="MODEL…", type=options.PATH, nargs=-1, required=True)
-@options.choice_options
-@click.option(
-    "--rules", metavar="FILE|NAME", shell_complete=options.complete_rules, help="Rules that the ids should come from."
-)
-@click.option("--plan", type=options.PATH, help="Plan to prove (from `msplit assign --emit plan`).")
 @click.option("--against", type=options.PATH, metavar="OLD", help="The model that the ids were made for.")
-@click.option("--streams", type=options.STREAMS, help="Ids are 0..N-1 (default: as the rules or the plan say).")
-@click.option(
-    "--select",
-    type=options.Names(),
-    metavar="CODES",
-    shell_complete=options.complete_codes,
-    help="Only these codes; beginnings such as MS01 are fine.",
-)
-@click.option(
-    "--ignore", type=options.Names(), metavar="CODES", shell_complete=options.complete_codes, help="Not these codes."
-)
-@click.option(
-    "--config",
-    type=options.PATH,
-    help="Settings (default: the nearest msplit.yaml, or pyproject.toml with [tool.msplit], from here upward).",
-)
-@click.option("--fail-on", type=click.Choice(["error", "warning", "info"]), help="Severity that makes the exit code 1.")
-@click.option(
-    "--baseline",
-    type=options.PATH,
-    help="Known findings, which --write-baseline wrote: only others are told, and fail.",
-)
 @click.option(
     "--write-baseline",
     type=options.PATH,
@@ -120,9 +120,8 @@ class Wanted:
     expose_value=False,
     help="Explain a code and exit.",
 )
-@options.basis_options
 @click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print.")
-@options.together(wanted=Wanted)
+@together(choice=options.Choice, wanted=Wanted, work=options.RecordedWork)
 def command(
     models: tuple[Path, ...],
     choice: options.Choice,
@@ -130,7 +129,7 @@ def command(
     against: Path | None,
     write_baseline: Path | None,
     exit_zero: bool,
-    work: options.Work,
+    work: options.RecordedWork,
     style: str,
 ) -> int:
     """Check the stream ids of one or more models: are they valid, whole, safe, and still worth it? No model is executed.
@@ -163,7 +162,7 @@ def command(
     unread = 0
     for model in models:
         try:
-            flat = choice.load(model, record=not work.no_record)
+            flat = choice.load(model, record=work.record)
             report = checks.check(flat, settings, ruleset=ruleset, plan=plan_file, against=old)
         except MsplitError as problem:
             if len(models) == 1:

@@ -1,8 +1,13 @@
-"""Options of the form KEY=VALUE: what only one part of msplit reads is one option, whose keys `--help` lists."""
+"""Options as data: fields of dataclasses describe them. What only one part of msplit reads is one option, KEY=VALUE, whose keys `--help`
+lists.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     Parameter = click.ParamType[Any]
@@ -28,28 +34,30 @@ class Key:
         help: Its meaning, one sentence.
         type: What its value is; a `bool` may be left out, which is yes.
         default: Its value where it is not given.
-        field: The parameter of the command; by default the name with underscores.
         several: It may be given several times; its value is a tuple.
+        field: The parameter of the command.
     """
 
     name: str
     help: str
     type: Any = str
     default: Any = None
-    field: str = ""
     several: bool = False
+    field: str = ""
 
     @property
-    def parameter(self) -> str:
-        """The parameter of the command."""
-        return self.field or self.name.replace("-", "_")
+    def values(self) -> Sequence[str]:
+        """Its values, where they have names."""
+        kind = click.types.convert_type(self.type)
+        return ("yes", "no") if kind is click.BOOL else tuple(getattr(kind, "choices", ()))
 
     @property
     def text(self) -> str:
         """The key as `--help` shows it."""
         kind = click.types.convert_type(self.type)
-        shown = "|".join(kind.choices) if isinstance(kind, click.Choice) else kind.name.replace(" range", "")
-        return f"{self.name}={'yes|no' if kind is click.BOOL else shown.upper() if shown.isalpha() else shown}"
+        closed = isinstance(kind, click.Choice) or kind is click.BOOL
+        name = kind.name.replace(" range", "")
+        return f"{self.name}={'|'.join(self.values) if closed else name.upper()}"
 
     @property
     def meaning(self) -> str:
@@ -66,7 +74,7 @@ class Fields(dict[str, Any]):
 
 
 class Keys(Parameter):
-    """`key=value`, or several with commas between them, of a table of keys.
+    """One value of an option: `key=value`, or several with commas between them, of a table of keys.
 
     Args:
         keys: The table.
@@ -84,9 +92,22 @@ class Keys(Parameter):
         """Each key, and its value as its type has it."""
         if isinstance(value, tuple):
             return value
-        return tuple(self._pair(text, param, ctx) for text in re.split(self._between, value))
+        return tuple(self.pair(text, param, ctx) for text in self.split(value))
 
-    def _pair(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Key, Any]:
+    def split(self, text: str) -> Sequence[str]:
+        """Parts of what is given at once, a key each."""
+        return re.split(self._between, text)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Keys, each with its values where it has names for them, and files for other values."""
+        del ctx, param
+        keys = (key for key in self.keys.values() if key.name != self.bare)
+        every = (f"{key.name}={value}" for key in keys for value in key.values or ("",))
+        found = [CompletionItem(text) for text in every if text.startswith(incomplete) and text != incomplete]
+        return found or [CompletionItem(incomplete, type="file")]
+
+    def pair(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Key, Any]:
+        """A key, and its value as its type has it."""
         name, equals, text = value.partition("=")
         if self.bare and name not in self.keys and (not equals or "/" in name):
             name, equals, text = self.bare, "=", value
@@ -107,55 +128,147 @@ class Keys(Parameter):
             self.fail(f"{name}: {said}", param, ctx)
 
 
-def keyed(option: str, what: str, *keys: Key, bare: str = "", metavar: str = "KEY=VALUE") -> Callable[..., Any]:
-    """An option whose keys become parameters of the command; see `options.together`.
+class Single(Keys):
+    """One value of an option: one `key=value`, whose value may hold anything, such as `,key=` in a name."""
 
-    Args:
-        option: Its name.
-        what: What it is about, for `--help`, which lists the keys.
+    def split(self, text: str) -> Sequence[str]:
+        """The whole."""
+        return (text,)
+
+
+class InputValue(Single):
+    """`[NAME=]FILE` or `seed=N`: what an input called seed is given is no number, such as `seed=./5` for a file called 5."""
+
+    def pair(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Key, Any]:
+        """The seed where it is one, else the text."""
+        name, equals, text = value.partition("=")
+        file = (self.keys[self.bare], value)
+        if name != SEED or not equals or Path(value).is_file():
+            return file
+        try:
+            return self.keys[SEED], int(text)
+        except ValueError:
+            if not Path(text).exists():
+                self.fail(f"{value!r}: {text!r} is neither a whole number nor a file", param, ctx)
+            return file
+
+
+SEED = "seed"
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """An option of keys, on whatever command.
+
+    Attributes:
+        help: What it is about.
         bare: See `Keys`.
+        metavar: What its value looks like.
+        kind: How its value is read.
     """
 
-    def gather(ctx: click.Context, param: click.Parameter, parts: Sequence[Sequence[tuple[Key, Any]]]) -> Fields:
-        del param
-        found = Fields((key.parameter, () if key.several else key.default) for key in keys)
-        pairs = [pair for part in parts for pair in part]
-        for key, value in pairs:
-            found[key.parameter] = (*found[key.parameter], value) if key.several else value
-        ctx.meta.setdefault(_GIVEN, set()).update(key.parameter for key, _ in pairs)
-        return found
+    help: str
+    bare: str = ""
+    metavar: str = "KEY=VALUE"
+    kind: type[Keys] = Keys
 
-    help_text = f"{what} Repeatable."
-    return click.option(option, type=Keys(keys, bare), multiple=True, metavar=metavar, callback=gather, help=help_text)
+    def of(self, option: str, keys: Sequence[Key]) -> Callable[..., Any]:
+        """The option with these keys, which become parameters of the command."""
 
+        def gather(ctx: click.Context, param: click.Parameter, parts: Sequence[Sequence[tuple[Key, Any]]]) -> Fields:
+            del param
+            found = Fields((key.field, () if key.several else key.default) for key in keys)
+            pairs = [pair for part in parts for pair in part]
+            for key, value in pairs:
+                found[key.field] = (*found[key.field], value) if key.several else value
+            ctx.meta.setdefault(_GIVEN, {}).update((key.field, None) for key, _ in pairs)
+            return found
 
-_ELSEWHERE = {"timelines": "trace", "batches_in_turn": "batches"}
-"""Keywords of the library -> parameters of commands that are called otherwise."""
-
-
-def option_of(name: str, value: Any) -> str:
-    """A keyword of the library, and its value where it is not None, as the current command has it; itself where that has none."""
-    name = _ELSEWHERE.get(name, name)
-    shown = "" if value is None else {True: "yes", False: "no"}.get(value, value)
-    context = click.get_current_context(silent=True)
-    for one in () if context is None else context.command.params:
-        keys = one.type.keys.values() if isinstance(one.type, Keys) else ()
-        if key := next((key for key in keys if key.parameter == name), None):
-            return f"{one.opts[0]} {key.name}={shown}"
-        if one.name == name and isinstance(one, click.Option):
-            return one.opts[-1] if value is None else f"{one.opts[-1]} {shown}"
-    return f"msplit {context.info_name}" if context is not None and context.info_name == name else name
+        kind, help_text = self.kind(keys, self.bare), f"{self.help} Repeatable."
+        return click.option(option, type=kind, multiple=True, metavar=self.metavar, callback=gather, help=help_text)
 
 
-def given(ctx: click.Context) -> set[str]:
-    """Parameters that came from keys which were given."""
-    found: set[str] = ctx.meta.get(_GIVEN, set())
-    return found
+KEYED = {
+    "--part": Keyed("Which part of the model, a key each time; keys below.", kind=Single),
+    "--input": Keyed(
+        "Values of an input: .npy, .npz, TFRecord or JSON; what has none is made up. Keys below.",
+        "NAME",
+        "[NAME=]FILE|seed=N",
+        InputValue,
+    ),
+    "--cuda": Keyed("What only the cuda engine reads; keys below."),
+    "--tensorflow": Keyed("What only TensorFlow's runtime reads; keys below."),
+    "--costs": Keyed("Source of costs and facts; keys below."),
+    "--measure": Keyed("How it is measured and compared; keys below."),
+    "--pool": Keyed("How requests share steps and memory; keys below."),
+    "--server": Keyed(
+        "HOST:PORT of a server to send to, in place of a pool here; MODEL is what it serves. Further keys below.",
+        "address",
+        "HOST:PORT|KEY=VALUE",
+    ),
+    "--save": Keyed("Folder for checkpoints. Further keys below.", "folder", "DIR|KEY=VALUE"),
+    "--hosts": Keyed(
+        "The hosts that train together: a ClusterSpec as JSON, or keys below; where nothing names any, what TF_CONFIG holds.",
+        "file",
+        "FILE|KEY=VALUE",
+    ),
+}
+
+
+def option(*names: str, **how: Any) -> Any:
+    """A field of a dataclass that is an option of each command which takes the dataclass; see `click.option` and `together`."""
+    return dataclasses.field(metadata={"option": (names, how)})
+
+
+def key(option: str, name: str, help: str, type: Any = str, default: Any = None, *, several: bool = False) -> Any:
+    """A field that is a key of an option of `KEYED`; see `Key`."""
+    return dataclasses.field(metadata={"key": (option, Key(name, help, type, default, several=several))})
+
+
+def together(**groups: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options that are described as fields of dataclasses, which a command has as its parameters.
+
+    Args:
+        groups: Name of the command's parameter -> the dataclass. A field that is no option is an argument of the command, or keeps its
+            default.
+    """
+    fields = {name: dataclasses.fields(group) for name, group in groups.items()}
+    keys: dict[str, list[Key]] = {}
+    options: dict[str, Callable[..., Any]] = {}
+    for field in itertools.chain.from_iterable(fields.values()):
+        if "option" in field.metadata:
+            names, how = field.metadata["option"]
+            options[field.name] = click.option(*names, field.name, **how)
+        elif "key" in field.metadata:
+            name, one = field.metadata["key"]
+            keys.setdefault(name, []).append(dataclasses.replace(one, field=field.name))
+            options[name] = KEYED[name].of(name, keys[name])
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def wrapped(**kwargs: Any) -> Any:
+            for name in [name for name, value in kwargs.items() if isinstance(value, Fields)]:
+                kwargs |= kwargs.pop(name)
+            for name, group in groups.items():
+                own = [field.name for field in fields[name] if field.name in kwargs]
+                kwargs[name] = group(**{field: kwargs.pop(field) for field in own})
+            return command(**kwargs)
+
+        for one in reversed(options.values()):
+            wrapped = one(wrapped)
+        return wrapped
+
+    return decorate
+
+
+def given(ctx: click.Context) -> Sequence[str]:
+    """Parameters that came from keys which were given, in the order of the options."""
+    return tuple(ctx.meta.get(_GIVEN, ()))
 
 
 SECTIONS = {
-    "Model": ("--tag", "--signature", "--inputs", "--outputs", "--function"),
-    "Inputs and sizes": ("--input", "--seed", "--batch", "--shape"),
+    "Model": ("--part",),
+    "Inputs and sizes": ("--input", "--batch", "--shape"),
     "Streams": ("--streams", "--rules", "--plan", "--place", "--wrap", "--keep-ids"),
     "Engine": (
         "--engine",
@@ -168,7 +281,7 @@ SECTIONS = {
         "--groups",
         "--max-batch",
     ),
-    "Costs": ("--gpu", "--profile", "--no-record"),
+    "Costs": ("--costs",),
     "Comparison": ("--measure", "--reference", "--baseline", "--fail-if-slower", "--against", "--bench"),
     "Results": (
         "--output",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options
-from msplit.cli.keys import FILE, Key, Parameter, keyed
-from msplit.cli.pool_options import Engine, Pooling, engine_options, pool_options
+from msplit.cli.keys import FILE, Parameter, key, option, together
+from msplit.cli.pool_options import Pooling, SharedEngine
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -65,91 +65,69 @@ class Mix(Parameter):
 class Loaded:
     """How much is asked, and how it is measured."""
 
-    clients: tuple[int, ...]
-    rate: tuple[tuple[float, ...], tuple[float, ...]]
-    seconds: float
-    warmup: float
-    repeat: int
-    rows: int
-    distinct: int
-    mix: dict[int, float] | None
-    timeout: float | None
-    requests: int
+    clients: tuple[int, ...] = option(
+        "--clients",
+        type=options.Numbers(click.IntRange(1, 100_000)),
+        default="1,2,4,8,16",
+        show_default=True,
+        help="Closed loop: how many clients send, each when it has its answer.",
+    )
+    rate: tuple[tuple[float, ...], tuple[float, ...]] = option(
+        "--rate",
+        type=Rates(),
+        default=((), ()),
+        help="Open loop: arrivals per second, by a Poisson process; 70% is of the most that the arm answered in the closed loop.",
+    )
+    seconds: float = key("--measure", "seconds", "Seconds of measuring, per level.", click.FloatRange(0.01), 2.0)
+    warmup: float = key("--measure", "warmup", "Seconds before that.", click.FloatRange(0), 0.5)
+    repeat: int = key("--measure", "repeat", "How often all is measured.", click.IntRange(1), 3)
+    most: int = key(
+        "--measure", "requests", "End a run after so many requests, warm-up left out; 0: none.", click.IntRange(0), 0
+    )
+    rows: int = key("--measure", "rows", "Rows of a request.", click.IntRange(1), 1)
+    distinct: int = key("--measure", "distinct", "Requests to prepare, all with other inputs.", click.IntRange(1), 64)
+    mix: dict[int, float] | None = key("--measure", "mix", "Share of requests by priority, such as 0:0.1,1:0.9.", Mix())
+    timeout: float | None = key(
+        "--measure", "timeout", "Seconds that a request may wait to be started.", click.FloatRange(0)
+    )
 
 
 @dataclass(frozen=True)
 class Beside:
     """What TensorFlow is measured as."""
 
-    beside: tuple[str, ...]
-    threads: int
-    config: Path | None
+    beside: tuple[str, ...] = key(
+        "--tensorflow",
+        "beside",
+        "What of it is measured beside the pool: sessions, merge, xla, batcher, none (auto: all, where it sees the GPU).",
+        options.Names(),
+        ("auto",),
+    )
+    threads: int = key("--tensorflow", "threads", "Threads that call it.", click.IntRange(1, 1024), 16)
+    config: Path | None = key("--tensorflow", "config", "ConfigProto as text, for its sessions.", FILE)
 
 
 @dataclass(frozen=True)
 class Serving:
     """What answers in place of a pool."""
 
-    address: str | None
-    model_name: str | None
-    protocol: str
-    processes: int
-
-
-_PROTOCOLS = click.Choice(["tensorflow", "kserve"])
+    address: str | None = key("--server", "address", "HOST:PORT, which may be given alone.")
+    model_name: str | None = key(
+        "--server", "name", "What the server calls the model (none: the file's or folder's name)."
+    )
+    protocol: str = key(
+        "--server",
+        "protocol",
+        "TensorFlow Serving's Predict, or ModelInfer as Triton has it.",
+        click.Choice(["tensorflow", "kserve"]),
+        "tensorflow",
+    )
+    processes: int = key("--server", "processes", "Clients of the server.", click.IntRange(1, 32), 4)
 
 
 @click.command()
-@options.model_options
+@options.model_argument
 @click.argument("further", nargs=-1, metavar="[…]")
-@click.option(
-    "--clients",
-    type=options.Numbers(click.IntRange(1, 100_000)),
-    default="1,2,4,8,16",
-    show_default=True,
-    help="Closed loop: how many clients send, each when it has its answer.",
-)
-@click.option(
-    "--rate",
-    type=Rates(),
-    default=((), ()),
-    help="Open loop: arrivals per second, by a Poisson process; 70% is of the most that the arm answered in the closed loop.",
-)
-@keyed(
-    "--measure",
-    "How requests are made and timed; keys below.",
-    Key("seconds", "Seconds of measuring, per level.", click.FloatRange(0.01), 2.0),
-    Key("warmup", "Seconds before that.", click.FloatRange(0), 0.5),
-    Key("repeat", "How often all is measured.", click.IntRange(1), 3),
-    Key("requests", "End a run after so many requests, warm-up left out; 0: none.", click.IntRange(0), 0),
-    Key("rows", "Rows of a request.", click.IntRange(1), 1),
-    Key("distinct", "Requests to prepare, all with other inputs.", click.IntRange(1), 64),
-    Key("mix", "Share of requests by priority, such as 0:0.1,1:0.9.", Mix()),
-    Key("timeout", "Seconds that a request may wait to be started.", click.FloatRange(0)),
-)
-@pool_options
-@options.gpus_option
-@engine_options
-@options.tensorflow_option(
-    Key(
-        "beside",
-        "What of it is measured beside the pool: sessions, merge, xla, batcher, none (auto: all, where it sees the GPU).",
-        options.Names(),
-        ("auto",),
-    ),
-    Key("threads", "Threads that call it.", click.IntRange(1, 1024), 16),
-    Key("config", "ConfigProto as text, for its sessions.", FILE),
-)
-@keyed(
-    "--server",
-    "HOST:PORT of a server to send to, in place of a pool here; MODEL is what it serves. Further keys below.",
-    Key("address", "HOST:PORT, which may be given alone."),
-    Key("name", "What the server calls the model (none: the file's or folder's name).", field="model_name"),
-    Key("protocol", "TensorFlow Serving's Predict, or ModelInfer as Triton has it.", _PROTOCOLS, "tensorflow"),
-    Key("processes", "Clients of the server.", click.IntRange(1, 32), 4),
-    bare="address",
-    metavar="HOST:PORT|KEY=VALUE",
-)
 @click.option("--html", type=options.PATH, help="Write tables and curves as one HTML file.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
@@ -158,12 +136,12 @@ _PROTOCOLS = click.Choice(["tensorflow", "kserve"])
     help="Arguments are those of NVIDIA's multistream_inference: MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG].",
 )
 @options.format_option
-@options.together(load=Loaded, beside=Beside, serving=Serving)
+@together(choice=options.Choice, load=Loaded, engine=SharedEngine, pooling=Pooling, beside=Beside, serving=Serving)
 def command(
     model: Path,
     choice: options.Choice,
     load: Loaded,
-    engine: Engine,
+    engine: SharedEngine,
     pooling: Pooling,
     beside: Beside,
     serving: Serving,
@@ -204,23 +182,13 @@ def _settings(load: Loaded, beside: Beside) -> LoadSettings:
 
     rates, shares = load.rate
     clients = load.clients if options.was_given("clients") or shares or not rates else ()
-    return LoadSettings(
-        clients=clients,
-        rates=rates,
-        shares=shares,
-        seconds=load.seconds,
-        warmup=load.warmup,
-        repeat=load.repeat,
-        rows=load.rows,
-        distinct=load.distinct,
-        mix=load.mix or {},
-        timeout=load.timeout,
-        most=load.requests,
-        beside=() if beside.beside == ("none",) else beside.beside,
-        threads=beside.threads,
-        config=beside.config,
-        command=("msplit", *sys.argv[1:]),
-    )
+    own: dict[str, Any] = {**vars(load), **vars(beside), "clients": clients, "rates": rates, "shares": shares}
+    own |= {
+        "command": ("msplit", *sys.argv[1:]),
+        "mix": load.mix or {},
+        "beside": () if beside.beside == ("none",) else beside.beside,
+    }
+    return LoadSettings(**{name: value for name, value in own.items() if name != "rate"})
 
 
 def _as_multistream(

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click import shell_completion
 
 from msplit._version import __version__
 from msplit.cli import interrupt, output
-from msplit.cli.keys import Sectioned, option_of
+from msplit.cli.keys import Keys, Sectioned
 from msplit.core.arguments import spelling
 from msplit.errors import MsplitError, WriteError
 
@@ -33,7 +34,7 @@ COMMANDS = {
     "doctor": "What this machine can do, and why not more.",
     "export": "Write a model for another server: Triton.",
     "load": "Load a model with many requests at once: latency over throughput.",
-    "profile": "Time a model's kernels on the GPU, for --profile of other commands.",
+    "profile": "Time a model's kernels on the GPU, for --costs profile= of other commands.",
     "replicate": "Write an ensemble: copies of a model in one graph, their outputs combined.",
     "report": "One HTML file to look at: graph, timeline, candidates, findings.",
     "rules": "List the shipped rule sets, or print one.",
@@ -94,7 +95,7 @@ EXAMPLES = {
 """Subcommand -> what to type, for its --help."""
 
 FIRST = {
-    "analyze": "--batch --shape --show --signature --format",
+    "analyze": "--batch --shape --show --part --format",
     "assign": "--rules --streams --output --compare --batch",
     "bench": "--streams --batch --rules --precision --format",
     "bisect": "--batch --shape --input --reference --format",
@@ -113,7 +114,10 @@ FIRST = {
 
 INTERRUPTED = 130
 
-_OUT_OF_MEMORY = "error: out of memory\n  fix: raise the limit (ulimit -v), use a machine with more memory, or cut the model with --outputs"
+_OUT_OF_MEMORY = (
+    "error: out of memory\n"
+    "  fix: raise the limit (ulimit -v), use a machine with more memory, or cut the model with --part outputs="
+)
 _NO_ROOM_TO_LOAD = ("failed to map segment from shared object", "cannot allocate memory", "Cannot allocate memory")
 
 
@@ -202,10 +206,32 @@ def _showing_progress(callback: Callable[..., Any] | None) -> Callable[..., Any]
         from msplit.cli import options, progress
 
         verbose = options.is_set("verbose") or options.is_set("debug")
-        with spelling(option_of), progress.shown(quiet=options.is_set("quiet"), verbose=verbose):
+        with spelling(options.option_of), progress.shown(quiet=options.is_set("quiet"), verbose=verbose):
             return callback(*args, **kwargs)
 
     return wrapped
+
+
+class _Bash(shell_completion.BashComplete):
+    """Completion in Bash, to which an equals sign is a word: `gpu=h` are three, of which the last one is completed."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        words: list[str] = []
+        for word in (*args, incomplete):
+            if words and not words[-1].startswith("-") and (word == "=" or words[-1].endswith("=")):
+                words[-1] += word
+            else:
+                words.append(word)
+        self.before = words[-1].removesuffix(incomplete.removeprefix("="))
+        return words[:-1], words[-1]
+
+    def format_completion(self, item: shell_completion.CompletionItem) -> str:
+        value = item.value.removeprefix(self.before) if item.type == "plain" else item.value
+        return super().format_completion(shell_completion.CompletionItem(value, item.type))
+
+
+shell_completion.add_completion_class(_Bash)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100})
@@ -243,6 +269,8 @@ def _run(arguments: list[str], debug: bool) -> int:
             return _internal(problem.__cause__, debug)
         raise
     except click.ClickException as problem:
+        if isinstance(problem, click.NoSuchOption) and problem.ctx is not None:
+            problem = _moved(problem, problem.ctx)
         shown = io.StringIO()
         problem.show(shown)
         return _say(shown.getvalue().rstrip("\n"), 2)
@@ -254,6 +282,22 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _say(_OUT_OF_MEMORY, 2)
     except Exception as problem:  # noqa: BLE001  a mistake of msplit's own is told as such, with how to report it
         return _say(_OUT_OF_MEMORY, 2) if _without_room(problem) else _internal(problem, debug)
+
+
+_MOVED = {"--tune": "msplit tune", "--bisect": "msplit bisect", "--model-name": "--server name=TEXT"}
+"""Options of earlier versions whose names are not those of keys -> what to write."""
+
+
+def _moved(problem: click.NoSuchOption, ctx: click.Context) -> click.UsageError:
+    """Error for an option of an earlier version that says what to write: the command's key of that name; the same for other options."""
+    option, now = problem.option_name, _MOVED.get(problem.option_name)
+    negated = option.startswith("--no-")
+    name = option.removeprefix("--no-" if negated else "--")
+    for one in ctx.command.params:
+        key = one.type.keys.get(name) if isinstance(one.type, Keys) else None
+        if key is not None and not (negated and key.type is not bool):
+            now = f"{one.opts[0]} {name}=no" if negated else f"{one.opts[0]} {key.text}"
+    return problem if now is None else click.UsageError(f"{option} is written as {now} now.", ctx)
 
 
 def _without_room(problem: Exception) -> bool:

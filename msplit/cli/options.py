@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +11,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from msplit.cli import output, progress
-from msplit.cli.keys import FILE, Fields, Key, Parameter, given, keyed
+from msplit.cli.keys import FILE, SEED, Keys, Parameter, given, key, option
 
 if TYPE_CHECKING:
     from msplit.flatten.flat import FlatGraph
     from msplit.report.document import Document
     from msplit.run.request import TuneSettings
-
-Decorated = Callable[..., Any]
 
 
 class Names(Parameter):
@@ -79,6 +75,14 @@ class Shape(Parameter):
 GPUS = ("h200", "h100", "a100", "l4", "t4")
 """What `msplit.cost.gpu_names` lists, here without reading the data sheets."""
 
+
+class GpuName(Parameter):
+    """A data sheet that comes with msplit, or a file of the user's own."""
+
+    name = "NAME|FILE"
+    choices = GPUS
+
+
 PATH = FILE
 
 STREAMS = click.IntRange(1, 1024)
@@ -118,65 +122,32 @@ def _codes() -> Sequence[str]:
 complete_rules = _suggested(_rule_sets, files=True)
 complete_rule_set = _suggested(_rule_sets)
 complete_sample = _suggested(_samples)
-complete_gpu = _suggested(lambda: GPUS, files=True)
 complete_codes = _suggested(_codes)
 complete_code = _suggested(lambda: (*_codes(), "all"))
 
 
-def gpu_option(*, default: str | None = "h200") -> Callable[[Decorated], Decorated]:
-    """--gpu, with the names that there are."""
-    return click.option(
-        "--gpu",
-        default=default,
-        show_default=default is not None,
-        metavar="NAME|FILE",
-        shell_complete=complete_gpu,
-        help=f"GPU whose data sheet prices the nodes: {', '.join(GPUS)}, or a YAML file of your own"
-        + (" (default: h200)." if default is None else "."),
-    )
-
-
-def together(*several: Callable[[Decorated], Decorated], **groups: type) -> Callable[[Decorated], Decorated]:
-    """Several options as one decorator, and dataclasses in place of single parameters.
-
-    Args:
-        several: The options, in the order of --help.
-        groups: Name of the command's parameter -> the dataclass, whose fields are called as the options are. A field without an option
-            keeps its default.
-    """
-
-    def decorate(command: Decorated) -> Decorated:
-        @functools.wraps(command)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            for name in [name for name, value in kwargs.items() if isinstance(value, Fields)]:
-                kwargs |= kwargs.pop(name)
-            for name, group in groups.items():
-                own = [field.name for field in dataclasses.fields(group) if field.name in kwargs]
-                kwargs[name] = group(**{field: kwargs.pop(field) for field in own})
-            return command(*args, **kwargs)
-
-        decorated: Decorated = wrapped
-        for one in reversed(several):
-            decorated = one(decorated)
-        return decorated
-
-    return decorate
+TAG = "Tags of the SavedModel's graph, where it has several; tag= is the one without."
+SHIPPED = f"GPU whose data sheet prices the nodes: {', '.join(GPUS)}, or a YAML file of your own"
 
 
 @dataclass(frozen=True)
 class Choice:
     """The choices that a model's file may leave open."""
 
-    tags: Sequence[str] | None
-    signature: str | None
-    inputs: Sequence[str] | None
-    outputs: Sequence[str] | None = None
+    signature: str | None = key(
+        "--part", "signature", "Signature of the SavedModel (none: serving_default, or the only one)."
+    )
+    tags: Sequence[str] | None = key("--part", "tag", TAG, Names())
+    inputs: Sequence[str] | None = key("--part", "inputs", "Tensors to feed instead of the model's inputs.", Names())
+    outputs: Sequence[str] | None = key(
+        "--part", "outputs", "Tensors to fetch instead of the model's outputs.", Names()
+    )
 
     def load(self, model: Path, function: str | None = None, *, record: bool = True) -> FlatGraph:
         """Reads and flattens a model, or one function of it."""
         from msplit.assignment.model import load
 
-        return load(
+        flat = load(
             model,
             tags=self.tags,
             signature=self.signature,
@@ -185,22 +156,43 @@ class Choice:
             function=function,
             record=record,
         )
+        if was_given(SEED) and any(one.name == SEED for one in flat.inputs):
+            note("--input seed=N is the number that made-up inputs come from; a file called N is given as seed=./N")
+        return flat
 
     def further(self) -> dict[str, Any]:
         """For `command_line`."""
-        tags = ("",) if self.tags == () else self.tags  # of none is a choice, too
-        return {"--tag": tags, "--signature": self.signature, "--inputs": self.inputs, "--outputs": self.outputs}
+        signature = None if self.signature is None else (self.signature,)
+        keys = {"signature": signature, "inputs": self.inputs or None, "outputs": self.outputs or None}
+        return {"--part": pairs(tag=self.tags, **keys)}  # no tags at all are a choice, too
 
 
-@dataclass(frozen=True)
-class Work:
-    """What sizes a model and prices its nodes; `no_record`: what is not given is not as `msplit assign` has recorded it."""
+@dataclass(frozen=True, kw_only=True)
+class InputShapes:
+    """Sizes of inputs, the leading one left out."""
 
-    batch: int | None = None
-    shapes: Sequence[tuple[str, tuple[int, ...]]] = ()
-    gpu: str | None = None
-    profile_path: Path | None = None
-    no_record: bool = False
+    shapes: Sequence[tuple[str, tuple[int, ...]]] = option(
+        "--shape", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSizes(InputShapes):
+    """Sizes of inputs."""
+
+    batch: int | None = option(
+        "--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1)."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(InputSizes):
+    """What sizes a model and prices its nodes by itself."""
+
+    gpu: str | None = key("--costs", "gpu", f"{SHIPPED}.", GpuName(), "h200")
+    profile_path: Path | None = key(
+        "--costs", "profile", "Costs that `msplit profile` measured, in place of the data sheet's.", FILE
+    )
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of `api`, with the profile read."""
@@ -210,23 +202,79 @@ class Work:
         return {"batch": self.batch, "shapes": dict(self.shapes), "gpu": self.gpu, "profile": profile}
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedWork(Work):
+    """Likewise, where a record with the model says what is not given."""
+
+    gpu: str | None = key("--costs", "gpu", f"{SHIPPED} (none: h200).", GpuName())
+    record: bool = key(
+        "--costs", "record", "no: do not go by what `msplit assign` has recorded with the model.", bool, True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches(RecordedWork):
+    """Likewise, once or for several batches."""
+
+    batch: int | None = None
+    batches: tuple[int, ...] | None = option(
+        "--batch",
+        type=Numbers(click.IntRange(1)),
+        help="Size of unknown leading dimensions (default: 1), or several, such as 1,8,32; build: they share weights and memory; "
+        "bench: they are measured one after the other.",
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """For the functions of the library, of the first batch."""
+        return {**super().arguments(), "batch": self.batches[0] if self.batches else None}
+
+    @property
+    def several(self) -> tuple[int, ...]:
+        """The batches, where there is more than one."""
+        return self.batches if self.batches and len(self.batches) > 1 else ()
+
+
 @dataclass(frozen=True)
 class Rules:
     """Rules, and the number of streams in place of what they say."""
 
-    ruleset: str | None
-    streams: int | None
+    ruleset: str | None = option(
+        "--rules",
+        shell_complete=complete_rules,
+        help="Rules file or rule set that gives the ids (default: the model's own ids; for a model without any, what fits it).",
+    )
+    streams: int | None = option(
+        "--streams", type=STREAMS, help="Number of streams of the rules, instead of what they say."
+    )
 
 
 @dataclass(frozen=True)
 class Execution:
     """How a model is executed."""
 
-    given: Sequence[str]
-    seed: int
-    precision: str
-    layout: str
-    op_libraries: Sequence[Path]
+    given: Sequence[str] = key(
+        "--input", "NAME", "File of an input; without a name, of those that the file names.", click.Path(), several=True
+    )
+    seed: int = key(
+        "--input", SEED, "Number that made-up inputs come from; train: and the order that --shuffle gives.", int, 0
+    )
+    precision: str = option(
+        "--precision",
+        type=click.Choice(["tf32", "ieee", "bf16", "fp16"]),
+        default="tf32",
+        show_default=True,
+        help="What float32 is computed in, on every engine: bf16 and fp16 where that gains, as TensorFlow's mixed precision.",
+    )
+    layout: str = key(
+        "--cuda", "layout", "Memory layout of convolutions.", click.Choice(["auto", "nhwc", "nchw"]), "auto"
+    )
+    op_libraries: Sequence[Path] = key(
+        "--tensorflow",
+        "op-library",
+        "A file with custom TensorFlow ops; may be given several times.",
+        FILE,
+        several=True,
+    )
 
     def arguments(self) -> dict[str, Any]:
         """For what asks to run a model."""
@@ -240,29 +288,107 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Kernels(Execution):
-    """Likewise, with what kernels and streams are made by, and what outputs are held against."""
+class Verified(Execution):
+    """Likewise, with what streams come from, and what outputs are held against."""
 
-    ruleset: str | None
-    effort: str
-    capture: bool
-    fuse: bool
-    group: bool
-    reference: Path | None
+    ruleset: str | None = option(
+        "--rules",
+        shell_complete=complete_rules,
+        help="Rules for a graph without ids (default: auto), or in place of its ids.",
+    )
+    reference: Path | None = option(
+        "--reference", type=PATH, help="Verify against this .npz instead of TensorFlow on the CPU."
+    )
 
     def arguments(self) -> dict[str, Any]:
         """For what asks to run a model."""
-        own = {name: getattr(self, name) for name in ("ruleset", "effort", "capture", "fuse", "group", "reference")}
+        return {**super().arguments(), "ruleset": self.ruleset, "reference": self.reference}
+
+
+@dataclass(frozen=True)
+class Kernels(Verified):
+    """Likewise, with what kernels are made by."""
+
+    effort: str = key(
+        "--cuda",
+        "effort",
+        "fast times no kernel and compiles none, to be ready in seconds.",
+        click.Choice(["full", "fast"]),
+        "full",
+    )
+    capture: bool = key("--cuda", "capture", "no: launch kernel by kernel instead of one CUDA graph.", bool, True)
+    fuse: bool = key("--cuda", "fuse", "no: do not show what one kernel per group of pointwise ops adds.", bool, True)
+    group: bool = key("--cuda", "group", "no: do not show what batching alike branches adds.", bool, True)
+
+    def arguments(self) -> dict[str, Any]:
+        """For what asks to run a model."""
+        own = {name: getattr(self, name) for name in ("effort", "capture", "fuse", "group")}
         return {**super().arguments(), **own}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What runs it."""
+
+    engine: str | None = option(
+        "--engine",
+        type=click.Choice(["cuda", "tensorflow"]),
+        help="What runs it (default: cuda where it can, else tensorflow).",
+    )
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Where it runs."""
+
+    device: str = option(
+        "--device",
+        type=click.Choice(["cuda", "cpu"]),
+        default="cuda",
+        show_default=True,
+        help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
+    )
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Where several GPUs are used."""
+
+    devices: tuple[int, ...] = option(
+        "--gpus",
+        type=Numbers(click.IntRange(0)),
+        default=(),
+        help="cuda: numbers of the GPUs to use, such as 0,1. bench: they share the rows of a step; load, serve: each answers requests.",
+    )
+
+
+SECONDS: dict[str, Any] = {
+    "default": 20.0,
+    "show_default": True,
+    "type": click.FloatRange(0),
+    "help": "Seconds that the search may take.",
+}
 
 
 @dataclass(frozen=True)
 class Search:
     """The search for a plan, and for what stays in float32."""
 
-    tune_seconds: float
-    max_memory: float
-    max_error: float | None
+    tune_seconds: float = option("--seconds", **SECONDS)
+    max_memory: float = option(
+        "--max-memory",
+        default=1.5,
+        show_default=True,
+        type=click.FloatRange(1),
+        metavar="RATIO",
+        help="Take no plan that needs more than so many times the memory of one stream.",
+    )
+    max_error: float | None = option(
+        "--max-error",
+        type=click.FloatRange(0, min_open=True),
+        metavar="ERROR",
+        help="Leave ops in float32 until half precision keeps every output within this relative error.",
+    )
 
     def settings(self, run: Execution) -> TuneSettings:
         """For what asks for it."""
@@ -273,169 +399,7 @@ class Search:
         return TuneSettings(self.tune_seconds, self.max_memory, seed=run.seed, max_error=self.max_error)
 
 
-_source_options = together(
-    click.option(
-        "--tag",
-        "tags",
-        type=Names(),
-        help='Tags of the SavedModel\'s graph, where it has several; "" for the one without.',
-    ),
-    click.option("--signature", help="Signature of the SavedModel (default: serving_default, or the only one)."),
-    click.option("--inputs", type=Names(), help="Tensors to feed instead of the model's inputs."),
-)
-
-choice_options = together(
-    _source_options,
-    click.option("--outputs", type=Names(), help="Tensors to fetch instead of the model's outputs."),
-    choice=Choice,
-)
-
-_model_argument = click.argument("model", type=PATH)
-
-model_options = together(_model_argument, choice_options)
-
-graph_options = together(_model_argument, _source_options, choice=Choice)
-"""A model whose outputs are named otherwise."""
-
-shape_option = click.option(
-    "--shape", "shapes", type=Shape(), multiple=True, help="Shape of an input: name=1,224,224,3. Repeatable."
-)
-
-size_options = together(
-    click.option("--batch", type=click.IntRange(1), help="Size of unknown leading dimensions (default: 1)."),
-    shape_option,
-)
-
-run_options = together(
-    click.option(
-        "--input",
-        "given",
-        multiple=True,
-        metavar="[NAME=]FILE",
-        help="Values of an input: .npy, .npz, TFRecord or JSON. Without a name, those that the file names. Repeatable.",
-    ),
-    click.option(
-        "--seed", default=0, show_default=True, help="Of made-up inputs; train: of the order that --shuffle gives."
-    ),
-    click.option(
-        "--precision",
-        type=click.Choice(["tf32", "ieee", "bf16", "fp16"]),
-        default="tf32",
-        show_default=True,
-        help="What float32 is computed in, on every engine: bf16 and fp16 where that gains, as TensorFlow's mixed precision.",
-    ),
-)
-rules_option = click.option(
-    "--rules",
-    "ruleset",
-    shell_complete=complete_rules,
-    help="Rules for a graph without ids (default: auto), or in place of its ids.",
-)
-
-LAYOUT = Key("layout", "Memory layout of convolutions.", click.Choice(["auto", "nhwc", "nchw"]), "auto")
-CUDA = (
-    Key(
-        "effort",
-        "fast times no kernel and compiles none, to be ready in seconds.",
-        click.Choice(["full", "fast"]),
-        "full",
-    ),
-    Key("capture", "no: launch kernel by kernel instead of one CUDA graph.", bool, True),
-    Key("fuse", "no: do not show what one kernel per group of pointwise ops adds.", bool, True),
-    Key("group", "no: do not show what batching alike branches adds.", bool, True),
-    LAYOUT,
-)
-"""Of what only the cuda engine reads."""
-
-OP_LIBRARY = Key(
-    "op-library",
-    "A file with custom TensorFlow ops; may be given several times.",
-    FILE,
-    field="op_libraries",
-    several=True,
-)
-
-
-def cuda_option(*keys: Key) -> Callable[..., Any]:
-    """--cuda, with these keys."""
-    return keyed("--cuda", "What only the cuda engine reads; keys below.", *keys)
-
-
-def tensorflow_option(*keys: Key) -> Callable[..., Any]:
-    """--tensorflow, with custom ops and these keys."""
-    return keyed("--tensorflow", "What only TensorFlow's runtime reads; keys below.", OP_LIBRARY, *keys)
-
-
-reference_option = click.option(
-    "--reference", type=PATH, help="Verify against this .npz instead of TensorFlow on the CPU."
-)
-
-
-def search_options(prefix: str) -> Callable[[Decorated], Decorated]:
-    """Options of the search for a plan; the name of the time for it begins with a prefix."""
-    return together(
-        click.option(
-            f"--{prefix}seconds",
-            "tune_seconds",
-            default=20.0,
-            show_default=True,
-            type=click.FloatRange(0),
-            help="Seconds that the search may take.",
-        ),
-        click.option(
-            "--max-memory",
-            default=1.5,
-            show_default=True,
-            type=click.FloatRange(1),
-            metavar="RATIO",
-            help="Take no plan that needs more than so many times the memory of one stream.",
-        ),
-        click.option(
-            "--max-error",
-            type=click.FloatRange(0, min_open=True),
-            metavar="ERROR",
-            help="Leave ops in float32 until half precision keeps every output within this relative error.",
-        ),
-    )
-
-
-device_option = click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="cpu: streams are simulated on the CPU, to try a model without a GPU.",
-)
-gpus_option = click.option(
-    "--gpus",
-    "devices",
-    type=Numbers(click.IntRange(0)),
-    default=(),
-    help="cuda: numbers of the GPUs to use, such as 0,1. bench: they share the rows of a step; load, serve: each answers requests.",
-)
-engine_option = click.option(
-    "--engine",
-    type=click.Choice(["cuda", "tensorflow"]),
-    help="What runs it (default: cuda where it can, else tensorflow).",
-)
-
-
-profile_option = click.option(
-    "--profile",
-    "profile_path",
-    type=PATH,
-    help="Costs that `msplit profile` measured, in place of the data sheet's.",
-)
-
-record_option = click.option(
-    "--no-record", is_flag=True, help="Do not go by what `msplit assign` has recorded with the model."
-)
-
-cost_options = together(size_options, gpu_option(), profile_option, work=Work)
-"""What sizes and prices a model by itself."""
-
-basis_options = together(size_options, gpu_option(default=None), profile_option, record_option, work=Work)
-"""Likewise, where a record with the model says what is not given."""
+model_argument = click.argument("model", type=PATH)
 
 format_option = click.option(
     "--format",
@@ -463,6 +427,11 @@ def input_files(texts: Sequence[str]) -> dict[str, Path]:
     return found
 
 
+def pairs(**keys: Sequence[Any] | None) -> tuple[tuple[str, Sequence[Any]], ...]:
+    """Keys of an option and their values for `command_line`; those without one are left out."""
+    return tuple((key, values) for key, values in keys.items() if values is not None)
+
+
 def command_line(command: str, model: Path, further: Mapping[str, Any]) -> tuple[str, ...]:
     """A command on the same model, as it is typed in a shell, in parts that belong on one line.
 
@@ -474,15 +443,34 @@ def command_line(command: str, model: Path, further: Mapping[str, Any]) -> tuple
     import shlex
 
     parts = [shlex.join(["msplit", command, str(model)])]
-    for option, value in further.items():
+    for name, value in further.items():
         if value is None or value == ():
             continue
         pairs = isinstance(value, tuple) and isinstance(value[0], tuple)
         for one in value if pairs else (value,):
             if pairs:
                 one = f"{one[0]}={','.join(str(size) for size in one[1])}"
-            parts.append(shlex.join([option, ",".join(one) if isinstance(one, tuple) else str(one)]))
+            parts.append(shlex.join([name, ",".join(one) if isinstance(one, tuple) else str(one)]))
     return tuple(parts)
+
+
+_ELSEWHERE = {"timelines": "trace", "batches_in_turn": "batches"}
+"""Keywords of the library -> parameters of commands that are called otherwise."""
+
+
+def option_of(name: str, value: Any) -> str:
+    """A keyword of the library, and its value where it is not None, as the current command has it; itself where that has none."""
+    name = _ELSEWHERE.get(name, name)
+    shown = "" if value is None else {True: "yes", False: "no"}.get(value, value)
+    context = click.get_current_context(silent=True)
+    for one in () if context is None else context.command.params:
+        keys = one.type if isinstance(one.type, Keys) else Keys(())
+        if key := next((key for key in keys.keys.values() if key.field == name), None):
+            before = "" if key.name == keys.bare else f"{key.name}="
+            return f"{one.opts[0]} {before}{shown}".rstrip()
+        if one.name == name and isinstance(one, click.Option):
+            return one.opts[-1] if value is None else f"{one.opts[-1]} {shown}"
+    return f"msplit {context.info_name}" if context is not None and context.info_name == name else name
 
 
 def was_given(name: str) -> bool:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from msplit.cli import options
-from msplit.cli.keys import Key, Parameter, keyed
+from msplit.cli.keys import Parameter, key, option
 
 if TYPE_CHECKING:
     from msplit.run.request import RunRequest
     from msplit.serving.pool.settings import PoolSettings
 
 
-@dataclass(frozen=True)
-class Engine(options.Kernels):
+@dataclass(frozen=True, kw_only=True)
+class Engine(options.InputShapes, options.Backend, options.OnDevice, options.Kernels):
     """What runs a model, and how."""
 
-    streams: int
-    engine: str | None
-    device: str
-    shapes: Sequence[tuple[str, tuple[int, ...]]]
+    streams: int = option(
+        "--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams."
+    )
     devices: tuple[int, ...] = ()
 
     def arguments(self) -> dict[str, Any]:
@@ -40,20 +38,9 @@ class Engine(options.Kernels):
         return RunRequest.of(**self.arguments(), shapes=dict(self.shapes))
 
 
-engine_options = options.together(
-    click.option(
-        "--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams."
-    ),
-    options.rules_option,
-    options.engine_option,
-    options.device_option,
-    options.run_options,
-    options.cuda_option(*options.CUDA),
-    options.reference_option,
-    options.shape_option,
-    engine=Engine,
-)
-"""What runs a model, and how."""
+@dataclass(frozen=True)
+class SharedEngine(options.Devices, Engine):
+    """Likewise, on several GPUs."""
 
 
 class Groups(Parameter):
@@ -75,14 +62,31 @@ class Groups(Parameter):
 class Pooling:
     """How a pool answers requests."""
 
-    groups: int | str
-    max_batch: int | None
-    batches: tuple[int, ...] | None
-    max_delay_us: float
-    priorities: int
-    max_queue: int
-    max_memory: float | None
-    host_threads: int | None
+    groups: int | str = option(
+        "--groups",
+        type=Groups(),
+        default="4",
+        show_default=True,
+        envvar="TF_GPU_STREAM_GROUP_COUNT",
+        help="Steps in flight at once (or TF_GPU_STREAM_GROUP_COUNT); auto: as many as measure best.",
+    )
+    max_batch: int | None = option(
+        "--max-batch", type=click.IntRange(1), help="Most rows of a step that requests share (default: 64)."
+    )
+    batches: tuple[int, ...] | None = option(
+        "--batch",
+        type=options.Numbers(click.IntRange(1)),
+        help="Rows of the steps to have ready, such as 1,8,32 (default: 1, 4, 16 … up to --max-batch).",
+    )
+    max_delay_us: float = key(
+        "--pool", "max-delay-us", "How long a step that is not full waits for more rows.", click.FloatRange(0), 0.0
+    )
+    priorities: int = key("--pool", "priorities", "Levels of priority.", click.IntRange(1), 1)
+    max_queue: int = key("--pool", "max-queue", "Most requests that wait; 0: any number.", click.IntRange(0), 0)
+    max_memory: float | None = key(
+        "--pool", "max-memory", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True)
+    )
+    host_threads: int | None = key("--pool", "host-threads", "Threads for what runs on the host.", click.IntRange(1))
 
     def settings(self) -> PoolSettings:
         """The same for `msplit.pool`."""
@@ -90,33 +94,3 @@ class Pooling:
 
         memory = None if self.max_memory is None else int(self.max_memory * (1 << 30))
         return PoolSettings(**{**dataclasses.asdict(self), "max_memory": memory})
-
-
-pool_options = options.together(
-    click.option(
-        "--groups",
-        type=Groups(),
-        default="4",
-        show_default=True,
-        envvar="TF_GPU_STREAM_GROUP_COUNT",
-        help="Steps in flight at once (or TF_GPU_STREAM_GROUP_COUNT); auto: as many as measure best.",
-    ),
-    click.option("--max-batch", type=click.IntRange(1), help="Most rows of a step that requests share (default: 64)."),
-    click.option(
-        "--batch",
-        "batches",
-        type=options.Numbers(click.IntRange(1)),
-        help="Rows of the steps to have ready, such as 1,8,32 (default: 1, 4, 16 … up to --max-batch).",
-    ),
-    keyed(
-        "--pool",
-        "How requests share steps and memory; keys below.",
-        Key("max-delay-us", "How long a step that is not full waits for more rows.", click.FloatRange(0), 0.0),
-        Key("priorities", "Levels of priority.", click.IntRange(1), 1),
-        Key("max-queue", "Most requests that wait; 0: any number.", click.IntRange(0), 0),
-        Key("max-memory", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True)),
-        Key("host-threads", "Threads for what runs on the host.", click.IntRange(1)),
-    ),
-    pooling=Pooling,
-)
-"""How a pool answers requests."""

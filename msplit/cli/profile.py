@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from msplit.cli import options
+from msplit.cli.keys import option, together
 from msplit.progress import telling
 
 
@@ -15,38 +16,32 @@ from msplit.progress import telling
 class Measured(options.Execution):
     """What is measured, and for how long."""
 
-    seconds: float
-    no_grids: bool
+    seconds: float = option(
+        "--seconds",
+        default=20.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="How long measuring may take. What is not reached is priced statically.",
+    )
+    no_grids: bool = option("--no-grids", is_flag=True, help="Do not record grids and occupancy.")
 
 
 @click.command()
-@options.model_options
+@options.model_argument
 @click.option("-o", "--output", type=options.PATH, help="Where to write the profile.")
-@options.size_options
-@options.run_options
-@options.cuda_option(options.LAYOUT)
-@options.tensorflow_option()
-@click.option(
-    "--seconds",
-    default=20.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="How long measuring may take. What is not reached is priced statically.",
-)
-@click.option("--no-grids", is_flag=True, help="Do not record grids and occupancy.")
 @click.option("--force", is_flag=True, help="Replace an existing profile.")
 @options.format_option
-@options.together(work=options.Work, measured=Measured)
+@together(choice=options.Choice, work=options.InputSizes, measured=Measured)
 def command(
     model: Path,
     choice: options.Choice,
     output: Path | None,
-    work: options.Work,
+    work: options.InputSizes,
     measured: Measured,
     force: bool,
     style: str,
 ) -> None:
-    """Time every kind of kernel of MODEL alone on the GPU, for --profile of other commands. This executes the model."""
+    """Time every kind of kernel of MODEL alone on the GPU, for --costs profile= of other commands. This executes the model."""
     if output is None:
         raise click.UsageError("-o/--output is missing: where to write the profile.")
     from msplit import api, formats

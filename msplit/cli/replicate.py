@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from msplit.cli import options
+from msplit.cli.keys import option, together
 from msplit.cli.output import say
 from msplit.report.text import plural
 
@@ -17,37 +18,39 @@ from msplit.report.text import plural
 class Copies:
     """What to make."""
 
-    times: int | None
-    weights: Sequence[Path]
-    combine: str
-    streams: int | None
-    devices: Sequence[str]
+    times: int | None = option(
+        "--times", type=click.IntRange(1, 1024), metavar="N", help="Replicas (default: as many as --weights)."
+    )
+    weights: Sequence[Path] = option(
+        "--weights",
+        type=options.PATH,
+        multiple=True,
+        metavar="PATH",
+        help="Weights of a replica, the first one's first: a checkpoint, a SavedModel, or a frozen model like MODEL. Repeatable.",
+    )
+    combine: str = option(
+        "--combine",
+        type=click.Choice(["mean", "stack"]),
+        default="mean",
+        show_default=True,
+        help="What becomes of the replicas' outputs.",
+    )
+    streams: int | None = option(
+        "--streams", type=options.STREAMS, help="Replica k goes on stream k modulo N (default: one stream each)."
+    )
+    devices: Sequence[str] = option(
+        "--devices",
+        type=options.Names(),
+        default=(),
+        help="Replica k goes on the k-th of these, and again: /gpu:0,/gpu:1",
+    )
 
 
 @click.command()
-@options.model_options
-@click.option("--times", type=click.IntRange(1, 1024), metavar="N", help="Replicas (default: as many as --weights).")
-@click.option(
-    "--weights",
-    type=options.PATH,
-    multiple=True,
-    metavar="PATH",
-    help="Weights of a replica, the first one's first: a checkpoint, a SavedModel, or a frozen model like MODEL. Repeatable.",
-)
-@click.option(
-    "--combine",
-    type=click.Choice(["mean", "stack"]),
-    default="mean",
-    show_default=True,
-    help="What becomes of the replicas' outputs.",
-)
-@click.option("--streams", type=options.STREAMS, help="Replica k goes on stream k modulo N (default: one stream each).")
-@click.option(
-    "--devices", type=options.Names(), default=(), help="Replica k goes on the k-th of these, and again: /gpu:0,/gpu:1"
-)
+@options.model_argument
 @click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the ensemble.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-@options.together(copies=Copies)
+@together(choice=options.Choice, copies=Copies)
 def command(model: Path, choice: options.Choice, copies: Copies, output: Path, force: bool) -> None:
     """Write an ensemble: N copies of MODEL in one graph, with the same inputs, their outputs averaged or stacked.
 

@@ -9,19 +9,13 @@ from pathlib import Path
 import click
 
 from msplit.cli import options
+from msplit.cli.keys import together
 from msplit.progress import phase
 
 
 @click.command()
-@options.model_options
+@options.model_argument
 @click.option("-o", "--output", type=options.PATH, required=True, help="The HTML file to write.")
-@click.option(
-    "--rules",
-    "ruleset",
-    shell_complete=options.complete_rules,
-    help="Rules file or rule set that gives the ids (default: the model's own ids; for a model without any, what fits it).",
-)
-@click.option("--streams", type=options.STREAMS, help="Number of streams of the rules, instead of what they say.")
 @click.option(
     "--no-candidates", is_flag=True, help="Do not simulate other assignments, which takes long on huge graphs."
 )
@@ -33,8 +27,7 @@ from msplit.progress import phase
     help="What `bench` measured: its result (--format json) or its timeline (--trace). Repeatable.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-@options.basis_options
-@options.together(rules=options.Rules)
+@together(choice=options.Choice, rules=options.Rules, work=options.RecordedWork)
 def command(
     model: Path,
     choice: options.Choice,
@@ -43,7 +36,7 @@ def command(
     no_candidates: bool,
     bench_paths: Sequence[Path],
     force: bool,
-    work: options.Work,
+    work: options.RecordedWork,
 ) -> None:
     """Write a report of MODEL: its graph coloured by stream, the simulated timeline, other assignments, findings.
 
@@ -61,7 +54,7 @@ def command(
 
     given = work.arguments()
     loaded = None if rules.ruleset is None else rule_sets.load(rules.ruleset, streams=rules.streams)
-    flat = choice.load(model, record=not work.no_record)
+    flat = choice.load(model, record=work.record)
     check_places(flat, [output], force=force)
     basis = settle(flat, Given(loaded, rules.streams, **given))
     settled = basis.workload
@@ -70,7 +63,7 @@ def command(
         **choice.further(),
         "--batch": settled.batch,
         "--shape": tuple(settled.shapes.items()),
-        "--gpu": None if settled.gpu == DEFAULT_GPU else settled.gpu,
+        "--costs": () if settled.gpu == DEFAULT_GPU else options.pairs(gpu=(settled.gpu,)),
     }
     measured = runs.measured(flat, bench_paths)
     page = build.page(

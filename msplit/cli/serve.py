@@ -12,8 +12,8 @@ import click
 
 from msplit import escape
 from msplit.cli import options, output
-from msplit.cli.keys import Parameter
-from msplit.cli.pool_options import Engine, Pooling, engine_options, pool_options
+from msplit.cli.keys import Parameter, key, option, together
+from msplit.cli.pool_options import Pooling, SharedEngine
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -23,17 +23,59 @@ if TYPE_CHECKING:
     from msplit.serving.server.run import Listening
 
 
+_PORT = click.IntRange(0, 65535)
+
+
+def _switch(default: bool) -> dict[str, Any]:
+    """A flag of TensorFlow Serving, which takes a value, too."""
+    return {"default": default, "is_flag": False, "flag_value": "true", "type": click.BOOL, "hidden": True}
+
+
+class Named(Parameter):
+    """`name=path`."""
+
+    name = "name=path"
+
+    def convert(
+        self, value: str | tuple[str, Path], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Path]:
+        """Splits into the name and the path."""
+        if isinstance(value, tuple):
+            return value
+        name, _, path = value.partition("=")
+        if not name or not path:
+            self.fail(f"{value!r}: write it as NAME=PATH", param, ctx)
+        return name, Path(path)
+
+
 @dataclass(frozen=True)
 class Served:
     """Which models, as they are named."""
 
     models: Sequence[Path]
-    named: Sequence[tuple[str, Path]]
-    model_name: str | None
-    model_base_path: Path | None
-    model_config_file: Path | None
-    tags: Sequence[str] | None
-    signatures: Sequence[str]
+    named: Sequence[tuple[str, Path]] = option(
+        "--model", multiple=True, type=Named(), help="A model, or a folder of versions, by name. Repeatable."
+    )
+    model_name: str | None = option(
+        "--model-name", help="What clients call the model (default: its file's or folder's name)."
+    )
+    model_base_path: Path | None = option(
+        "--model-base-path", type=options.PATH, hidden=True, help="The same as MODELS."
+    )
+    model_config_file: Path | None = option(
+        "--model-config-file", type=options.PATH, help="Models in TensorFlow Serving's text format."
+    )
+    signatures: Sequence[str] = key(
+        "--part",
+        "signature",
+        "Signatures to serve, or all (none: serving_default, or the only one). Each has weights of its own.",
+        options.Names(),
+        (),
+    )
+    tags: Sequence[str] | None = key("--part", "tag", options.TAG, options.Names())
+    saved_model_tags: Sequence[str] | None = option(
+        "--saved-model-tags", type=options.Names(), hidden=True, help="The same as --part tag=."
+    )
 
     def configs(self) -> tuple[ModelConfig, ...]:
         """All of them.
@@ -64,8 +106,15 @@ def _name(path: Path) -> str:
 class Batching:
     """What TensorFlow Serving says of it."""
 
-    enable_batching: bool
-    batching_parameters_file: Path | None
+    enable_batching: bool = option(
+        "--enable-batching", **_switch(True), help="As in TensorFlow Serving; true is all that it can be."
+    )
+    batching_parameters_file: Path | None = option(
+        "--batching-parameters-file",
+        type=options.PATH,
+        hidden=True,
+        help="TensorFlow Serving's, in place of the above.",
+    )
 
     def settings(self, given: PoolSettings) -> PoolSettings:
         """Of every pool, given what other options say."""
@@ -81,14 +130,40 @@ class Batching:
 class Doors:
     """Where it listens."""
 
-    host: str
-    port: int
-    rest_api_port: int
-    max_message_mib: int
-    timeout: float | None
-    grace: float
-    enable_serialization_as_tensor_content: bool
-    front_ends: int
+    host: str = option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+    port: int = option("--port", default=8500, show_default=True, type=_PORT, help="Of gRPC; 0: none.")
+    rest_api_port: int = option(
+        "--rest-api-port", default=8501, show_default=True, type=_PORT, help="Of HTTP; 0: none."
+    )
+    timeout: float | None = option(
+        "--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that a request without a deadline waits."
+    )
+    grace: float = option(
+        "--grace",
+        default=10.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="Seconds that requests have to end after SIGTERM.",
+    )
+    max_message_mib: int = option(
+        "--max-message-mib",
+        default=64,
+        show_default=True,
+        type=click.IntRange(1, 2047),
+        help="Size of the largest request.",
+    )
+    enable_serialization_as_tensor_content: bool = option(
+        "--enable-serialization-as-tensor-content",
+        **_switch(False),
+        help="Answer in tensor_content, not in float_val and its kin.",
+    )
+    front_ends: int = option(
+        "--front-ends",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0, 64),
+        help="Processes that speak gRPC, for more requests than one can read; 0: the one that runs the models.",
+    )
 
     def listening(self) -> Listening:
         """The same for the server.
@@ -112,100 +187,15 @@ class Doors:
         )
 
 
-class _Named(Parameter):
-    """`name=path`."""
-
-    name = "name=path"
-
-    def convert(
-        self, value: str | tuple[str, Path], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Path]:
-        """Splits into the name and the path."""
-        if isinstance(value, tuple):
-            return value
-        name, _, path = value.partition("=")
-        if not name or not path:
-            self.fail(f"{value!r}: write it as NAME=PATH", param, ctx)
-        return name, Path(path)
-
-
 def _dashes(token: str) -> str:
     """TensorFlow Serving writes `--rest_api_port`."""
     return token.replace("_", "-")
 
 
-_PORT = click.IntRange(0, 65535)
-_SWITCH: dict[str, Any] = {"is_flag": False, "flag_value": "true", "type": click.BOOL}
-
-
 @click.command(context_settings={"token_normalize_func": _dashes})
 @click.argument("models", nargs=-1, type=options.PATH)
-@click.option(
-    "--model", "named", multiple=True, type=_Named(), help="A model, or a folder of versions, by name. Repeatable."
-)
-@click.option("--model-name", help="What clients call the model (default: its file's or folder's name).")
-@click.option("--model-base-path", type=options.PATH, hidden=True, help="The same as MODELS.")
-@click.option("--model-config-file", type=options.PATH, help="Models in TensorFlow Serving's text format.")
-@click.option(
-    "--tag", "--saved-model-tags", "tags", type=options.Names(), help="Tags of the graph, where it has several."
-)
-@click.option(
-    "--signature",
-    "signatures",
-    type=options.Names(),
-    default="",
-    help="Signatures to serve, or all (default: serving_default, or the only one). Each has weights of its own.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8500, show_default=True, type=_PORT, help="Of gRPC; 0: none.")
-@click.option("--rest-api-port", default=8501, show_default=True, type=_PORT, help="Of HTTP; 0: none.")
-@pool_options
-@click.option(
-    "--enable-batching",
-    default=True,
-    hidden=True,
-    help="As in TensorFlow Serving; true is all that it can be.",
-    **_SWITCH,
-)
-@click.option(
-    "--batching-parameters-file", type=options.PATH, hidden=True, help="TensorFlow Serving's, in place of the above."
-)
-@click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), help="Seconds that a request without a deadline waits."
-)
-@click.option(
-    "--grace",
-    default=10.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Seconds that requests have to end after SIGTERM.",
-)
-@click.option(
-    "--max-message-mib",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1, 2047),
-    help="Size of the largest request.",
-)
-@click.option(
-    "--enable-serialization-as-tensor-content",
-    default=False,
-    hidden=True,
-    help="Answer in tensor_content, not in float_val and its kin.",
-    **_SWITCH,
-)
-@click.option(
-    "--front-ends",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, 64),
-    help="Processes that speak gRPC, for more requests than one can read; 0: the one that runs the models.",
-)
-@options.gpus_option
-@engine_options
-@options.tensorflow_option()
-@options.together(served=Served, batching=Batching, doors=Doors)
-def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching, doors: Doors) -> int:
+@together(served=Served, engine=SharedEngine, pooling=Pooling, batching=Batching, doors=Doors)
+def command(served: Served, engine: SharedEngine, pooling: Pooling, batching: Batching, doors: Doors) -> int:
     """Answer requests for MODELS (models, builds, or folders of versions) until SIGTERM: over gRPC as TensorFlow Serving and as Triton do
     (KServe V2), over HTTP, with health checks and metrics for Prometheus.
 
@@ -216,11 +206,10 @@ def command(served: Served, engine: Engine, pooling: Pooling, batching: Batching
 
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
+    tags = served.saved_model_tags if served.tags is None else served.tags
     with run.held(where) as ports, ExitStack() as stack:
         with telling() as tell:
-            ready = making.ready(
-                configs, request, settings, tags=served.tags, signatures=served.signatures, progress=tell
-            )
+            ready = making.ready(configs, request, settings, tags=tags, signatures=served.signatures, progress=tell)
             models = stack.enter_context(ready)
         return run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
 

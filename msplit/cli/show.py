@@ -16,8 +16,7 @@ from msplit.cli import options
 def command(model: Path, everything: bool, style: str) -> None:
     """Show what is in MODEL's file: tag sets, signatures, inputs, outputs, functions. The model is not executed.
 
-    It says what --tag, --signature, --inputs, --outputs, --shape and --function of other commands can name. Of a build it shows what
-    it runs, what for, and how fast that was.
+    It says what --part and --shape of other commands can name. Of a build it shows what it runs, what for, and how fast that was.
     """
     from msplit import formats
     from msplit.formats import build

@@ -7,14 +7,16 @@ from pathlib import Path
 import click
 
 from msplit.cli import options
+from msplit.cli.keys import together
 from msplit.cli.output import say
 from msplit.report.text import plural
 
 
 @click.command()
-@options.model_options
+@options.model_argument
 @click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the model.")
 @click.option("--force", is_flag=True, help="Replace an existing output.")
+@together(choice=options.Choice)
 def command(model: Path, choice: options.Choice, output: Path, force: bool) -> None:
     """Write MODEL without any stream id and without the record of its assignment. Nothing else changes.
 

@@ -10,93 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import interrupt, options, output, tensorflow_options
-from msplit.cli.keys import FILE, Key, Parameter, keyed
-from msplit.cli.pool_options import Engine, engine_options
+from msplit.cli.keys import FILE, Parameter, key, option, together
+from msplit.cli.pool_options import Engine
 from msplit.progress import telling
 
 if TYPE_CHECKING:
-    from msplit.engines.base import ClusterOptions
     from msplit.run.request import RunRequest
     from msplit.training.data import Data
     from msplit.training.hosts import Hosts
     from msplit.training.loop import TrainSettings
     from msplit.training.trainer import Trainer
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a step runs and gives."""
-
-    target: tuple[str, ...] | None
-    fetch: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Feeding:
-    """What steps are fed."""
-
-    data: tuple[str, ...]
-    batch: int
-    epochs: int | None
-    shuffle: bool
-
-
-@dataclass(frozen=True)
-class Length:
-    """How long, and what is kept of it."""
-
-    steps: int | None
-    save: Path | None
-    every: int
-    keep: int
-    resume: bool
-    restore: Path | None
-    fetch_every: int
-
-    def settings(self) -> TrainSettings:
-        """The same for what trains."""
-        from msplit.training.loop import TrainSettings
-
-        return TrainSettings(self.steps, self.save, self.every, self.keep, self.resume, self.fetch_every)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Which GPUs of which hosts train together, or which servers of TensorFlow run it."""
-
-    gpus: tuple[str, ...] | None
-    nnodes: int | None
-    node_rank: int | None
-    master: str | None
-    hosts: Path | None
-    task: str | None
-    cluster: str | None
-    ps_strategy: str
-    container: str | None
-
-    def of_hosts(self) -> Hosts:
-        """The hosts: of a file, of options, or of TF_CONFIG."""
-        from msplit.training import hosts
-
-        by_number = self.nnodes is not None or self.node_rank is not None or self.master is not None
-        if self.hosts is not None:
-            if by_number:
-                raise click.UsageError("--hosts FILE says what nnodes, node-rank and master do: leave these out.")
-            return hosts.of_file(self.hosts, self.task)
-        if self.task is not None:
-            raise click.UsageError("--hosts task is one of those that a file names: give --hosts FILE, too.")
-        if not by_number and os.environ.get("TF_CONFIG"):
-            return hosts.of_tf_config(os.environ["TF_CONFIG"])
-        return hosts.Hosts(self.nnodes or 1, self.node_rank or 0, self.master or "")
-
-    def over(self) -> ClusterOptions | None:
-        """The servers."""
-        return tensorflow_options.over(self.cluster, self.ps_strategy, self.container)
-
-    @property
-    def is_asked_for(self) -> bool:
-        """Whether several processes are to train."""
-        return any(one is not None for one in (self.gpus, self.nnodes, self.node_rank, self.master, self.hosts))
 
 
 class Gpus(Parameter):
@@ -120,71 +43,125 @@ class Gpus(Parameter):
 _MOST_GPUS = 64
 
 
+@dataclass(frozen=True)
+class Step:
+    """What a step runs and gives."""
+
+    target: tuple[str, ...] | None = option(
+        "--target",
+        type=options.Names(),
+        help="The op that a step runs, or several (default: what the file names train_op).",
+    )
+    fetch: tuple[str, ...] = option(
+        "--fetch",
+        type=options.Names(),
+        required=True,
+        help="Tensors that a step gives, the loss first: where it is no number, training ends.",
+    )
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """What steps are fed."""
+
+    data: tuple[str, ...] = option(
+        "--data",
+        multiple=True,
+        metavar="FILE|MODULE:FUNCTION",
+        help="An .npz with an array per input, TFRecords (repeatable, or a pattern), or a function that gives batches; none for a graph "
+        "that reads its data itself.",
+    )
+    batch: int = option("--batch", default=32, show_default=True, type=click.IntRange(1), help="Rows of a batch.")
+    epochs: int | None = option(
+        "--epochs", type=click.IntRange(1), help="Go through the data so often (default: 1, or what --steps need)."
+    )
+    shuffle: bool = option(
+        "--shuffle", is_flag=True, help="Another order of the data in every epoch, by --input seed=."
+    )
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long, and what is kept of it."""
+
+    steps: int | None = option(
+        "--steps", type=click.IntRange(0), help="Train up to so many steps, those before --resume included."
+    )
+    save: Path | None = key("--save", "folder", "The folder, which may be given alone.", FILE)
+    every: int = key("--save", "every", "Steps from one checkpoint to the next.", click.IntRange(1), 1000)
+    keep: int = key("--save", "keep", "Checkpoints that are kept.", click.IntRange(1), 5)
+    resume: bool = option("--resume", is_flag=True, help="Go on from the last checkpoint in --save, if there is one.")
+    restore: Path | None = option(
+        "--restore", type=options.PATH, metavar="PREFIX", help="Begin with the variables of this checkpoint."
+    )
+    fetch_every: int = option(
+        "--fetch-every",
+        default=100,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Show what every so manyth step gives.",
+    )
+
+    def settings(self) -> TrainSettings:
+        """The same for what trains."""
+        from msplit.training.loop import TrainSettings
+
+        return TrainSettings(self.steps, self.save, self.every, self.keep, self.resume, self.fetch_every)
+
+
+@dataclass(frozen=True)
+class Source(options.Choice):
+    """A model whose outputs are named otherwise."""
+
+    outputs: None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread(tensorflow_options.Processes):
+    """Which GPUs of which hosts train together, or which servers of TensorFlow run it."""
+
+    container: str | None = key(
+        "--tensorflow",
+        "container",
+        "A name under which the cluster keeps variables, for later clients or others beside this one.",
+    )
+    gpus: tuple[str, ...] | None = option(
+        "--gpus", type=Gpus(), help="Train on so many GPUs of this host, or on these, each in a process of its own."
+    )
+    hosts: Path | None = key("--hosts", "file", "That file, which may be given alone.", FILE)
+    task: str | None = key("--hosts", "task", "Which of the file's hosts this is, such as worker:0.")
+    nnodes: int | None = key("--hosts", "nnodes", "So many hosts, with as many GPUs each.", click.IntRange(1))
+    node_rank: int | None = key("--hosts", "node-rank", "Which of them this is; 0 is the chief.", click.IntRange(0))
+    master: str | None = key("--hosts", "master", "HOST:PORT where the chief listens, the same on all hosts.")
+
+    def of_hosts(self) -> Hosts:
+        """The hosts: of a file, of options, or of TF_CONFIG."""
+        from msplit.training import hosts
+
+        by_number = self.nnodes is not None or self.node_rank is not None or self.master is not None
+        if self.hosts is not None:
+            if by_number:
+                raise click.UsageError("--hosts FILE says what nnodes, node-rank and master do: leave these out.")
+            return hosts.of_file(self.hosts, self.task)
+        if self.task is not None:
+            raise click.UsageError("--hosts task is one of those that a file names: give --hosts FILE, too.")
+        if not by_number and os.environ.get("TF_CONFIG"):
+            return hosts.of_tf_config(os.environ["TF_CONFIG"])
+        return hosts.Hosts(self.nnodes or 1, self.node_rank or 0, self.master or "")
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether several processes are to train."""
+        return any(one is not None for one in (self.gpus, self.nnodes, self.node_rank, self.master, self.hosts))
+
+
 @click.command()
-@options.graph_options
-@click.option(
-    "--target",
-    type=options.Names(),
-    help="The op that a step runs, or several (default: what the file names train_op).",
-)
-@click.option(
-    "--fetch",
-    type=options.Names(),
-    required=True,
-    help="Tensors that a step gives, the loss first: where it is no number, training ends.",
-)
-@click.option(
-    "--data",
-    multiple=True,
-    metavar="FILE|MODULE:FUNCTION",
-    help="An .npz with an array per input, TFRecords (repeatable, or a pattern), or a function that gives batches; none for a graph "
-    "that reads its data itself.",
-)
-@click.option("--batch", default=32, show_default=True, type=click.IntRange(1), help="Rows of a batch.")
-@click.option("--steps", type=click.IntRange(0), help="Train up to so many steps, those before --resume included.")
-@click.option(
-    "--epochs", type=click.IntRange(1), help="Go through the data so often (default: 1, or what --steps need)."
-)
-@click.option("--shuffle", is_flag=True, help="Another order of the data in every epoch, by --seed.")
-@keyed(
-    "--save",
-    "Folder for checkpoints. Further keys below.",
-    Key("folder", "The folder, which may be given alone.", FILE, field="save"),
-    Key("every", "Steps from one checkpoint to the next.", click.IntRange(1), 1000),
-    Key("keep", "Checkpoints that are kept.", click.IntRange(1), 5),
-    bare="folder",
-    metavar="DIR|KEY=VALUE",
-)
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --save, if there is one.")
-@click.option("--restore", type=options.PATH, metavar="PREFIX", help="Begin with the variables of this checkpoint.")
-@click.option(
-    "--fetch-every",
-    default=100,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Show what every so manyth step gives.",
-)
-@click.option(
-    "--gpus", type=Gpus(), help="Train on so many GPUs of this host, or on these, each in a process of its own."
-)
-@keyed(
-    "--hosts",
-    "The hosts that train together: a ClusterSpec as JSON, or what TF_CONFIG holds, which is read where nothing here names any; or keys.",
-    Key("file", "That file, which may be given alone.", FILE, field="hosts"),
-    Key("task", "Which of the file's hosts this is, such as worker:0."),
-    Key("nnodes", "So many hosts, with as many GPUs each.", click.IntRange(1)),
-    Key("node-rank", "Which of them this is; 0 is the chief.", click.IntRange(0)),
-    Key("master", "HOST:PORT where the chief listens, the same on all hosts."),
-    bare="file",
-    metavar="FILE|KEY=VALUE",
-)
-@engine_options
-@options.tensorflow_option(*tensorflow_options.CLUSTER, tensorflow_options.CONTAINER)
+@options.model_argument
 @options.format_option
-@options.together(step=Step, feeding=Feeding, length=Length, spread=Spread)
+@together(choice=Source, step=Step, feeding=Feeding, length=Length, spread=Spread, engine=Engine)
 def command(
     model: Path,
-    choice: options.Choice,
+    choice: Source,
     step: Step,
     feeding: Feeding,
     length: Length,

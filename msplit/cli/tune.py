@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from msplit.cli import baseline_options, measuring, options
+from msplit.cli import baseline_options, options
+from msplit.cli.keys import option, together
 from msplit.cli.measuring import Measured, Run
 from msplit.progress import telling
 
@@ -16,33 +17,24 @@ from msplit.progress import telling
 class Search(options.Search):
     """The search for a plan, and where it goes."""
 
-    output: Path | None
-    plan_out: Path | None
+    output: Path | None = option(
+        "-o", "--output", type=options.PATH, help="Write the tuned streams as an annotated model."
+    )
+    plan_out: Path | None = option(
+        "--plan-out", type=options.PATH, help="Write the tuned plan: streams, order and waits."
+    )
 
 
 @click.command()
-@options.model_options
-@measuring.streams_option
-@options.rules_option
-@options.gpus_option
-@options.run_options
-@options.cuda_option(*options.CUDA)
-@measuring.measure_option
-@measuring.runtime_option
-@options.reference_option
-@options.search_options("")
-@click.option("-o", "--output", type=options.PATH, help="Write the tuned streams as an annotated model.")
-@click.option("--plan-out", type=options.PATH, help="Write the tuned plan: streams, order and waits.")
+@options.model_argument
 @click.option("--force", is_flag=True, help="Replace existing outputs.")
-@measuring.batch_option
-@measuring.basis_options
 @options.format_option
-@options.together(run=Run, work=options.Work, measured=Measured, search=Search)
+@together(choice=options.Choice, run=Run, work=options.RecordedWork, measured=Measured, search=Search)
 def command(
     model: Path,
     choice: options.Choice,
     run: Run,
-    work: options.Work,
+    work: options.RecordedWork,
     measured: Measured,
     search: Search,
     force: bool,
@@ -57,7 +49,7 @@ def command(
     from msplit.run.tuning import write
 
     request = run.request(work, measured, tune=search.settings(run), force=force)
-    flat = choice.load(model, record=not work.no_record)
+    flat = choice.load(model, record=work.record)
     places = (search.output, search.plan_out, measured.save_reference)
     check_places(flat, [path for path in places if path is not None], force=force)
     with telling() as tell:

@@ -1,4 +1,4 @@
-"""Profiles as JSON: `msplit profile -o` writes them, `--profile` reads them. `docs/schemas/profile.json` describes them.
+"""Profiles as JSON: `msplit profile -o` writes them, `--costs profile=` reads them. `docs/schemas/profile.json` describes them.
 
 A file may come from anybody: it is bounded in size, and every mistake in it is an error that says where it is.
 """

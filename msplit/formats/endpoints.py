@@ -71,7 +71,7 @@ def check(endpoints: Endpoints, graph: Graph, where: str) -> None:
         raise LoadError(
             f"the signature names tensors that the graph does not have: {listed}",
             where=where,
-            fix="choose another signature with --signature, or name the tensors with --inputs and --outputs",
+            fix="choose another signature with --part signature=, or name the tensors with --part inputs= and outputs=",
         )
 
 
@@ -166,18 +166,18 @@ def choose_meta_graph(saved_model: Any, tags: Sequence[str] | None, where: str) 
     if not metas:
         raise LoadError("the SavedModel holds no graph", where=where, fix="export the model again")
     listed = "; ".join(",".join(one) or "(no tags)" for one in metas)
-    untagged = '; --tag "" takes the one without tags' if () in metas else ""
+    untagged = '; --part tag="" takes the one without tags' if () in metas else ""
     found = fitting(metas, tags)
     if len(found) == 1:
         return found[0]
     if tags is None:
-        fix = f"choose one with --tag{untagged}"
+        fix = f"choose one with --part tag=TAGS{untagged}"
         raise LoadError(f"the SavedModel holds {len(metas)} graphs: {listed}", where=where, fix=fix)
     how_many = "no graph" if not found else f"{len(found)} graphs"
     raise LoadError(
         f"the SavedModel holds {how_many} with the tags {','.join(tags) or '(none)'}",
         where=where,
-        fix=f"choose with --tag one of: {listed}{untagged}",
+        fix=f"choose with --part tag= one of: {listed}{untagged}",
     )
 
 
@@ -203,13 +203,13 @@ def choose_signature(names: Sequence[str], asked: str | None, where: str) -> str
     listed = ", ".join(names)
     if asked is not None:
         if asked not in names:
-            fix = f"choose with --signature one of: {listed}" if names else "the model has none: leave --signature out"
+            fix = f"--part signature= is one of: {listed}" if names else "it has none: leave --part signature= out"
             raise LoadError(f"there is no signature {asked!r}", where=where, fix=fix)
         return asked
     if DEFAULT_SIGNATURE in names:
         return DEFAULT_SIGNATURE
     if len(names) > 1:
-        raise LoadError(f"the model has several signatures: {listed}", where=where, fix="choose one with --signature")
+        raise LoadError(f"the model has several signatures: {listed}", where=where, fix="give --part signature=")
     return names[0] if names else None
 
 

@@ -126,16 +126,16 @@ def left_out_text(model: Model, most: int = 3) -> str:
     names = model.left_out or ()
     if model.left_out is not None and (nodes := _mostly_left_out(model)):
         return (
-            f"{nodes}, such as {', '.join(names[:most])}; --outputs names others"
+            f"{nodes}, such as {', '.join(names[:most])}; --part outputs= names others"
             if names
-            else f"{nodes}; --outputs names them"
+            else f"{nodes}; --part outputs= names them"
         )
     if not names:
         return ""
     listed = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
     return (
         f"nothing reads {listed}, and {'they are' if len(names) > 1 else 'it is'} no output all the same: inside of a loop or a cond, a "
-        "handle, or left over from training, logs or assertions; --outputs names others"
+        "handle, or left over from training, logs or assertions; --part outputs= names others"
     )
 
 

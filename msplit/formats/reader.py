@@ -78,7 +78,7 @@ def _model(path: Path, kind: Format, file: Path, message: Any, gradients: Expand
         path = file.parent
         chosen = endpoints.choose_meta_graph(message, tags, where)
     elif tags:
-        raise LoadError("only a SavedModel has tags", where=where, fix="leave --tag out")
+        raise LoadError("only a SavedModel has tags", where=where, fix="leave --part tag= out")
     around = meta_graphs(kind, message)[chosen]
     graph_def = message if around is None else around.graph_def
     if not graph_def.node:
@@ -245,9 +245,9 @@ def _override(
 ) -> Endpoints:
     fed, fetched, targets, left_out = ends.inputs, ends.outputs, ends.targets, ends.left_out
     if inputs is not None:
-        fed = tuple(endpoints.named(inputs, ends.inputs, graph, "--inputs", where))
+        fed = tuple(endpoints.named(inputs, ends.inputs, graph, "--part inputs=", where))
     if outputs is not None:
-        given = endpoints.named(outputs, ends.outputs, graph, "--outputs", where)
+        given = endpoints.named(outputs, ends.outputs, graph, "--part outputs=", where)
         targets = tuple(end.node for end in given if not endpoints.has_outputs(graph, graph.index[end.node]))
         fetched = tuple(end for end in given if end.node not in targets)
         left_out = None

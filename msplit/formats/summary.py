@@ -28,7 +28,7 @@ class SignatureSummary:
     """A way to run a graph.
 
     Attributes:
-        name: As `--signature` takes it.
+        name: As `--part signature=` takes it.
         method: What TensorFlow Serving offers it as, "" where the file does not say.
     """
 
@@ -43,7 +43,7 @@ class FunctionHead:
     """A function of the library, without its body.
 
     Attributes:
-        name: As `--function` takes it.
+        name: As `--part function=` takes it.
         nodes: How many its body has.
         inputs: (name, dtype) of each argument; a dtype that the caller decides goes by its attribute's name.
         outputs: Likewise, of the results.
@@ -60,7 +60,7 @@ class GraphContents:
     """One graph of a file.
 
     Attributes:
-        tags: Of a SavedModel's graph, as `--tag` takes them.
+        tags: Of a SavedModel's graph, as `--part tag=` takes them.
         tensorflow: Version that wrote it, "" where the file does not say.
         nodes: Nodes outside of functions.
         inputs: What would be fed where the file names no signature: guessed from the graph.

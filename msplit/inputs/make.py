@@ -210,7 +210,7 @@ def _dtype(flat: FlatGraph, node: int, port: int) -> str:
         raise LoadError(
             f"the type of input {flat.graph.names[node]!r} is not known",
             where=str(flat.model.path),
-            fix="name other inputs with --inputs",
+            fix="name other inputs with --part inputs=",
         )
     return found.removesuffix("_ref")
 
@@ -220,7 +220,7 @@ def _with_default(flat: FlatGraph, name: str, known: Sequence[str]) -> str:
     node = flat.graph.index.get(name)
     if node is None or flat.graph.ops[node] != "PlaceholderWithDefault":
         return ""
-    return f"it keeps its default; to feed it, name it among the inputs: --inputs {','.join([*known, name])}"
+    return f"it keeps its default; to feed it, name it among the inputs: --part inputs={','.join([*known, name])}"
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

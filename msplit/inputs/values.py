@@ -132,7 +132,7 @@ def made_up(
         raise LoadError(
             f"input {spec.name!r} is a {spec.dtype}, which has no value outside of TensorFlow",
             where=str(flat.model.path),
-            fix="choose inputs that are tensors with --inputs",
+            fix="choose inputs that are tensors with --part inputs=",
         )
     dtype = _numeric(flat, spec)
     if not shape and (value := setting(spec.name, spec.dtype)) is not None:
@@ -201,7 +201,7 @@ def _numeric(flat: FlatGraph, spec: InputSpec) -> np.dtype[Any]:
         raise LoadError(
             f"the type of {spec.name!r} is {spec.dtype!r}, which no value has",
             where=str(flat.model.path),
-            fix="export the model again, or choose other inputs with --inputs",
+            fix="export the model again, or choose other inputs with --part inputs=",
         ) from error
 
 

@@ -70,7 +70,7 @@ def _facts(found: Analysis) -> list[tuple[str, str]]:
     facts["inputs"] = _endpoints(model.inputs)
     facts["outputs"] = _endpoints(model.outputs)
     if model.left_out is not None:
-        facts["outputs"] += " (guessed: --outputs names others)"
+        facts["outputs"] += " (guessed: --part outputs= names others)"
     facts["nodes"] = f"{count(len(flat))}: {count(len(flat) - host)} for the GPU, {count(host)} for the host"
     facts["kernels"] = f"launched by {plural(found.kernels, 'node')}"
     weights = sum(parameter.bytes for parameter in found.parameters)
@@ -225,7 +225,7 @@ def _notes(found: Analysis, coverage: Coverage | None) -> list[str]:
 
 def _coverage_note(coverage: Coverage) -> str:
     if coverage.reasons:
-        fix = "Use --engine tensorflow, or cut it with --inputs and --outputs."
+        fix = "Use --engine tensorflow, or cut it with --part inputs= and outputs=."
         return f"The cuda engine can not run this model: {'; '.join(coverage.reasons)}. {fix}"
     can = "The cuda engine can run every op of this model."
     if coverage.unbuilt:

@@ -84,9 +84,9 @@ def _hints(found: Contents) -> list[str]:
     said = []
     if len(found.graphs) > 1:
         tags = ",".join(found.graphs[0].tags) or '""'
-        said.append(f"Other commands need --tag, such as --tag {tags}.")
+        said.append(f"Other commands need --part tag=, such as --part tag={tags}.")
     if any(len(graph.signatures) > 1 for graph in found.graphs):
-        said.append("Other commands take the signature serving_default unless --signature names another.")
+        said.append("Other commands take the signature serving_default unless --part signature= names another.")
     return said
 
 

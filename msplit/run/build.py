@@ -121,7 +121,7 @@ def build(
     if host := cover(flat, build=False).of_host:
         raise EngineError(
             f"a part of the model runs on the host ({', '.join(host[:5])}), and a build holds only what runs on the GPU",
-            fix="prepare it with `msplit.prepare`, or cut that part off with --inputs and --outputs",
+            fix="prepare it with `msplit.prepare`, or cut that part off with --part inputs= and outputs=",
         )
     made = make(flat, request, batches=batches, progress=progress)
     packed = dict[str, bytes]()
@@ -215,7 +215,7 @@ def _refuse_to_train(flat: FlatGraph) -> None:
         raise EngineError(
             f"a step of the model changes variables (in {found[0]}{more}): it can be trained, but not be built or shared by requests",
             where=str(flat.model.path),
-            fix="name the tensors that requests want with --outputs; `msplit train` and msplit.Trainer train it",
+            fix="name the tensors that requests want with --part outputs=; `msplit train` and msplit.Trainer train it",
         )
 
 

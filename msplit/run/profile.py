@@ -55,7 +55,7 @@ def profile(
     if request.device == "cuda" and (why := ENGINE.unavailable()):
         raise EngineError(
             f"there is nothing to measure on: {why}",
-            fix="run `msplit profile` where the GPU is and bring the file here for --profile; without one, costs are those of --gpu",
+            fix="run `msplit profile` where the GPU is and bring the file here for --costs profile=; without one, a data sheet tells them",
         )
     import torch
 

@@ -100,7 +100,7 @@ def tune(
         op, name = dynamic
         raise EngineError(
             f"the shape of what {op} ({name}) computes depends on values, so the model can not be captured, nor tuned",
-            fix="cut such ops off with --inputs and --outputs",
+            fix="cut such ops off with --part inputs= and outputs=",
         )
     device = device or variants.runner()
     limits = SearchLimits(settings.seconds, streams, settings.max_memory, settings.seed)

@@ -407,7 +407,7 @@ def own_data(flat: FlatGraph) -> tuple[str, ...]:
     return (
         f"the model takes its data from {name} ({graph.ops[node]}) itself, so that every step has another batch: outputs are held "
         "against those of other batches, and may differ for that alone; to verify and measure on the same data, feed it: "
-        f"--inputs {tensors}",
+        f"--part inputs={tensors}",
     )
 
 

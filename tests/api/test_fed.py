@@ -46,7 +46,7 @@ def test_data_of_the_models_own_that_ends_is_told_with_the_way_to_feed_it(tmp_pa
     flat = foreign.written(lambda tf, v1: own_data(tf, v1, times=1), tmp_path)
     with pytest.raises(EngineError, match="End of sequence") as told:
         bench(flat, **REQUEST)
-    assert "--inputs" in told.value.fix
+    assert "--part inputs=" in told.value.fix
 
 
 def test_data_of_the_models_own_is_said_with_the_way_to_feed_it(tmp_path):
@@ -54,7 +54,7 @@ def test_data_of_the_models_own_is_said_with_the_way_to_feed_it(tmp_path):
     found = bench(flat, **REQUEST)
     (said,) = (note for note in found.notes if "another batch" in note)
     assert "outputs are held against those of other batches" in said
-    assert "--inputs IteratorGetNext" in said
+    assert "--part inputs=IteratorGetNext" in said
     assert "so that every step has another batch" in to_markdown(benchmark.document(flat, found))
     fed = load(flat.model.path, inputs=["IteratorGetNext"])
     assert not any("another batch" in note for note in bench(fed, **REQUEST).notes)
@@ -65,4 +65,4 @@ def test_outputs_that_were_left_out_are_said(tmp_path):
     path.write_bytes(built(graphs.loose_ends_in_a_loop).as_graph_def().SerializeToString())
     found = bench(load(path), **REQUEST)
     assert any("nothing reads loop" in note or "nothing reads while" in note for note in found.notes)
-    assert any("--outputs names others" in note for note in found.notes)
+    assert any("--part outputs= names others" in note for note in found.notes)

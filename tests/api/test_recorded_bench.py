@@ -30,7 +30,7 @@ QUICK = (
 def assigned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Assigned for a batch of 128 and an A100."""
     out = tmp_path_factory.mktemp("assigned") / "o.pb"
-    fine("assign", MMOE, "--batch", "128", "--gpu", "a100", "--streams", "6", "-o", out)
+    fine("assign", MMOE, "--batch", "128", "--costs", "gpu=a100", "--streams", "6", "-o", out)
     return out
 
 
@@ -40,8 +40,8 @@ def assigned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ((), 128, "run with batch 128, gpu a100 (recorded with the model)"),
         (("--batch", "4"), 4, "run with batch 4 (given); gpu a100 (recorded with the model)"),
-        (("--batch", "4", "--gpu", "h200"), 4, None),
-        (("--no-record",), 1, None),
+        (("--batch", "4", "--costs", "gpu=h200"), 4, None),
+        (("--costs", "record=no"), 1, None),
     ],
 )
 def test_what_is_not_given_is_as_recorded(given: tuple[str, ...], rows: int, said: str | None, assigned: Path) -> None:

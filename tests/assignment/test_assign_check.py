@@ -185,7 +185,10 @@ def test_another_number_of_streams_and_another_batch_are_remembered(tmp_path):
     assert {one["judged_with"] for one in stale} == {
         "rules auto (shipped), batch 1 (given); 16 streams (as these rules say); gpu h200 (recorded with the model)"
     }
-    assert fine("check", out, "--no-record", "--format", "json").json["judged_with"] == "batch 1, gpu h200 (default)"
+    assert (
+        fine("check", out, "--costs", "record=no", "--format", "json").json["judged_with"]
+        == "batch 1, gpu h200 (default)"
+    )
 
 
 def test_settings_win_over_the_record_and_options_over_settings(tmp_path, monkeypatch):
@@ -193,7 +196,7 @@ def test_settings_win_over_the_record_and_options_over_settings(tmp_path, monkey
     fine("assign", SAMPLES / "mmoe_small.pb", "--rules", "default", "--batch", "128", "-o", out)
     (tmp_path / "msplit.yaml").write_text("batch: 64\ngpu: l4\n")
     monkeypatch.chdir(tmp_path)
-    words = msplit("check", out, "--gpu", "a100", "--format", "json").json["judged_with"]
+    words = msplit("check", out, "--costs", "gpu=a100", "--format", "json").json["judged_with"]
     assert "batch 64" in words
     assert "msplit.yaml)" in words
     assert "gpu a100 (given)" in words
@@ -252,11 +255,12 @@ def test_counts_of_nodes_and_of_ids_agree(tmp_path):
     "model", ["mmoe_small.pb", "keras_lookup", "two_signatures", "training.meta", "mmoe_small.pbtxt"]
 )
 def test_strip_gives_back_what_had_no_ids(model, tmp_path):
-    options = ("--signature", "embed") if model == "two_signatures" else ()
+    signature = "embed" if model == "two_signatures" else None
+    options = () if signature is None else ("--part", f"signature={signature}")
     fine("assign", SAMPLES / model, *options, "-o", tmp_path / "m")
     msplit("strip", tmp_path / "m", "-o", tmp_path / "plain")
-    plain = load(tmp_path / "plain", signature=options[1] if options else None).model
-    assert plain.proto == load(SAMPLES / model, signature=options[1] if options else None).model.proto
+    plain = load(tmp_path / "plain", signature=signature).model
+    assert plain.proto == load(SAMPLES / model, signature=signature).model.proto
     assert (plain.record, plain.record_problem) == (None, None)
     assert not (tmp_path / "plain.msplit.json").exists()
 
@@ -277,8 +281,8 @@ def test_a_stray_id_that_can_not_be_kept_is_refused_before_anything_is_written(t
     arguments = (
         "assign",
         tmp_path / "stray.pb",
-        "--outputs",
-        flat.outputs[0].name,
+        "--part",
+        f"outputs={flat.outputs[0].name}",
         "-o",
         tmp_path / "m.pb",
         "--streams",
@@ -295,7 +299,7 @@ def test_a_stray_id_that_can_not_be_kept_is_refused_before_anything_is_written(t
 def test_what_was_fetched_for_the_assignment_is_what_is_checked(tmp_path):
     flat = load(SAMPLES / "mmoe_small.pb")
     name = flat.outputs[0].name
-    fine("assign", SAMPLES / "mmoe_small.pb", "--outputs", name, "-o", tmp_path / "m.pb")
+    fine("assign", SAMPLES / "mmoe_small.pb", "--part", f"outputs={name}", "-o", tmp_path / "m.pb")
     assert [tensor.name for tensor in load(tmp_path / "m.pb").outputs] == [name]
     assert errors(tmp_path / "m.pb") == []
 
@@ -306,7 +310,9 @@ def test_diff_and_report_go_by_the_record(tmp_path):
     found = fine("diff", SAMPLES / "mmoe_small.pb", out, "--format", "json").json
     assert found["judged_with"] == "rules default (shipped), 4 streams, batch 128, gpu h200 (recorded with the model)"
     assert {move["rule"] for move in found["moved"]} <= {"branch", "propagate", "default"}
-    given = fine("diff", SAMPLES / "mmoe_small.pb", out, "--batch", "128", "--no-record", "--format", "json").json
+    given = fine(
+        "diff", SAMPLES / "mmoe_small.pb", out, "--batch", "128", "--costs", "record=no", "--format", "json"
+    ).json
     assert found["new"]["predicted_us"] == given["new"]["predicted_us"]
     msplit("report", out, "-o", tmp_path / "r.html", "--no-candidates")
     assert "batch 128, gpu h200 (recorded with the model)" in (tmp_path / "r.html").read_text()
@@ -335,7 +341,7 @@ def test_rules_of_a_record_that_this_version_can_not_read_are_said(tmp_path):
     [
         ({"shapes": {"ghost": (1,)}}, "the recorded shapes do not fit the model"),
         ({"shapes": {"x": (1, 2, 3)}}, "the recorded shapes do not fit the model"),
-        ({"gpu": "none"}, "the data sheet 'none', which is not there: give --gpu"),
+        ({"gpu": "none"}, "the data sheet 'none', which is not there: give --costs gpu="),
         ({"profile": records.RecordedProfile("/dev/zero", "0" * 64)}, "the profile '/dev/zero', which is not there"),
     ],
 )
@@ -373,17 +379,19 @@ def test_a_profile_is_found_again_and_told_where_it_is_not(tmp_path, monkeypatch
     source.parent.mkdir()
     source.write_text(profile_file.dumps(profile_of(SAMPLES / "mmoe_small.pb", 128)))
     out = tmp_path / "m.pb"
-    fine("assign", SAMPLES / "mmoe_small.pb", "--rules", "default", "--profile", source, "-o", out)
+    fine("assign", SAMPLES / "mmoe_small.pb", "--rules", "default", "--costs", f"profile={source}", "-o", out)
     assert errors(out) == []
     assert "profile " in fine("check", out, "--format", "json").json["judged_with"]
     assert [
-        c for c in msplit("check", out, "--gpu", "h200", "--format", "json").json["findings"] if c["code"] == "MS003"
+        c
+        for c in msplit("check", out, "--costs", "gpu=h200", "--format", "json").json["findings"]
+        if c["code"] == "MS003"
     ]
     source.rename(tmp_path / "p.json")  # beside the model
     assert errors(out) == []
     (tmp_path / "p.json").unlink()
     found = fine("check", out, "--format", "json").json
-    assert "p.json', which is not there: give --profile" in found["skipped"]["MS003"]
+    assert "p.json', which is not there: give --costs profile=" in found["skipped"]["MS003"]
     source.write_text(profile_file.dumps(profile_of(SAMPLES / "mmoe_small.pb", 64)))
     assert "which has changed since" in fine("check", out, "--format", "json").json["skipped"]["MS003"]
     (tmp_path / "msplit.yaml").write_text("profile: there/p.json\n")

@@ -17,7 +17,7 @@ from msplit.cli import main
 
 told = {}
 for model in sorted(path for path in Path("sample_graphs").iterdir() if path.name != "README.md"):
-    choice = ["--tag", "serve"] if model.name == "two_tags" else []
+    choice = ["--part", "tag=serve"] if model.name == "two_tags" else []
     with contextlib.redirect_stdout(io.StringIO()) as out:
         code = main.run(["check", str(model), *choice, "--exit-zero", "--format", "json"])
     told[model.name] = [code, json.loads(out.getvalue())["skipped"].get("MS017"), "torch" in sys.modules]

@@ -86,7 +86,7 @@ def unchanged(*folders: Path) -> Iterator[None]:
 
 def options_of(model: str) -> tuple[str, ...]:
     """What a command needs to open a sample."""
-    return ("--tag", "serve") if model in SEVERAL_TAGS else ()
+    return ("--part", "tag=serve") if model in SEVERAL_TAGS else ()
 
 
 def process(*arguments: object, seconds: float = 120, **environment: str) -> Done:

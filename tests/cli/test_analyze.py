@@ -44,7 +44,7 @@ def test_what_analyze_says_to_run_next_runs_and_predicts_the_same(
 ) -> None:
     (tmp_path / "my model.pb").write_bytes((SAMPLES / "towers_small.pb").read_bytes())
     monkeypatch.chdir(tmp_path)
-    found = fine("analyze", "my model.pb", "--batch", "64", "--gpu", "a100", "--format", "json").json
+    found = fine("analyze", "my model.pb", "--batch", "64", "--costs", "gpu=a100", "--format", "json").json
     commands = [shlex.split(command) for command in found["commands"]]
     assert [command[:3] for command in commands] == [
         ["msplit", "bench", "my model.pb"],
@@ -71,12 +71,12 @@ def test_a_shape_is_asked_for_only_where_one_is_open() -> None:
 def test_analyze_looks_inside_a_function_on_request():
     model = SAMPLES / "gru_while"
     name = next(name for name in library.load(model).model.graph.functions if "while_body" in name)
-    assert "MatMul" in fine("analyze", model, "--function", name, "--batch", "4").out
-    wrong = msplit("analyze", model, "--function", name[:-1])
+    assert "MatMul" in fine("analyze", model, "--part", f"function={name}", "--batch", "4").out
+    wrong = msplit("analyze", model, "--part", f"function={name[:-1]}")
     assert wrong.code == 2
     assert name in wrong.err
-    assert re.search(r"it has (__\w+, ){5}\w+ and \d+ more", msplit("analyze", model, "--function", "-").err)
-    assert "it has no functions" in msplit("analyze", SAMPLES / "while_v1.pb", "--function", "-").err
+    assert re.search(r"it has (__\w+, ){5}\w+ and \d+ more", msplit("analyze", model, "--part", "function=-").err)
+    assert "it has no functions" in msplit("analyze", SAMPLES / "while_v1.pb", "--part", "function=-").err
 
 
 TEXT = ("mmoe_small.pb", "training.meta", "keras_lookup", "while_v1.pb", "ragged_sparse")
@@ -114,7 +114,7 @@ def test_errors_of_a_real_process() -> None:
     done = process("analyze", "sample_graphs/two_tags")
     assert (done.code, done.out) == (2, "")
     assert done.err == (
-        "error: sample_graphs/two_tags: the SavedModel holds 2 graphs: serve; serve,gpu\n  fix: choose one with --tag\n"
+        "error: sample_graphs/two_tags: the SavedModel holds 2 graphs: serve; serve,gpu\n  fix: choose one with --part tag=TAGS\n"
     )
 
 
@@ -130,7 +130,9 @@ def test_whether_several_gpus_pay_is_told_without_allocating_a_table(tmp_path: P
     assert (found["kind"], found["helps"], found["one_us"], found["gain"]) == ("needed", True, None, None)
     assert sum(found["best"]["weight_bytes"]) == pytest.approx(204.8e9, rel=0.01)
     assert found["best"]["tables"] == [4, 4]
-    found = fine("analyze", model, "--batch", 4096, "--gpus", 2, "--gpu", "h100", "--format", "json").json["split"]
+    found = fine("analyze", model, "--batch", 4096, "--gpus", 2, "--costs", "gpu=h100", "--format", "json").json[
+        "split"
+    ]
     assert (found["kind"], found["best"]) == ("too large", None)
     assert "use 3 or more" in found["words"]
 

@@ -10,10 +10,12 @@ from typing import Any
 import click
 import pytest
 
-from msplit.cli.keys import Keys, option_of
+from msplit.cli.keys import Keys
 from msplit.cli.main import COMMANDS, FIRST, cli
+from msplit.cli.options import option_of
 from msplit.core.arguments import spelled, spelling
 from msplit.errors import MsplitError
+from msplit.opset import schema
 from msplit.run.request import EXCLUSIONS, RunRequest, refuse_exclusions
 from msplit.serving.loadtest.run import LoadSettings
 from msplit.serving.pool.settings import PoolSettings
@@ -49,6 +51,97 @@ def test_a_value_alone_is_that_of_one_key() -> None:
     assert (told["address"], told["protocol"], told["processes"]) == ("localhost:8500", "kserve", 4)
     told = context_of("train", "m", "--fetch", "a", "--save", "runs/rate=3", "--save", "keep=2").params["save"]
     assert (told["save"], told["keep"], told["every"]) == (Path("runs/rate=3"), 2, 1000)
+
+
+def test_a_part_of_the_model_is_named_by_whatever_names_may_hold() -> None:
+    def part(*given: str, command: str = "analyze") -> dict[str, Any]:
+        needed = ("--fetch", "loss") if command == "train" else ()
+        words = (word for one in given for word in ("--part", one))
+        return dict(context_of(command, "m", *needed, *words).params["part"])
+
+    nothing = {"signature": None, "tags": None, "inputs": None, "outputs": None, "function": None}
+    assert part() == nothing
+    assert part("tag=") == {**nothing, "tags": ()}
+    assert part("tag=a, b,", "signature=") == {**nothing, "tags": ("a", "b"), "signature": ""}
+    assert part("signature=a,b=c:1\\,tag=d") == {**nothing, "signature": "a,b=c:1\\,tag=d"}
+    assert part("outputs=a:1,^b,inputs=c", "inputs=x=y") == {
+        **nothing,
+        "outputs": ("a:1", "^b", "inputs=c"),
+        "inputs": ("x=y",),
+    }
+    assert part("inputs=a,b", "inputs=c") == {**nothing, "inputs": ("c",)}  # the last one wins
+    assert part("signature=a,b", command="serve") == {"signatures": ("a", "b"), "tags": None}
+    assert set(part(command="train")) == {"signature", "tags", "inputs"}
+
+
+def test_the_seed_is_told_from_the_file_of_an_input_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("5", "x.npy", "seed=7"):
+        (tmp_path / name).touch()
+
+    def told(*given: str) -> tuple[Any, Any]:
+        found = context_of("bench", "m", *(word for one in given for word in ("--input", one))).params["input"]
+        return found["given"], found["seed"]
+
+    assert told() == ((), 0)
+    assert told("seed=5", "a,seed=3") == (("a,seed=3",), 5)
+    assert told("seed=-5", "seed=6", "x=x.npy") == (("x=x.npy",), 6)
+    assert told("seed=./5", "seed=x.npy", "seed=7") == (("seed=./5", "seed=x.npy", "seed=7"), 0)
+    done = msplit("bench", MODEL, "--input", "seed=x", columns=200)
+    assert (done.code, done.out) == (2, "")
+    assert "'seed=x': 'x' is neither a whole number nor a file" in done.err
+
+
+def test_a_model_with_an_input_called_seed_has_it_told_apart(tmp_path: Path) -> None:
+    graph = schema.graph_pb2.GraphDef()
+    graph.node.add(name="seed", op="Placeholder").attr["dtype"].type = 1
+    graph.node.add(name="y", op="Abs", input=["seed"]).attr["T"].type = 1
+    (tmp_path / "m.pb").write_bytes(graph.SerializeToString())
+    done = msplit("profile", tmp_path / "m.pb", "--input", "seed=5", "-o", tmp_path / "profile.json", columns=200)
+    assert "a file called N is given as seed=./N" in done.err
+    done = msplit("profile", tmp_path / "m.pb", "-o", tmp_path / "profile.json", columns=200)
+    assert "seed=" not in done.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_that_became_a_key_is_answered_with_the_key(command: str) -> None:
+    known = importlib.import_module(f"msplit.cli.{command}").command
+    options = {name for one in known.params for name in one.opts}
+    for one in known.params:
+        for key in one.type.keys.values() if isinstance(one.type, Keys) else ():
+            for old in (f"--{key.name}", f"--no-{key.name}")[: 2 if key.type is bool else 1]:
+                if old not in options and key.name != one.type.bare:
+                    done = msplit(command, "m", f"{old}=3" if key.type is not bool else old, columns=400)
+                    assert (done.code, done.out) == (2, "")
+                    assert done.err.splitlines()[-1].startswith(f"Error: {old} is written as {one.opts[0]} {key.name}=")
+
+
+@pytest.mark.parametrize(
+    ("given", "now"),
+    [
+        (("analyze", "m", "--tag", "serve"), "--part tag=A,B,…"),
+        (("analyze", "m", "--function", "f"), "--part function=TEXT"),
+        (("check", "m", "--no-record"), "--costs record=no"),
+        (("report", "m", "--gpu", "a100"), "--costs gpu=NAME|FILE"),
+        (("train", "m", "--seed=3"), "--input seed=INTEGER"),
+        (("bench", "m", "--no-tensorflow"), "--measure tensorflow=no"),
+        (("bench", "m", "--tune"), "msplit tune"),
+        (("load", "m", "--model-name", "a"), "--server name=TEXT"),
+    ],
+)
+def test_options_of_earlier_versions_are_answered_with_what_to_write(given: tuple[str, ...], now: str) -> None:
+    done = msplit(*given, columns=400)
+    old = next(word.partition("=")[0] for word in given if word.startswith("--"))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1] == f"Error: {old} is written as {now} now."
+
+
+def test_other_options_are_unknown() -> None:
+    assert "No such option '--outputs'" in msplit("train", "m", "--outputs", "a").err
+    assert "No such option '--no-gpu'" in msplit("check", "m", "--no-gpu").err
+    assert context_of("serve", "m", "--saved_model_tags", "a,b").params["saved_model_tags"] == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +193,7 @@ def test_defaults_are_those_of_the_library() -> None:
         defaults: dict[str, Any] = {}
         for one in importlib.import_module(f"msplit.cli.{command}").command.params:
             keys = one.type.keys.values() if isinstance(one.type, Keys) else ()
-            defaults |= {key.parameter: key.default for key in keys if not key.several} or {one.name: one.default}
+            defaults |= {key.field: key.default for key in keys if not key.several} or {one.name: one.default}
         for kind in classes:
             for field in fields(kind):
                 if isinstance(field.default, bool | int | float | str) and isinstance(
@@ -130,6 +223,7 @@ def test_messages_name_options_as_they_are_typed() -> None:
             "--tensorflow log-placement=",
         )
         assert spelled("nothing") == "nothing"
+        assert (spelled("given"), spelled("seed", 3), spelled("tags")) == ("--input", "--input seed=3", "--part tag=")
     with context_of("tune", "m"), spelling(option_of):
         assert spelled("tune") == "msplit tune"
     assert spelled("capture", False) == "capture=False"

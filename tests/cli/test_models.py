@@ -125,10 +125,11 @@ def test_tensorflow_runs_what_assign_wrote_and_gives_equal_bits(name: str, tmp_p
     import msplit
     from msplit.inputs.make import make_inputs
 
-    tag = ("--tag", "serve") if name == "two_tags" else ()
+    tags = ("serve",) if name == "two_tags" else None
+    tag = () if tags is None else ("--part", "tag=serve")
     fine("assign", SAMPLES / name, *tag, "-o", tmp_path / "out")
-    feeds = make_inputs(msplit.load(SAMPLES / name, tags=tag[1:] or None), {}, batch=3, seed=1)
-    assert msplit.load(tmp_path / "out", tags=tag[1:] or None).graph.nodes_with("_stream_id")
+    feeds = make_inputs(msplit.load(SAMPLES / name, tags=tags), {}, batch=3, seed=1)
+    assert msplit.load(tmp_path / "out", tags=tags).graph.nodes_with("_stream_id")
 
     def outputs(path: Path) -> dict[str, Any]:
         loaded = tf.saved_model.load(path, tags=["serve"])
@@ -216,7 +217,7 @@ def test_tensorflow_trains_what_assign_wrote_to_equal_bits(name: str, tmp_path: 
 def test_every_signature_gives_equal_bits(tmp_path: Path) -> None:
     import tensorflow as tf
 
-    fine("assign", SAMPLES / "two_signatures", "--signature", "embed", "-o", tmp_path / "out")
+    fine("assign", SAMPLES / "two_signatures", "--part", "signature=embed", "-o", tmp_path / "out")
     one, other = tf.saved_model.load(SAMPLES / "two_signatures"), tf.saved_model.load(tmp_path / "out")
     feeds = {
         "embed": {"item": np.eye(3, 10, dtype=np.float32)},

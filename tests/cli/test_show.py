@@ -24,7 +24,7 @@ def test_tag_sets_and_signatures_are_listed_where_other_commands_ask_for_a_choic
     assert (found["command"], found["format"]) == ("show", "savedmodel")
     assert [graph["tags"] for graph in found["graphs"]] == [["serve"], ["serve", "gpu"]]
     text = fine("show", SAMPLES / "two_tags").out
-    assert "Other commands need --tag, such as --tag serve." in text
+    assert "Other commands need --part tag=, such as --part tag=serve." in text
     assert "serve,gpu: signature serving_default" in text
     (graph,) = shown("two_signatures")["graphs"]
     assert [one["name"] for one in graph["signatures"]] == ["embed", "serving_default"]
@@ -40,15 +40,15 @@ def test_the_graph_without_tags_can_be_chosen(tmp_path: Path) -> None:
     for graph, tags in zip(saved.meta_graphs, ([], ["train"]), strict=True):
         graph.meta_info_def.tags[:] = tags
     (model / "saved_model.pb").write_bytes(saved.SerializeToString())
-    assert 'such as --tag "".' in fine("show", model).out
+    assert 'such as --part tag="".' in fine("show", model).out
     refused = msplit("analyze", model)
     assert refused.code == 2
-    assert '--tag ""' in refused.err
-    found = fine("analyze", model, "--tag", "", "--format", "json").json
+    assert '--part tag=""' in refused.err
+    found = fine("analyze", model, "--part", "tag=", "--format", "json").json
     assert found["model"]["tags"] == []
-    assert "--tag ''" in str(found["next"])
-    fine("assign", model, "--tag", "", "--rules", "default", "-o", tmp_path / "out")
-    fine("check", tmp_path / "out", "--tag", "")
+    assert "--part tag=" in str(found["next"])
+    fine("assign", model, "--part", "tag=", "--rules", "default", "-o", tmp_path / "out")
+    fine("check", tmp_path / "out", "--part", "tag=")
     fine("check", tmp_path / "out")  # as its record says
 
 
@@ -59,7 +59,7 @@ def test_functions_are_listed_with_what_they_take() -> None:
     assert all(name in text for name in names)  # whole, to be copied
     body = next(one for one in graph["functions"] if one["name"].startswith("while_body"))
     assert [argument["dtype"] for argument in body["inputs"]].count("int32") == 4
-    assert fine("analyze", SAMPLES / "control_flow_v2", "--function", body["name"]).out
+    assert fine("analyze", SAMPLES / "control_flow_v2", "--part", f"function={body['name']}").out
 
 
 def test_many_functions_are_cut_and_all_shows_them(tmp_path: Path) -> None:

@@ -41,14 +41,14 @@ def test_the_command_line_knows_the_names() -> None:
 
 def test_a_sheet_of_ones_own_prices_the_nodes_of_every_command(tmp_path: Path) -> None:
     path = own(tmp_path)
-    fast = fine("analyze", MODEL, "--gpu", path, "--format", "json").json
+    fast = fine("analyze", MODEL, "--costs", f"gpu={path}", "--format", "json").json
     assert f"on a rtx4090 ({path}), from its data sheet" in " ".join(
-        fine("analyze", MODEL, "--gpu", path, columns=300).out.split()
+        fine("analyze", MODEL, "--costs", f"gpu={path}", columns=300).out.split()
     )
     path = own(tmp_path, launch_us=15.0)
-    assert fine("analyze", MODEL, "--gpu", path, "--format", "json").json != fast
+    assert fine("analyze", MODEL, "--costs", f"gpu={path}", "--format", "json").json != fast
     for command in (("assign", MODEL, "--dry-run", "--rules", "auto"), ("check", MODEL), ("diff", MODEL, MODEL)):
-        assert msplit(*command, "--gpu", path).code == 0, command
+        assert msplit(*command, "--costs", f"gpu={path}").code == 0, command
     (tmp_path / "msplit.yaml").write_text("gpu: mine.yaml\n")
     assert msplit("check", MODEL, "--config", tmp_path / "msplit.yaml").code == 0
 
@@ -58,7 +58,7 @@ def test_what_joins_two_gpus_may_be_left_out_and_decides_whether_a_split_pays(tm
     assert (plain.link_gbs, plain.link_us, plain.other_gpu_us) == (25.0, 18.0, 28.0)
 
     def gain(**links: float) -> float:
-        given = ("--batch", 2048, "--gpus", 2, "--gpu", own(tmp_path, **links), "--format", "json")
+        given = ("--batch", 2048, "--gpus", 2, "--costs", f"gpu={own(tmp_path, **links)}", "--format", "json")
         return float(fine("analyze", MODEL, *given).json["split"]["gain"])
 
     assert gain(link_gbs=1e6, link_us=0.1, other_gpu_us=0.1) > gain() > gain(link_gbs=0.1)
@@ -112,8 +112,8 @@ def test_what_is_no_sheet_is_refused(tmp_path: Path, text: str, said: str) -> No
 
 
 def test_a_name_that_is_none_names_the_way_to_a_file() -> None:
-    done = msplit("analyze", MODEL, "--gpu", "h20")
+    done = msplit("analyze", MODEL, "--costs", "gpu=h20")
     assert done.code == 2
     assert "did you mean h200?" in done.err
     assert "(.yaml)" in done.err
-    assert "can not be read" in msplit("analyze", MODEL, "--gpu", "gone.yaml").err
+    assert "can not be read" in msplit("analyze", MODEL, "--costs", "gpu=gone.yaml").err

@@ -141,10 +141,10 @@ def test_inputs_and_outputs_can_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"outputs": ["nothing_like_it"]}, "--outputs names 'nothing_like_it'"),
+        ({"outputs": ["nothing_like_it"]}, "--part outputs= names 'nothing_like_it'"),
         ({"outputs": ["dense/Rel"]}, r"did you mean dense/Relu\?"),
         ({"outputs": ["dense/Relu:1"]}, r"has 1 output$"),
-        ({"inputs": ["y"]}, "--inputs names 'y'"),
+        ({"inputs": ["y"]}, "--part inputs= names 'y'"),
         ({"tags": ["serve"]}, "only a SavedModel has tags"),
         ({"signature": "serving_default"}, "no signature 'serving_default'"),
     ],

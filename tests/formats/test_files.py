@@ -141,7 +141,7 @@ READING = {
     "stream file": ["assign", MODEL, "--dry-run", "--rules", "rules.yaml"],
     "plan": ["check", MODEL, "--plan", "there"],
     "settings": ["check", MODEL, "--config", "there"],
-    "profile": ["analyze", MODEL, "--profile", "there"],
+    "profile": ["analyze", MODEL, "--costs", "profile=there"],
     "model": ["analyze", "there"],
     "other model": ["diff", MODEL, "there"],
     "model to compare with": ["check", MODEL, "--against", "there"],

@@ -53,7 +53,7 @@ def test_what_was_left_out_is_said_with_the_way_out(tmp_path):
     assert names(model.outputs) == ["b"]
     assert model.left_out == ("a",)
     assert "nothing reads a, and it is no output" in left_out_text(model)
-    assert "--outputs" in left_out_text(model)
+    assert "--part outputs=" in left_out_text(model)
     named = read(tmp_path, graph(text), outputs=["a"])
     assert named.left_out is None
     assert left_out_text(named) == ""
@@ -174,4 +174,6 @@ def test_a_guess_that_needs_hardly_anything_of_the_graph_says_so(tmp_path):
     )
     assert names(model.outputs) == ["y"]
     assert "need 1 of the 31 nodes that may launch kernels" in left_out_text(model)
-    assert left_out_text(model).endswith("--outputs names others") or "--outputs names them" in left_out_text(model)
+    assert left_out_text(model).endswith(
+        "--part outputs= names others"
+    ) or "--part outputs= names them" in left_out_text(model)

@@ -248,8 +248,8 @@ def _commands(random: Random, texts: Sequence[str]) -> list[tuple[str, ...]]:
         lambda: (
             "analyze",
             model,
-            random.choice(["--function", "--signature", "--tag", "--outputs", "--inputs"]),
-            evil(),
+            "--part",
+            f"{random.choice(['function', 'signature', 'tag', 'outputs', 'inputs'])}={evil()}",
         ),
         lambda: ("analyze", model, "--shape", f"{evil()}=4", "--verbose"),
         lambda: ("assign", model, "-o", "{out}", *written, "--force", "--wrap", "--format", style()),
@@ -257,7 +257,7 @@ def _commands(random: Random, texts: Sequence[str]) -> list[tuple[str, ...]]:
         lambda: ("assign", model, "--explain", evil(), "--wrap", "--format", style()),
         lambda: ("assign", model, "--rules", random.choice(["{rules.yaml}", evil()]), "--dry-run", "--wrap"),
         lambda: ("assign", model, "--compare", "--no-measure", "--streams", "4", "--format", style()),
-        lambda: ("assign", model, "--profile", random.choice(["{plan.json}", evil()]), "--dry-run"),
+        lambda: ("assign", model, "--costs", f"profile={random.choice(['{plan.json}', evil()])}", "--dry-run"),
         lambda: ("check", model, "--format", style("github", "junit", "sarif")),
         lambda: ("check", model, "--rules", "{rules.yaml}", "--format", style("github", "junit", "sarif"), "--verbose"),
         lambda: ("check", model, "--plan", "{plan.json}", "--format", style("github", "junit", "sarif")),
@@ -272,8 +272,7 @@ def _commands(random: Random, texts: Sequence[str]) -> list[tuple[str, ...]]:
         lambda: (
             "replicate",
             model,
-            random.choice(["--weights", "--devices", "--outputs"]),
-            evil(),
+            *random.choice([("--weights", evil()), ("--devices", evil()), ("--part", f"outputs={evil()}")]),
             "-o",
             "{out.none}",
         ),
@@ -284,7 +283,7 @@ def _commands(random: Random, texts: Sequence[str]) -> list[tuple[str, ...]]:
         lambda: ("analyze", model, f"--{evil()}"),
         lambda: ("assign", model, "--dry-run", "--streams", evil()),
         lambda: ("show", model, "--all", "--format", style()),
-        lambda: ("analyze", model, "--gpu", random.choice(["{rules.yaml}", evil(), f"{evil()}.yaml"])),
+        lambda: ("analyze", model, "--costs", f"gpu={random.choice(['{rules.yaml}', evil(), evil() + '.yaml'])}"),
         lambda: ("bench", model, "--baseline", random.choice(["{plan.json}", evil()]), "--fail-if-slower", evil()),
     ]
     writes, *others = all_of_them[4], *random.sample(all_of_them, COMMANDS - 1)
@@ -302,10 +301,11 @@ def run(attack: Attack, folder: Path) -> Result:
             file.write(content)
 
     def placed(argument: str) -> str:
-        if not (argument.startswith("{") and argument.endswith("}")):
+        found = re.fullmatch(r"((?:gpu|profile)=)?\{([\w.]+)\}", argument)
+        if found is None:
             return argument
-        name = argument[1:-1]
-        return os.path.join(str(folder), os.fsdecode(attack.model) if name == "model" else name)
+        key, name = found[1] or "", found[2]
+        return key + os.path.join(str(folder), os.fsdecode(attack.model) if name == "model" else name)
 
     result, codes = Result(), []
     before = os.getcwd()

@@ -61,6 +61,6 @@ def make(seed: int) -> Case:
         "profile.json": b"{}",
     }
     files.pop(read, None)
-    assign = {"profile.json": (*PLAIN, "--profile", "profile.json")}.get(read, ("--rules", "rules.yaml"))
+    assign = {"profile.json": (*PLAIN, "--costs", "profile=profile.json")}.get(read, ("--rules", "rules.yaml"))
     check = {"settings.yaml": ("--config", "settings.yaml"), "plan.json": ("--plan", "plan.json")}.get(read, ())
     return Case(name, model, files=files, assign=assign + force, check=check, special={read: random.choice(ANY)})

@@ -78,6 +78,14 @@ def test_the_command_writes_what_the_others_read(tmp_path):
     assert "Written" in done.out
     assert profile_file.load(path).measured == 25
     out = fine(
-        "assign", SAMPLES / "mmoe_small.pb", "--profile", path, "--rules", "auto", "--dry-run", "--format", "json"
+        "assign",
+        SAMPLES / "mmoe_small.pb",
+        "--costs",
+        f"profile={path}",
+        "--rules",
+        "auto",
+        "--dry-run",
+        "--format",
+        "json",
     ).out
     assert "measured on NVIDIA" in json.loads(out)["costs"]

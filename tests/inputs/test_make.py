@@ -280,7 +280,7 @@ def test_a_scalar_that_keeps_its_default_is_told_how_to_feed(tmp_path):
     ]
     with pytest.raises(LoadError) as error:
         make_inputs(flat_of(nodes, [("x", "float32", (None,))]), {}, given={"training": tmp_path / "true.npy"})
-    assert "--inputs x,training" in str(error.value.fix)
+    assert "--part inputs=x,training" in str(error.value.fix)
 
 
 def test_a_shape_of_an_unknown_input_is_told():

@@ -1,4 +1,4 @@
-"""`msplit profile` and `--profile`, through the library and the command line. The times are the CPU's: there is no GPU."""
+"""`msplit profile` and `--costs profile=`, through the library and the command line. The times are the CPU's: there is no GPU."""
 
 from __future__ import annotations
 
@@ -105,12 +105,14 @@ def test_what_differs_from_the_profile_is_said(path):
 
 
 def test_analyze_and_assign_say_that_costs_are_measured(path):
-    out = fine("analyze", MMOE, "--profile", path, columns=100).out
+    out = fine("analyze", MMOE, "--costs", f"profile={path}", columns=100).out
     assert "25 of 25 steps measured on CPU" in out
     assert "by measured costs" in out
     assert "launched by 25 nodes" in out
     for rules in ("auto", "default", "recsys"):
-        found = fine("assign", MMOE, "--profile", path, "--rules", rules, "--dry-run", "--format", "json").json
+        found = fine(
+            "assign", MMOE, "--costs", f"profile={path}", "--rules", rules, "--dry-run", "--format", "json"
+        ).json
         assert found["costs"].startswith("25 of 25 steps measured on CPU")
         assert sum(load["kernels"] for load in found["loads"]) == 25
 
@@ -138,9 +140,15 @@ def test_measured_costs_decide(path, tmp_path):
 
 def test_another_graph_other_shapes_and_missing_files_are_refused(path, tmp_path):
     for arguments, message in (
-        (("analyze", SAMPLES / "towers_small.pb", "--profile", path), "measured on another graph: it has 138 nodes"),
-        (("assign", MMOE, "--dry-run", "--batch", "5", "--profile", path), "measured with x of 4×64, not of 5×64"),
-        (("analyze", MMOE, "--profile", tmp_path / "gone.json"), "the profile can not be read"),
+        (
+            ("analyze", SAMPLES / "towers_small.pb", "--costs", f"profile={path}"),
+            "measured on another graph: it has 138 nodes",
+        ),
+        (
+            ("assign", MMOE, "--dry-run", "--batch", "5", "--costs", f"profile={path}"),
+            "measured with x of 4×64, not of 5×64",
+        ),
+        (("analyze", MMOE, "--costs", f"profile={tmp_path / 'gone.json'}"), "the profile can not be read"),
     ):
         done = msplit(*arguments)
         assert (done.code, done.out) == (2, "")

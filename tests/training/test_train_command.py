@@ -67,7 +67,7 @@ def test_an_epoch_and_what_is_told(folder: Path, tmp_path: Path) -> None:
 
 def test_resuming_goes_on_with_the_data_where_they_were(folder: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    how = ("--shuffle", "--seed", 4)
+    how = ("--shuffle", "--input", "seed=4")
     fine(*command(folder, *how, "--steps", 20, "--save", whole))
     fine(*command(folder, *how, "--steps", 7, "--save", parts, "--save", "every=3", "--resume"))
     told = fine(*command(folder, *how, "--steps", 20, "--save", parts, "--resume", "--format", "json")).json

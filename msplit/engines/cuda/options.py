@@ -17,7 +17,7 @@ SPLIT_IS_LAUNCHED = (
 
 
 BY_VALUES = "the shape of what these compute depends on values, so they can not be captured"
-LAUNCHED = "run them launch by launch (--cuda capture=no; in Python capture=False), or cut them off with --inputs and --outputs"
+LAUNCHED = "run them launch by launch (--cuda capture=no; in Python capture=False), or cut them off with --part inputs= and outputs="
 """Message on ops in the way of a capture, before a build and by it, with the remedy."""
 
 

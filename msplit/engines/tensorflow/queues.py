@@ -41,7 +41,7 @@ class Filling:
         except Exception as error:
             raise EngineError(
                 f"an input queue of the model could not be filled: {first_line(error)}",
-                fix="see that what it reads is there, or feed what it gives (--inputs)",
+                fix="see that what it reads is there, or feed what it gives (--part inputs=)",
             ) from error
 
     def stop(self) -> None:
@@ -80,8 +80,8 @@ def awaited(waits: Sequence[Any], free: Sequence[str]) -> tuple[str, str]:
     behind = [one for one in behind if not reached([one]).isdisjoint(waits)]  # nor is then what would be put into these
     names = [f"{one.name} ({one.type})" for one in dict.fromkeys(map(_holder, [*waits, *behind]))]
     fed = [one.name for one in waits if one.type in _SOURCES]
-    ways = [f"run what does not wait (--outputs {','.join(free)})"] if free else []
-    ways += [f"feed what it gives (--inputs {','.join(fed[:3])})"] if fed else []
+    ways = [f"run what does not wait (--part outputs={','.join(free)})"] if free else []
+    ways += [f"feed what it gives (--part inputs={','.join(fed[:3])})"] if fed else []
     ways += ["export the graph for one replica"] if len(fed) < len(waits) else []
     listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return listed or "something in a function", ", ".join([*ways, "or give it more time with --tensorflow timeout="])

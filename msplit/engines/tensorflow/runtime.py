@@ -36,7 +36,7 @@ _SAYS_NOTHING = re.compile(
 _NOT_FETCHED = ("not convertible to numpy", "does not have value", "marked as not fetchable")
 """Messages of TensorFlow on outputs that are handles, or in a loop or on the side of a cond that was not taken."""
 
-OTHER_OUTPUTS = "it is no value that can be fetched: name other outputs with --outputs"
+OTHER_OUTPUTS = "it is no value that can be fetched: name other outputs with --part outputs="
 """Remedy for that."""
 
 
@@ -290,14 +290,14 @@ def errors_of(model: str) -> Iterator[None]:
         raise EndOfData(
             f"the data that the model reads itself came to an end: {first_line(error)}",
             where=model,
-            fix="feed what its iterator or queue gives (--inputs), or let its dataset repeat",
+            fix="feed what its iterator or queue gives (--part inputs=), or let its dataset repeat",
         ) from error
     except tf.errors.DeadlineExceededError as error:
         raise TimedOut(
             f"TensorFlow gave a step up: it took longer than it may (DeadlineExceeded: {first_line(error)})",
             where=model,
             fix="give it more time with --tensorflow timeout=; "
-            "one that waits for a queue needs what fills the queue, or --inputs to feed it",
+            "one that waits for a queue needs what fills the queue, or --part inputs= to feed it",
         ) from error
     except (tf.errors.OpError, ValueError, KeyError, TypeError) as error:
         text = first_line(error)

@@ -160,7 +160,7 @@ class SessionExecutable(Executable):
         return EngineError(
             "the model takes its data from an iterator, and nothing in the file says what it goes over: a program initializes it",
             where=self._model,
-            fix=f"feed what it gives: --inputs {','.join(names)}"
+            fix=f"feed what it gives: --part inputs={','.join(names)}"
             if names
             else "export the model with a placeholder in its place",
         )

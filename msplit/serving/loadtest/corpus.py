@@ -120,7 +120,7 @@ class Prepared:
                 name = next(name for name in shapes[0] if one.get(name) != shapes[0][name])
                 raise MsplitError(
                     f"output {name} has another shape for each request: {shapes[0][name]}, {one.get(name)}",
-                    fix="name other outputs with --outputs",
+                    fix="name other outputs with --part outputs=",
                 )
         return {
             name: OutputLayout("object" if value.dtype.kind in "OSU" else value.dtype.name, value.shape)

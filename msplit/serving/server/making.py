@@ -68,7 +68,7 @@ def ready(
                 of = f", signature {flat.model.signature}" if flat is not None and flat.model.signature else ""
                 problem.where = f"{name}{of}" + (f": {problem.where}" if problem.where else "")
                 if flat is not None and of and len(flat.model.signatures) > 1:
-                    problem.fix = f"{problem.fix or 'leave it out'}; or serve others: --signature"
+                    problem.fix = f"{problem.fix or 'leave it out'}; or serve others: --part signature="
                 raise
             stack.callback(made.close, finish=False)
             return signature_of(made, flat)

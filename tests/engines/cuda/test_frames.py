@@ -191,5 +191,7 @@ def test_a_cond_at_the_end_runs_with_the_outputs_that_are_guessed():
     x = np.random.default_rng(0).standard_normal((2, 4), np.float32)
     for p in (True, False):
         assert_equals_tensorflow(flat, {"x": x, "p": np.array(p)})
-    with pytest.raises(EngineError, match=r"no lowering for:(.|\n)*Merge: .*such as choice/Merge(.|\n)*--outputs"):
+    with pytest.raises(
+        EngineError, match=r"no lowering for:(.|\n)*Merge: .*such as choice/Merge(.|\n)*--part inputs= and outputs="
+    ):
         run(flat_of(made, outputs=["choice/Merge:1"]), {"x": x, "p": np.array(True)})

@@ -63,7 +63,7 @@ def test_queues_are_filled_in_order_to_the_end_of_their_data(streams: int, tmp_p
     for _ in range(2):
         with pytest.raises(EndOfData, match="came to an end") as told:
             executable.step({})
-        assert "--inputs" in told.value.fix
+        assert "--part inputs=" in told.value.fix
     executable.close()
     assert threading.active_count() == before
 
@@ -190,7 +190,7 @@ def test_whatever_waits_for_others_is_given_up_and_named(
     assert "timeout=" in told.value.fix
     if kind != "a function's":
         assert {"resource": "own (", "sparse": "held ("}.get(kind, "held") in told.value.what
-        assert "(--outputs z)" in told.value.fix
+        assert "(--part outputs=z)" in told.value.fix
     executable.close()
     if kind in STAGED:
         executable._session.run("put")  # lets its thread end
@@ -202,7 +202,7 @@ from msplit.cli import main
 from msplit.engines.tensorflow import session
 
 session.LONGEST_WAIT = 1
-sys.exit(main.run(["bench", sys.argv[1], "--engine", "tensorflow", "--measure", "duration=0", "--streams", "1", "--outputs", "y"]))
+sys.exit(main.run(["bench", sys.argv[1], "--engine", "tensorflow", "--measure", "duration=0", "--streams", "1", "--part", "outputs=y"]))
 """
 
 
@@ -212,7 +212,7 @@ def test_a_command_ends_though_what_waits_can_not_be_cancelled(tmp_path: Path) -
     done = forked.run(command, server=forked.TENSORFLOW, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 2
     assert "waits for held (Unstage)" in done.stderr
-    assert "--inputs held" in done.stderr
+    assert "--part inputs=held" in done.stderr
 
 
 def test_traits_name_every_op_that_waits() -> None:
@@ -294,7 +294,7 @@ def test_data_for_a_few_steps_are_told_as_too_few(tmp_path: Path) -> None:
         "--engine",
         "tensorflow",
     )
-    done = msplit("bench", tmp_path / "model.meta", "--outputs", "y", *short)
+    done = msplit("bench", tmp_path / "model.meta", "--part", "outputs=y", *short)
     assert (done.code, done.out) == (2, "")
     assert "came to an end" in done.err
     assert "Traceback" not in done.err

@@ -299,7 +299,7 @@ def test_an_output_that_has_no_value_points_to_outputs(tmp_path, output):
     graph_def = built(foreign.map_fn, v2=True).as_graph_def()
     (tmp_path / "map.pb").write_bytes(graph_def.SerializeToString())
     flat = load(tmp_path / "map.pb", outputs=[output])
-    with pytest.raises(EngineError, match=r"not convertible(.|\n)*name other outputs with --outputs"):
+    with pytest.raises(EngineError, match=r"not convertible(.|\n)*name other outputs with --part outputs="):
         reference(flat, {"x": np.zeros((2, 4), np.float32)})
 
 
@@ -500,7 +500,7 @@ def test_an_iterator_that_a_program_begins_is_to_be_fed(tmp_path):
     assert [end.name for end in flat.model.outputs] == ["y"]
     with pytest.raises(EngineError, match="a program initializes it") as told:
         run(flat, zeros(flat), 1, {})
-    names = told.value.fix.rpartition(" ")[2]
+    names = told.value.fix.rpartition("--part inputs=")[2]
     assert names == "IteratorGetNext:0,IteratorGetNext:1"
     fed = load(flat.model.path, inputs=names.split(","), outputs=["y"])
     assert fed.model.inputs[1].shape == (None, 12)

@@ -173,7 +173,7 @@ def test_batching_that_can_not_be(tmp_path: Path, text: str, said: str) -> None:
             ["--model", f"m={SAMPLES / 'mmoe_small.pb'}", "--model", f"m={SAMPLES / 'while_v1.pb'}"],
             "two models called 'm'",
         ),
-        ([SAMPLES / "mmoe_small.pb", "--signature", "score"], "there is no signature 'score'"),
+        ([SAMPLES / "mmoe_small.pb", "--part", "signature=score"], "there is no signature 'score'"),
     ],
 )
 def test_a_mistake_is_one_message(arguments: list, said: str) -> None:

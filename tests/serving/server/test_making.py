@@ -108,7 +108,7 @@ def test_what_can_not_be_served_is_named(tmp_path: Path) -> None:
         pass
     assert told.value.where == "policy, signature initial"
     assert "--max-batch and --batch" in told.value.fix
-    assert "--signature" in told.value.fix
+    assert "--part signature=" in told.value.fix
 
 
 def test_a_front_end_ends_when_what_has_started_it_is_gone() -> None:

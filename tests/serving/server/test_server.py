@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         }}""")
     options = ("--device", "cpu", "--cuda", "effort=fast", "--batch", "1,8", "--groups", "2", "--max_message_mib", "1")
     running = start(
-        SAMPLES / "mmoe_small.pb", "--model_config_file", folder / "models.config", *options, "--signature=all"
+        SAMPLES / "mmoe_small.pb", "--model_config_file", folder / "models.config", *options, "--part=signature=all"
     )
     yield running
     if running.process.poll() is None:

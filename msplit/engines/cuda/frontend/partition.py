@@ -469,7 +469,7 @@ def refuse(flat: FlatGraph, partition: Partition) -> None:
         names = ", ".join(running[:3])
         raise EngineError(
             f"the graph has steps that are run for an effect that the cuda engine does not have ({names})",
-            fix="use --engine tensorflow, or name the tensors to compute with --outputs",
+            fix="use --engine tensorflow, or name the tensors to compute with --part outputs=",
         )
     lines = []
     if partition.missing:
@@ -484,7 +484,7 @@ def refuse(flat: FlatGraph, partition: Partition) -> None:
         raise EngineError(
             "the cuda engine can not run this model",
             details=lines,
-            fix="use --engine tensorflow, or cut the model with --inputs and --outputs so that these nodes are outside",
+            fix="use --engine tensorflow, or cut the model with --part inputs= and outputs= so that these nodes are outside",
         )
 
 

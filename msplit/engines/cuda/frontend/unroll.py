@@ -26,7 +26,7 @@ MOST_OPS = 100_000
 MOST_DEPTH = 50
 """Loops, conds and calls inside each other."""
 
-_FIX = "use --engine tensorflow, or cut the model with --inputs and --outputs so that this node is outside"
+_FIX = "use --engine tensorflow, or cut the model with --part inputs= and outputs= so that this node is outside"
 
 
 Made = Generator[Op, None, list[Key]]

@@ -522,5 +522,5 @@ def uncapturable(program: Program, step: int, problem: RuntimeError) -> EngineEr
     op = program.steps[step].op
     return EngineError(
         f"{op.name} ({op.op}) can not be captured: {str(problem).splitlines()[0]}",
-        fix="run launch by launch (--cuda capture=no; in Python capture=False), or cut it off with --inputs and --outputs",
+        fix="run launch by launch (--cuda capture=no; in Python capture=False), or cut it off with --part inputs= and outputs=",
     )

@@ -129,7 +129,7 @@ def unpack(data: bytes, memory: torch.Tensor, feeds: Arrays, *, fits: bool) -> R
         EngineError: A kernel can not be made anew here.
     """
     found = json.loads(data)
-    device, compiler = memory.device, Compiler(memory.device)
+    compiler = Compiler(memory.device)
     steps = tuple(_unpack_step(one, compiler if fits else None) for one in found["steps"])
     program = _program(found, steps, memory)
     if STEPS in program.feeds:
