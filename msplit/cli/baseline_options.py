@@ -147,9 +147,9 @@ def show(flat: FlatGraph, shown: Shown, then: Baseline | None, limit: float | No
         MsplitError: There is a limit, and the baseline is of other inputs or another precision. The result is printed all the same.
     """
     from msplit.benchmark import baseline
-    from msplit.report import bench_csv, regression
+    from msplit.report import bench_csv, jsonio, regression
 
-    document, payload = shown.document, dict(shown.payload)
+    document, payload = shown.document, jsonio.plain(shown.payload)  # a baseline is plain data, too
     compared = None
     if then is not None:
         compared = baseline.compare(then, payload.get("runs", [payload]), limit)
