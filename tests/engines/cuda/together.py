@@ -22,7 +22,7 @@ PATIENCE = 60.0
 
 
 class Thread:
-    """One of several threads: see `device.ranks.Group`. What it says comes behind what it said before, or the others wait in vain."""
+    """One of several threads: see `device.ranks.ProcessGroup`. What it says comes behind what it said, or the others wait in vain."""
 
     def __init__(self, rank: int, said: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self._said, self._barrier = rank, said, barrier

@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -42,17 +42,6 @@ MOST_KEPT = 4 << 30
 """Bytes of results that are kept until a graph ends; where there would be more, each stream writes over its own."""
 
 
-class Timer(Protocol):
-    """Measures how long calls take."""
-
-    @property
-    def lanes(self) -> int:
-        """Number of calls that it can run side by side."""
-
-    def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = ()) -> float:
-        """µs of one run: `before` in order, then the lanes side by side, each in order; all of that `repeat` times."""
-
-
 class CudaTimer:
     """The timer of one GPU, which owns it: captures calls once as a graph and replays it.
 
@@ -80,7 +69,9 @@ class CudaTimer:
         synchronize(self._device.place)
 
     def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = ()) -> float:
-        """Times a captured graph, see `Timer`. Everything is in the L2 cache that fits there, since the runs are alike. The time that the
+        """µs of one run: `before` in order, then the lanes side by side, each in order; all of that `repeat` times.
+
+        Calls are captured as a graph. Everything is in the L2 cache that fits there, since the runs are alike. The time that the
         device takes to begin with a graph is in it.
 
         Raises:
@@ -203,7 +194,7 @@ class CpuTimer:
     lanes = 1
 
     def graph_us(self, lanes: Sequence[Lane], *, repeat: int = 1, before: Lane = ()) -> float:
-        """Times calls by the host's clock, see `Timer`."""
+        """µs of one run as `CudaTimer` has it, by the host's clock."""
         calls = [*before, *(call for lane in lanes for call in lane)]
         with torch.no_grad():
             for call in dict.fromkeys(calls):
@@ -213,3 +204,7 @@ class CpuTimer:
                 for call in calls:
                     call()
         return (time.perf_counter() - start) * 1e6
+
+
+Timer = CudaTimer | CpuTimer
+"""Measures how long calls take."""

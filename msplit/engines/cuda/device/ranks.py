@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,24 +19,13 @@ if TYPE_CHECKING:
     from msplit.engines.cuda.device.device import Device
 
 
-class Group(Protocol):
-    """Processes that train together. All say the same things in the same order."""
-
-    rank: int
-    """The number of this one, from 0."""
-
-    def average(self, flat: torch.Tensor) -> None:
-        """Puts the mean over all of them in the place of a tensor."""
-
-    def gather(self, every: torch.Tensor, own: torch.Tensor) -> None:
-        """Puts a tensor of each, by rank, into one with one more axis in front."""
-
-    def spread(self, tensor: torch.Tensor) -> None:
-        """Puts what the first of them has in the place of a tensor."""
-
-
 class ProcessGroup:
-    """The processes of PyTorch's default group: over NCCL where tensors are on GPUs."""
+    """The processes of PyTorch's default group, which train together: over NCCL where tensors are on GPUs. All say the same things in the
+    same order.
+
+    Attributes:
+        rank: Number of this one, from 0.
+    """
 
     def __init__(self) -> None:
         self.rank: int = torch.distributed.get_rank()
@@ -78,13 +67,13 @@ class Ranks:
         self._of_thread = threading.local()
 
     @property
-    def group(self) -> Group | None:
+    def group(self) -> ProcessGroup | None:
         """Nobody, unless this thread is in a block of `talking`."""
-        found: Group | None = getattr(self._of_thread, "group", None)
+        found: ProcessGroup | None = getattr(self._of_thread, "group", None)
         return found
 
     @contextlib.contextmanager
-    def talking(self, group: Group | None) -> Iterator[None]:
+    def talking(self, group: ProcessGroup | None) -> Iterator[None]:
         """A block whose steps are those of all of a group; of this process alone, where there is none."""
         before = self.group
         self._of_thread.group = group

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.device.ranks import Group, Ranks
+from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
 
@@ -67,7 +67,7 @@ def own_steps(node: Node, steps: Tensor) -> Tensor:
     return steps * node.attrs["ranks"] + (0 if group is None else group.rank)
 
 
-def _group(tensor: Tensor) -> Group | None:
+def _group(tensor: Tensor) -> ProcessGroup | None:
     """The processes that take part; none where only shapes are wanted."""
     return None if tensor.is_meta else Device.of(tensor.device).owned(Ranks).group
 

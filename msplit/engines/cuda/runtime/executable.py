@@ -17,7 +17,7 @@ from msplit.engines.base import Arrays, Executable, Feeds, Following, Timeline
 from msplit.engines.cuda.device.capture import capture as capturing
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import Device, precision
-from msplit.engines.cuda.device.ranks import Group, ProcessGroup, Ranks
+from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
 from msplit.engines.cuda.ir.interpret import run_step
 from msplit.engines.cuda.ir.program import Program
@@ -115,7 +115,7 @@ class CudaExecutable(Executable):
         self._counters: list[torch.Tensor] = []
         self._results: dict[CapturedGraph, dict[str, torch.Tensor]] = {}
         self._ranks = device.owned(Ranks)
-        self._group: Group | None = None
+        self._group: ProcessGroup | None = None
         self._capture = capture
         self._timing_only = timing_only
         self._root = torch.zeros(1, dtype=torch.int32, device=device.place)

@@ -15,7 +15,7 @@ from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
 from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Job, Timeline, is_array, refuse_fed
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
-from msplit.engines.cuda.device.ranks import Group, ProcessGroup, Ranks
+from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
 from msplit.engines.cuda.ir.gpus import PEER_COPY
 from msplit.engines.cuda.ir.graph import OpGraph
@@ -293,7 +293,7 @@ class SimulatedExecutable(Executable):
         self._prefetched: tuple[Feeds | None, Feeds] = (None, {})  # what was sent, and its values then
         self.state = StateMemory(program.state, torch.device("cpu"))
         self._ranks = Device.of(torch.device("cpu")).owned(Ranks)
-        self._group: Group | None = None
+        self._group: ProcessGroup | None = None
 
     def step(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         """One step."""

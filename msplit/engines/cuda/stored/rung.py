@@ -35,9 +35,6 @@ _KERNEL_BYTES = 10 << 10
 _SEGMENT = 2 << 20
 """PyTorch takes memory from the device in multiples of that."""
 
-HARMLESS = ("driver", "triton", "memory")
-"""Names of facts that a build was made for and that may differ: machine code and captured graphs do not depend on it."""
-
 
 @dataclass(frozen=True, eq=False)
 class Packed:
@@ -194,7 +191,8 @@ class Builds:
         weights: Weights of all that was packed.
     """
 
-    harmless = HARMLESS
+    harmless = ("driver", "triton", "memory")
+    """Names of facts that a build was made for and that may differ: machine code and captured graphs do not depend on it."""
     open = Opened
     """Brings a build's weights and kernels to the device."""
 
@@ -204,14 +202,14 @@ class Builds:
 
     @cached_property
     def made_for(self) -> Mapping[str, str]:
-        """Describes what a build for the device depends on: it fits where all of it is equal, but for what is `HARMLESS`."""
+        """Describes what a build for the device depends on: it fits where all of it is equal, but for what is `harmless`."""
         return store.made_for(Device.of(self._device))
 
     def fits(self, made_for: Mapping[str, str]) -> bool:
         """True if the device runs what was compiled and measured for another one."""
         return all(
             made_for.get(name, "") == self.made_for.get(name, "")
-            for name in {*made_for, *self.made_for}.difference(HARMLESS)
+            for name in {*made_for, *self.made_for}.difference(self.harmless)
         )
 
     def pack(self, compiled: Compiled, job: Job, executable: Executable) -> Packed:
