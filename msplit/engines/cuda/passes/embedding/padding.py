@@ -26,6 +26,7 @@ PARTITION = "DynamicPartition"
 DISTINCT_GRADS = frozenset(f"{op}V2" for op in _GRADS)
 """They give a row for each distinct index, and these indices."""
 _SAME = ops_with("identity")
+_SCALES = (ops_with("multiply") - ops_with("divide")) | {"Neg"}
 _ADD, _ROWS_OF_VARIABLES = ops_with("adds rows"), ops_with("changes rows")
 
 
@@ -194,7 +195,7 @@ class Walk:
             given = {slot: replace(one, kind=_Kind.ROWS) for slot, one in given.items() if one.kind is not _Kind.COUNT}
         group = known(_all_of(given, _Kind.ROWS, *given))
         zero = all(one.zero for one in given.values()) and self._keeps_zeros(op, given)
-        scaled = len(given) == 1 and (op.op in ("Mul", "Neg") or (op.op == "RealDiv" and 0 in given))
+        scaled = len(given) == 1 and (op.op in _SCALES or (op.op == "RealDiv" and 0 in given))
         linear = scaled and all(one.linear for one in given.values())
         return _Padded(_Kind.ROWS, group, _sources(given), zero=zero, linear=linear)
 
