@@ -38,21 +38,6 @@ MAX_BYTES = 256 << 20
 ENDING = ".msplit.json"
 IN_SAVED_MODEL = ("assets.extra", "msplit.json")
 
-_KEYS = (
-    "schema_version",
-    "kind",
-    "msplit",
-    "model_hash",
-    "rules",
-    "streams",
-    "wrap",
-    "batch",
-    "shapes",
-    "gpu",
-    "profile",
-    "loaded",
-    "by_hand",
-)
 _FIX = "run `msplit assign` again, or remove the file"
 
 Nodes = Mapping[str, tuple[str, ...]]
@@ -144,6 +129,8 @@ def dumps(record: AssignmentRecord) -> bytes:
     data = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
+        "msplit": record.msplit,
+        "model_hash": record.model_hash,
         **vars(record),
         "rules": rules
         and {
@@ -157,7 +144,7 @@ def dumps(record: AssignmentRecord) -> bytes:
         "loaded": vars(record.loaded),
         "by_hand": dict(sorted(record.by_hand.items())),
     }
-    return (json.dumps({key: data[key] for key in _KEYS}, indent=1) + "\n").encode()
+    return (json.dumps(data, indent=1) + "\n").encode()
 
 
 def load(path: Path) -> AssignmentRecord:

@@ -369,6 +369,18 @@ def ancestors(dag: Dag) -> list[int]:
     return above
 
 
+def members(bits: int) -> list[int]:
+    """The numbers in a bit set, ascending."""
+    # Byte by byte: taking the lowest bit of a large integer costs its whole length.
+    found = []
+    for index, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) // 8, "little")):
+        while byte:
+            lowest = byte & -byte
+            found.append(index * 8 + lowest.bit_length() - 1)
+            byte ^= lowest
+    return found
+
+
 def transitive_reduction(dag: Dag, above: list[int]) -> Dag:
     """The smallest graph with the same ancestors (Aho, Garey and Ullman 1972). Nimble calls it the minimum equivalent graph.
 

@@ -24,8 +24,6 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.errors import LoadError
-from msplit.formats.tensors import numpy_dtype
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
 
@@ -326,16 +324,6 @@ def _broadcast_dim(first: int | None, second: int | None) -> int | None:
     if first is None or second is None:
         return merge_dim(first, second)
     return None
-
-
-@cache
-def itemsize(dtype: str) -> int:
-    """Bytes of one element on the device; 0 for strings, handles and unknown types."""
-    try:
-        found = numpy_dtype(dtype.removesuffix("_ref"))
-    except (LoadError, TypeError, AttributeError):
-        return 0
-    return 0 if found.hasobject else found.itemsize
 
 
 def is_float(dtype: str) -> bool:

@@ -135,9 +135,15 @@ def test_names_that_the_graph_lacks_are_left_out_and_told():
         ({"groups": [{"kind": "fused", "nodes": ["a"], "stream": 0}]}, "`groups[0].nodes` are not two or more"),
         ({"groups": [{"kind": "fused", "nodes": ["a", "b"]}]}, "`groups[0]` lacks the key 'stream'"),
         ({"groups": [{"kind": "fused", "nodes": ["a", "b", 3], "stream": 0}]}, "`groups[0].nodes[2]` is not text"),
-        ({"groups": [{"kind": "fused", "nodes": ["a", "b"], "stream": True}]}, "`groups[0].stream` is not a whole number"),
+        (
+            {"groups": [{"kind": "fused", "nodes": ["a", "b"], "stream": True}]},
+            "`groups[0].stream` is not a whole number",
+        ),
         ({"groups": [{"kind": "fused", "nodes": ["a", "b"], "stream": 0, "size": 2}]}, "has no key 'size'"),
-        ({"groups": [{"kind": "joined", "nodes": ["a", "b"], "stream": 0}]}, "`groups[0].kind` is 'joined', not one of fused, grouped"),
+        (
+            {"groups": [{"kind": "joined", "nodes": ["a", "b"], "stream": 0}]},
+            "`groups[0].kind` is 'joined', not one of fused, grouped",
+        ),
         ({"groups": [{"kind": "fused", "nodes": ["a", "b"], "stream": 2}]}, "on stream 2, but `streams` is 2"),
         ({"groups": [{"kind": "fused", "nodes": ["a", "b", "a"], "stream": 0}]}, "not two or more different nodes"),
     ],

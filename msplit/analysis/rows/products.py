@@ -156,6 +156,7 @@ def gather(view: View) -> RowState:
         axis = axis_of(axis, len(view.ranked(0))) if table is not FIXED or axis < 0 else axis
     elif view.op == "Gather" or table is FIXED:
         axis = batch
+    # A table that all rows share: the entries belong to the rows of the ids.
     if table is FIXED and isinstance(ids, UniqueValues):
         if axis != 0 or batch:
             raise Mixes("looks up along another axis")
@@ -166,11 +167,13 @@ def gather(view: View) -> RowState:
             raise Mixes("looks up the place of a row in the batch")
         not_before(rows, batch)
         return replace(rows, axis=rows.axis - batch + axis)
+    # A list of unique values, looked up by the indices that were made with it: each row gets its own back.
     if isinstance(table, UniqueValues):
         rows = view.rows(1)
         if rows.tells != INDICES or rows.origin != table.origin or axis != 0 or batch:
             raise Mixes("looks up in a list that all rows have made")
         return replace(rows, tells="", origin=None)
+    # Fixed ids: the same entries of every row.
     held = view.rows(0)
     if ids is FIXED:
         _no_coordinates(held)
@@ -180,6 +183,7 @@ def gather(view: View) -> RowState:
     rows = view.rows(1)
     if rows == PerRow(0, tells=NUMBERS) and len(indices) == 1 and held == PerRow(0) and axis == 0:
         return held
+    # Rows picked by positions that were found in them: a choice of rows, with the origin kept.
     bare = _bare(held)
     if (
         rows.tells in (POSITIONS, EACH)
@@ -191,6 +195,7 @@ def gather(view: View) -> RowState:
         return replace(held, outer=rows.outer, inner=rows.inner, group=rows.group)
     if rows.tells:
         raise Mixes("looks up the place of a row in the batch")
+    # Otherwise each row may only pick from itself, by a shared batch axis.
     if held.axis != rows.axis or rows.axis >= batch:
         raise Mixes("picks rows by what differs from row to row")
     return agreed([held, rows])

@@ -58,16 +58,19 @@ def _reshaped(view: View, state: PerRow) -> PerRow:
     behind, all_behind = _product([state.inner, *shape[state.axis + 1 :]])
     if state.group and any(slope for _, slope in asked):
         raise Mixes("makes rows of entries of which each row has another number")
+    # The axis of the result that grows with the batch, and by how much for each row.
     axis, slope = _row_axis(asked, before * behind, all_before and all_behind)
     if all_before and all_behind and slope:
         asked = _settled(asked, slope, before * behind)
     ahead, all_ahead = _product(base for base, _ in asked[:axis])
     if not all_before or not all_ahead or (ahead < 0 and axis > 0):
         raise Mixes("reshapes what has axes of unknown size before the rows")
+    # Coordinates keep the column that tells the row only as the last axis.
     if state.tells == COORDINATES and (state.column != len(shape) - 1 or asked[-1] != (shape[-1], 0)):
         raise Mixes(PLACE)
     column = None if state.column is None else len(asked) - 1
     result = replace(state, axis=axis, column=column)
+    # The new axes before that of the rows hold `ahead` entries: rows stay whole where those before them were a multiple.
     if ahead == 0 or before % ahead or before == 0:
         raise Mixes("reshapes rows into each other")
     outer = before // ahead
@@ -301,6 +304,7 @@ def strided_slice(view: View) -> RowState:
     source = place = 0
     result: PerRow | None = None
     tells: str | None = None
+    # `source` is the axis of the data that an entry of the index takes, `place` that of the result.
     for i, (start, stop, step) in enumerate(zip(begin, end, steps, strict=True)):
         if ellipsis >> i & 1:
             if source <= state.axis < source + spread:
@@ -313,6 +317,7 @@ def strided_slice(view: View) -> RowState:
         dropped = shrink >> i & 1
         start = (0, 0) if no_begin >> i & 1 and not dropped else start
         stop = None if no_end >> i & 1 else stop
+        # The axis of the rows must be taken whole; other axes by bounds that do not grow with the batch.
         if source == state.axis:
             if dropped:
                 raise Mixes("takes single rows out")
@@ -326,6 +331,7 @@ def strided_slice(view: View) -> RowState:
                 raise Mixes(PLACE)
             tells = NUMBERS if start == (0, 0) else "" if start[0] > 0 else None
         source, place = source + 1, place + (not dropped)
+    # Axes behind the index are taken whole.
     if result is None:
         result = replace(state, axis=place + state.axis - source)
     if state.column is None:
