@@ -20,7 +20,9 @@ Anything else that escapes is a bug in msplit, and the command line says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from msplit import escape
 
@@ -141,3 +143,12 @@ class RankLost(EngineError):
 
 class DeviceLost(EngineError):
     """The GPU failed, and does nothing more for this process: only another one can go on."""
+
+
+def is_read(load: Callable[[Path], Any], path: Path) -> bool:
+    """True if a function reads a file without a MsplitError: then another file of its kind may replace it."""
+    try:
+        load(path)
+    except MsplitError:
+        return False
+    return True

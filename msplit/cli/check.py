@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options, output
-from msplit.errors import MsplitError, WriteError
+from msplit.errors import MsplitError, WriteError, is_read
 from msplit.report.text import plural
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def command(
     if unread:
         return 2
     if write_baseline is not None:
-        if os.path.lexists(write_baseline) and not baselines.is_baseline(write_baseline):
+        if os.path.lexists(write_baseline) and not is_read(baselines.load, write_baseline):
             raise WriteError(
                 "is there already, and is no baseline", where=str(write_baseline), fix="choose another name"
             )

@@ -166,15 +166,6 @@ def load(path: Path) -> AssignmentRecord:
     return top.without("rules").to(AssignmentRecord, rules=top.at("rules").or_none(_rules))
 
 
-def is_record(path: Path) -> bool:
-    """True if a file is a record, of whatever model: one that may be replaced by another."""
-    try:
-        load(path)
-    except MsplitError:
-        return False
-    return True
-
-
 def _rules(value: JsonValue) -> RecordedRules:
     hashed = value.at("hash")
     rules = value.without("hash").to(RecordedRules)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msplit.errors import WriteError
+from msplit.errors import WriteError, is_read
 from msplit.formats import model as records
 from msplit.formats.atomic import (
     refuse_existing,
@@ -253,7 +253,7 @@ def _write_record(out: Path, data: bytes | None) -> None:
                 where=error.where,
                 fix=error.fix,
             ) from None
-    elif os.path.lexists(target) and records.is_record(target):
+    elif os.path.lexists(target) and is_read(records.load, target):
         with reported(target):
             target.unlink()
 
@@ -330,7 +330,7 @@ def _check_record_place(target: Path, *, force: bool) -> None:
         place.lstat()  # not exists(): that would pass over a name that is too long
     except FileNotFoundError:
         return
-    if not records.is_record(place) and not (force and place.is_file()):
+    if not is_read(records.load, place) and not (force and place.is_file()):
         raise WriteError(
             "is there already, where the record of the assignment goes", where=str(place), fix="choose another name"
         )

@@ -122,8 +122,7 @@ def _named(term: str, shape: Shape) -> list[str]:
 @rule("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm", "ReduceJoin")
 def reduction(view: View) -> RowState:
     """Over other axes than that of the rows."""
-    view.only(0)
-    state = view.rows(0)
+    state = view.alone()
     gone = {view.place(0, axis) for axis in view.whole(1)}
     if state.axis in gone or (view.op == "ReduceJoin" and not gone):
         raise Mixes("reduces over the rows")
@@ -135,8 +134,7 @@ def reduction(view: View) -> RowState:
 @rule("ArgMax", "ArgMin")
 def arg_max(view: View) -> RowState:
     """Along another axis than the rows."""
-    view.only(0)
-    state = view.rows(0)
+    state = view.alone()
     (axis,) = view.whole(1)
     place = view.place(0, axis)
     not_along(state, place, "looks for one among the rows")
@@ -365,8 +363,7 @@ def segments(view: View) -> RowState:
             raise Mixes(PLACE)
         agreed([data, _row_numbers(view, 1, 2 if view.op.startswith("Unsorted") else None)])
         return PerRow(0)
-    view.only(0)
-    state, ids = view.rows(0), len(view.ranked(1))
+    state, ids = view.alone(), len(view.ranked(1))
     if state.axis < ids:
         raise Mixes("joins rows")
     return replace(state, axis=state.axis - ids + 1)
@@ -415,8 +412,7 @@ def to_dense(view: View) -> RowState:
 @rule("ParseExample", "ParseExampleV2")
 def parse(view: View) -> list[RowState]:
     """A record is a row. Of sparse features the longest of all rows gives the width, so that their shape is of no use."""
-    view.only(0)
-    if view.rows(0) != PerRow(0) or len(view.ranked(0)) != 1:
+    if view.alone() != PerRow(0) or len(view.ranked(0)) != 1:
         raise Mixes("takes rows for what lies inside of a record")
     count = view.count("num_sparse") or view.count("Nsparse")
     listed = [PerRow(0, 1, None, group=f"{view.key}/{feature}") for feature in range(count)]

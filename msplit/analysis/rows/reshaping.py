@@ -173,8 +173,7 @@ def _made(view: View) -> tuple[int | None, ...]:
 @rule("SpaceToBatchND", "BatchToSpaceND")
 def space_and_batch(view: View) -> RowState:
     """All items once for each place in a block, one behind the other, or back."""
-    view.only(0)
-    state, count = view.rows(0), math.prod(view.whole(1))
+    state, count = view.alone(), math.prod(view.whole(1))
     if state.axis != 0:
         raise Mixes("takes rows for what lies inside of an item")
     if view.op == "SpaceToBatchND":
@@ -411,8 +410,7 @@ def arange(view: View) -> RowState:
 @rule("Pad", "PadV2", "MirrorPad")
 def pad(view: View) -> RowState:
     """Along other axes than the rows."""
-    view.only(0)
-    state = view.rows(0)
+    state = view.alone()
     pads = view.whole(1)
     if pads[2 * state.axis] or pads[2 * state.axis + 1]:
         raise Mixes("adds rows")
@@ -422,8 +420,7 @@ def pad(view: View) -> RowState:
 @rule("ReverseV2", "Cumsum", "Cumprod", "CumulativeLogsumexp", "Roll")
 def along(view: View) -> RowState:
     """Along given axes, which are not that of the rows."""
-    view.only(0)
-    state = view.rows(0)
+    state = view.alone()
     for axis in view.whole(2 if view.op == "Roll" else 1):
         not_along(state, view.place(0, axis), "works along the rows")
     return state
@@ -452,7 +449,6 @@ def reverse_sequence(view: View) -> RowState:
 @rule("OneHot")
 def one_hot(view: View) -> RowState:
     """A new axis."""
-    view.only(0)
-    state = view.rows(0)
+    state = view.alone()
     axis = view.place(0, int(view.attr("axis", -1)), 1)
     return replace(state, axis=state.axis + (axis <= state.axis))

@@ -17,6 +17,7 @@ from msplit.engines.cuda.ir.functions import Body
 from msplit.engines.cuda.ir.graph import Key
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.endpoints import behind
 from msplit.opset.traits import DRAWN_ON_DEVICE, ops_with, written
 
 _BEFORE_SWITCHES = ops_with("hands on a condition")
@@ -98,15 +99,8 @@ def _around(graph: Graph, inside: Mapping[int, Set[_Branch]], edge: int) -> Set[
     found = inside.get(source, _NOWHERE)
     inputs = graph.inputs(source) if graph.ops[source] in _SWITCHES and port != CONTROL else []
     if len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond":
-        return found | {(_named(graph, inputs[1]), port)}
+        return found | {(behind(graph, inputs[1], ("Identity",)), port)}
     return found
-
-
-def _named(graph: Graph, key: Key) -> Key:
-    """A predicate without the Identity that every cond makes of it."""
-    while graph.ops[key[0]] == "Identity" and (inputs := graph.inputs(key[0])):
-        key = inputs[0]
-    return key
 
 
 def _reads_which(graph: Graph, merge: int) -> bool:
