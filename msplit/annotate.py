@@ -69,7 +69,7 @@ _gradient_of: ContextVar[Any] = ContextVar("msplit_gradient_of", default=None)
 
 # Classes and not generators: AutoGraph rewrites the functions that a traced function calls, but leaves constructors alone.
 class _Scope:
-    """What streams and groups of streams have in common: `with`, decorators, and calls."""
+    """A scope that places new ops, used by `with`, as a decorator, or by a call: the base of streams and of groups of streams."""
 
     include_grad: bool
 
@@ -144,7 +144,7 @@ class stream(_Scope):
     """
 
     def __init__(self, stream_id: SupportsIndex, include_grad: bool = True) -> None:
-        self.stream_id = whole("the id of msplit.stream", stream_id, 0)
+        self.stream_id = whole("a stream id", stream_id, 0)
         self.include_grad = include_grad
 
     def _place(self, graph: Any) -> tuple[int, int | None]:
@@ -177,8 +177,8 @@ class stream_group(_Scope):
     """
 
     def __init__(self, group: SupportsIndex, *, size: SupportsIndex, include_grad: bool = True) -> None:
-        self.group = whole("the group of msplit.stream_group", group, 0)
-        self.size = whole("the size of msplit.stream_group", size, 1)
+        self.group = whole("the number of a group of streams", group, 0)
+        self.size = whole("the size of a group of streams", size, 1)
         self.include_grad = include_grad
 
     def _place(self, graph: Any) -> tuple[int, int | None]:
@@ -186,7 +186,7 @@ class stream_group(_Scope):
 
 
 def _refused(function: Any) -> str:
-    """What it is that can not be wrapped; "" for what can."""
+    """Name for a message of something that can not be wrapped: not callable, a class, a generator or a coroutine; "" if it can be."""
     if not callable(function):
         return f"{function!r}"
     if inspect.isclass(function):

@@ -20,14 +20,16 @@ Anything else that escapes is a bug in msplit, and the command line says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from msplit import escape
 
 INSTALL_TENSORFLOW = "pip install 'tensorflow>=2.21,<3'"
 INSTALL_PYTORCH = "pip install 'torch>=2.8', or in a checkout of msplit pip install '.[cuda]'"
 INSTALL_SERVING = "pip install 'grpcio>=1.71' 'uvicorn>=0.34' 'starlette>=0.45' 'prometheus-client>=0.21'"
-"""What brings the libraries that msplit can do without, in the ranges of its pyproject.toml. Not by a name such as `msplit[cuda]`: msplit
+"""Commands that install the optional libraries of msplit, in the ranges of its pyproject.toml. Not by a name such as `msplit[cuda]`: msplit
 is on no package index, and these work wherever it came from."""
 
 LONGEST_LINE = 1_000
@@ -141,3 +143,12 @@ class RankLost(EngineError):
 
 class DeviceLost(EngineError):
     """The GPU failed, and does nothing more for this process: only another one can go on."""
+
+
+def is_read(load: Callable[[Path], Any], path: Path) -> bool:
+    """True if a function reads a file without a MsplitError: then another file of its kind may replace it."""
+    try:
+        load(path)
+    except MsplitError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""What a model says, made harmless for whoever reads it: one function per form of output.
+"""Text out of a model made harmless for its reader: one function per form of output.
 
 Names of nodes and functions, attributes, keys of signatures and names of files are data from a stranger. In a terminal they could move
 the cursor or turn the writing around, in a log of GitHub Actions give commands, in a comment load images and call people. What goes out
@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 
 _INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
-"""What Python calls printable and nobody sees: fillers and selectors of variants."""
+"""Characters that Python calls printable and nobody sees: fillers and selectors of variants."""
 
 _UNSEEN = re.compile(f"[{_INVISIBLE}]")
 

@@ -1,6 +1,6 @@
-"""What long work tells of itself: which phase it is in, and how much of it is done. Silent unless somebody listens.
+"""Reports of long work: its current phase, and the share of it that is done. Silent unless somebody listens.
 
-What phases sum up to can be asked for beside that, whoever listens:
+`timing` sums up the seconds of the phases beside that, whoever listens:
 
     with timing() as phases:
         with phase("planning"):
@@ -28,14 +28,14 @@ def silent(what: str, share: float) -> None:
 
 
 class Listener(Protocol):
-    """Who wants to know."""
+    """A receiver of the reports, for example a progress bar."""
 
     def begin(self, what: str) -> None:
         """A phase begins, perhaps inside of another."""
         ...
 
     def share(self, done: float) -> None:
-        """How much of the innermost phase is done, 0 to 1."""
+        """The innermost phase has come to a share of its work, 0 to 1."""
         ...
 
     def end(self) -> None:
@@ -49,7 +49,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class PhaseSum:
-    """What all phases of one name took.
+    """Time of all phases of one name together.
 
     Attributes:
         seconds: Their own time: that of phases inside of them is not in it.
@@ -63,7 +63,7 @@ class PhaseSum:
 
 @dataclass(frozen=True)
 class Sums:
-    """Where time went.
+    """Time that the phases took, and all of it.
 
     Attributes:
         seconds: All of it, also what was in no phase.
@@ -125,7 +125,7 @@ class Phases:
         return self._sums
 
     def _charge(self) -> None:
-        """What has passed is the innermost phase's."""
+        """Adds the time since the last change of phases to the innermost phase."""
         now = self._now()
         if self._open and self._sums is None:
             self._seconds[self._open[-1]] += now - self._last

@@ -19,7 +19,8 @@ from msplit.core.memory import memoize
 from msplit.cost.costs import Costs
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
-from msplit.shapes.registry import itemsize, plain_shape
+from msplit.formats.tensors import itemsize
+from msplit.shapes.registry import plain_shape
 
 _MAX_STEPS = 1000
 """Nodes between a lookup and its tables; more is not a lookup."""

@@ -126,7 +126,8 @@ def _depths(blocks: Blocks, lengths: Sequence[int]) -> list[int]:
     """Per block the most kernels that come before its first one."""
     own = np.asarray(lengths, np.float64)
     ends = longest(own, np.arange(len(blocks), dtype=np.int32), *blocks.consumers)
-    return (ends - own).astype(np.int64).tolist()
+    depths: list[int] = (ends - own).astype(np.int64).tolist()
+    return depths
 
 
 class _Forms:

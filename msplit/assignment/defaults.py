@@ -95,6 +95,7 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
     given = given or Given()
     record = flat.model.record
     origin = {key: given.origin.get(key, GIVEN) for key in ON_RULES}
+    # Rules: those given, or the recorded ones, whose number of streams comes with them.
     ruleset, broken = given.rules, None
     found = None if record is None else record.rules
     if record is not None and found is not None and (ruleset is None or _same(ruleset, found)):
@@ -111,10 +112,12 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
                 origin["streams"] = RECORDED
     elif given.streams is None:
         origin["streams"] = "as these rules say"
+    # The profile: the recorded one where neither a profile nor a GPU is given.
     profile, lost = given.profile, None
     if record is not None and record.profile is not None and profile is None and given.gpu is None:
         profile, lost = recorded_profile(record.profile, flat.model.path)
         origin["profile"] = RECORDED
+    # Batch and shapes: recorded together, shapes only where they fit the model's inputs.
     batch, shapes, gpu = given.batch, dict(given.shapes), given.gpu
     if record is not None and batch is None:
         if not shapes and record.shapes:
@@ -128,6 +131,7 @@ def settle(flat: FlatGraph, given: Given | None = None) -> Basis:
         origin["batch"] = RECORDED
     elif batch is None:
         origin["batch"] = DEFAULT
+    # The GPU: the recorded data sheet, if this version has it.
     if gpu is None:
         gpu, origin["gpu"] = DEFAULT_GPU, DEFAULT
         if record is not None:

@@ -96,6 +96,7 @@ def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Se
         name = graph.names[node]
         return all(nodes[name].attr["value"] == own[name].attr["value"] for nodes in theirs)
 
+    # What variables, inputs and initializers depend on is shared, so its constants must be equal in all models.
     lasting = _lasting(graph)
     fed = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
     shared = graph.ancestors([*lasting, *fed, *init])
@@ -106,6 +107,7 @@ def shared_nodes(model: Model, graph: Graph, graph_defs: Sequence[Any], init: Se
             where=str(model.path),
             fix="give models with the same vocabularies and the same preprocessing",
         )
+    # From there on in topological order: a node all of whose inputs are shared may be shared too.
     waiting = np.bincount(graph.edges.dst, minlength=len(graph))
     ready = [node for node in range(len(graph)) if not waiting[node] or shared[node]]
     done = np.zeros(len(graph), np.bool_)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -173,19 +174,15 @@ def _limits(top: Options) -> Thresholds:
     table = top.mapping("limits")
     if table is None:
         return Thresholds()
-    default = Thresholds()
-    edges = table.integer("max_cross_edges", -1, 0, _HUGE)
-    moved = table.integer("max_cross_bytes", -1, 0, _HUGE)
-    limits = Thresholds(
-        min_gain=table.number("min_gain", default.min_gain, 0),
-        max_imbalance=table.number("max_imbalance", default.max_imbalance, 1),
-        max_cross_edges=None if edges < 0 else edges,
-        max_cross_bytes=None if moved < 0 else moved,
-        max_cross_share=table.number("max_cross_share", default.max_cross_share, 0),
-        max_unknown=table.number("max_unknown", default.max_unknown, 0),
-    )
+    found: dict[str, float | None] = {}
+    for name, default in asdict(Thresholds()).items():
+        if default is None:
+            most = table.integer(name, -1, 0, _HUGE)
+            found[name] = None if most < 0 else most
+        else:
+            found[name] = table.number(name, default, 1 if name == "max_imbalance" else 0)
     table.finish()
-    return limits
+    return Thresholds(**found)  # type: ignore[arg-type]
 
 
 def _has_table(path: Path) -> bool:

@@ -27,7 +27,9 @@ CODE = "MS017"
 
 
 def find(subject: Subject) -> Iterator[Finding]:
-    """One finding per op.
+    """One finding per op that has no kernel, per refusal, and per host op between kernels.
+
+    A build, which takes seconds, is made only where the settings name this code.
 
     Raises:
         Skip: No op is missing, and the loops and branches would have to be built to know more.

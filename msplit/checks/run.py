@@ -333,15 +333,6 @@ def dumps(reports: Sequence[Report], folder: Path) -> bytes:
     ).encode()
 
 
-def is_baseline(path: Path) -> bool:
-    """True if a file is a baseline, which may be replaced by another."""
-    try:
-        load(path)
-    except MsplitError:
-        return False
-    return True
-
-
 def without_known(report: Report, known: Sequence[Known], folder: Path, settings: CheckSettings) -> Report:
     """A report without the findings that are known to the baseline in a folder. The settings say what is severe enough to fail."""
     places = [_of(report, one, folder) for one in report.findings]

@@ -13,7 +13,7 @@ import click
 
 from msplit.cli import options, output
 from msplit.cli.keys import option, together
-from msplit.errors import MsplitError, WriteError
+from msplit.errors import MsplitError, WriteError, is_read
 from msplit.report.text import plural
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def command(
     if unread:
         return 2
     if write_baseline is not None:
-        if os.path.lexists(write_baseline) and not baselines.is_baseline(write_baseline):
+        if os.path.lexists(write_baseline) and not is_read(baselines.load, write_baseline):
             raise WriteError(
                 "is there already, and is no baseline", where=str(write_baseline), fix="choose another name"
             )

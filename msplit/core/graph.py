@@ -9,7 +9,6 @@ Node -> stream id, with the rule that decided each. Immutable.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -256,12 +255,6 @@ class Graph:
         """The data inputs of a node as (producer, port), by slot."""
         edges = self.edges
         return [(int(edges.src[e]), int(edges.port[e])) for e in self.in_edges(node) if edges.port[e] != CONTROL]
-
-    def behind(self, tensor: tuple[int, int], ops: Container[str], most: int = sys.maxsize) -> tuple[int, int]:
-        """The tensor that another one is, through nodes of some ops, `most` at most, that hand on their first input."""
-        while most and self.ops[tensor[0]] in ops and (inputs := self.inputs(tensor[0])):
-            tensor, most = inputs[0], most - 1
-        return tensor
 
     def uses(self, node: int, port: int) -> list[tuple[int, int]]:
         """Readers of an output of a node, as (consumer, slot), by consumer."""

@@ -316,6 +316,7 @@ def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, nothing: Mask, consta
     for node, bodies in shapes.bodies.items():
         if nothing[node] or not bodies:
             continue
+        # Parameters that are constant outside are constant in the body; those of a loop only where its body hands them on unchanged.
         op = shapes.graph.ops[node]
         first = 1 if op in _BRANCHES else 0
         sources = shapes.graph.inputs(node)[first:]
@@ -329,6 +330,7 @@ def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, nothing: Mask, consta
                 # What the body changes is not known to the condition either.
                 stays = still[list(body.parameters)]
                 given = frozenset(number for number in given if number < len(stays) and stays[number])
+        # A loop pays for all its functions in each trip, a branch for the costliest, a call for its one function.
         totals = np.array([[part.flops.sum(), part.bytes.sum(), part.time_us.sum()] for part in inner])
         chosen = totals.sum(axis=0) if loops else totals[np.argmax(totals[:, 2])]
         trips = shapes.trip_counts.get(node)
@@ -336,6 +338,7 @@ def _with_bodies(costs: Costs, shapes: Shapes, sheet: Gpu, nothing: Mask, consta
         with np.errstate(over="ignore"):
             repeated = np.minimum(chosen * (1.0 if trips is None else float(trips)), MOST_REPEATED)
         flops[node], nbytes[node], time[node] = repeated
+        # The share of the GPU is the mean over time. Costs are known where those of all parts are, and the trips, or which branch is taken.
         area = sum(float((part.time_us * part.share).sum()) for part in inner)
         whole = float(totals[:, 2].sum())
         share[node] = min(1.0, max(area / whole if whole else 0.0, 1 / sheet.sms))

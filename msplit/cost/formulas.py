@@ -25,10 +25,11 @@ from msplit.cost.gpus import (
     WINDOW_STEP,
     halvings,
 )
+from msplit.formats.tensors import itemsize
 from msplit.opset.traits import ops_with
 from msplit.shapes.linalg import einsum_sizes, matrix_sizes
 from msplit.shapes.nn import layout
-from msplit.shapes.registry import MAX_RANK, Node, Shape, is_float, itemsize
+from msplit.shapes.registry import MAX_RANK, Node, Shape, is_float, registering
 
 THREADS = 256
 """Threads of a block that makes one output per thread."""
@@ -102,14 +103,7 @@ Formula = Callable[[Case], NodeWork]
 FORMULAS: dict[str, Formula] = {}
 
 
-def formula(*ops: str) -> Callable[[Formula], Formula]:
-    """Registers the formula of the named ops."""
-
-    def register(function: Formula) -> Formula:
-        FORMULAS.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+formula = registering(FORMULAS)
 
 
 def _size(value: int | None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,7 +154,7 @@ def conds(graph: Graph, in_frame: Ints) -> Nested:
         op = graph.ops[node]
         after = context
         if in_frame[node] < 0 and op in SWITCH and len(inputs := graph.inputs(node)) > 1:
-            predicate = context, graph.behind(inputs[1], ("Identity",))  # every cond makes one of it
+            predicate = context, _named(graph, inputs[1])
             if predicate not in known:
                 known[predicate] = len(parent)
                 parent.append(context)
@@ -174,6 +174,13 @@ def conds(graph: Graph, in_frame: Ints) -> Nested:
         if after:
             context_after[node] = after
     return _connected(graph, outermost, names, np.array(sorted(context_after), np.int32))
+
+
+def _named(graph: Graph, tensor: tuple[int, int]) -> tuple[int, int]:
+    """A predicate without the Identity that every cond makes of it."""
+    while graph.ops[tensor[0]] == "Identity" and (inputs := graph.inputs(tensor[0])):
+        tensor = inputs[0]
+    return tensor
 
 
 def _connected(graph: Graph, outermost: Ints, names: Sequence[str], stays: Ints) -> Nested:
@@ -274,11 +281,7 @@ class PickedAttrs(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return len(self._which)
 
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+    def __getitem__(self, index: Any) -> Any:  # of an int or a slice, as of any sequence
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         source: Sequence[Mapping[str, Any]] = self._sources[int(self._which[index])]
@@ -330,11 +333,7 @@ class CalledAttrs(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return len(self._body)
 
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+    def __getitem__(self, index: Any) -> Any:  # of an int or a slice, as of any sequence
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return _CalledNode(self._body[index], self)

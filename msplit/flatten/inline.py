@@ -246,6 +246,7 @@ class _Inliner:
         ops: list[str] = []
         devices: list[str] = []
         effects: list[int] = []
+        # Nodes of the bodies, under the prefixes and on the devices of their calls.
         for instance in self.instances:
             body, graph, prefix = instance.body, instance.body.graph, instance.prefix
             picked = body.ordinary.tolist()
@@ -254,6 +255,7 @@ class _Inliner:
             devices += [graph.devices[n] or instance.device for n in picked]
             if instance.parent is not None:
                 effects += [instance.base + place for place in body.effects]
+        # Nodes that inlining added; each belongs to the call that it was added for.
         attrs_of_added = []
         owner, call = [], []
         for name, op, attrs, instance in self.added:
@@ -264,6 +266,7 @@ class _Inliner:
             function, node = _call_of(instance)
             owner.append(function)
             call.append(node)
+        # Where each node came from: its own function and place, or the call of a gradient, whose body no file has.
         added = len(self.added)
         ordinary = [instance.body.ordinary for instance in self.instances]
         sizes = [len(nodes) for nodes in ordinary]
@@ -275,6 +278,7 @@ class _Inliner:
         functions = np.repeat([function for function, _ in origins], sizes)
         which = np.repeat(np.arange(len(sizes) + 1, dtype=np.int32), [*sizes, added])
         index = np.concatenate([*ordinary, np.arange(added, dtype=np.int32)])
+        # Edges inside of the bodies, shifted to their new places, and those between them.
         inside = Edges.together([i.body.edges for i in self.instances], [i.base for i in self.instances])
         between = np.array(self.edges, np.int32).reshape(-1, 4).T
         columns = zip(between, (inside.src, inside.port, inside.dst, inside.slot), strict=True)

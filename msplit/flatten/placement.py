@@ -151,8 +151,10 @@ def _placement(op: str, types: Mapping[str, Any]) -> _Placement:
     attrs = info.filled({name: value for name, value in types.items() if value is not None})
     inputs = schema.input_dtypes(op, attrs)
     outputs = schema.output_dtypes(op, attrs)
+    # Calls run where their functions do; on the host only where they give nothing but strings.
     if op in _FUNCTIONAL:
         return _Placement(host=bool(outputs) and all(dtype in _STRINGS for dtype in outputs or ()))
+    # Without a kernel for the GPU, with strings, or as a queue: on the host.
     kernel = schema.gpu_kernel(op, attrs)
     strings = any(dtype in _STRINGS for dtype in (*(inputs or ()), *(outputs or ())))
     if kernel is None or strings or _QUEUE.match(op):
@@ -162,6 +164,7 @@ def _placement(op: str, types: Mapping[str, Any]) -> _Placement:
         in_host and dtype != "resource"
         for in_host, dtype in zip(schema.host_slots(info.inputs, attrs, kernel) or (), inputs or (), strict=True)
     )
+    # Ops that make or pass on handles follow their surroundings; others go by the memory of their outputs, or inputs.
     if op in _MAKERS:
         return _Placement(host=False, memory=memory, follows="consumers")
     if op in _PASSERS:

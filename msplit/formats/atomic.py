@@ -172,7 +172,7 @@ def write_bytes_atomic(path: str | Path, data: bytes | memoryview, *, force: boo
     with _replacing(Path(path), force=force) as (target, temporary):
         if target.is_dir():
             raise WriteError("is a folder", where=str(path), fix="give the name of a file")
-        write_new_file(temporary, data, _mode_of(target))
+        write_pieces(temporary, [data], stat.S_IMODE(target.stat().st_mode) if target.exists() else None)
 
 
 def write_folder_atomic(path: str | Path, fill: Callable[[Path], None], *, force: bool = False) -> None:
@@ -306,22 +306,17 @@ def _temporary(target: Path, ending: str = "tmp") -> Path:
     return target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.{ending}")
 
 
-def _mode_of(target: Path) -> int | None:
-    try:
-        return stat.S_IMODE(target.stat().st_mode)
-    except FileNotFoundError:
-        return None
-
-
-def write_new_file(path: Path, data: bytes | memoryview, mode: int | None, made_with: int = 0o666) -> None:
-    """Writes a file that nobody else sees yet: with a mode, or else with what the process's umask leaves of `made_with`."""
-    write_pieces(path, [data], mode, made_with)
-
-
 def write_pieces(
     path: Path, pieces: Iterable[bytes | memoryview], mode: int | None = None, made_with: int = 0o666
 ) -> None:
-    """Write a file in pieces, for data that are too large to be in memory at once, or lie in pieces."""
+    """Writes a file that nobody else sees yet, in pieces.
+
+    Args:
+        path: Where; nothing is there.
+        pieces: Its bytes.
+        mode: Its permissions; None for what the process's umask leaves of `made_with`.
+        made_with: Permissions that it is made with.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, made_with)
     try:
         for piece in pieces:

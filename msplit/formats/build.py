@@ -24,7 +24,7 @@ from typing import Annotated
 
 from msplit.core.arguments import Precision
 from msplit.errors import LoadError, MsplitError, WriteError
-from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file, write_pieces
+from msplit.formats.atomic import check_target, write_folder_atomic, write_pieces
 from msplit.formats.files import JsonValue, Sha256, open_regular, writers
 
 VERSION = 1
@@ -126,14 +126,14 @@ def write(
     def fill(folder: Path) -> None:
         (folder / KERNELS).mkdir()
         for name, data in files.items():
-            write_new_file(folder / name, data, None, 0o644)
+            write_pieces(folder / name, [data], None, 0o644)
         write_pieces(folder / WEIGHTS, weights, None, 0o644)
         for place in (folder, folder / KERNELS):  # others may read it, and nobody else may write to it
             os.chmod(place, stat.S_IMODE(place.stat().st_mode) & ~0o022)
         listed = {name: _hash(folder / name) for name in sorted([*files, WEIGHTS])}
         said = {"kind": "build", "schema_version": VERSION, **asdict(manifest), "files": listed}
         text = json.dumps(said, indent=1, sort_keys=True)
-        write_new_file(folder / MANIFEST, text.encode() + b"\n", None, 0o644)
+        write_pieces(folder / MANIFEST, [text.encode() + b"\n"], None, 0o644)
         written.append(_manifest(JsonValue.parse(text, str(path), what="build", fix=_REMAKE)))
 
     write_folder_atomic(Path(path), fill, force=force)

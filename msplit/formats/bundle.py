@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.errors import INSTALL_TENSORFLOW, LoadError
-from msplit.formats import wire
 from msplit.formats.files import open_regular, read_bytes
-from msplit.formats.tensors import dtype_name, numpy_dtype, string_array
+from msplit.formats.tensors import dtype_name, numpy_dtype, string_array, varint
 from msplit.opset import schema
 
 _MOST_INDEX = 1 << 30
@@ -31,7 +30,8 @@ _FOOTER = 48
 _TRAILER = 5  # one byte of compression type, four of checksum
 _AT_ONCE = 1 << 22
 _OPAQUE = ("resource", "variant")
-_MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
+TABLE_MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
+"""Last bytes of a checkpoint's .index file (a LevelDB table)."""
 
 
 _FIX = "copy or export it again; of a training, an earlier checkpoint will do"
@@ -188,11 +188,11 @@ def masked_crc(data: Any) -> int:
 
 def _entries(data: bytes) -> tuple[dict[str, Any], list[tuple[str, Any]], int]:
     """BundleEntryProtos by tensor name, those of slices beside the names of their tensors, and the number of shards."""
-    if len(data) < _FOOTER or data[-8:] != _MAGIC:
+    if len(data) < _FOOTER or data[-8:] != TABLE_MAGIC:
         raise NotSupported("not a table")
     footer = data[-_FOOTER:]
-    _, position = wire.varint(footer, 0, _FOOTER)
-    _, position = wire.varint(footer, position, _FOOTER)
+    _, position = varint(footer, 0, _FOOTER)
+    _, position = varint(footer, position, _FOOTER)
     index = _block(data, footer, position)
     entries: dict[str, Any] = {}
     slices: list[tuple[str, Any]] = []
@@ -226,8 +226,8 @@ def _message(message: Any, data: bytes) -> Any:
 
 def _block(data: bytes, handle: bytes, position: int) -> bytes:
     """The block that a handle (offset and size as varints) points to."""
-    offset, position = wire.varint(handle, position, len(handle))
-    size, _ = wire.varint(handle, position, len(handle))
+    offset, position = varint(handle, position, len(handle))
+    size, _ = varint(handle, position, len(handle))
     if (end := offset + size + _TRAILER) > len(data):
         raise ValueError("a block lies outside the file")
     if masked_crc(data[offset : end - 4]) != int.from_bytes(data[end - 4 : end], "little"):
@@ -245,9 +245,9 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     position = 0
     key = b""
     while position < end:
-        shared, position = wire.varint(block, position, end)
-        rest, position = wire.varint(block, position, end)
-        length, position = wire.varint(block, position, end)
+        shared, position = varint(block, position, end)
+        rest, position = varint(block, position, end)
+        length, position = varint(block, position, end)
         if shared > len(key) or position + rest + length > end:
             raise ValueError("an entry lies outside its block")
         key = key[:shared] + block[position : position + rest]
@@ -263,6 +263,6 @@ def _summed(data: bytes, count: int) -> tuple[bytes, int]:
     """
     lengths, position = bytearray(), 0
     for _ in range(count):
-        length, position = wire.varint(data, position, len(data))
+        length, position = varint(data, position, len(data))
         lengths += length.to_bytes(4 if length < 1 << 32 else 8, "little")
     return bytes(lengths) + data[position:], position

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -153,11 +153,7 @@ class AttrTable(Sequence[Mapping[str, Any]]):
     def _all(self) -> list[Mapping[str, Any]]:
         return [*self._before, *self._found.attrs]
 
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+    def __getitem__(self, index: Any) -> Any:  # of an int or a slice, as of any sequence
         return self._all[index]
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:

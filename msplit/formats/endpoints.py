@@ -6,7 +6,8 @@ What a MetaGraphDef says beside its graph: tags, signatures, initializers and tr
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,13 @@ def split_tensor(name: str) -> tuple[str, int]:
     """``"a:1"`` as ``("a", 1)``; without a port it is 0."""
     node, colon, port = name.rpartition(":")
     return (node, int(port)) if colon and port.isascii() and port.isdecimal() and len(port) < 10 else (name, 0)
+
+
+def behind(graph: Graph, tensor: tuple[int, int], ops: Container[str], most: int = sys.maxsize) -> tuple[int, int]:
+    """The tensor that another one is, through nodes of some ops, `most` at most, that hand on their first input."""
+    while most and graph.ops[tensor[0]] in ops and (inputs := graph.inputs(tensor[0])):
+        tensor, most = inputs[0], most - 1
+    return tensor
 
 
 def check(endpoints: Endpoints, graph: Graph, where: str) -> None:

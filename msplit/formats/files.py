@@ -1,8 +1,8 @@
 """Text and JSON that a stranger may have written: of a bounded length, read by type, every mistake with its place.
 
-Devices, pipes and sockets: the one place that keeps them from being written over, and from being read without an end.
+Keeps devices, pipes and sockets from being written over, and from being read without an end.
 
-Whether what is in a folder can be run as code: only where nobody but this user and root could have put it there.
+Allows code to be loaded only from folders that nobody but this user and root could have written to.
 """
 
 from __future__ import annotations
@@ -414,9 +414,11 @@ class JsonValue:
             optional: Fields of a dataclass that may be missing, and then have their default.
             given: Values of fields that are no keys.
         """
-        if not given and not optional:
-            return self.checked(reader(kind))
-        return self.checked(partial(_record, kind, _field_readers(kind), optional=optional, given=given))
+        known: Any = kind
+        read: Callable[[Any], Read] = reader(known)
+        if given or optional:
+            read = partial(_record, known, _field_readers(known), optional=optional, given=given)
+        return self.checked(read)
 
     def checked(self, read: Callable[[Any], Read]) -> Read:
         """The value as one of the functions below reads it."""

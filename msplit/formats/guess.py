@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
-from msplit.formats.endpoints import Endpoints, endpoint, endpoints_of, has_outputs
+from msplit.formats.endpoints import Endpoints, behind, endpoint, endpoints_of, has_outputs
 from msplit.formats.model import Endpoint, Model
 from msplit.opset import schema
 from msplit.opset.traits import (
@@ -58,22 +58,27 @@ def guessed(graph: Graph) -> Endpoints:
     Inputs are placeholders, without those that only name a checkpoint file for a saver, without those that nothing reads (freezing a
     loop leaves them behind), and without settings: scalars with a default (`is_training`, `keep_prob`), which TensorFlow takes where
     nobody feeds them, beside inputs that somebody has to feed. In place of placeholders that only fill queues, what the model takes from
-    those is fed. Outputs are sinks (nodes that nothing
-    consumes) which depend on an input, or on an iterator or a queue where there is no input; with neither, all sinks. Sinks without
-    a tensor (train ops) are targets. Left out is what can not be fetched. Assertions, savers, initializers, summaries, what gradients
-    leave over, and variables of a loop that only count its iterations or never change count as outputs only where there is nothing else.
+    those is fed.
+
+    Outputs are sinks (nodes that nothing consumes) which depend on an input, or on an iterator or a queue where there is no input; with
+    neither, all sinks. Sinks without a tensor (train ops) are targets. Left out is what can not be fetched. Assertions, savers,
+    initializers, summaries, what gradients leave over, and variables of a loop that only count its iterations or never change count as
+    outputs only where there is nothing else.
     """
+    # Inputs: placeholders that a caller has to feed. Each filter gives way where it would leave none.
     placeholders = [node for node, op in enumerate(graph.ops) if op in PLACEHOLDERS]
     inputs = [node for node in placeholders if not _only_feeds_saver(graph, node)]
     inputs = [node for node in inputs if not _is_setting(graph, node) and len(graph.out_edges(node))] or inputs
     inputs, fed = _behind_queues(graph, inputs)
     origins = [*inputs, *{end.node: graph.index[end.node] for end in fed}.values()]
     origins = origins or [node for node, op in enumerate(graph.ops) if op in _SOURCES]
+    # Sinks that depend on an input, each filter again only as far as it leaves some.
     sinks = _sinks(graph)
     if origins:
         reached = graph.descendants(origins)
         sinks = [node for node in sinks if reached[node]] or sinks
     sinks = [node for node in sinks if graph.ops[node] not in PLACEHOLDERS] or sinks
+    # Outputs: the tensors of those sinks that are results and can be fetched; targets: sinks without a tensor.
     conditional = _conditional(graph)
     found = [
         end
@@ -87,6 +92,7 @@ def guessed(graph: Graph) -> Endpoints:
     targets = [node for node in sinks if origins and graph.ops[node] == "NoOp"]
     targets += [node for node in sinks if graph.ops[node] not in _NOISE and not has_outputs(graph, node)]
     targets = [node for node in targets if node not in conditional]
+    # Without any, the best of what is left, or what comes before the sinks; without that, all sinks.
     if not outputs and not targets:
         best = max(worth, default=0)
         outputs = [end for end, of in zip(sound, worth, strict=True) if of == best] or _before(
@@ -140,7 +146,7 @@ def left_out_text(model: Model, most: int = 3) -> str:
 
 
 def _mostly_left_out(model: Model) -> str:
-    """That what was guessed needs hardly a node that may launch kernels, and the graph has some; "" where it is not so."""
+    """A remark that the guessed outputs need hardly any of the nodes that may launch kernels; "" where they need enough of them."""
     graph = model.graph
     work = graph.with_ops(
         {op for op in set(graph.ops) if op not in _NO_WORK and (info := schema.lookup(op)) and info.gpu}
@@ -226,7 +232,7 @@ def _worth(graph: Graph, end: Endpoint) -> int:
         return 0
     left_over = op in _LEFT_OVER or _GRADIENTS.search(end.node) is not None
     left_over = left_over or (op.startswith("TensorArray") and op not in _ARRAY_VALUES)
-    return 1 if left_over or _is_counter(graph, *graph.behind((node, end.port), _SAME, _FEW)) else _RESULT
+    return 1 if left_over or _is_counter(graph, *behind(graph, (node, end.port), _SAME, _FEW)) else _RESULT
 
 
 def _is_counter(graph: Graph, node: int, port: int) -> bool:
@@ -251,12 +257,12 @@ def _is_counter(graph: Graph, node: int, port: int) -> bool:
 
 def _is_step(graph: Graph, value: tuple[int, int], variable: int) -> bool:
     """True if a value is that of a loop variable, or a constant more."""
-    node, port = graph.behind(value, _SAME, _FEW)
+    node, port = behind(graph, value, _SAME, _FEW)
     if node == variable:
         return True
     if graph.ops[node] not in ADD or port:
         return False
-    sides = [graph.behind(side, _SAME, _FEW)[0] for side in graph.inputs(node)[:2]]
+    sides = [behind(graph, side, _SAME, _FEW)[0] for side in graph.inputs(node)[:2]]
     whole = graph.attrs[node].get("T") in ("int32", "int64")
     return whole and variable in sides and any(graph.ops[side] == "Const" for side in sides)
 

@@ -38,21 +38,6 @@ MAX_BYTES = 256 << 20
 ENDING = ".msplit.json"
 IN_SAVED_MODEL = ("assets.extra", "msplit.json")
 
-_KEYS = (
-    "schema_version",
-    "kind",
-    "msplit",
-    "model_hash",
-    "rules",
-    "streams",
-    "wrap",
-    "batch",
-    "shapes",
-    "gpu",
-    "profile",
-    "loaded",
-    "by_hand",
-)
 _FIX = "run `msplit assign` again, or remove the file"
 
 Nodes = Mapping[str, tuple[str, ...]]
@@ -144,6 +129,8 @@ def dumps(record: AssignmentRecord) -> bytes:
     data = {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
+        "msplit": record.msplit,
+        "model_hash": record.model_hash,
         **vars(record),
         "rules": rules
         and {
@@ -157,7 +144,7 @@ def dumps(record: AssignmentRecord) -> bytes:
         "loaded": vars(record.loaded),
         "by_hand": dict(sorted(record.by_hand.items())),
     }
-    return (json.dumps({key: data[key] for key in _KEYS}, indent=1) + "\n").encode()
+    return (json.dumps(data, indent=1) + "\n").encode()
 
 
 def load(path: Path) -> AssignmentRecord:
@@ -177,15 +164,6 @@ def load(path: Path) -> AssignmentRecord:
         raise MsplitError("is not a regular file", where=where, fix=_FIX)  # a pipe would be waited for
     top = JsonValue.read(path, MAX_BYTES, what="record of the assignment", fix=_FIX).of_version(KIND, SCHEMA_VERSION)
     return top.without("rules").to(AssignmentRecord, rules=top.at("rules").or_none(_rules))
-
-
-def is_record(path: Path) -> bool:
-    """True if a file is a record, of whatever model: one that may be replaced by another."""
-    try:
-        load(path)
-    except MsplitError:
-        return False
-    return True
 
 
 def _rules(value: JsonValue) -> RecordedRules:

@@ -220,12 +220,14 @@ def find_endpoints(
             where=where,
             fix="export it with signatures: tf.saved_model.save(model, dir, signatures=model.call.get_concrete_function(…))",
         )
+    # In a graph of TensorFlow 1, the collection of train ops names targets, or outputs where these have a tensor.
     train = [
         graph.index[n]
         for n, _ in map(endpoints.split_tensor, endpoints.collection_names(around, "train_op"))
         if n in graph.index
     ]
     steps = tuple(endpoints.endpoint(graph, node, 0) for node in train if endpoints.has_outputs(graph, node))
+    # The ops that initialize and save are left out, whatever a guess makes of them.
     init = {*endpoints.init_ops(around, with_variables=True)}
     init |= {
         endpoints.split_tensor(name)[0]

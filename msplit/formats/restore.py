@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from msplit.core.graph import CONTROL, FunctionRef, Graph, TensorValue
 from msplit.errors import LoadError
 from msplit.formats.bundle import Checkpoint
-from msplit.formats.endpoints import split_tensor
+from msplit.formats.endpoints import behind, split_tensor
 from msplit.formats.model import Model
 from msplit.formats.tensors import fits
 from msplit.opset.traits import VARIABLES, ops_with
@@ -161,7 +161,7 @@ def _restored(model: Model) -> dict[str, tuple[str, str]]:
     function = graph.functions[called.name]
     for parameter, source in _assignments(function.body):
         if parameter < min(len(function.parameters), len(given)):
-            found.setdefault(graph.names[graph.behind(given[parameter], _IDENTITY)[0]], source)
+            found.setdefault(graph.names[behind(graph, given[parameter], _IDENTITY)[0]], source)
     return found
 
 
@@ -191,7 +191,7 @@ def _assigned_by(graph: Graph, edge: int) -> int | None:
     target = int(edges.dst[edge])
     if graph.ops[target] not in _ASSIGNS or edges.slot[edge] != 1:
         return None
-    return graph.behind(graph.inputs(target)[0], _IDENTITY)[0]
+    return behind(graph, graph.inputs(target)[0], _IDENTITY)[0]
 
 
 def _constant_strings(graph: Graph, node: int) -> list[str]:

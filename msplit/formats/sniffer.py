@@ -12,8 +12,10 @@ from pathlib import Path
 
 from msplit.errors import LoadError
 from msplit.formats.build import MANIFEST, WEIGHTS
+from msplit.formats.bundle import TABLE_MAGIC
 from msplit.formats.model import Format
-from msplit.formats.wire import LENGTH, VARINT, Buffer, Field, NotWireFormat, fields, opened, reported
+from msplit.formats.tensors import NotWireFormat
+from msplit.formats.wire import LENGTH, VARINT, Buffer, Field, fields, opened, reported
 
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 """Names of a SavedModel's main file; TensorFlow prefers the first."""
@@ -37,8 +39,6 @@ _STRANGERS: tuple[tuple[bytes, str, str], ...] = (
     (b"model_checkpoint_path", "the index of a checkpoint folder", "give the .meta file beside it"),
     (b"all_model_checkpoint_paths", "the index of a checkpoint folder", "give the .meta file beside it"),
 )
-_TABLE_MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
-"""Last bytes of a checkpoint's .index file (a LevelDB table)."""
 
 _FIELDS_OF_META_GRAPH = "meta_info_def graph_def saver_def collection_def signature_def asset_file_def object_graph_def"
 _TEXT_FIELDS = {
@@ -110,7 +110,7 @@ def _sniff(data: Buffer, where: str) -> Format:
             raise LoadError(f"is {what}, not a TensorFlow graph", where=where, fix=fix)
     if head[4:8] == b"TFL3":
         raise LoadError("is a TensorFlow Lite model, not a TensorFlow graph", where=where, fix=_KEEP)
-    if bytes(data[-8:]) == _TABLE_MAGIC:
+    if bytes(data[-8:]) == TABLE_MAGIC:
         raise LoadError(
             "is the index of a checkpoint: it has no graph", where=where, fix="give the .meta file beside it"
         )
@@ -145,14 +145,17 @@ def _binary_format(data: Buffer) -> Format | str | None:
         return None
     kinds = {(field.number, field.kind) for field in first}
     numbers = {field.number for field in first}
+    # A number in field 1: the version of an ONNX model (its graph is field 7, its producer's name field 2) or of a SavedModel.
     if (1, VARINT) in kinds:
         if numbers & {7, 8} or any(f.number == 2 and not _is_message(data, f) for f in first):
             return "an ONNX model"
         return Format.SAVED_MODEL if numbers <= {0, 1, 2} else None
+    # A graph in field 2, beside fields of a MetaGraphDef only; a GraphDef has its library there.
     ones = [field for field in first if field.number == 1]
     twos = [field for field in first if field.number == 2]
     if numbers <= {0, 1, 2, 3, 4, 5, 6, 7} and any(_holds_graph(data, field) for field in twos):
         return Format.META_GRAPH
+    # A first field that reads as a node, then the formats without their usual first field.
     if ones and _looks_like_node(data, ones[0]):
         return Format.GRAPH_DEF
     if numbers <= {0, 2} and any(

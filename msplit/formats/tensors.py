@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import mmap
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
 from msplit.errors import LoadError
-from msplit.formats.wire import NotWireFormat, varint
 
 _MAX_EXPANDED_BYTES = 2**31
 """Most bytes that a constant may grow to when the values that it leaves out are filled in."""
@@ -89,6 +90,16 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return small
     return np.dtype(name)
+
+
+@cache
+def itemsize(dtype: str) -> int:
+    """Bytes of one element on the device; 0 for strings, handles and unknown types."""
+    try:
+        found = numpy_dtype(dtype.removesuffix("_ref"))
+    except (LoadError, TypeError, AttributeError):
+        return 0
+    return 0 if found.hasobject else found.itemsize
 
 
 def fits(shape: Sequence[int | None], stated: Sequence[int | None] | None) -> bool:
@@ -190,6 +201,31 @@ def filled(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     filled[: len(values)] = values
     filled[len(values) :] = values[-1]
     return filled.reshape(shape)
+
+
+class NotWireFormat(ValueError):
+    """The bytes are not a protobuf message."""
+
+
+def varint(data: bytes | mmap.mmap | memoryview, position: int, end: int) -> tuple[int, int]:
+    """A varint and the position behind it.
+
+    Raises:
+        NotWireFormat: It is longer than ten bytes.
+        IndexError: It runs past `end`.
+    """
+    value = shift = 0
+    while True:
+        if position >= end:
+            raise IndexError("varint runs past the end")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise NotWireFormat("varint longer than ten bytes")
 
 
 def string_array(data: bytes, count: int) -> NDArray[Any]:

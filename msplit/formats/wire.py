@@ -16,15 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from msplit.errors import LoadError
+from msplit.formats.tensors import NotWireFormat, varint
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 FileBytes = bytes | mmap.mmap
 Buffer = FileBytes | memoryview
-
-
-class NotWireFormat(ValueError):
-    """The bytes are not a protobuf message."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +38,6 @@ class Field:
     kind: int
     start: int
     end: int
-
-
-def varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
-    """A varint and the position behind it.
-
-    Raises:
-        NotWireFormat: It is longer than ten bytes.
-        IndexError: It runs past `end`.
-    """
-    value = shift = 0
-    while True:
-        if position >= end:
-            raise IndexError("varint runs past the end")
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise NotWireFormat("varint longer than ten bytes")
 
 
 def fields(data: Buffer, start: int = 0, end: int | None = None) -> Iterator[Field]:

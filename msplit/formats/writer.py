@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msplit.errors import WriteError
+from msplit.errors import WriteError, is_read
 from msplit.formats import model as records
 from msplit.formats.atomic import (
     refuse_existing,
     reported,
     write_bytes_atomic,
     write_folder_atomic,
-    write_new_file,
+    write_pieces,
 )
 from msplit.formats.files import name_of, open_regular
 from msplit.formats.model import STREAM_ID, AssignmentRecord, Format, Model, meta_graphs
@@ -253,7 +253,7 @@ def _write_record(out: Path, data: bytes | None) -> None:
                 where=error.where,
                 fix=error.fix,
             ) from None
-    elif os.path.lexists(target) and records.is_record(target):
+    elif os.path.lexists(target) and is_read(records.load, target):
         with reported(target):
             target.unlink()
 
@@ -281,7 +281,7 @@ def write_message(
         return
 
     def fill(folder: Path) -> None:
-        write_new_file(folder / SAVED_MODEL_FILES[model.format.is_text], data, None)
+        write_pieces(folder / SAVED_MODEL_FILES[model.format.is_text], [data], None)
         if beside is not None:
             beside(folder)
 
@@ -330,7 +330,7 @@ def _check_record_place(target: Path, *, force: bool) -> None:
         place.lstat()  # not exists(): that would pass over a name that is too long
     except FileNotFoundError:
         return
-    if not records.is_record(place) and not (force and place.is_file()):
+    if not is_read(records.load, place) and not (force and place.is_file()):
         raise WriteError(
             "is there already, where the record of the assignment goes", where=str(place), fix="choose another name"
         )
@@ -393,11 +393,11 @@ def _fill(folder: Path, source: Path, main: str, data: bytes, record: bytes | No
     """Fills a SavedModel's new folder: all files of the old one but the main file, the fingerprint and the record."""
     # Copies, not links: whoever edits one of the folders must not change the other.
     items = listed(source, (main, FINGERPRINT, os.path.join(*records.IN_SAVED_MODEL)))
-    write_new_file(folder / main, data, None, stat.S_IMODE((source / main).stat().st_mode))
+    write_pieces(folder / main, [data], None, stat.S_IMODE((source / main).stat().st_mode))
     copy(items, folder)
     if record is not None:
         place = folder.joinpath(*records.IN_SAVED_MODEL)
         place.parent.mkdir(exist_ok=True)
-        write_new_file(place, record, None)
+        write_pieces(place, [record], None)
     # What the umask allows of what the old one has; the owner may always replace it.
     folder.chmod(folder.stat().st_mode & (source.stat().st_mode | 0o700) & 0o777)

@@ -1,8 +1,7 @@
 """Serialized tf.Examples and SequenceExamples: what a parsing op wants in them, made, and read again.
 
-What share of the ids and strings that a model is fed is in the tables in which it looks them up.
-
-A model whose every lookup misses reads one row over and over: outputs that agree then verify that row.
+Measures the share of ids and strings, of those that a model is fed, that are in the tables in which it looks them up. A model whose
+every lookup misses reads one row over and over: outputs that agree then verify that row.
 """
 
 from __future__ import annotations
@@ -50,58 +49,52 @@ class Feature:
 def features_of(flat: FlatGraph, node: int) -> list[Feature] | None:
     """The features that a parsing op names; None where they are not constants of the graph."""
     attrs, op = flat.graph.attrs[node], flat.graph.ops[node]
+    found = []
+    for listed, form, types in _keys_by_form(flat, node):
+        kinds, ports = _list(attrs, types), schema.output_ports(op, attrs, f"{form}_values")
+        shapes: list[tuple[int, ...]] = [(_PER_ROW,)] * len(listed)
+        if form.endswith("dense"):
+            open_shapes = [plain_shape(shape) for shape in _list(attrs, f"{form}_shapes")]
+            shapes = [tuple(_PER_ROW if size is None else size for size in shape or ()) for shape in open_shapes]
+        if not len(listed) == len(kinds) == len(shapes) or (listed and ports is None):
+            return None
+        for number, (key, kind, shape) in enumerate(zip(listed, kinds, shapes, strict=True)):
+            if not isinstance(kind, str):
+                return None
+            first, steps = (ports or (0, 0))[0], form.startswith("feature_list")
+            found.append(Feature(_text(key), kind, shape, node, first + number, steps))
+    return found
+
+
+def _keys_by_form(flat: FlatGraph, node: int) -> Iterator[tuple[Sequence[Any], str, str]]:
+    """(keys, beginning of the names of their attributes and outputs, attribute with their types) for each form that features have."""
+    attrs, op = flat.graph.attrs[node], flat.graph.ops[node]
     if op == _SEQUENCES:
-        context = _of_sequences(flat, node, "context", 2)
-        listed = _of_sequences(flat, node, "feature_list", 5)
-        return None if context is None or listed is None else [*context, *listed]
-    sparse: Sequence[Any]
-    dense: Sequence[Any]
+        # The keys of the context's sparse, dense and ragged features come in from slot 2 on, and then those of the steps.
+        for part, slot, dense_types in (
+            ("context", 2, "Tcontext_dense"),
+            ("feature_list", 5, "feature_list_dense_types"),
+        ):
+            yield _vector(flat, node, slot), f"{part}_sparse", f"{part}_sparse_types"
+            yield _vector(flat, node, slot + 1), f"{part}_dense", dense_types
+            yield _vector(flat, node, slot + 2), f"{part}_ragged", f"{part}_ragged_value_types"
+        return
     ragged: Sequence[Any] = ()
-    sparse_types, dense_types = _list(attrs, "sparse_types"), _list(attrs, "Tdense")
-    ragged_types = _list(attrs, "ragged_value_types") if op == "ParseExampleV2" else ()
     if op == "ParseSingleExample":
         sparse, dense = _list(attrs, "sparse_keys"), _list(attrs, "dense_keys")
     elif op == "ParseExampleV2":
-        sparse, dense, ragged = (_vector(flat, node, slot) for slot in (2, 3, 4))
-    else:
-        last = 2 + len(sparse_types)
-        sparse = [key for slot in range(2, last) for key in _vector(flat, node, slot)]
-        dense = [key for slot in range(last, last + len(dense_types)) for key in _vector(flat, node, slot)]
-    kinds = (*sparse_types, *dense_types, *ragged_types)
-    keys = [_text(key) for key in (*sparse, *dense, *ragged)]
-    if len(keys) != len(kinds) or not all(isinstance(kind, str) for kind in kinds):
-        return None
-    count, first = len(sparse_types), 3 * len(sparse_types)
-    ports = [*range(count, 2 * count), *range(first, first + len(dense_types) + len(ragged_types))]
-    open_shapes = [plain_shape(shape) for shape in _list(attrs, "dense_shapes")]
-    shapes: list[tuple[int, ...]] = [(_PER_ROW,)] * count
-    shapes += [tuple(_PER_ROW if size is None else size for size in shape or ()) for shape in open_shapes]
-    shapes += [(_PER_ROW,)] * len(ragged_types)
-    if len(shapes) != len(keys):
-        return None
-    return [
-        Feature(key, kind, shape, node, port) for key, kind, shape, port in zip(keys, kinds, shapes, ports, strict=True)
-    ]
-
-
-def _of_sequences(flat: FlatGraph, node: int, part: str, slot: int) -> list[Feature] | None:
-    """The features of the context or of the steps of a SequenceExample. Keys of sparse, dense and ragged ones come in from a slot on."""
-    attrs, op = flat.graph.attrs[node], flat.graph.ops[node]
-    steps = part == "feature_list"
-    dense_types = "feature_list_dense_types" if steps else "Tcontext_dense"
-    found = []
-    for at, (form, types) in enumerate(
-        (("sparse", f"{part}_sparse_types"), ("dense", dense_types), ("ragged", f"{part}_ragged_value_types"))
-    ):
-        keys, kinds = list(map(_text, _vector(flat, node, slot + at))), _list(attrs, types)
-        ports = schema.output_ports(op, attrs, f"{part}_{form}_values")
-        shapes = [plain_shape(shape) or () for shape in _list(attrs, f"{part}_dense_shapes")] if form == "dense" else []
-        if len(keys) != len(kinds) or (keys and ports is None) or (form == "dense" and len(shapes) != len(keys)):
-            return None
-        for number, (key, kind) in enumerate(zip(keys, kinds, strict=True)):
-            shape = tuple(size or _PER_ROW for size in shapes[number]) if form == "dense" else (_PER_ROW,)
-            found.append(Feature(key, str(kind), shape, node, (ports or (0, 0))[0] + number, steps))
-    return found
+        sparse, dense, ragged = (tuple(_vector(flat, node, slot)) for slot in (2, 3, 4))
+    else:  # an input per key
+        last = 2 + len(_list(attrs, "sparse_types"))
+        end = last + len(_list(attrs, "Tdense"))
+        sparse, dense = (
+            tuple(key for slot in slots for key in _vector(flat, node, slot))
+            for slots in (range(2, last), range(last, end))
+        )
+    yield sparse, "sparse", "sparse_types"
+    yield dense, "dense", "Tdense"
+    if op == "ParseExampleV2":
+        yield ragged, "ragged", "ragged_value_types"
 
 
 def make_examples(

@@ -124,6 +124,7 @@ def json_array(value: Any, dtype: str, name: str, where: str | None = None, sour
     kinds = {float if kind is Infinite else kind for kind in set(map(type, flat))}
     if list in kinds:
         raise uneven
+    # Strings, then the kinds of JSON that stand for numbers of the type.
     if dtype == "string":
         strings = [_bytes_of(item, name, where, source) for item in flat]
         return np.array(strings, dtype=object).reshape(items.shape)
@@ -137,6 +138,7 @@ def json_array(value: Any, dtype: str, name: str, where: str | None = None, sour
             where=where,
             fix=f"write {'true or false' if kind.kind == 'b' else 'numbers'}",
         )
+    # Numbers that the type can not hold: whole ones by its limits, others by what becomes infinite.
     larger = LoadError(f"input {name!r} is {dtype}, {source} has larger numbers", where=where, fix="mend them")
     limits = np.iinfo(kind) if kind.kind in "iu" and flat else None
     if limits is not None and (min(flat) < limits.min or max(flat) > limits.max):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from msplit.core.graph import TensorValue
 from msplit.core.memory import memoize
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.endpoints import behind
 from msplit.inputs.vocabulary import Keys, constant_of, loaded, source_of, table_of, vocabularies
 from msplit.opset.traits import ADD, GATHERS, PARSERS, PLACEHOLDERS, SELECT, ops_with, traits
 from msplit.shapes import infer
@@ -101,6 +102,7 @@ def use_of(flat: FlatGraph, node: int, port: int, *, pruned: bool = True) -> Use
     waiting = [(node, port, 0)]
     while waiting:
         source, at, offset = waiting.pop()
+        # Each reader says what it does with the values: look rows up, number segments, parse, split or store them.
         for user, slot in graph.uses(source, at):
             op = graph.ops[user]
             ops.add(op)
@@ -118,6 +120,7 @@ def use_of(flat: FlatGraph, node: int, port: int, *, pruned: bool = True) -> Use
                 separator = bytes(given.reshape(-1)[0]) if given is not None and given.size else b""
             if op.startswith("TensorArrayScatter") and slot == _SCATTERED:
                 waiting += [(reader, 0, offset) for reader in _reads_of_array(flat, user) if reader not in seen]
+            # Where it hands the values on, its outputs are followed: once for each larger offset, within a limit.
             further = handed_on(flat, user, slot, offset)
             if not pruned and op in _ROWS_OF_TENSORS and _picks(flat, user):
                 continue
@@ -275,7 +278,7 @@ def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
 def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...] | None:
     """The shape of a constant, a variable, or of what is computed of these; None where it is not known or inputs have a say in it."""
     graph = flat.graph
-    source, _ = graph.behind((node, port), _TO_TABLE)
+    source, _ = behind(graph, (node, port), _TO_TABLE)
     attrs = graph.attrs[source]
     value = attrs.get("value")
     shape = value.shape if isinstance(value, TensorValue) else plain_shape(attrs.get("shape"))

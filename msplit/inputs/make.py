@@ -167,6 +167,7 @@ def load_input(
     array = read_value(name, path, dtype, 1 if shape is not None and not len(shape) else most)
     if shape is not None and not len(shape) and array.shape == (1,):
         array = array.reshape(())  # the only record of a file, for an input that is one string
+    # The type: strings of any kind, types that NumPy stores as bytes, and otherwise the same.
     wanted = numpy_dtype(dtype)
     if dtype == "string":
         if array.dtype.kind == "V" and array.dtype.names is None:
@@ -184,6 +185,7 @@ def load_input(
             f"input {name!r} is {dtype}, the file {array.dtype}", where=where, fix=f"save it as array.astype({dtype!r})"
         )
     if shape is not None:
+        # The shape, and the batch where the model leaves it open.
         if not fits(array.shape, shape):
             raise LoadError(
                 f"input {name!r} has shape {shape_text(shape)}, the file {shape_text(array.shape)}",

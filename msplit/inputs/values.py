@@ -300,6 +300,7 @@ def _read(
     Raises:
         LoadError: What they want is not known.
     """
+    # Records of examples: made-up values for each feature that a parser asks for.
     parsers = [node for node in use.readers if flat.graph.ops[node] in PARSERS]
     if parsers:
         features: list[Feature] = []
@@ -315,6 +316,7 @@ def _read(
 
         seed = int(rng.integers(1 << 31))
         return list(make_examples(features, count, values))
+    # Ops that decode a string by themselves: the first of them decides.
     for node in use.readers:
         op = flat.graph.ops[node]
         if op in _IMAGES:
@@ -327,6 +329,7 @@ def _read(
                 raise _needs_file(flat, name, op)
             dtype = _numeric(flat, InputSpec(name, str(flat.graph.attrs[node].get("out_type")), None, node, 0))
             return [_of_raw(dtype, size, rng).tobytes() for _ in range(count)]
+    # Images that are decoded in a loop or a function, perhaps from Base64.
     inside = _ops_in_functions(flat, use)
     if _NAMES_FILE in inside:
         return None

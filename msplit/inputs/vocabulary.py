@@ -16,7 +16,7 @@ from msplit.core.memory import memoize
 from msplit.errors import MsplitError
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import FlatGraph
-from msplit.formats.endpoints import split_tensor
+from msplit.formats.endpoints import behind, split_tensor
 from msplit.formats.files import open_regular
 from msplit.formats.model import Model
 from msplit.opset.traits import ops_with
@@ -97,7 +97,7 @@ def constant_of(flat: FlatGraph, node: int | None) -> TensorValue | None:
 def source_of(flat: FlatGraph, node: int, slot: int, passing: Container[str] = _PASSING) -> int | None:
     """The node behind an input, through ops that hand a table's handle on, or what else they pass; None where there is no such input."""
     inputs = flat.graph.inputs(node)
-    return flat.graph.behind(inputs[slot], passing)[0] if slot < len(inputs) else None
+    return behind(flat.graph, inputs[slot], passing)[0] if slot < len(inputs) else None
 
 
 def _assets(model: Model) -> dict[str, Path]:
@@ -129,6 +129,7 @@ def _of_file(flat: FlatGraph, node: int, files: Mapping[str, Path]) -> Keys | No
     source = _file_name(flat, node)
     if source is None:
         return None
+    # The file: one of the model's assets, or the name that a constant holds.
     path = files.get(flat.graph.names[source])
     value = flat.graph.attrs[source].get("value")
     name = np.asarray(value.load()) if isinstance(value, TensorValue) else None
@@ -144,6 +145,7 @@ def _of_file(flat: FlatGraph, node: int, files: Mapping[str, Path]) -> Keys | No
         return None
     if len(lines) > MAX_FILE_BYTES:
         return None
+    # Its keys, by the attributes of the table's initializer.
     rows = lines.splitlines()
     size, offset = attrs.get("vocab_size", -1), attrs.get("offset", 0)
     if isinstance(size, int) and size > 0:

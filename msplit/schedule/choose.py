@@ -275,11 +275,13 @@ def _variants(streams: int, names: Sequence[str] | None) -> Iterator[tuple[str, 
     """(name, algorithm, streams to ask it for), what promises most first: on huge graphs the effort does not last for all."""
     wanted = [name for name in ALGORITHMS if names is None or name in names or name == ONE]
     yield ONE, ALGORITHMS[ONE], streams
+    # The list scheduler on all streams, at each grain.
     grains: list[tuple[str, Algorithm]] = [(grain, _grained(factor)) for grain, factor in GRAINS.items()]
     grains.insert(1, ("", ALGORITHMS[LIST]))
     if LIST in wanted and streams > 1:
         for grain, algorithm in grains:
             yield f"{LIST}-{streams}{grain}", algorithm, streams
+    # The other algorithms on all streams, then the list scheduler on fewer.
     for name in wanted:
         if name not in (ONE, LIST):
             yield name, _untied(ALGORITHMS[name]), streams
@@ -287,6 +289,7 @@ def _variants(streams: int, names: Sequence[str] | None) -> Iterator[tuple[str, 
         for width in (width for width in reversed(WIDTHS) if width < streams):
             for grain, algorithm in grains:
                 yield f"{LIST}-{width}{grain}", algorithm, width
+    # Widths that the caller names and nobody has tried.
     tried = {f"{LIST}-{width}" for width in (streams, *WIDTHS) if LIST in wanted and width <= streams}
     by_grain = {grain or None: algorithm for grain, algorithm in grains}
     for found in filter(None, map(_LISTED.fullmatch, names or ())):

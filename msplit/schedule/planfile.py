@@ -178,7 +178,7 @@ def parse(text: str, source: str) -> PlanFile:
     """
     whole = JsonValue.parse(text, source, what=KIND, fix=FIX).of_version(KIND, SCHEMA_VERSION)
     plan = whole.to(PlanFile, optional=[one.name for one in fields(PlanFile)], source=source)
-    lanes = {
+    lanes: dict[str, tuple[Sequence[Any], list[int]]] = {
         "order": ([name for name, _ in plan.order], [lane for _, lane in plan.order]),
         "kernels": ([entry[:2] for entry in plan.kernels], [lane for *_, lane in plan.kernels]),
         "groups": (range(len(plan.groups)), [group.stream for group in plan.groups]),

@@ -95,7 +95,7 @@ class Problem:
             ValueError: The graph has a cycle, or a time is negative or not finite.
         """
         count = len(dag)
-        times, shares, moved = (_floats(column, count) for column in (time_us, share, bytes))
+        times, shares, moved = (_column(column, count, np.float64) for column in (time_us, share, bytes))
         on_gpu = np.broadcast_to(times > 0 if launches is None else np.asarray(launches, dtype=bool), (count,))
         if kernels is None:
             order = topological_numbers(dag) if order is None else order
@@ -103,7 +103,7 @@ class Problem:
         small, nodes = kernels
         if not (np.isfinite(times).all() and (times >= 0).all()):
             raise ValueError("times must be finite and not negative")
-        ties, pins = (_ints(column, count) for column in (tie, pin))
+        ties, pins = (_column(column, count) for column in (tie, pin))
         # What launches nothing has no stream, and what is tied to nothing else that launches is free.
         tied, pinned, working = _several(np.where(on_gpu, ties, -1)[nodes]), pins[nodes], on_gpu[nodes]
         head = np.arange(len(nodes), dtype=np.int32)
@@ -147,7 +147,7 @@ class Problem:
         """
         launches = (costs.time_us > 0) & ~flat.host
         tie = flat.region if tie is None else tie
-        found = _units(flat, launches, _ints(same, len(flat)), _ints(pin, len(flat)))
+        found = _units(flat, launches, _column(same, len(flat)), _column(pin, len(flat)))
         dag = Dag.from_graph(flat.graph)
         if (found < 0).all():
             order = topological_numbers(dag) if order is None else order
@@ -275,12 +275,8 @@ class Problem:
         return np.where(self.block >= 0, stream[np.maximum(self.block, 0)], -1).astype(np.int32)
 
 
-def _floats(column: ArrayLike, count: int) -> Floats:
-    return np.broadcast_to(np.asarray(column, dtype=np.float64), (count,))
-
-
-def _ints(column: ArrayLike, count: int) -> Ints:
-    return np.broadcast_to(np.asarray(column, dtype=np.int32), (count,))
+def _column(column: ArrayLike, count: int, kind: type = np.int32) -> Any:
+    return np.broadcast_to(np.asarray(column, dtype=kind), (count,))
 
 
 def _together(
@@ -326,7 +322,7 @@ def _whole(
     said = launches | (np.bincount(piece, minlength=count)[piece] == 1)
     for name, label in labels.items():
         found[name] = np.full(count, -1, np.int32)
-        np.maximum.at(found[name], piece[said], _ints(label, len(piece))[said])
+        np.maximum.at(found[name], piece[said], _column(label, len(piece))[said])
     return found
 
 
@@ -367,6 +363,18 @@ def ancestors(dag: Dag) -> list[int]:
             bits |= above[producer] | 1 << producer
         above.append(bits)
     return above
+
+
+def members(bits: int) -> list[int]:
+    """The numbers in a bit set, ascending."""
+    # Byte by byte: taking the lowest bit of a large integer costs its whole length.
+    found = []
+    for index, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) // 8, "little")):
+        while byte:
+            lowest = byte & -byte
+            found.append(index * 8 + lowest.bit_length() - 1)
+            byte ^= lowest
+    return found
 
 
 def transitive_reduction(dag: Dag, above: list[int]) -> Dag:

@@ -88,6 +88,7 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
     used_sms = used_bandwidth = used_issue = 0.0
     crowd = machine.crowd_us / machine.issue_us if machine.issue_us > 0 else 0.0
     lanes_at_once, contention = machine.issue_lanes, machine.contention
+    # Begin with the blocks that wait for nothing.
     for node in placed:
         if missing[node] == 0:
             heappush(upcoming, (0.0, node))
@@ -114,6 +115,7 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
                     rate = starts
                 if rate > many:
                     rate = float(many)  # together they are never slower than one after the other
+            # The next event: a block that is ready by then starts, or the running one that ends first ends.
             finish = now + (running[0][0] - virtual) * rate
             if upcoming and upcoming[0][0] <= finish:
                 then, node = heappop(upcoming)
@@ -130,12 +132,14 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
                     used_issue -= issue[ended]
                 else:
                     used_sms = used_bandwidth = used_issue = virtual = 0.0
+                # Blocks on other streams that wait for the one that ended, at the price of the wait.
                 for node in waiters.get(ended, ()):
                     if ready[node] < now + wait_us:
                         ready[node] = now + wait_us
                     missing[node] -= 1
                     if missing[node] == 0:
                         heappush(upcoming, (max(ready[node] + more_waits[node], now), node))
+                # The next block of its stream, which may start at once.
                 node = following[ended]
                 if node < 0:
                     continue
@@ -150,6 +154,7 @@ def simulate(problem: Problem, plan: Plan, work_us: Floats | None = None) -> Sim
                     continue
                 # Nothing comes before it: it starts at once.
         else:
+            # Nothing runs: time goes on to the next start.
             now, node = heappop(upcoming)
         start[node] = now
         used_sms += sms[node]
@@ -209,6 +214,7 @@ def keep_lanes(plan: Plan) -> Plan:
     count = len(plan.order)
     place = np.full(len(plan.stream), -1, np.int64)
     place[plan.order] = np.arange(count)
+    # What must come before each node: the node before it on its stream, and what it waits for.
     before: list[list[int]] = [[] for _ in range(count)]  # what must be recorded earlier
     last: dict[int, int] = {}
     previous = [-1] * count  # on its stream
@@ -227,6 +233,7 @@ def keep_lanes(plan: Plan) -> Plan:
         if previous[waiter] >= 0:
             hopes[previous[waiter]].append(event)
             missing[event] += 1
+    # The other way round, and the nodes that can be recorded: welcome where no stream loses its lane by it.
     after: list[list[int]] = [[] for _ in range(count)]
     for number, producers in enumerate(before):
         for producer in producers:

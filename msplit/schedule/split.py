@@ -365,15 +365,11 @@ def _too_large(split: SplitProblem, gpu: str) -> str:
     if largest.bytes > split.memory:
         why = f"'{largest.name}' alone takes {_size(largest.bytes)}: divide it by rows (a partitioned variable)"
     else:
-        why = f"use {_least(split)} or more"
+        why = f"use {max(split.gpus + 1, -int(-split.weight_bytes // split.memory))} or more"
     return (
         f"{split.gpus} GPUs can not hold this model: its weights take {_size(split.weight_bytes)}, and each "
         f"{gpu_title(gpu)} has {_size(split.memory)} for them; {why}."
     )
-
-
-def _least(split: SplitProblem) -> int:
-    return max(split.gpus + 1, -int(-split.weight_bytes // split.memory))
 
 
 def _size(bytes: float) -> str:

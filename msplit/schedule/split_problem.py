@@ -55,7 +55,7 @@ class GpuLink:
 
     @staticmethod
     def of(gpu: Gpu) -> GpuLink:
-        """That of a data sheet."""
+        """The link that a data sheet describes."""
         return GpuLink(gpu.link_gbs * 1e3, gpu.link_us, gpu.other_gpu_us)
 
     def takes_us(self, bytes: float) -> float:

@@ -24,7 +24,7 @@ from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import build as builds
 from msplit.formats import writer
-from msplit.formats.atomic import check_target, write_folder_atomic, write_new_file
+from msplit.formats.atomic import check_target, write_folder_atomic, write_pieces
 from msplit.inputs.reference import load_reference
 from msplit.run.build import rows_of
 from msplit.run.open import whole_reference
@@ -136,8 +136,8 @@ def export(
     def fill(folder: Path) -> None:
         version = folder / "1"
         version.mkdir()
-        write_new_file(folder / "config.pbtxt", text.encode(), None)
-        write_new_file(version / "model.py", MODEL.encode(), None)
+        write_pieces(folder / "config.pbtxt", [text.encode()], None)
+        write_pieces(version / "model.py", [MODEL.encode()], None)
         if source.is_dir():
             (version / inside).mkdir(0o755)
             writer.copy(writer.listed(source, ()), version / inside)

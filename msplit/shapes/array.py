@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import reduce
 
+from msplit.formats.tensors import itemsize
 from msplit.shapes.registry import (
     MAX_RANK,
     Node,
@@ -14,7 +15,6 @@ from msplit.shapes.registry import (
     as_ints,
     axis_of,
     broadcast,
-    itemsize,
     known,
     merge,
     product,
@@ -211,6 +211,7 @@ def strided_spec(node: Node, shape: Sizes) -> tuple[Shape, list[Index] | None]:
     if count is None or count > MAX_RANK:
         raise ValueError("an unknown number of axes")
     unknown: list[int | None] = [None] * count
+    # Masks are bits per entry of the index. An ellipsis stands for the axes that no other entry takes.
     starts, stops, steps = (unknown if numbers is None else numbers for numbers in (begin, end, strides))
     no_start, no_stop, ellipsis, new_axis, shrink = (int(node.attr(name, 0)) for name in _MASKS)
     spread = len(shape) - sum(not (ellipsis | new_axis) >> i & 1 for i in range(count))
@@ -229,6 +230,7 @@ def strided_spec(node: Node, shape: Sizes) -> tuple[Shape, list[Index] | None]:
             result.append(1)
             index.append(None)
             continue
+        # An entry that takes an axis: a single place, which drops it, or a range.
         start, stop, step, size = starts[i], stops[i], steps[i], shape[axis]
         axis += 1
         if shrink >> i & 1:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msplit.core.graph import Function, FunctionRef
+from msplit.formats.endpoints import behind
 from msplit.opset.traits import CALLS, CONDS, LOOPS, ops_with
 from msplit.shapes.infer import IDENTITY, TensorId, added, number, single, trip_count, trips_between
 from msplit.shapes.registry import (
@@ -142,7 +143,7 @@ def loop(node: Node, state: InferenceState) -> FunctionShapes | None:
     if body is None or len(body.results) != len(node.inputs):
         return None
     kept = [
-        body.body.behind((result.node, result.port), IDENTITY)[0] == parameter.node
+        behind(body.body, (result.node, result.port), IDENTITY)[0] == parameter.node
         for result, parameter in zip(body.results, body.parameters, strict=False)
     ]
     carried = [
@@ -184,7 +185,7 @@ def _counted(
 ) -> int | None:
     """Trip count of a loop, given as condition and body, that compares one of its arguments with what does not change."""
     (condition, body), (tested, walked) = functions, results
-    place = condition.body.behind(counter, IDENTITY)[0]
+    place = behind(condition.body, counter, IDENTITY)[0]
     position = next((i for i, parameter in enumerate(condition.parameters) if parameter.node == place), None)
     if position is None:
         return None

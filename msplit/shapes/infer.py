@@ -21,8 +21,9 @@ from msplit.core.graph import Floats, Function, Graph
 from msplit.errors import MsplitError
 from msplit.flatten.control_flow import all_frames
 from msplit.flatten.flat import FlatGraph, Tensor
+from msplit.formats.endpoints import behind
 from msplit.formats.tensors import fits
-from msplit.opset.traits import ADD, PLACEHOLDERS
+from msplit.opset.traits import ADD, ENTER, MERGE, PLACEHOLDERS
 from msplit.shapes.registry import (
     MAX_SIZE,
     Shape,
@@ -196,17 +197,17 @@ def added(graph: Graph, result: Result, tensor: TensorId, counter: int, *passed:
 
     Ops of `passed` hand the counter on, as Identity does.
     """
-    place = graph.behind(tensor, IDENTITY)[0]
+    place = behind(graph, tensor, IDENTITY)[0]
     sources = graph.inputs(place)
     if graph.ops[place] not in ADD or len(sources) != 2:
         return None
-    others = [source for source in sources if graph.behind(source, ("Identity", *passed))[0] != counter]
+    others = [source for source in sources if behind(graph, source, ("Identity", *passed))[0] != counter]
     return number(graph, result, others[0]) if len(others) == 1 else None
 
 
 def number(graph: Graph, result: Result, tensor: TensorId) -> float | None:
     """A tensor's only element, if it is known."""
-    return single(result.value(key_of(*graph.behind(tensor, IDENTITY))))
+    return single(result.value(key_of(*behind(graph, tensor, IDENTITY))))
 
 
 def runs_in_loops(flat: FlatGraph, result: Result) -> Floats | None:
@@ -239,9 +240,9 @@ def _counted(
     graph: Graph, result: Result, goes_back: Mapping[int, int], counter: TensorId, limit: TensorId
 ) -> int | None:
     """Trip count of a frame whose condition compares a Merge, which is the counter, with what does not change."""
-    merge = graph.behind(counter, IDENTITY)[0]
+    merge = behind(graph, counter, IDENTITY)[0]
     back = graph.inputs(goes_back[merge]) if merge in goes_back else []
-    begins = graph.behind(counter, ("Identity", "Merge", "Enter"))
+    begins = behind(graph, counter, ENTER | MERGE | {"Identity"})
     if graph.ops[merge] != "Merge" or not back:
         return None
     # Inside of the loop the counter comes out of the Switch behind its Merge.

@@ -16,16 +16,14 @@ Sizes and names of element types, and the types of a graph's tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.errors import LoadError
-from msplit.formats.tensors import numpy_dtype
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
 
@@ -178,6 +176,7 @@ def shape_text(shape: Sequence[int | None]) -> str:
     return "[" + ", ".join("?" if size is None else str(size) for size in shape) + "]"
 
 
+OpFunction = TypeVar("OpFunction")
 ShapeFunction = Callable[[Node], Outputs]
 
 HandleFunction = Callable[[Node], "Sequence[Handle | None]"]
@@ -189,27 +188,27 @@ SAME_SHAPE = ops_with("same shape")
 """Ops whose only output has the shape of their first input: the fast path of the inference. They have no function."""
 
 
-def shape_function(*ops: str) -> Callable[[ShapeFunction], ShapeFunction]:
-    """Registers the function for the named ops. Registering an op twice is an error."""
+def registering(
+    table: dict[str, OpFunction], *others: Container[str]
+) -> Callable[..., Callable[[OpFunction], OpFunction]]:
+    """Makes the decorator ``@decorator("Op", ...)`` that enters functions in a table by op. An op that is in one of them is an error."""
 
-    def register(function: ShapeFunction) -> ShapeFunction:
-        for op in ops:
-            if op in SHAPE_FUNCTIONS or op in SAME_SHAPE:
-                raise ValueError(f"{op} has a shape function already")
-            SHAPE_FUNCTIONS[op] = function
-        return function
+    def decorator(*ops: str) -> Callable[[OpFunction], OpFunction]:
+        def register(function: OpFunction) -> OpFunction:
+            for op in ops:
+                if any(op in known for known in (table, *others)):
+                    raise ValueError(f"{op} has a function already")
+                table[op] = function
+            return function
 
-    return register
+        return register
+
+    return decorator
 
 
-def handle_function(*ops: str) -> Callable[[HandleFunction], HandleFunction]:
-    """Registers the function that says what the outputs of the named ops refer to: only for resources, lists and arrays."""
-
-    def register(function: HandleFunction) -> HandleFunction:
-        HANDLE_FUNCTIONS.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+shape_function = registering(SHAPE_FUNCTIONS, SAME_SHAPE)
+handle_function = registering(HANDLE_FUNCTIONS)
+"""For the function that says what the outputs of ops refer to: only of resources, lists and arrays."""
 
 
 def as_ints(value: Value) -> list[int | None]:
@@ -326,16 +325,6 @@ def _broadcast_dim(first: int | None, second: int | None) -> int | None:
     if first is None or second is None:
         return merge_dim(first, second)
     return None
-
-
-@cache
-def itemsize(dtype: str) -> int:
-    """Bytes of one element on the device; 0 for strings, handles and unknown types."""
-    try:
-        found = numpy_dtype(dtype.removesuffix("_ref"))
-    except (LoadError, TypeError, AttributeError):
-        return 0
-    return 0 if found.hasobject else found.itemsize
 
 
 def is_float(dtype: str) -> bool:

@@ -51,6 +51,7 @@ def run(
         overrides: Shapes of single tensors that are decided from outside.
         arguments: What parameters (nodes of op ``_Arg``) are bound to.
     """
+    # Flat lists of the edges and, per node, where its data inputs begin and end: NumPy's scalars are slow in the loop.
     count = len(graph)
     edges = graph.edges
     data = edges.port != CONTROL
@@ -78,6 +79,7 @@ def run(
     for node in graph.topological.tolist():
         recipe = recipes[ops[node]]
         first, end = starts[node], ends[node]
+        # The common kinds of ops are written out or have a method of their own: they are most nodes of a large graph.
         if recipe.same:
             if first == end:
                 outputs[node] = UNKNOWN_OUTPUT
@@ -97,6 +99,7 @@ def run(
             walk.general(node, recipe, first, end)
         if node in forced:
             walk.force(node, forced[node])
+        # What the general method does beside shapes, for those two: values, handles, and hints for open sizes.
         if recipe.same or (recipe.binary and end - first == 2):
             if recipe.value is not None and walk.has_value(first, end):
                 walk.evaluate(node, recipe, walk.view(node, first, end))

@@ -434,7 +434,7 @@ def test_a_full_disk_leaves_what_was_there(
 
 
 def test_a_disk_that_is_full_from_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic, "write_new_file", full_disk)
+    monkeypatch.setattr(atomic, "write_pieces", full_disk)
     arguments = ("assign", MMOE, "-o", tmp_path / "out")
     expect_refusal(tmp_path, tmp_path, arguments, "out: the disk is full", "free some space")
 

@@ -84,13 +84,13 @@ def test_existing_file_is_replaced_only_by_force_and_keeps_its_permissions(tmp_p
 
 @pytest.mark.usefixtures("rename")
 def test_file_that_comes_up_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = atomic.write_new_file
+    real = atomic.write_pieces
 
     def write(path: Path, *args: Any) -> None:
         real(path, *args)
         (tmp_path / "out").write_bytes(b"theirs")
 
-    monkeypatch.setattr(atomic, "write_new_file", write)
+    monkeypatch.setattr(atomic, "write_pieces", write)
     with pytest.raises(WriteError, match="is there already"):
         write_bytes_atomic(tmp_path / "out", b"ours")
     assert (tmp_path / "out").read_bytes() == b"theirs"

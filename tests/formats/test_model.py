@@ -176,8 +176,8 @@ def test_a_full_disk_after_the_model_says_that_the_model_was_written(tmp_path, m
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(path, data, mode)
 
-    real = atomic.write_new_file
-    monkeypatch.setattr(atomic, "write_new_file", full)
+    real = atomic.write_pieces
+    monkeypatch.setattr(atomic, "write_pieces", full)
     with pytest.raises(WriteError, match=r"the disk is full; the model was written \(.*m\.pb\), without the record"):
         write(tmp_path / "m.pb")
     assert formats.read(tmp_path / "m.pb").record_problem is None

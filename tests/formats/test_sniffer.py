@@ -8,7 +8,7 @@ import pytest
 
 from msplit import formats
 from msplit.errors import LoadError
-from msplit.formats import wire
+from msplit.formats import tensors, wire
 from msplit.formats.model import Format
 from msplit.formats.sniffer import main_file
 from msplit.opset import schema
@@ -231,7 +231,7 @@ def test_wire_reader_sees_every_kind_of_field() -> None:
     assert wire.cut_off_at(b"\x1a\x05ab") == 7
     assert wire.cut_off_at(b"\x1a") == 2
     assert wire.cut_off_at(b"\x0b") is None
-    with pytest.raises(wire.NotWireFormat):
+    with pytest.raises(tensors.NotWireFormat):
         list(wire.fields(b"\x00\x01"))
-    with pytest.raises(wire.NotWireFormat):
-        wire.varint(b"\xff" * 11, 0, 11)
+    with pytest.raises(tensors.NotWireFormat):
+        tensors.varint(b"\xff" * 11, 0, 11)

@@ -22,12 +22,12 @@ from msplit.schedule import choose as choosing
 from msplit.schedule import refine as refining
 from msplit.schedule.algorithms import ALGORITHMS, ONE
 from msplit.schedule.algorithms.list_schedule import Skipped
-from msplit.schedule.algorithms.path_cover import maximum_matching, members
+from msplit.schedule.algorithms.path_cover import maximum_matching
 from msplit.schedule.algorithms.staged import staged
 from msplit.schedule.choose import Proposal, best, choose, coarsen, constrain
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan_check import check
-from msplit.schedule.problem import LARGEST, Problem, ancestors, transitive_reduction
+from msplit.schedule.problem import LARGEST, Problem, ancestors, members, transitive_reduction
 from msplit.schedule.refine import canonical, merge_idle, pack_streams, refine
 from msplit.schedule.simulate import evaluate, plan_of, simulate
 from tests.campaign import CAMPAIGN, examples

@@ -188,18 +188,10 @@ def suppression(view: View) -> RowState:
     return state
 
 
-@rule("LookupTableFind", "LookupTableFindV2")
-def find(view: View) -> RowState:
-    """A key at a time, in a table that stays as it is."""
-    view.only(1)
-    return view.rows(1)
-
-
-@rule("DecodeCSV")
-def decode_csv(view: View) -> RowState:
-    """A record at a time; the defaults are fixed."""
-    view.only(0)
-    return view.rows(0)
+@rule("LookupTableFind", "LookupTableFindV2", "DecodeCSV")
+def one_by_one(view: View) -> RowState:
+    """A key at a time, in a table that stays as it is; or a record at a time, with defaults that are fixed."""
+    return view.alone(0 if view.op == "DecodeCSV" else 1)
 
 
 def _cell(view: View, axis: int, slots: Mapping[int, int]) -> RowState:

@@ -121,6 +121,15 @@ class View(Node):
         """
         self.fixed(*(slot for slot in range(len(self.states)) if slot not in slots))
 
+    def alone(self, slot: int = 0) -> PerRow:
+        """The state of an input that is per row, where all others are fixed.
+
+        Raises:
+            Mixes: One is not.
+        """
+        self.only(slot)
+        return self.rows(slot)
+
     def place(self, slot: int, given: int, more: int = 0) -> int:
         """An axis of an input, counted from the front; of `more` axes than it has."""
         return axis_of(given, len(self.ranked(slot)) + more)

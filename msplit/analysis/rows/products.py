@@ -122,8 +122,7 @@ def _named(term: str, shape: Shape) -> list[str]:
 @rule("Sum", "Mean", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm", "ReduceJoin")
 def reduction(view: View) -> RowState:
     """Over other axes than that of the rows."""
-    view.only(0)
-    state = view.rows(0)
+    state = view.alone()
     gone = {view.place(0, axis) for axis in view.whole(1)}
     if state.axis in gone or (view.op == "ReduceJoin" and not gone):
         raise Mixes("reduces over the rows")
@@ -135,8 +134,7 @@ def reduction(view: View) -> RowState:
 @rule("ArgMax", "ArgMin")
 def arg_max(view: View) -> RowState:
     """Along another axis than the rows."""
-    view.only(0)
-    state = view.rows(0)
+    state = view.alone()
     (axis,) = view.whole(1)
     place = view.place(0, axis)
     not_along(state, place, "looks for one among the rows")
@@ -156,6 +154,7 @@ def gather(view: View) -> RowState:
         axis = axis_of(axis, len(view.ranked(0))) if table is not FIXED or axis < 0 else axis
     elif view.op == "Gather" or table is FIXED:
         axis = batch
+    # A table that all rows share: the entries belong to the rows of the ids.
     if table is FIXED and isinstance(ids, UniqueValues):
         if axis != 0 or batch:
             raise Mixes("looks up along another axis")
@@ -166,11 +165,13 @@ def gather(view: View) -> RowState:
             raise Mixes("looks up the place of a row in the batch")
         not_before(rows, batch)
         return replace(rows, axis=rows.axis - batch + axis)
+    # A list of unique values, looked up by the indices that were made with it: each row gets its own back.
     if isinstance(table, UniqueValues):
         rows = view.rows(1)
         if rows.tells != INDICES or rows.origin != table.origin or axis != 0 or batch:
             raise Mixes("looks up in a list that all rows have made")
         return replace(rows, tells="", origin=None)
+    # Fixed ids: the same entries of every row.
     held = view.rows(0)
     if ids is FIXED:
         _no_coordinates(held)
@@ -180,6 +181,7 @@ def gather(view: View) -> RowState:
     rows = view.rows(1)
     if rows == PerRow(0, tells=NUMBERS) and len(indices) == 1 and held == PerRow(0) and axis == 0:
         return held
+    # Rows picked by positions that were found in them: a choice of rows, with the origin kept.
     bare = _bare(held)
     if (
         rows.tells in (POSITIONS, EACH)
@@ -191,6 +193,7 @@ def gather(view: View) -> RowState:
         return replace(held, outer=rows.outer, inner=rows.inner, group=rows.group)
     if rows.tells:
         raise Mixes("looks up the place of a row in the batch")
+    # Otherwise each row may only pick from itself, by a shared batch axis.
     if held.axis != rows.axis or rows.axis >= batch:
         raise Mixes("picks rows by what differs from row to row")
     return agreed([held, rows])
@@ -360,8 +363,7 @@ def segments(view: View) -> RowState:
             raise Mixes(PLACE)
         agreed([data, _row_numbers(view, 1, 2 if view.op.startswith("Unsorted") else None)])
         return PerRow(0)
-    view.only(0)
-    state, ids = view.rows(0), len(view.ranked(1))
+    state, ids = view.alone(), len(view.ranked(1))
     if state.axis < ids:
         raise Mixes("joins rows")
     return replace(state, axis=state.axis - ids + 1)
@@ -410,8 +412,7 @@ def to_dense(view: View) -> RowState:
 @rule("ParseExample", "ParseExampleV2")
 def parse(view: View) -> list[RowState]:
     """A record is a row. Of sparse features the longest of all rows gives the width, so that their shape is of no use."""
-    view.only(0)
-    if view.rows(0) != PerRow(0) or len(view.ranked(0)) != 1:
+    if view.alone() != PerRow(0) or len(view.ranked(0)) != 1:
         raise Mixes("takes rows for what lies inside of a record")
     count = view.count("num_sparse") or view.count("Nsparse")
     listed = [PerRow(0, 1, None, group=f"{view.key}/{feature}") for feature in range(count)]

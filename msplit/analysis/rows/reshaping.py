@@ -58,16 +58,19 @@ def _reshaped(view: View, state: PerRow) -> PerRow:
     behind, all_behind = _product([state.inner, *shape[state.axis + 1 :]])
     if state.group and any(slope for _, slope in asked):
         raise Mixes("makes rows of entries of which each row has another number")
+    # The axis of the result that grows with the batch, and by how much for each row.
     axis, slope = _row_axis(asked, before * behind, all_before and all_behind)
     if all_before and all_behind and slope:
         asked = _settled(asked, slope, before * behind)
     ahead, all_ahead = _product(base for base, _ in asked[:axis])
     if not all_before or not all_ahead or (ahead < 0 and axis > 0):
         raise Mixes("reshapes what has axes of unknown size before the rows")
+    # Coordinates keep the column that tells the row only as the last axis.
     if state.tells == COORDINATES and (state.column != len(shape) - 1 or asked[-1] != (shape[-1], 0)):
         raise Mixes(PLACE)
     column = None if state.column is None else len(asked) - 1
     result = replace(state, axis=axis, column=column)
+    # The new axes before that of the rows hold `ahead` entries: rows stay whole where those before them were a multiple.
     if ahead == 0 or before % ahead or before == 0:
         raise Mixes("reshapes rows into each other")
     outer = before // ahead
@@ -170,8 +173,7 @@ def _made(view: View) -> tuple[int | None, ...]:
 @rule("SpaceToBatchND", "BatchToSpaceND")
 def space_and_batch(view: View) -> RowState:
     """All items once for each place in a block, one behind the other, or back."""
-    view.only(0)
-    state, count = view.rows(0), math.prod(view.whole(1))
+    state, count = view.alone(), math.prod(view.whole(1))
     if state.axis != 0:
         raise Mixes("takes rows for what lies inside of an item")
     if view.op == "SpaceToBatchND":
@@ -301,6 +303,7 @@ def strided_slice(view: View) -> RowState:
     source = place = 0
     result: PerRow | None = None
     tells: str | None = None
+    # `source` is the axis of the data that an entry of the index takes, `place` that of the result.
     for i, (start, stop, step) in enumerate(zip(begin, end, steps, strict=True)):
         if ellipsis >> i & 1:
             if source <= state.axis < source + spread:
@@ -313,6 +316,7 @@ def strided_slice(view: View) -> RowState:
         dropped = shrink >> i & 1
         start = (0, 0) if no_begin >> i & 1 and not dropped else start
         stop = None if no_end >> i & 1 else stop
+        # The axis of the rows must be taken whole; other axes by bounds that do not grow with the batch.
         if source == state.axis:
             if dropped:
                 raise Mixes("takes single rows out")
@@ -326,6 +330,7 @@ def strided_slice(view: View) -> RowState:
                 raise Mixes(PLACE)
             tells = NUMBERS if start == (0, 0) else "" if start[0] > 0 else None
         source, place = source + 1, place + (not dropped)
+    # Axes behind the index are taken whole.
     if result is None:
         result = replace(state, axis=place + state.axis - source)
     if state.column is None:
@@ -405,8 +410,7 @@ def arange(view: View) -> RowState:
 @rule("Pad", "PadV2", "MirrorPad")
 def pad(view: View) -> RowState:
     """Along other axes than the rows."""
-    view.only(0)
-    state = view.rows(0)
+    state = view.alone()
     pads = view.whole(1)
     if pads[2 * state.axis] or pads[2 * state.axis + 1]:
         raise Mixes("adds rows")
@@ -416,8 +420,7 @@ def pad(view: View) -> RowState:
 @rule("ReverseV2", "Cumsum", "Cumprod", "CumulativeLogsumexp", "Roll")
 def along(view: View) -> RowState:
     """Along given axes, which are not that of the rows."""
-    view.only(0)
-    state = view.rows(0)
+    state = view.alone()
     for axis in view.whole(2 if view.op == "Roll" else 1):
         not_along(state, view.place(0, axis), "works along the rows")
     return state
@@ -446,7 +449,6 @@ def reverse_sequence(view: View) -> RowState:
 @rule("OneHot")
 def one_hot(view: View) -> RowState:
     """A new axis."""
-    view.only(0)
-    state = view.rows(0)
+    state = view.alone()
     axis = view.place(0, int(view.attr("axis", -1)), 1)
     return replace(state, axis=state.axis + (axis <= state.axis))

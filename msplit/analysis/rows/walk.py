@@ -168,10 +168,12 @@ class RowPass:
         op, outputs = self.graph.ops[node], self.result.outputs[node]
         taken = [self.state(*source) for source in sources]
         shapes = [self.result.shape(*source) for source in sources]
+        # Mixed rows stay mixed, but where an op limits them again.
         for state in taken:
             if isinstance(state, MixedRows) and op not in _LIMITS:
                 return [MixedRows(state.refusal)] * max(1, len(outputs))
         try:
+            # Ops without a rule of their own first, then the rule of the op.
             if op in MERGE:
                 found: RowState | list[RowState] = self._merge(node, taken)
             elif op in _PASSING:
@@ -185,6 +187,7 @@ class RowPass:
             else:
                 found = self._by_rule(node, self._view(node, sources, taken, shapes))
             states = found if isinstance(found, list) else [found] * max(1, len(outputs))
+            # A state has to fit the shape that is known of its output.
             for state, shape in zip(states, outputs, strict=False):
                 if isinstance(state, PerRow):
                     self._agrees(state, shape)

@@ -23,9 +23,9 @@ from msplit.engines.variables import storage
 from msplit.errors import EngineError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.model import Model
+from msplit.formats.tensors import itemsize
 from msplit.opset.traits import VARIABLES
 from msplit.progress import phase
-from msplit.shapes.registry import itemsize
 
 
 def build(job: Job, options: ClusterOptions) -> ClusterExecutable:

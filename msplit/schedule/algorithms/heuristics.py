@@ -7,8 +7,7 @@ import heapq
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.schedule.algorithms.list_schedule import Skipped
-from msplit.schedule.algorithms.path_cover import continued
+from msplit.schedule.algorithms.list_schedule import Skipped, continued
 from msplit.schedule.problem import Problem, components, cuts
 
 

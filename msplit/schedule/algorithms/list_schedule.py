@@ -5,6 +5,7 @@ What every candidate is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
@@ -222,6 +223,18 @@ class _Run:
         self.rate = self.machine.slowdown(len(self.running) + 1, self.used_sms, self.used_bandwidth, self.used_issue)
         self.finish[lane] = self.virtual + (when - self.now) / self.rate + self.work[node]
         heappush(self.running, (self.finish[lane], node))
+
+
+def continued(problem: Problem, goes_on: Callable[[int], bool], streams: int) -> Ints:
+    """Each block on the stream of its first producer whose stream goes on behind it; where there is none it opens one, in turn."""
+    start, src = problem.dag.start.tolist(), problem.dag.src.tolist()
+    stream = [0] * len(problem)
+    opened = 0
+    for node in range(len(problem)):
+        producer = next((one for one in src[start[node] : start[node + 1]] if goes_on(one)), None)
+        stream[node] = opened % streams if producer is None else stream[producer]
+        opened += producer is None
+    return np.asarray(stream, np.int32)
 
 
 class Skipped(Exception):

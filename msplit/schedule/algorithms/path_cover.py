@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from msplit.core.graph import Ints
-from msplit.schedule.algorithms.list_schedule import Skipped
+from msplit.schedule.algorithms.list_schedule import Skipped, continued
 from msplit.schedule.plan import places
-from msplit.schedule.problem import LARGEST, Problem, ancestors, transitive_reduction
+from msplit.schedule.problem import LARGEST, Problem, ancestors, members, transitive_reduction
 
 
 def greedy_cover(problem: Problem, streams: int) -> Ints:
@@ -28,18 +28,6 @@ def greedy_cover(problem: Problem, streams: int) -> Ints:
         return there
 
     return continued(problem, take, max(len(problem), 1))
-
-
-def continued(problem: Problem, goes_on: Callable[[int], bool], streams: int) -> Ints:
-    """Each block on the stream of its first producer whose stream goes on behind it; where there is none it opens one, in turn."""
-    start, src = problem.dag.start.tolist(), problem.dag.src.tolist()
-    stream = [0] * len(problem)
-    opened = 0
-    for node in range(len(problem)):
-        producer = next((one for one in src[start[node] : start[node + 1]] if goes_on(one)), None)
-        stream[node] = opened % streams if producer is None else stream[producer]
-        opened += producer is None
-    return np.asarray(stream, np.int32)
 
 
 def matching_cover(problem: Problem, streams: int) -> Ints:
@@ -170,15 +158,3 @@ def _augment(root: int, rows: Sequence[int], match: list[int], owner: list[int],
 
 def _lowest(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
-
-
-def members(bits: int) -> list[int]:
-    """The numbers in a bit set, ascending."""
-    # Byte by byte: taking the lowest bit of a large integer costs its whole length.
-    found = []
-    for index, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) // 8, "little")):
-        while byte:
-            lowest = byte & -byte
-            found.append(index * 8 + lowest.bit_length() - 1)
-            byte ^= lowest
-    return found

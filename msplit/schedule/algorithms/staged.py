@@ -11,9 +11,8 @@ import numpy as np
 
 from msplit.core.graph import Ints
 from msplit.schedule.algorithms.list_schedule import Skipped, list_schedule
-from msplit.schedule.algorithms.path_cover import members
 from msplit.schedule.machine import Machine
-from msplit.schedule.problem import Problem, between_cuts
+from msplit.schedule.problem import Problem, between_cuts, members
 
 LARGEST_SECTION = 20
 """Blocks between two blocks that everything passes through."""

@@ -103,24 +103,24 @@ def apart(
     rest, found, left = list[bytes](), list[Span](), most
     try:
         if span is not None and span[1] != wire.LENGTH:
-            raise wire.NotWireFormat
+            raise protos.NotWireFormat
         while position < end:
             begin, tag, position = position, data[position], position + 1
             if tag > 0x7F:
-                tag, position = wire.varint(data, begin, end)
+                tag, position = protos.varint(data, begin, end)
             number, kept_as = tag >> 3, tag & 7
             start = position
             if kept_as == wire.LENGTH:
                 length, start = data[position], position + 1
                 if length > 0x7F:
-                    length, start = wire.varint(data, position, end)
+                    length, start = protos.varint(data, position, end)
                 position = start + length
             elif kept_as == wire.VARINT:
-                _, position = wire.varint(data, position, end)
+                _, position = protos.varint(data, position, end)
             else:
                 position += _FIXED[kept_as]
             if position > end or not number:
-                raise wire.NotWireFormat
+                raise protos.NotWireFormat
             if number in values:
                 found.append((number, kept_as, start, position))
             else:
@@ -128,7 +128,7 @@ def apart(
             left -= 1
             if left < 0:
                 raise invalid(f"what came has more than {most:,} fields in its {kind}")
-    except (IndexError, KeyError, wire.NotWireFormat):
+    except (IndexError, KeyError, protos.NotWireFormat):
         raise invalid(f"what came is no {kind}") from None
     if sum(map(len, rest)) > _MOST_REST:
         raise invalid(f"what came has more than {_MOST_REST:,} bytes beside values in its {kind}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from msplit.assignment.model import load
 from msplit.errors import LoadError, MsplitError
 from msplit.flatten.flat import FlatGraph
-from msplit.formats import wire
+from msplit.formats import tensors, wire
 from msplit.formats.build import is_build
 from msplit.formats.endpoints import fitting
 from msplit.formats.files import open_regular
@@ -115,7 +115,7 @@ def _warm_up(version: Version, path: Path) -> None:
                 parts = decode.predict_request(data)
                 signature = version.signature(parts.request.model_spec.signature_name)
                 signature.pool.step(parts.feeds(signature.pool.inputs))
-        except (IndexError, wire.NotWireFormat, Refusal, MsplitError) as problem:
+        except (IndexError, tensors.NotWireFormat, Refusal, MsplitError) as problem:
             said = getattr(problem, "what", None) or str(problem) or type(problem).__name__
             raise LoadError(
                 f"warm-up request {count} fails: {said}", where=str(path), fix="take the file out, or write it again"

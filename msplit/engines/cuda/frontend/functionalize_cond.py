@@ -17,6 +17,7 @@ from msplit.engines.cuda.ir.functions import Body
 from msplit.engines.cuda.ir.graph import Key
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.endpoints import behind
 from msplit.opset.traits import DRAWN_ON_DEVICE, ops_with, written
 
 _BEFORE_SWITCHES = ops_with("hands on a condition")
@@ -104,14 +105,9 @@ def _around(graph: Graph, inside: Mapping[int, Set[_Branch]], edge: int) -> Set[
 def _condition(graph: Graph, node: int) -> Key | None:
     """The predicate of a cond's Switch; None for a loop's, and for all else."""
     inputs = graph.inputs(node) if graph.ops[node] in _SWITCHES else []
-    return _named(graph, inputs[1]) if len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond" else None
-
-
-def _named(graph: Graph, key: Key) -> Key:
-    """A predicate without the Identity that every cond makes of it."""
-    while graph.ops[key[0]] == "Identity" and (inputs := graph.inputs(key[0])):
-        key = inputs[0]
-    return key
+    if len(inputs) == 2 and graph.ops[inputs[1][0]] != "LoopCond":
+        return behind(graph, inputs[1], ("Identity",))
+    return None
 
 
 def _reads_which(graph: Graph, merge: int) -> bool:
