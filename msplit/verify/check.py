@@ -33,7 +33,18 @@ from msplit.verify.compare import (
 )
 from msplit.verify.mixed_precision import emulated_errors
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
-from msplit.verify.stepping import begin, draws, moved_outputs, outputs_after, refill, run_steps, variables_after
+from msplit.verify.stepping import (
+    Announcing,
+    announced,
+    begin,
+    draws,
+    last_of,
+    moved_outputs,
+    outputs_after,
+    run_announcing,
+    run_steps,
+    variables_after,
+)
 
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""
@@ -468,7 +479,7 @@ def _sets(how: Verification, kinds: Sequence[InputKind], alone: bool) -> list[tu
     parts = (words, usual.keys() - words) if words and alone else ()
     mixed: list[Arrays] = [{**other, **{name: usual[name] for name in part}} for part in parts if part]
     again = [] if alone else [RANDOM, *[kind for kind in kinds if kind.name is InputKindName.EDGES][:1]]
-    return [*[(RANDOM, mixed)][: len(mixed)], *((kind, []) for kind in kinds), *((kind, [usual]) for kind in again)]
+    return [*[(RANDOM, mixed)][: len(mixed)], *((kind, []) for kind in kinds), *((kind, [other]) for kind in again)]
 
 
 def _verify_special(
@@ -488,7 +499,8 @@ def _verify_special(
     """
     ours = [one for one in built if one is not truth and isinstance(one.variant.engine, CudaEngine)]
     kinds = _kinds(how, half=any(own[one].half for one in ours))
-    alone, held = not (state or draws(truth)), dict[str, NDArray[Any]]()
+    alone = not (state or draws(truth))
+    held: list[dict[str, NDArray[Any]]] = [{}, {}, {}]
     sets = _sets(how, kinds, alone)
     found: dict[tuple[Running, str], list[ModelComparison]] = {}
     for number, (kind, before) in enumerate(sets if ours else ()):
@@ -509,9 +521,11 @@ def _verify_special(
             if none and truth.variant.label == UNCHANGED:
                 how.refuse(kind, f"{none[0]} is NaN there in every variant")
             tolerances: dict[Precision, dict[str, float]] = {}
+            announcing = _announcing(kind, fed) if before and not alone else [(0, feeds, None) for feeds in fed]
             for one in left:
                 try:
-                    outputs, mine = run_steps(one, (refill(held, feeds) for feeds in fed), begun)
+                    steps = run_announcing(one, held, announcing)
+                    outputs, mine = last_of(one, steps, begun)
                 except WrongShape as problem:  # the host made something longer, or shorter, of them
                     how.refuse(kind, problem.what)
                     continue
@@ -529,10 +543,45 @@ def _verify_special(
         for one, tried in variables.items():
             if tried:
                 found.setdefault((one, "variables of "), []).append(best_of(tried))
+    for one, comparison in _announced(ours if alone else [], truth, how, own, compared):
+        found.setdefault((one, ""), []).append(comparison)
+    _note(found, truth, own)
+
+
+def _note(
+    found: Mapping[tuple[Running, str], Sequence[ModelComparison]], truth: Running, own: Mapping[Running, Precision]
+) -> None:
+    """Adds the checks that comparisons with the reference come to: one of outputs, and one of variables."""
     for (one, what), comparisons in found.items():
         failed = [each for each in comparisons if not each.passed]
         worst = failed[0] if failed else max(comparisons, key=lambda each: each.needed)
         one.checks.append(OutputCheck(f"{what}{truth.variant.label}", own[one], len(comparisons), worst))
+
+
+def _announcing(kind: InputKind, fed: Sequence[Arrays]) -> list[Announcing]:
+    """Two steps, of which the first announces the second; or, in the mapping of the last second one, inputs that do not come."""
+    first, second = fed
+    if kind is RANDOM:
+        return [(0, first, (1, second)), (1, second, None)]
+    return [(1, first, (2, first)), (0, second, None)]
+
+
+def _announced(
+    ours: Sequence[Running], truth: Running, how: Verification, own: Mapping[Running, Precision], compared: Compared
+) -> Iterator[tuple[Running, ModelComparison]]:
+    """Compares steps for which something was prepared during the step before, as `announced` has them, with the reference."""
+    if not ours:
+        return
+    sets = [how.fresh(seed) for seed in (how.settings.seed + 1, how.settings.seed + 2)]
+    try:
+        expected = {id(feeds): run_steps(truth, [feeds], {})[0] for feeds in sets}
+        for one in ours:
+            steps = announced(*sets)
+            outputs = run_announcing(one, [{}, {}, {}], steps)
+            for (_, feeds, _), got in zip(steps, outputs, strict=True):
+                yield one, compared(got, expected[id(feeds)], own[one], one)
+    except (WrongShape, OutOfMemory) as problem:  # what is sent before its step takes memory of its own
+        how.refuse(RANDOM, problem.what)
 
 
 def _learned(
