@@ -13,7 +13,7 @@ from msplit.core.memory import memoize
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.vocabulary import Keys, constant_of, loaded, table_of, vocabularies
 from msplit.opset.traits import ADD, GATHERS, PARSERS, PLACEHOLDERS, SELECT, ops_with, traits
-from msplit.shapes import infer
+from msplit.shapes import Shapes, infer
 from msplit.shapes.registry import plain_shape
 
 _PASSING, _ANY_SLOT, _ALL_PORTS = ops_with("passes values"), ops_with("any slot"), ops_with("all ports")
@@ -26,6 +26,7 @@ _MOST_VISITS = 64
 _FINDS, _SPLITS = ops_with("finds"), ops_with("splits strings")
 _RECORDS = PARSERS | ops_with("decodes")
 _TO_TABLE = ops_with("hands on weights")
+_TAKES_LENGTHS = ops_with("takes lengths")
 _BY_COORDINATES = ops_with("gather nd")
 _ROWS_OF_TENSORS = GATHERS - ops_with("reads by handle")
 
@@ -198,6 +199,10 @@ def looked_up(flat: FlatGraph, node: int, slot: int, offset: int) -> InputLookup
     """The table that a node looks up in what comes in at a slot, where it does and as much is known."""
     op = flat.graph.ops[node]
     row = traits(op)
+    if row.ids == slot and op in _TAKES_LENGTHS:
+        shape = _shapes(flat).shape(*flat.graph.inputs(node)[0])
+        size = shape[int(flat.graph.attrs[node].get("seq_dim", 0))] if shape else None
+        return None if size is None else InputLookup(flat.graph.names[node], offset, rows=size + 1, op=op)
     if row.ids == slot and row.table is not None:
         size, table = _rows(flat, node, row.table), _source(flat, node, row.table)
         return None if size is None or table is None else InputLookup(flat.graph.names[table], offset, rows=size, op=op)
@@ -292,8 +297,12 @@ def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...]
     shape = value.shape if isinstance(value, TensorValue) else plain_shape(attrs.get("shape"))
     if shape is not None and graph.ops[source] not in PLACEHOLDERS:
         return shape
-    shapes, fed = memoize(flat, "shapes", (), lambda: (infer(flat), graph.descendants(end.node for end in flat.inputs)))
-    return None if fed[node] else shapes.shape(node, port)
+    fed = memoize(flat, "fed", (), lambda: graph.descendants(end.node for end in flat.inputs))
+    return None if fed[node] else _shapes(flat).shape(node, port)
+
+
+def _shapes(flat: FlatGraph) -> Shapes:
+    return memoize(flat, "shapes", (), lambda: infer(flat))
 
 
 def constant(flat: FlatGraph, node: int, slot: int) -> NDArray[Any] | None:

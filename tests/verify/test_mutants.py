@@ -100,6 +100,23 @@ def plain(tf, v1):
 PLAIN = ["best", "top", "p", "log", "norm", "inverse", "normal", "twice", "mask", "step", "round"]
 
 
+def whole(tf, v1):
+    """Functions of integers that take any, and lengths of what is turned around."""
+    n, m = v1.placeholder(tf.int32, [None, 4], "n"), v1.placeholder(tf.int64, [None], "m")
+    tf.cast(n, tf.uint8, name="bytes")
+    tf.bitwise.right_shift(n, 2, name="moved")
+    tf.reduce_mean(n, 1, name="mean")
+    tf.reduce_prod(n, 1, name="product")
+    tf.truncatediv(n, 3, name="third")
+    tf.identity(m * 3 + 1, "triple")
+    x, lengths = v1.placeholder(tf.float32, [None, 6, 3], "x"), v1.placeholder(tf.int32, [None], "lengths")
+    tf.cumsum(tf.reverse_sequence(x, lengths, 1, 0), 1, name="turned")
+    tf.reduce_any(v1.placeholder(tf.float32, [None, 8], "z") > 0.5, 1, name="any")
+
+
+WHOLE = ["bytes", "moved", "mean", "product", "third", "triple", "turned", "any"]
+
+
 def attention(tf, v1):
     """Two masks, of which one may mask all."""
     q, k, v = (v1.placeholder(tf.float32, [None, 5, 16], name) for name in "qkv")
@@ -171,6 +188,7 @@ MODELS = {
     words: (["y"], {}),
     pairs: (["y"], {}),
     plain: (PLAIN, {}),
+    whole: (WHOLE, {}),
     attention: (["y", "masked"], {}),
     gelu: (["y"], {}),
     gradients: (GRADIENTS, {}),
@@ -489,6 +507,26 @@ def clipped_cast(right, node, x):
     return x.clamp(-(2**31), 2**31 - 1).int() if x.dtype == torch.int64 and right.dtype == torch.int32 else right
 
 
+def small_cast(right, node, x):
+    return x.clamp(0, 255).to(right.dtype) if right.dtype == torch.uint8 else right
+
+
+def unsigned_shift(right, node, x, by):
+    return ((x.long() & 0xFFFFFFFF) >> by.long()).to(x.dtype)
+
+
+def saturated_product(right, node, x, axis):
+    return x.long().prod(1).clamp(-(2**31), 2**31 - 1).int()
+
+
+def mean_of(rounding, dtype):
+    return lambda right, node, x, axis: x.sum(1, dtype=dtype).div(4, rounding_mode=rounding).int()
+
+
+def turned_unless_full(right, node, x, lengths):
+    return torch.where((lengths == x.shape[1]).reshape(-1, 1, 1), x, right)
+
+
 def above(graph, op):
     op.attrs["boundaries"] = tuple(
         float(np.nextafter(np.float32(one), np.float32(np.inf))) for one in op.attrs["boundaries"]
@@ -566,6 +604,15 @@ MUTANTS = {
     "one more than the length": (plain, lowered("Less", lambda y, node, a, b: torch.le(a, b)), FULL),
     "not at the bound": (plain, lowered("GreaterEqual", lambda y, node, a, b: torch.gt(a, b)), FULL),
     "halves are rounded away from 0": (plain, lowered("Round", lambda y, node, x: (x.abs() + 0.5).floor() * x.sign()), FULL),
+    "a cast to bytes clips": (whole, lowered("Cast", small_cast), FULL),
+    "a shift brings in zeros": (whole, lowered("RightShift", unsigned_shift), FULL),
+    "means of integers are rounded down": (whole, lowered("Mean", mean_of("floor", torch.int64)), FULL),
+    "means of integers are of 32 bits": (whole, lowered("Mean", mean_of("trunc", torch.int32)), FULL),
+    "products of integers saturate": (whole, lowered("Prod", saturated_product), FULL),
+    "quotients are rounded down": (whole, lowered("TruncateDiv", lambda y, node, x, by: x.div(by, rounding_mode="floor")), FULL),
+    "integers of 64 bits through floats": (whole, lowered("Mul", lambda y, node, x, by: (x.double() * by.double()).long()), FULL),
+    "a row of full length is not turned": (whole, lowered("ReverseSequence", turned_unless_full), FULL),
+    "any but the last": (whole, lowered("Any", lambda y, node, x, axis: x[:, :-1].any(1)), FULL),
     "the mask's value is not that large": (attention, lowered("SelectV2", lambda y, node, c, a, b: torch.where(c, a, b * 0 - 30)), FULL),
     "logits beside masked ones": (attention, rewritten("Mul", lambda c: scaled(c, 0.25, 1.01), slot=1), BOTH),
     "outside of one-hot is its last": (dense, lowered("OneHot", lambda y, node, at, *_: F.one_hot(at.long().clamp(0, 5), 6).float()), FULL),
