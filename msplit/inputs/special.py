@@ -40,7 +40,7 @@ SMALL = (2.0**-5, 2.0**-8, 2.0**-13, 2.0**-20)
 LARGE_INTEGERS = (1 << 30) + 1, (1 << 53) + 1
 """Integers that are only calculated with: twice the first wraps around in 32 bits, and no float64 holds the other."""
 
-COUNTS = (0, 5, -77, 1, 17, 2, -2, 3)
+COUNTS = (0, 5, 1, 17, 2, 3, -77, 77)
 """Such integers otherwise: lengths, 0 among them, and ends of ranges; and what is divided, or moved by bits, otherwise below 0."""
 
 _JUMPS, _LIMITS = ops_with("jumps"), ops_with("limit")
@@ -165,12 +165,12 @@ def chosen(drawn: NDArray[Any], pool: NDArray[Any], first: Any, last: Any, kind:
     if kind.name is not InputKindName.EDGES:
         ends = {InputKindName.ZEROS: first, InputKindName.LARGE: last, InputKindName.SMALL: drawn.reshape(-1)[0]}
         return np.full_like(drawn, ends[kind.name])
-    at = np.arange(drawn.size).reshape(drawn.shape)
     row = np.arange(len(drawn)).reshape(-1, *(1,) * (drawn.ndim - 1)) + kind.shift(name)
     # Values that lie one behind the other may be rows of a sparse or ragged tensor: of these some hold one value only, too.
     whole, others, random = (4, 6, 2) if drawn.ndim == 1 else (1, 2, 1)
     turn, turns = row % (whole + others + random), row // (whole + others + random)
-    choices = [pool[(turns + kind.first) % len(pool)], pool[(at + turns + kind.first) % len(pool)]]
+    at = np.cumsum(np.broadcast_to((turn >= whole) & (turn < whole + others), drawn.shape)).reshape(drawn.shape)
+    choices = [pool[(turns + kind.first) % len(pool)], pool[(at + kind.first) % len(pool)]]
     return np.asarray(np.select([turn < whole, turn < whole + others], np.broadcast_arrays(*choices), drawn))
 
 

@@ -103,6 +103,9 @@ def _judge(flat: FlatGraph, node: int, port: int, data: NDArray[np.bool_]) -> bo
 _SMALL = 2
 """Integers that index nothing we know of are below this: right for masks, labels and kinds."""
 
+_ANY_BELOW = COUNTS[-1]
+"""Integers of either sign are below this where both ends are among the special ones."""
+
 _MOST_BESIDE = 2.0**14
 """Numbers that go further: see `LARGE`."""
 
@@ -149,6 +152,8 @@ def made_up(
     special, first, last = _special(flat, spec, dtype, use, found)
     pool = special.astype(dtype)
     if found.marks and kind.name is InputKindName.EDGES:  # for so many the rows that hold nothing else are too few
+        if use.rows is None and {_ANY_BELOW, -_ANY_BELOW} <= set(pool.tolist()):
+            drawn = rng.integers(-_ANY_BELOW, _ANY_BELOW, shape).astype(dtype)
         drawn = np.where(rng.random(shape) < 0.5, rng.choice(pool, shape), drawn)
     made = chosen(drawn, pool, first, last, kind, spec.name)
     return np.sort(made, axis=None).reshape(shape) if use.segments else made
@@ -194,7 +199,7 @@ def _where_followed(dtype: np.dtype[Any], use: Use, found: ValueLimits) -> tuple
     """Special values of integers, the first and the last as usual, where all is known that becomes of them; else None."""
     beside = [math.floor(mark) + step for mark in found.marks for step in (0, -1, 1)]
     least, most = max(found.least, -_most(dtype) - 1 if dtype.kind == "i" else 0), min(found.most, _most(dtype))
-    some = (*(COUNTS if use.rows is None else ()), *beside, *LARGE_INTEGERS)
+    some = (*(COUNTS if use.rows is None else ()), *LARGE_INTEGERS, *beside)
     pool = np.array(list(dict.fromkeys(one for one in some if least <= one <= most)))
     usual = pool[(pool >= 0) & (pool < (use.rows or math.inf))]
     return (pool, usual.min(), usual.max()) if found.followed and dtype.kind in "iu" and usual.size else None
