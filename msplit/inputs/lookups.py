@@ -199,10 +199,6 @@ def looked_up(flat: FlatGraph, node: int, slot: int, offset: int) -> InputLookup
     """The table that a node looks up in what comes in at a slot, where it does and as much is known."""
     op = flat.graph.ops[node]
     row = traits(op)
-    if row.ids == slot and op in _TAKES_LENGTHS:
-        shape = _shapes(flat).shape(*flat.graph.inputs(node)[0])
-        size = shape[int(flat.graph.attrs[node].get("seq_dim", 0))] if shape else None
-        return None if size is None else InputLookup(flat.graph.names[node], offset, rows=size + 1, op=op)
     if row.ids == slot and row.table is not None:
         size, table = _rows(flat, node, row.table), _source(flat, node, row.table)
         return None if size is None or table is None else InputLookup(flat.graph.names[table], offset, rows=size, op=op)
@@ -276,6 +272,10 @@ def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
     table = _source(flat, gather, slot)
     if table is None:
         return None
+    if flat.graph.ops[gather] in _TAKES_LENGTHS:
+        sizes = _shapes(flat).shape(*flat.graph.inputs(gather)[slot]) or ()
+        longest = dict(enumerate(sizes)).get(int(flat.graph.attrs[gather].get("seq_dim", 0)))
+        return None if longest is None else longest + 1
     shape = known_shape(flat, *flat.graph.inputs(gather)[slot])
     if not shape:
         return None

@@ -44,7 +44,7 @@ COUNTS = (0, 5, 1, 17, 2, 3, -77, 77)
 """Such integers otherwise: lengths, 0 among them, and ends of ranges; and what is divided, or moved by bits, otherwise below 0."""
 
 _JUMPS, _LIMITS = ops_with("jumps"), ops_with("limit")
-_DEFINED = ops_with("wraps") | ops_with("unary", "exact") | ops_with("reduction") | ops_with("moves bits")
+_DEFINED = CALCULATES | ops_with("wraps") | ops_with("unary", "exact") | ops_with("reduction") | ops_with("moves bits")
 _ENDS = (_JUMPS - _LIMITS - DIVIDES) | ops_with("shape of")
 
 _Range = tuple[float, float]
@@ -270,9 +270,7 @@ def _limited(
         fits = ranged[0] <= between[0] and between[1] <= ranged[1]
         found.mark([] if fits else ranged, less=offset)
         return offset, between if fits else ranged
-    if exact and not slot and op in _DEFINED - CALCULATES:
-        return None, (-_ANY, _ANY)
-    then = _between(op, slot, known, between) if exact and op in CALCULATES | DIVIDES else None
+    then = _between(op, slot, known, between) if exact and op in _DEFINED | DIVIDES else None
     found.followed &= then is not None
     added = offset if offset is None or op in _LIMITS | DIVIDES else handed_on(flat, node, slot, offset)
     return then and (added, then)

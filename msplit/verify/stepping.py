@@ -31,18 +31,15 @@ def announced(first: Arrays, second: Arrays) -> list[Announcing]:
         (0, second, (1, first)),  # in the mapping that was announced, which holds other values by now
         (0, second, (1, second)),  # announces what was announced already, with other values
         (1, second, None),
-        (0, first, (1, second)),
-        (0, first, (2, second)),
-        (1, first, None),
     ]
 
 
 def run_announcing(
     one: Running, held: Sequence[dict[str, NDArray[Any]]], steps: Iterable[Announcing]
 ) -> Iterator[Arrays]:
-    """The outputs of each of some steps, which are left on the device by turns."""
+    """The outputs of each of some steps, of which the second and the third leave them on the device."""
     for number, (index, feeds, following) in enumerate(steps):
-        given, on_device = refill(held[index], feeds), bool(number % 2)
+        given, on_device = refill(held[index], feeds), number in (1, 2)
         if following is not None:
             then = partial(refill, held[following[0]], following[1])
             outputs = one.running.step_prefetching(given, then, on_device=on_device)
