@@ -484,17 +484,8 @@ def _compared(
 
 
 def _failed(name: str, expected: NDArray[Any], note: str) -> OutputComparison:
-    return OutputComparison(
-        name=name,
-        passed=False,
-        dtype=_kind(expected),
-        shape=expected.shape,
-        tolerance=0.0,
-        needed=np.inf,
-        mismatches=expected.size,
-        elements=expected.size,
-        note=note,
-    )
+    blank = _compared(name, expected, expected, np.zeros(0), 0.0, None)
+    return replace(blank, passed=False, needed=np.inf, mismatches=expected.size, note=note)
 
 
 def _element(array: NDArray[Any], index: tuple[int, ...] | None) -> Any:

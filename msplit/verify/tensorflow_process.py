@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from msplit import formats
 from msplit.assignment.defaults import agree
 from msplit.assignment.model import load
-from msplit.core.arguments import Precision
-from msplit.core.graph import Ints
-from msplit.engines.base import Arrays, Engine, Executable, Job, TensorFlowOptions
+from msplit.engines.base import Arrays, Engine, Executable, Job
 from msplit.engines.process import Problem, Process, serve, told
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
@@ -45,18 +43,8 @@ LONGEST = 600.0
 """Seconds after which what such a process does is given up."""
 
 
-@dataclass(frozen=True, eq=False)
-class JobSpec:
-    """Request to the process: a `Job`, of which the graph does not travel, but where its model is and what was chosen of it."""
-
-    model: Path
-    choice: ReadOptions
-    ids: Ints
-    streams: int
-    feeds: Arrays
-    precision: Precision
-    options: TensorFlowOptions
-    op_libraries: Sequence[Path]
+_SENT = ("ids", "streams", "feeds", "precision", "tensorflow", "op_libraries")
+"""Fields of a `Job` that travel to the process; the graph does not, but where its model is and what was chosen of it."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +83,9 @@ class Elsewhere(Executable):
     def __init__(self, job: Job) -> None:
         model = job.flat.model
         self._process = Process("msplit.verify.tensorflow_process", "TensorFlow with other options")
-        spec = JobSpec(
-            model.path, model.choice, job.ids, job.streams, job.feeds, job.precision, job.tensorflow, job.op_libraries
-        )
         try:
-            self._facts: Mapping[str, Any] = self._ask("build", spec)
+            sent = {name: getattr(job, name) for name in _SENT}
+            self._facts: Mapping[str, Any] = self._ask("build", (model.path, model.choice, sent))
         except BaseException:
             self.close()
             raise
@@ -151,24 +137,14 @@ class Elsewhere(Executable):
         self._process.close()
 
 
-def build(spec: JobSpec) -> Executable:
-    """Makes it ready, in the process that runs it."""
-    if spec.options.private_threads:  # read when a device is made
+def build(path: Path, choice: ReadOptions, sent: Mapping[str, Any]) -> Executable:
+    """Makes the model at a path ready, in the process that runs it, as the fields of a job say."""
+    options = sent["tensorflow"]
+    if options.private_threads:  # read when a device is made
         os.environ["TF_GPU_THREAD_MODE"] = "gpu_private"
-        os.environ["TF_GPU_THREAD_COUNT"] = str(spec.options.private_threads)
-    choice = spec.choice
-    flat = load(spec.model, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs)
-    return TENSORFLOW.build(
-        Job(
-            flat=flat,
-            ids=np.asarray(spec.ids),
-            streams=spec.streams,
-            feeds=spec.feeds,
-            tensorflow=spec.options,
-            op_libraries=spec.op_libraries,
-            precision=spec.precision,
-        )
-    )
+        os.environ["TF_GPU_THREAD_COUNT"] = str(options.private_threads)
+    flat = load(path, tags=choice.tags, signature=choice.signature, inputs=choice.inputs, outputs=choice.outputs)
+    return TENSORFLOW.build(Job(flat=flat, **sent))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -180,8 +156,8 @@ def main(arguments: Sequence[str]) -> None:
         what, given = message
         try:
             if what == "build":
-                built.append(build(given))
-                last.append(given.feeds)
+                built.append(build(*given))
+                last.append(given[-1]["feeds"])
                 return dict(built[0].facts())
             return _done(built[0], what, given, last)
         except Exception as problem:  # noqa: BLE001  the other process tells it

@@ -12,7 +12,6 @@ import pytest
 
 from msplit.api import load
 from msplit.benchmark.benchmark import bench
-from msplit.core.arguments import Precision
 from msplit.cost.profile import Workload
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow.engine import ENGINE
@@ -129,11 +128,8 @@ def test_threads_of_a_device_are_asked_for_before_it_is_made(monkeypatch: pytest
     monkeypatch.setenv("TF_GPU_THREAD_MODE", "global")
     monkeypatch.setenv("TF_GPU_THREAD_COUNT", "1")
     one = job(private_threads=3)
-    model = one.flat.model
-    spec = tensorflow_process.JobSpec(
-        model.path, model.choice, one.ids, 2, one.feeds, Precision.TF32, one.tensorflow, ()
-    )
-    executable = tensorflow_process.build(spec)
+    sent = {name: getattr(one, name) for name in tensorflow_process._SENT}
+    executable = tensorflow_process.build(one.flat.model.path, one.flat.model.choice, sent)
     assert (os.environ["TF_GPU_THREAD_MODE"], os.environ["TF_GPU_THREAD_COUNT"]) == ("gpu_private", "3")
     assert executable.step(one.feeds)
     executable.close()
