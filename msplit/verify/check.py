@@ -602,23 +602,16 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
     """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
     did in one is what the next learns from."""
     found: dict[int, list[ModelComparison]] = {}
-    tolerances: dict[tuple[Running, Precision], dict[str, float]] = {}  # on the first input: each costs two more steps
+    known: dict[Running, dict[Precision, dict[str, float]]] = {}
     for number in range(how.settings.verify_inputs):
         feeds = how.fresh(how.settings.seed + 1 + number)
         held = list(dict.fromkeys(each for pair in pairs for each in pair[:2]))
         begun = stepping.begin(held, state)
         made = {each: stepping.variables_after(each, [feeds], begun) for each in held}
         for index, (one, partner, precision) in enumerate(pairs):
-            if (partner, precision) not in tolerances:
-                tolerances[partner, precision] = state_tolerances(
-                    begun,
-                    made[partner],
-                    partial(stepping.variables_after, partner, [feeds]),
-                    draws=stepping.draws(partner),
-                    precision=precision,
-                    tolerance=how.settings.tolerance,
-                )
-            compared = compare_state(made[one], made[partner], tolerances[partner, precision], state)
+            repeat = partial(stepping.variables_after, partner, [feeds])
+            own, draws = known.setdefault(partner, {}), stepping.draws(partner)
+            compared = _learned(made[one], made[partner], begun, repeat, precision, how, own, draws)
             found.setdefault(index, []).append(compared)
     for index, comparisons in found.items():
         one, partner, precision = pairs[index]
