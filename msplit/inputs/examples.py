@@ -97,9 +97,8 @@ def _of_sequences(flat: FlatGraph, node: int, part: str, slot: int) -> list[Feat
     steps = part == "feature_list"
     dense_types = "feature_list_dense_types" if steps else "Tcontext_dense"
     found = []
-    for at, (form, types) in enumerate(
-        (("sparse", f"{part}_sparse_types"), ("dense", dense_types), ("ragged", f"{part}_ragged_value_types"))
-    ):
+    types_of = {"sparse": f"{part}_sparse_types", "dense": dense_types, "ragged": f"{part}_ragged_value_types"}
+    for at, (form, types) in enumerate(types_of.items()):
         keys, kinds = list(map(_text, _vector(flat, node, slot + at))), _list(attrs, types)
         ports = schema.output_ports(op, attrs, f"{part}_{form}_values")
         shapes = [plain_shape(shape) or () for shape in _list(attrs, f"{part}_dense_shapes")] if form == "dense" else []

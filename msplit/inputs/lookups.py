@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
@@ -273,8 +274,8 @@ def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
     if table is None:
         return None
     if flat.graph.ops[gather] in _TAKES_LENGTHS:
-        sizes = _shapes(flat).shape(*flat.graph.inputs(gather)[slot]) or ()
-        longest = dict(enumerate(sizes)).get(int(flat.graph.attrs[gather].get("seq_dim", 0)))
+        axes = dict(enumerate(_inferred(flat)[0].shape(*flat.graph.inputs(gather)[slot]) or ()))
+        longest = axes.get(int(flat.graph.attrs[gather].get("seq_dim", 0)))
         return None if longest is None else longest + 1
     shape = known_shape(flat, *flat.graph.inputs(gather)[slot])
     if not shape:
@@ -297,12 +298,13 @@ def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...]
     shape = value.shape if isinstance(value, TensorValue) else plain_shape(attrs.get("shape"))
     if shape is not None and graph.ops[source] not in PLACEHOLDERS:
         return shape
-    fed = memoize(flat, "fed", (), lambda: graph.descendants(end.node for end in flat.inputs))
-    return None if fed[node] else _shapes(flat).shape(node, port)
+    shapes, fed = _inferred(flat)
+    return None if fed[node] else shapes.shape(node, port)
 
 
-def _shapes(flat: FlatGraph) -> Shapes:
-    return memoize(flat, "shapes", (), lambda: infer(flat))
+def _inferred(flat: FlatGraph) -> tuple[Shapes, NDArray[np.bool_]]:
+    """Shapes of all tensors, and which nodes inputs have a say in."""
+    return memoize(flat, "shapes", (), lambda: (infer(flat), flat.graph.descendants(end.node for end in flat.inputs)))
 
 
 def constant(flat: FlatGraph, node: int, slot: int) -> NDArray[Any] | None:

@@ -40,7 +40,7 @@ SMALL = (2.0**-5, 2.0**-8, 2.0**-13, 2.0**-20)
 LARGE_INTEGERS = (1 << 30) + 1, (1 << 53) + 1
 """Integers that are only calculated with: twice the first wraps around in 32 bits, and no float64 holds the other."""
 
-COUNTS = (0, 5, 1, 17, 2, 3, -77, 77)
+COUNTS = (0, -77, 5, 1, 17, 2, 3, 77)
 """Such integers otherwise: lengths, 0 among them, and ends of ranges; and what is divided, or moved by bits, otherwise below 0."""
 
 _JUMPS, _LIMITS = ops_with("jumps"), ops_with("limit")

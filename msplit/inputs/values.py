@@ -103,9 +103,6 @@ def _judge(flat: FlatGraph, node: int, port: int, data: NDArray[np.bool_]) -> bo
 _SMALL = 2
 """Integers that index nothing we know of are below this: right for masks, labels and kinds."""
 
-_ANY_BELOW = COUNTS[-1]
-"""Integers of either sign are below this where both ends are among the special ones."""
-
 _MOST_BESIDE = 2.0**14
 """Numbers that go further: see `LARGE`."""
 
@@ -152,15 +149,9 @@ def made_up(
     special, first, last = _special(flat, spec, dtype, use, found)
     pool = special.astype(dtype)
     if found.marks and kind.name is InputKindName.EDGES:  # for so many the rows that hold nothing else are too few
-        drawn = np.where(rng.random(shape) < 0.5, rng.choice(pool, shape), _either_sign(drawn, pool, use, rng))
+        drawn = np.where(rng.random(shape) < 0.5, rng.choice(pool, shape), drawn)
     made = chosen(drawn, pool, first, last, kind, spec.name)
     return np.sort(made, axis=None).reshape(shape) if use.segments else made
-
-
-def _either_sign(drawn: NDArray[Any], pool: NDArray[Any], use: Use, rng: np.random.Generator) -> NDArray[Any]:
-    """Small integers of either sign in the place of those that were drawn, where any may be."""
-    any_may_be = use.rows is None and {_ANY_BELOW, -_ANY_BELOW} <= set(pool.tolist())
-    return rng.integers(-_ANY_BELOW, _ANY_BELOW, drawn.shape).astype(drawn.dtype) if any_may_be else drawn
 
 
 def _beside(made: NDArray[Any], found: ValueLimits, kind: InputKind, rng: np.random.Generator) -> NDArray[Any]:

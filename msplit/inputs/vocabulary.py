@@ -136,8 +136,7 @@ def _of_file(flat: FlatGraph, node: int, files: Mapping[str, Path]) -> Keys | No
     if source is None:
         return None
     path = files.get(flat.graph.names[source])
-    value = flat.graph.attrs[source].get("value")
-    name = np.asarray(value.load()) if isinstance(value, TensorValue) else None
+    name = loaded(flat, source)
     if path is None and name is not None and name.size == 1 and name.dtype.kind == "O":
         path = Path(bytes(name.reshape(-1)[0]).decode(errors="surrogateescape"))
     if path is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ def run_announcing(
     """The outputs of each of some steps, of which the second and the third leave them on the device."""
     for number, (index, feeds, following) in enumerate(steps):
         given, on_device = refill(held[index], feeds), number in (1, 2)
+        outputs: Mapping[str, Any]
         if following is not None:
             then = partial(refill, held[following[0]], following[1])
             outputs = one.running.step_prefetching(given, then, on_device=on_device)

@@ -159,23 +159,18 @@ def main(arguments: Sequence[str]) -> None:
                 built.append(build(*given))
                 last.append(given[-1]["feeds"])
                 return dict(built[0].facts())
-            return _done(built[0], what, given, last)
+            if what == "step":
+                outputs, last[0] = built[0].step(given), given
+                return outputs
+            if what == "times":
+                return [_timed(built[0], last[0]) for _ in range(given)]
+            return built[0].save_state() if what == "save" else built[0].load_state(given)
         except Exception as problem:  # noqa: BLE001  the other process tells it
             return Problem.of(problem)
 
     serve(arguments, answer)
     for executable in built:
         executable.close()
-
-
-def _done(executable: Executable, what: str, given: Any, last: list[Arrays]) -> Any:
-    if what == "step":
-        outputs = executable.step(given)
-        last[0] = given
-        return outputs
-    if what == "times":
-        return [_timed(executable, last[0]) for _ in range(given)]
-    return executable.save_state() if what == "save" else executable.load_state(given)
 
 
 def _timed(executable: Executable, feeds: Arrays) -> float:
