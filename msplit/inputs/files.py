@@ -146,12 +146,14 @@ def json_array(value: Any, dtype: str, name: str, where: str | None = None, sour
             array: NDArray[Any] = items.astype(kind)
     except OverflowError:
         raise larger from None
-    infinite = np.isinf(
-        array.astype(np.float32) if array.dtype.kind == "V" else array
-    )  # of types that NumPy has not itself
-    if limits is None and any(type(flat[place]) is not Infinite for place in np.flatnonzero(infinite)):
+    if limits is None and any(type(flat[place]) is not Infinite for place in np.flatnonzero(_is_infinite(array))):
         raise larger
     return array
+
+
+def _is_infinite(values: NDArray[Any]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.isinf(values.astype(np.float32) if values.dtype.kind == "V" else values)
+    return found
 
 
 def _bytes_of(item: Any, name: str, where: str | None, source: str) -> bytes:

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
@@ -180,13 +179,8 @@ def _partitioned(flat: FlatGraph, node: int, offset: int) -> InputLookup | None:
     while waiting and len(seen) < _MOST_VISITS:
         for user in graph.successors(waiting.pop()).tolist():
             if graph.ops[user] == "DynamicPartition" and graph.inputs(user)[0][0] in seen:
-                found = [
-                    next(
-                        filter(None, (looked_up(flat, reader, slot, 0) for reader, slot in graph.uses(user, port))),
-                        None,
-                    )
-                    for port in ports(flat, user)
-                ]
+                read = ([looked_up(flat, *one, 0) for one in graph.uses(user, port)] for port in ports(flat, user))
+                found = [next(filter(None, tables), None) for tables in read]
                 parts = tuple(one.rows for one in found if one is not None and one.rows is not None)
                 if found and found[0] is not None and len(parts) == len(found):
                     return InputLookup(found[0].table, offset, sum(parts), parts=parts, op="DynamicPartition")
@@ -302,7 +296,7 @@ def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...]
     return None if fed[node] else shapes.shape(node, port)
 
 
-def _inferred(flat: FlatGraph) -> tuple[Shapes, NDArray[np.bool_]]:
+def _inferred(flat: FlatGraph) -> tuple[Shapes, Any]:
     """Shapes of all tensors, and which nodes inputs have a say in."""
     return memoize(flat, "shapes", (), lambda: (infer(flat), flat.graph.descendants(end.node for end in flat.inputs)))
 

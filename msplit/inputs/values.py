@@ -165,12 +165,9 @@ def _beside(made: NDArray[Any], found: ValueLimits, kind: InputKind, rng: np.ran
     turn = np.arange(made.size).reshape(made.shape) + kind.first * (made.size // len(made))
     pool = np.concatenate([at, at - step, at + step])
     # Rows that are zeros but for their last stay: one value alone has to be seen.
-    kept = (
-        np.broadcast_to(~made.reshape(len(made), -1)[:, :-1].any(1), made.shape[::-1]).T
-        if made.size > len(made)
-        else False
-    )
-    return np.where((found.followed | (rng.random(made.shape) < 0.5)) & ~np.asarray(kept), pool[turn % len(pool)], made)
+    rows = made.reshape(len(made), -1)
+    kept = (~rows[:, :-1].any(1) & (rows.shape[1] > 1)).reshape(-1, *(1,) * (made.ndim - 1))
+    return np.where((found.followed | (rng.random(made.shape) < 0.5)) & ~kept, pool[turn % len(pool)], made)
 
 
 def _special(

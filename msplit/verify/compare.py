@@ -481,9 +481,7 @@ def _failed(name: str, expected: NDArray[Any], note: str) -> OutputComparison:
 
 
 def _element(array: NDArray[Any], index: tuple[int, ...] | None) -> Any:
-    if index is None:
-        return None
-    value = array[index]
+    value: Any = None if index is None else array[index]
     return value.item() if hasattr(value, "item") else value
 
 

@@ -64,11 +64,6 @@ def last_of(one: Running, steps: Iterator[Arrays], state: Arrays) -> tuple[Array
     return outputs, one.save_state() if state else {}
 
 
-def outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
-    """The outputs of the last of some steps, from the variables before the first."""
-    return run_steps(one, fed, state)[0]
-
-
 def variables_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
     """The variables after some steps, from those before the first; none where it does not tell."""
     return run_steps(one, fed, state)[1] if one.running.keeps_state else {}
