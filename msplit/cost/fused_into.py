@@ -23,8 +23,8 @@ from msplit.core.graph import CONTROL, Floats, Graph, Ints
 from msplit.cost.costs import Mask
 from msplit.formats.tensors import itemsize
 from msplit.opset.traits import ADD, BATCH_NORMS, BIASES, CONVOLUTIONS, IMAGE_CONVOLUTIONS, PADS, RESHAPES, ops_with
-from msplit.shapes.result import Shapes
 from msplit.shapes.registry import Shape, is_float, known, output_dtypes
+from msplit.shapes.result import Shapes
 
 UNNAMED_ITEMSIZE = 4
 """Bytes of an element of a type that the graph does not say (an output of a custom op)."""

@@ -14,7 +14,7 @@ from msplit.flatten.flat import FlatGraph
 from msplit.formats.endpoints import behind
 from msplit.inputs.vocabulary import Keys, constant_of, loaded, source_of, table_of, vocabularies
 from msplit.opset.traits import ADD, GATHERS, PARSERS, PLACEHOLDERS, SELECT, ops_with, traits
-from msplit.shapes import infer
+from msplit.shapes import Shapes, infer
 from msplit.shapes.registry import plain_shape
 
 _PASSING, _ANY_SLOT, _ALL_PORTS = ops_with("passes values"), ops_with("any slot"), ops_with("all ports")
@@ -27,6 +27,7 @@ _MOST_VISITS = 64
 _FINDS, _SPLITS = ops_with("finds"), ops_with("splits strings")
 _RECORDS = PARSERS | ops_with("decodes")
 _TO_TABLE = ops_with("hands on weights")
+_TAKES_LENGTHS = ops_with("takes lengths")
 _BY_COORDINATES = ops_with("gather nd")
 _ROWS_OF_TENSORS = GATHERS - ops_with("reads by handle")
 
@@ -181,13 +182,8 @@ def _partitioned(flat: FlatGraph, node: int, offset: int) -> InputLookup | None:
     while waiting and len(seen) < _MOST_VISITS:
         for user in graph.successors(waiting.pop()).tolist():
             if graph.ops[user] == "DynamicPartition" and graph.inputs(user)[0][0] in seen:
-                found = [
-                    next(
-                        filter(None, (looked_up(flat, reader, slot, 0) for reader, slot in graph.uses(user, port))),
-                        None,
-                    )
-                    for port in ports(flat, user)
-                ]
+                read = ([looked_up(flat, *one, 0) for one in graph.uses(user, port)] for port in ports(flat, user))
+                found = [next(filter(None, tables), None) for tables in read]
                 parts = tuple(one.rows for one in found if one is not None and one.rows is not None)
                 if found and found[0] is not None and len(parts) == len(found):
                     return InputLookup(found[0].table, offset, sum(parts), parts=parts, op="DynamicPartition")
@@ -264,6 +260,10 @@ def _rows(flat: FlatGraph, gather: int, slot: int) -> int | None:
     table = _source(flat, gather, slot)
     if table is None:
         return None
+    if flat.graph.ops[gather] in _TAKES_LENGTHS:
+        axes = dict(enumerate(_inferred(flat)[0].shape(*flat.graph.inputs(gather)[slot]) or ()))
+        longest = axes.get(int(flat.graph.attrs[gather].get("seq_dim", 0)))
+        return None if longest is None else longest + 1
     shape = known_shape(flat, *flat.graph.inputs(gather)[slot])
     if not shape:
         return None
@@ -284,8 +284,13 @@ def known_shape(flat: FlatGraph, node: int, port: int) -> tuple[int | None, ...]
     shape = value.shape if isinstance(value, TensorValue) else plain_shape(attrs.get("shape"))
     if shape is not None and graph.ops[source] not in PLACEHOLDERS:
         return shape
-    shapes, fed = memoize(flat, "shapes", (), lambda: (infer(flat), graph.descendants(end.node for end in flat.inputs)))
+    shapes, fed = _inferred(flat)
     return None if fed[node] else shapes.shape(node, port)
+
+
+def _inferred(flat: FlatGraph) -> tuple[Shapes, Any]:
+    """Shapes of all tensors, and which nodes inputs have a say in."""
+    return memoize(flat, "shapes", (), lambda: (infer(flat), flat.graph.descendants(end.node for end in flat.inputs)))
 
 
 def constant(flat: FlatGraph, node: int, slot: int) -> NDArray[Any] | None:

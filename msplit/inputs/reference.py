@@ -102,11 +102,9 @@ def load_reference(path: Path) -> Reference:
         raise LoadError(f"the reference can not be read: {error.strerror or error}", where=where, fix=fix) from error
     except (*DAMAGED, MemoryError) as error:  # a header may claim any size
         raise LoadError("this is not a reference file of msplit", where=where, fix=fix) from error
-    return Reference(
-        feeds={key.removeprefix("input/"): value for key, value in values.items() if key.startswith("input/")},
-        outputs={key.removeprefix("output/"): value for key, value in values.items() if key.startswith("output/")},
-        source=str(head["source"]),
-    )
+    groups = ("input/", "output/")
+    feeds, outputs = ({key.removeprefix(of): values[key] for key in values if key.startswith(of)} for of in groups)
+    return Reference(feeds, outputs, str(head["source"]))
 
 
 def _pack(array: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any] | None]:

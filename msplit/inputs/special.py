@@ -37,13 +37,14 @@ SMALL = (2.0**-5, 2.0**-8, 2.0**-13, 2.0**-20)
 """Factors of small values, row by row: their variances lie around the epsilons of norms, 1e-3, 1e-5, 1e-8 and 1e-12. Squares stay far above
 1.2e-38, below which TensorFlow's kernels flush to zero and others do not."""
 
-LARGE_INTEGER = (1 << 30) + 1
-"""Integers that are only calculated with: twice this wraps around in 32 bits."""
+LARGE_INTEGERS = (1 << 30) + 1, (1 << 53) + 1
+"""Integers that are only calculated with: twice the first wraps around in 32 bits, and no float64 holds the other."""
 
-COUNTS = (0, 5, 1, 17, 2, 3)
-"""Such integers otherwise: lengths, 0 among them, and ends of ranges."""
+COUNTS = (0, -77, 5, 1, 17, 2, 3, 77)
+"""Such integers otherwise: lengths, 0 among them, and ends of ranges; and what is divided, or moved by bits, otherwise below 0."""
 
 _JUMPS, _LIMITS = ops_with("jumps"), ops_with("limit")
+_DEFINED = CALCULATES | ops_with("wraps") | ops_with("unary", "exact") | ops_with("reduction") | ops_with("moves bits")
 _ENDS = (_JUMPS - _LIMITS - DIVIDES) | ops_with("shape of")
 
 _Range = tuple[float, float]
@@ -67,8 +68,8 @@ class InputKindName(StrEnum):
     SMALL = "small"
     """Numbers are small, row by row; one id repeats. Sparse and ragged rows but the last are as empty as can be."""
     EDGES = "edges"
-    """Rows by turns hold steps of a half, one value all along, zeros of both signs, small values, zeros, what the row before holds; ids are
-    by turns the ends of a table and of its parts, what is outside of it where that is defined, and any others."""
+    """Rows by turns hold steps of a half, one value all along, zeros of both signs, small values, zeros before a last one, what the row
+    before holds; ids are by turns the ends of a table and of its parts, what is outside of it where that is defined, and any others."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ def numbers(drawn: NDArray[Any], kind: InputKind, name: str) -> NDArray[Any]:
     # Of few bits: its mean is itself, and its variance 0, whatever the order in which it is summed.
     one_value = np.broadcast_to(halves.reshape(len(drawn), -1)[:, :1].reshape(row.shape), drawn.shape)
     signed, zeros = np.where(np.asarray(drawn.real < 0), -0.0, 0.0), np.zeros_like(drawn)
+    zeros.reshape(len(drawn), -1)[:, 1:][:, -1:] = 1  # what looks for any has to look at all
     if drawn.size == len(drawn) and not kind.apart:
         # Labels: rows of other inputs are zeros there, so equal that their distance is 0, which is learned from as of a pair that matches.
         signed = zeros = zeros + 1
@@ -163,12 +165,12 @@ def chosen(drawn: NDArray[Any], pool: NDArray[Any], first: Any, last: Any, kind:
     if kind.name is not InputKindName.EDGES:
         ends = {InputKindName.ZEROS: first, InputKindName.LARGE: last, InputKindName.SMALL: drawn.reshape(-1)[0]}
         return np.full_like(drawn, ends[kind.name])
-    at = np.arange(drawn.size).reshape(drawn.shape)
     row = np.arange(len(drawn)).reshape(-1, *(1,) * (drawn.ndim - 1)) + kind.shift(name)
     # Values that lie one behind the other may be rows of a sparse or ragged tensor: of these some hold one value only, too.
     whole, others, random = (4, 6, 2) if drawn.ndim == 1 else (1, 2, 1)
     turn, turns = row % (whole + others + random), row // (whole + others + random)
-    choices = [pool[(turns + kind.first) % len(pool)], pool[(at + turns + kind.first) % len(pool)]]
+    at = np.cumsum(np.broadcast_to((turn >= whole) & (turn < whole + others), drawn.shape)).reshape(drawn.shape)
+    choices = [pool[(turns + kind.first) % len(pool)], pool[(at + kind.first) % len(pool)]]
     return np.asarray(np.select([turn < whole, turn < whole + others], np.broadcast_arrays(*choices), drawn))
 
 
@@ -268,7 +270,7 @@ def _limited(
         fits = ranged[0] <= between[0] and between[1] <= ranged[1]
         found.mark([] if fits else ranged, less=offset)
         return offset, between if fits else ranged
-    then = _between(op, slot, known, between) if exact and op in CALCULATES | DIVIDES else None
+    then = _between(op, slot, known, between) if exact and op in _DEFINED | DIVIDES else None
     found.followed &= then is not None
     added = offset if offset is None or op in _LIMITS | DIVIDES else handed_on(flat, node, slot, offset)
     return then and (added, then)

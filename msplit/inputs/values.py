@@ -27,7 +27,7 @@ from msplit.inputs.lookups import Use, constant, is_constant_array, outside, use
 from msplit.inputs.sparse_ragged import InputSpec
 from msplit.inputs.special import (
     COUNTS,
-    LARGE_INTEGER,
+    LARGE_INTEGERS,
     RANDOM,
     SMALL,
     InputKind,
@@ -164,7 +164,10 @@ def _beside(made: NDArray[Any], found: ValueLimits, kind: InputKind, rng: np.ran
     step = np.where(at, np.spacing(np.abs(at)), at.dtype.type(SMALL[-1]))
     turn = np.arange(made.size).reshape(made.shape) + kind.first * (made.size // len(made))
     pool = np.concatenate([at, at - step, at + step])
-    return np.where(found.followed | (rng.random(made.shape) < 0.5), pool[turn % len(pool)], made)
+    # Rows that are zeros but for their last stay: one value alone has to be seen.
+    rows = made.reshape(len(made), -1)
+    kept = (~rows[:, :-1].any(1) & (rows.shape[1] > 1)).reshape(-1, *(1,) * (made.ndim - 1))
+    return np.where((found.followed | (rng.random(made.shape) < 0.5)) & ~kept, pool[turn % len(pool)], made)
 
 
 def _special(
@@ -188,7 +191,7 @@ def _where_followed(dtype: np.dtype[Any], use: Use, found: ValueLimits) -> tuple
     """Special values of integers, the first and the last as usual, where all is known that becomes of them; else None."""
     beside = [math.floor(mark) + step for mark in found.marks for step in (0, -1, 1)]
     least, most = max(found.least, -_most(dtype) - 1 if dtype.kind == "i" else 0), min(found.most, _most(dtype))
-    some = (*(COUNTS if use.rows is None else ()), *beside, LARGE_INTEGER)
+    some = (*(COUNTS if use.rows is None else ()), *LARGE_INTEGERS, *beside)
     pool = np.array(list(dict.fromkeys(one for one in some if least <= one <= most)))
     usual = pool[(pool >= 0) & (pool < (use.rows or math.inf))]
     return (pool, usual.min(), usual.max()) if found.followed and dtype.kind in "iu" and usual.size else None

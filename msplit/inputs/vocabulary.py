@@ -62,9 +62,9 @@ def _found(model: Model) -> dict[str, Keys]:
         if op not in (*_LITERAL, *_FILE):
             continue
         table = table_of(flat, node)
-        keys = _literal(flat, node) if op in _LITERAL else _of_file(flat, node, files)
+        keys = loaded(flat, _source(flat, node, 1)) if op in _LITERAL else _of_file(flat, node, files)
         if table is not None and keys is not None and keys.size:
-            found.setdefault(table, _typed(flat, table, keys))
+            found.setdefault(table, _typed(flat, table, keys.reshape(-1)))
     return found
 
 
@@ -75,11 +75,6 @@ def _typed(flat: FlatGraph, table: str, keys: Keys) -> Keys:
         return keys
     decimal = (int(key) for key in keys.tolist() if len(key) < 100 and key.strip().removeprefix(b"-").isdigit())
     return np.array([number for number in decimal if -(1 << 63) <= number < 1 << 63], np.int64)
-
-
-def _literal(flat: FlatGraph, node: int) -> Keys | None:
-    value = loaded(flat, source_of(flat, node, 1))
-    return None if value is None else value.reshape(-1)
 
 
 def loaded(flat: FlatGraph, node: int | None) -> NDArray[Any] | None:
@@ -131,8 +126,7 @@ def _of_file(flat: FlatGraph, node: int, files: Mapping[str, Path]) -> Keys | No
         return None
     # The file: one of the model's assets, or the name that a constant holds.
     path = files.get(flat.graph.names[source])
-    value = flat.graph.attrs[source].get("value")
-    name = np.asarray(value.load()) if isinstance(value, TensorValue) else None
+    name = loaded(flat, source)
     if path is None and name is not None and name.size == 1 and name.dtype.kind == "O":
         path = Path(bytes(name.reshape(-1)[0]).decode(errors="surrogateescape"))
     if path is None:

@@ -21,6 +21,7 @@ from msplit.errors import EngineError, OutOfMemory, WrongShape
 from msplit.inputs.reference import Reference
 from msplit.inputs.special import RANDOM, Fresh, InputKind, InputKindName
 from msplit.progress import Progress, Sums, phase
+from msplit.verify import stepping
 from msplit.verify.compare import (
     ModelComparison,
     best_of,
@@ -33,7 +34,6 @@ from msplit.verify.compare import (
 )
 from msplit.verify.mixed_precision import emulated_errors
 from msplit.verify.results import OutputCheck, Running, Settings, Variant
-from msplit.verify.stepping import begin, draws, moved_outputs, outputs_after, refill, run_steps, variables_after
 
 Pair = tuple[Running, Running, Precision]
 """A variant, what it is held against, and the coarser of their precisions."""
@@ -330,7 +330,7 @@ def _verify_beside(
 
     def from_the_same_values() -> None:
         if state:
-            begun = begin(built, state)
+            begun = stepping.begin(built, state)
             for one in built:
                 one.running.load_state(begun)
 
@@ -407,8 +407,8 @@ def _in_lock_step(
     for pair, steps, got, expected in unsure:
         one, partner, precision = pair
         carried: Mapping[str, float] = {}
-        if partner.running.keeps_state and not draws(partner):
-            again = partial(outputs_after, partner, fed[:steps])
+        if partner.running.keeps_state and not stepping.draws(partner):
+            again = partial(stepping.moved_outputs, partner, fed[:steps], state)
             carried = output_tolerances(state, expected, again, precision=precision)
         note(pair, compared(got, expected, precision, one, partner, carried=carried))
     return outcomes
@@ -441,7 +441,7 @@ def _truth(built: Sequence[Running], how: Verification, state: Arrays) -> Runnin
     rewriting. None where neither runs the model, there is nothing to ask, or nothing runs on our engine."""
     jobs = [one.variant.job for one in built if isinstance(one.variant.engine, CudaEngine)]
     learns = how.reference is not None and how.reference.learns
-    if not jobs or not (how.kinds or (learns and (state or draws(built[0])))):
+    if not jobs or not (how.kinds or (learns and (state or stepping.draws(built[0])))):
         return None
     if learns and how.reference is not None:
         truth = Running(Variant(how.reference.source, REFERENCE, jobs[0]), None)
@@ -468,7 +468,7 @@ def _sets(how: Verification, kinds: Sequence[InputKind], alone: bool) -> list[tu
     parts = (words, usual.keys() - words) if words and alone else ()
     mixed: list[Arrays] = [{**other, **{name: usual[name] for name in part}} for part in parts if part]
     again = [] if alone else [RANDOM, *[kind for kind in kinds if kind.name is InputKindName.EDGES][:1]]
-    return [*[(RANDOM, mixed)][: len(mixed)], *((kind, []) for kind in kinds), *((kind, [usual]) for kind in again)]
+    return [*[(RANDOM, mixed)][: len(mixed)], *((kind, []) for kind in kinds), *((kind, [other]) for kind in again)]
 
 
 def _verify_special(
@@ -488,7 +488,8 @@ def _verify_special(
     """
     ours = [one for one in built if one is not truth and isinstance(one.variant.engine, CudaEngine)]
     kinds = _kinds(how, half=any(own[one].half for one in ours))
-    alone, held = not (state or draws(truth)), dict[str, NDArray[Any]]()
+    alone = not (state or stepping.draws(truth))
+    held: list[dict[str, NDArray[Any]]] = [{}, {}, {}]
     sets = _sets(how, kinds, alone)
     found: dict[tuple[Running, str], list[ModelComparison]] = {}
     for number, (kind, before) in enumerate(sets if ours else ()):
@@ -497,9 +498,9 @@ def _verify_special(
         for attempt in range(how.settings.verify_inputs if state else 1):
             left = [one for one in ours if not (variables[one] and variables[one][-1].passed)]
             fed = [*before, how.made(how.settings.seed + 1 + attempt, kind)]
-            begun = begin([truth], state) if state else state
+            begun = stepping.begin([truth], state) if state else state
             try:
-                expected, after = run_steps(truth, fed[-1:] if alone else fed, begun) if left else ({}, {})
+                expected, after = stepping.run_steps(truth, fed[-1:] if alone else fed, begun) if left else ({}, {})
             except EngineError as problem:
                 if kind is RANDOM and not isinstance(problem, WrongShape):
                     raise
@@ -509,30 +510,69 @@ def _verify_special(
             if none and truth.variant.label == UNCHANGED:
                 how.refuse(kind, f"{none[0]} is NaN there in every variant")
             tolerances: dict[Precision, dict[str, float]] = {}
+            announcing = _announcing(kind, fed) if before and not alone else [(0, feeds, None) for feeds in fed]
             for one in left:
                 try:
-                    outputs, mine = run_steps(one, (refill(held, feeds) for feeds in fed), begun)
+                    steps = stepping.run_announcing(one, held, announcing)
+                    outputs, mine = stepping.last_of(one, steps, begun)
                 except WrongShape as problem:  # the host made something longer, or shorter, of them
                     how.refuse(kind, problem.what)
                     continue
                 if not attempt:
                     comparison = compared(outputs, expected, own[one], one)
                     if not comparison.passed and (kind.name is InputKindName.LARGE or (state and before)):
-                        moved = partial(moved_outputs, truth, fed, begun)
+                        moved = partial(stepping.moved_outputs, truth, fed, begun)
                         start = begun if before else fed[-1]
                         carried = output_tolerances(start, expected, moved, precision=own[one])
                         comparison = compared(outputs, expected, own[one], one, carried=carried)
                     found.setdefault((one, ""), []).append(comparison)
                 if state:
-                    repeat = partial(variables_after, truth, fed)
-                    variables[one].append(_learned(mine, after, begun, repeat, own[one], how, tolerances, draws(truth)))
+                    repeat = partial(stepping.variables_after, truth, fed)
+                    variables[one].append(
+                        _learned(mine, after, begun, repeat, own[one], how, tolerances, stepping.draws(truth))
+                    )
         for one, tried in variables.items():
             if tried:
                 found.setdefault((one, "variables of "), []).append(best_of(tried))
+    for one, comparison in _announced(ours if alone else [], truth, how, own, compared):
+        found.setdefault((one, ""), []).append(comparison)
+    _note(found, truth, own)
+
+
+def _note(
+    found: Mapping[tuple[Running, str], Sequence[ModelComparison]], truth: Running, own: Mapping[Running, Precision]
+) -> None:
+    """Adds the checks that comparisons with the reference come to: one of outputs, and one of variables."""
     for (one, what), comparisons in found.items():
         failed = [each for each in comparisons if not each.passed]
         worst = failed[0] if failed else max(comparisons, key=lambda each: each.needed)
         one.checks.append(OutputCheck(f"{what}{truth.variant.label}", own[one], len(comparisons), worst))
+
+
+def _announcing(kind: InputKind, fed: Sequence[Arrays]) -> list[stepping.Announcing]:
+    """Two steps, of which the first announces the second; or, in the mapping of the last second one, inputs that do not come."""
+    first, second = fed
+    if kind is RANDOM:
+        return [(0, first, (1, second)), (1, second, None)]
+    return [(1, first, (2, first)), (0, second, None)]
+
+
+def _announced(
+    ours: Sequence[Running], truth: Running, how: Verification, own: Mapping[Running, Precision], compared: Compared
+) -> Iterator[tuple[Running, ModelComparison]]:
+    """Compares steps for which something was prepared during the step before, as `announced` has them, with the reference."""
+    if not ours:
+        return
+    sets = [how.fresh(seed) for seed in (how.settings.seed, how.settings.seed + 1)]
+    try:
+        expected = {id(feeds): stepping.run_steps(truth, [feeds], {})[0] for feeds in sets}
+        for one in ours:
+            steps = stepping.announced(*sets)
+            outputs = stepping.run_announcing(one, [{}, {}, {}], steps)
+            for (_, feeds, _), got in zip(steps, outputs, strict=True):
+                yield one, compared(got, expected[id(feeds)], own[one], one)
+    except (WrongShape, OutOfMemory) as problem:  # what is sent before its step takes memory of its own
+        how.refuse(RANDOM, problem.what)
 
 
 def _learned(
@@ -562,23 +602,15 @@ def _verify_state(pairs: Sequence[Pair], state: Arrays, how: Verification) -> No
     """Compares what one step makes of the variables, on several inputs, each time from the same values: after more steps, what rounding
     did in one is what the next learns from."""
     found: dict[int, list[ModelComparison]] = {}
-    tolerances: dict[tuple[Running, Precision], dict[str, float]] = {}  # on the first input: each costs two more steps
-    for number in range(how.settings.verify_inputs):
-        feeds = how.fresh(how.settings.seed + 1 + number)
+    known: dict[Running, dict[Precision, dict[str, float]]] = {}
+    for feeds in map(how.fresh, _seeds(how.settings)):
         held = list(dict.fromkeys(each for pair in pairs for each in pair[:2]))
-        begun = begin(held, state)
-        made = {each: variables_after(each, [feeds], begun) for each in held}
+        begun = stepping.begin(held, state)
+        made = {each: stepping.variables_after(each, [feeds], begun) for each in held}
         for index, (one, partner, precision) in enumerate(pairs):
-            if (partner, precision) not in tolerances:
-                tolerances[partner, precision] = state_tolerances(
-                    begun,
-                    made[partner],
-                    partial(variables_after, partner, [feeds]),
-                    draws=draws(partner),
-                    precision=precision,
-                    tolerance=how.settings.tolerance,
-                )
-            compared = compare_state(made[one], made[partner], tolerances[partner, precision], state)
+            repeat = partial(stepping.variables_after, partner, [feeds])
+            own, draws = known.setdefault(partner, {}), stepping.draws(partner)
+            compared = _learned(made[one], made[partner], begun, repeat, precision, how, own, draws)
             found.setdefault(index, []).append(compared)
     for index, comparisons in found.items():
         one, partner, precision = pairs[index]

@@ -188,14 +188,9 @@ def compare(
             if given is None and precision.half and explained is not None:
                 most = tolerance_of(np.asarray(expected[name]).dtype.name, precision)
                 given = max(min(most, explained), coarsest)
-            one = _compare_one(
-                name,
-                np.asarray(got[name]),
-                np.asarray(expected[name]),
-                precision,
-                None if given is None else max(given, least),
-                max(coarsest, least),
-            )
+            given = None if given is None else max(given, least)
+            pair = np.asarray(got[name]), np.asarray(expected[name])
+            one = _compare_one(name, *pair, precision, given, max(coarsest, least))
             if precision is Precision.TF32 and tolerance is None and explained is not None:
                 one = _within(one, max(explained, coarsest, least))
             results.append(_as_a_whole(one) if precision.half else one)
@@ -217,15 +212,12 @@ def compare_state(
         before: What they were before the steps: then what the steps add to each is held against what they should, too. Of a table of
             which few rows change, or in small steps, the values themselves tell nothing.
     """
-    results = []
     if before is not None:
         got, expected = with_changes(got, before), with_changes(expected, before)
-    for name in expected:
-        if name in got:
-            results.append(
-                _compare_variable(name, np.asarray(got[name]), np.asarray(expected[name]), tolerances.get(name, 0.0))
-            )
-    return ModelComparison(tuple(results))
+    pairs = {name: (np.asarray(got[name]), np.asarray(expected[name])) for name in expected if name in got}
+    return ModelComparison(
+        tuple(_compare_variable(name, *pair, tolerances.get(name, 0.0)) for name, pair in pairs.items())
+    )
 
 
 def with_changes(after: Arrays, before: Arrays) -> Arrays:
@@ -484,23 +476,12 @@ def _compared(
 
 
 def _failed(name: str, expected: NDArray[Any], note: str) -> OutputComparison:
-    return OutputComparison(
-        name=name,
-        passed=False,
-        dtype=_kind(expected),
-        shape=expected.shape,
-        tolerance=0.0,
-        needed=np.inf,
-        mismatches=expected.size,
-        elements=expected.size,
-        note=note,
-    )
+    blank = _compared(name, expected, expected, np.zeros(0), 0.0, None)
+    return replace(blank, passed=False, needed=np.inf, mismatches=expected.size, note=note)
 
 
 def _element(array: NDArray[Any], index: tuple[int, ...] | None) -> Any:
-    if index is None:
-        return None
-    value = array[index]
+    value: Any = None if index is None else array[index]
     return value.item() if hasattr(value, "item") else value
 
 

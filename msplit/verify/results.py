@@ -136,6 +136,8 @@ class VariantResult:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
+        clocks = {"host": self.host, "launch": self.launch, "device": self.device}
+        measured = {clock: getattr(self, f"{clock}_times") for clock in clocks}
         return {
             "label": self.label,
             "engine": self.engine,
@@ -145,17 +147,11 @@ class VariantResult:
             "checks": [check.to_dict() for check in self.checks],
             "failed": self.failed,
             "skipped": self.skipped or None,
-            "host": self.host.to_dict() if self.host else None,
-            "launch": self.launch.to_dict() if self.launch else None,
-            "device": self.device.to_dict() if self.device else None,
+            **{clock: one.to_dict() if one else None for clock, one in clocks.items()},
             "utilization_percent": self.utilization_percent,
             "ratios": [ratio.to_dict() for ratio in self.ratios],
-            "host_times": list(self.host_times),
-            "launch_times": list(self.launch_times),
-            "device_times": list(self.device_times),
-            "host_times_us": _micros(self.host_times),
-            "launch_times_us": _micros(self.launch_times),
-            "device_times_us": _micros(self.device_times),
+            **{f"{clock}_times": list(times) for clock, times in measured.items()},
+            **{f"{clock}_times_us": _micros(times) for clock, times in measured.items()},
         }
 
 

@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.base import STEPS, Arrays
-from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.base import STEPS, Arrays, is_array
+from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.opset.traits import DRAWS
 from msplit.verify.results import Running
+
+Announcing = tuple[int, Arrays, tuple[int, Arrays] | None]
+"""A step that may say what the next one will be fed: which of some mappings it is given, filled with what, and the same of the next."""
+
+
+def announced(first: Arrays, second: Arrays) -> list[Announcing]:
+    """Steps on two sets of inputs, for which the engine may prepare one step during the other (`Executable.step_prefetching`).
+
+    What was prepared must serve the step that is given the mapping that was announced, and no other: not one that is given another
+    mapping, and none after it, whose values come in the same mapping.
+    """
+    return [
+        (0, first, (1, second)),
+        (1, second, (0, first)),  # as announced
+        (1, first, None),  # comes before the one that was announced, in the mapping of the step before
+        (0, second, (1, first)),  # in the mapping that was announced, which holds other values by now
+        (0, second, (1, second)),  # announces what was announced already, with other values
+        (1, second, None),
+    ]
+
+
+def run_announcing(
+    one: Running, held: Sequence[dict[str, NDArray[Any]]], steps: Iterable[Announcing]
+) -> Iterator[Arrays]:
+    """The outputs of each of some steps, of which the second and the third leave them on the device."""
+    for number, (index, feeds, following) in enumerate(steps):
+        given, on_device = refill(held[index], feeds), number in (1, 2)
+        outputs: Mapping[str, Any]
+        if following is not None:
+            then = partial(refill, held[following[0]], following[1])
+            outputs = one.running.step_prefetching(given, then, on_device=on_device)
+        else:
+            outputs = one.running.step_on_device(given) if on_device else one.step(given)
+        yield {
+            name: np.array(value if is_array(value) else ENGINE.array(name, value)) for name, value in outputs.items()
+        }
 
 
 def run_steps(one: Running, fed: Iterable[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
     """The outputs of the last of some steps, and the variables after it, from the variables before the first."""
+    return last_of(one, ({name: np.array(value) for name, value in one.step(feeds).items()} for feeds in fed), state)
+
+
+def last_of(one: Running, steps: Iterator[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:
+    """The last of the outputs that steps yield, and the variables after it, from the variables before the first."""
     if state:
         one.running.load_state(state)
-    outputs = [one.step(feeds) for feeds in fed][-1]
-    return {name: np.array(value) for name, value in outputs.items()}, one.save_state() if state else {}
-
-
-def outputs_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:
-    """The outputs of the last of some steps, from the variables before the first."""
-    return run_steps(one, fed, state)[0]
+    *_, outputs = steps
+    return outputs, one.save_state() if state else {}
 
 
 def variables_after(one: Running, fed: Sequence[Arrays], state: Arrays) -> Arrays:

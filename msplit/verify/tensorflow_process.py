@@ -24,6 +24,8 @@ from msplit import formats
 from msplit.assignment.model import load
 from msplit.engines.base import Arrays, Engine, Executable, Job, TensorFlowOptions, timed
 from msplit.engines.process import Process, RemoteError, serve, told
+from msplit.engines.base import Arrays, Engine, Executable, Job
+from msplit.engines.process import Problem, Process, serve, told
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.placed import unplaced
@@ -152,7 +154,12 @@ def main(arguments: Sequence[str]) -> None:
                 built.append(build(*given))
                 last.append(given[-1]["feeds"])
                 return dict(built[0].facts())
-            return _done(built[0], what, given, last)
+            if what == "step":
+                outputs, last[0] = built[0].step(given), given
+                return outputs
+            if what == "times":
+                return [_timed(built[0], last[0]) for _ in range(given)]
+            return built[0].save_state() if what == "save" else built[0].load_state(given)
         except Exception as problem:  # noqa: BLE001  the other process tells it
             return RemoteError.of(problem)
 

@@ -100,6 +100,23 @@ def plain(tf, v1):
 PLAIN = ["best", "top", "p", "log", "norm", "inverse", "normal", "twice", "mask", "step", "round"]
 
 
+def whole(tf, v1):
+    """Functions of integers that take any, and lengths of what is turned around."""
+    n, m = v1.placeholder(tf.int32, [None, 4], "n"), v1.placeholder(tf.int64, [None], "m")
+    tf.cast(n, tf.uint8, name="bytes")
+    tf.bitwise.right_shift(n, 2, name="moved")
+    tf.reduce_mean(n, 1, name="mean")
+    tf.reduce_prod(n, 1, name="product")
+    tf.truncatediv(n, 3, name="third")
+    tf.identity(m * 3 + 1, "triple")
+    x, lengths = v1.placeholder(tf.float32, [None, 6, 3], "x"), v1.placeholder(tf.int32, [None], "lengths")
+    tf.cumsum(tf.reverse_sequence(x, lengths, 1, 0), 1, name="turned")
+    tf.reduce_any(v1.placeholder(tf.float32, [None, 8], "z") > 0.5, 1, name="any")
+
+
+WHOLE = ["bytes", "moved", "mean", "product", "third", "triple", "turned", "any"]
+
+
 def attention(tf, v1):
     """Two masks, of which one may mask all."""
     q, k, v = (v1.placeholder(tf.float32, [None, 5, 16], name) for name in "qkv")
@@ -153,6 +170,16 @@ def training(tf, v1):
         v1.train.MomentumOptimizer(0.01, 0.9).minimize(loss, name="train_op")
 
 
+def noisy(tf, v1):
+    """A step that draws random numbers."""
+    x = v1.placeholder(tf.float32, [None, 6], "x")
+    with v1.variable_scope("", use_resource=True):
+        w = v1.get_variable("w", initializer=values(6, 4) * 0.3)
+        h = tf.matmul(x, w) * tf.random.uniform([4], 0.5, 1.5, seed=3)
+        loss = tf.reduce_mean(tf.square(h), name="loss")
+        v1.train.GradientDescentOptimizer(0.01).minimize(loss, name="train_op")
+
+
 MODELS = {
     lookup: (["y"], {"capture": False}),
     ragged: (["y", "longest"], {"capture": False}),
@@ -161,10 +188,12 @@ MODELS = {
     words: (["y"], {}),
     pairs: (["y"], {}),
     plain: (PLAIN, {}),
+    whole: (WHOLE, {}),
     attention: (["y", "masked"], {}),
     gelu: (["y"], {}),
     gradients: (GRADIENTS, {}),
     training: (["loss", "train_op"], {}),
+    noisy: (["loss", "train_op"], {}),
 }
 
 
@@ -325,6 +354,107 @@ def known_by(kind, call):
     return plant
 
 
+def ahead(given):
+    """What the host part made of announced inputs: `given` chooses it, of the executable, the inputs and what was announced and made."""
+
+    def plant(monkeypatch):
+        def planted(self, feeds):
+            PLANTED.append("ahead")
+            return given(self, feeds, *(self._ahead or (None, None)))
+
+        monkeypatch.setattr(host.WithHost, "_given", planted)
+
+    return plant
+
+
+def kept_ahead(self, feeds, announced, made):
+    """It is not let go once it was used."""
+    return made if announced is feeds else self._run(feeds)
+
+
+def once_ahead(self, feeds, announced, made):
+    """It is kept until it is used, or others are announced."""
+    if announced is feeds:
+        self._ahead = None
+    return made if announced is feeds else self._run(feeds)
+
+
+def ahead_of_any(self, feeds, announced, made):
+    """Others may be announced."""
+    self._ahead = None
+    return made or self._run(feeds)
+
+
+def first_ahead(monkeypatch):
+    """What was announced first is used, where other inputs are announced afterwards."""
+
+    def step(self, feeds, then, *, on_device=False):
+        PLANTED.append("ahead")
+        earlier = self._prefetched
+        outputs = right(self, feeds, then, on_device=on_device)
+        if earlier[0] is not None and earlier[0] is self._prefetched[0]:
+            self._prefetched = earlier
+        return outputs
+
+    right = executables.SimulatedExecutable.step_prefetching
+    monkeypatch.setattr(executables.SimulatedExecutable, "step_prefetching", step)
+
+
+def sent(keep=False, any_of=False):
+    """Inputs that were sent ahead are kept, or taken for any others."""
+
+    def plant(monkeypatch):
+        def run(self, feeds, tap):
+            announced, values = self._prefetched
+            PLANTED.extend(["ahead"] * (announced is not None))
+            if announced is feeds or (any_of and announced is not None):
+                feeds = values
+            outputs = right(self, feeds, tap)
+            self._prefetched = (announced, values) if keep else (None, {})
+            return outputs
+
+        right = executables.SimulatedExecutable._run
+        monkeypatch.setattr(executables.SimulatedExecutable, "_run", run)
+
+    return plant
+
+
+def number_ahead(monkeypatch):
+    """A step that was announced draws the numbers of the step before."""
+
+    def step(self, feeds, then, *, on_device=False):
+        given = self._numbered(feeds)
+
+        def numbered():
+            following = then()
+            PLANTED.append("ahead")
+            self._prefetched = (following, {**following, host.STEPS: given[host.STEPS]})
+            return self._prefetched[1]
+
+        return self.device.step_prefetching(given, numbered, on_device=on_device)
+
+    def numbered(self, feeds):
+        number = np.asarray(next(self._steps), np.int64)
+        (own, given), self._prefetched = self._prefetched, (None, {})
+        return given if own is feeds else {**feeds, host.STEPS: number}
+
+    monkeypatch.setattr(host.Counting, "step_prefetching", step)
+    monkeypatch.setattr(host.Counting, "_numbered", numbered)
+
+
+def on_device(monkeypatch):
+    """Outputs that are left on the device are those of the step before."""
+
+    def step(self, feeds):
+        kept = self.__dict__.setdefault("_kept", [])
+        kept.append(right(self, feeds))
+        PLANTED.append("on device")
+        return kept[max(len(kept) - 2, 0)]
+
+    right = executables.SimulatedExecutable.step_on_device
+    monkeypatch.setattr(executables.SimulatedExecutable, "step_on_device", step)
+
+
 def forgotten_views(monkeypatch):
     """Memory is let go while steps still read it through a view."""
     right = stream_program.lifetimes
@@ -375,6 +505,26 @@ def scaled(constant, known, factor):
 
 def clipped_cast(right, node, x):
     return x.clamp(-(2**31), 2**31 - 1).int() if x.dtype == torch.int64 and right.dtype == torch.int32 else right
+
+
+def small_cast(right, node, x):
+    return x.clamp(0, 255).to(right.dtype) if right.dtype == torch.uint8 else right
+
+
+def unsigned_shift(right, node, x, by):
+    return ((x.long() & 0xFFFFFFFF) >> by.long()).to(x.dtype)
+
+
+def saturated_product(right, node, x, axis):
+    return x.long().prod(1).clamp(-(2**31), 2**31 - 1).int()
+
+
+def mean_of(rounding, dtype):
+    return lambda right, node, x, axis: x.sum(1, dtype=dtype).div(4, rounding_mode=rounding).int()
+
+
+def turned_unless_full(right, node, x, lengths):
+    return torch.where((lengths == x.shape[1]).reshape(-1, 1, 1), x, right)
 
 
 def above(graph, op):
@@ -430,6 +580,16 @@ MUTANTS = {
     "an array that is the same": (dense, known_by_its_array, BOTH),
     "strings that the numbers tell": (words, known_by("x", "run"), BOTH),
     "numbers that the strings tell": (words, known_by("words", "finish"), BOTH),
+    "what the host made ahead is kept": (words, ahead(kept_ahead), BOTH),
+    "what the host made ahead waits for its step": (words, ahead(once_ahead), BOTH),
+    "what the host made ahead is for others": (words, ahead(ahead_of_any), BOTH),
+    "inputs that were sent ahead are kept": (dense, sent(keep=True), BOTH),
+    "inputs that were sent ahead are others'": (dense, sent(any_of=True), BOTH),
+    "inputs that were sent ahead first": (dense, first_ahead, BOTH),
+    "inputs that were sent ahead to a training step are kept": (training, sent(keep=True), BOTH),
+    "inputs that were sent ahead to a training step are others'": (noisy, sent(any_of=True), BOTH),
+    "a number that was sent ahead": (noisy, number_ahead, BOTH),
+    "outputs on the device": (dense, on_device, BOTH),
     "memory that a view reads": (attention, forgotten_views, BOTH),
     # Norms, activations, ends of ranges.
     "another epsilon by a pass": (dense, rewritten("_LayerNorm", with_attr("epsilon", 1e-3)), BOTH),
@@ -444,6 +604,15 @@ MUTANTS = {
     "one more than the length": (plain, lowered("Less", lambda y, node, a, b: torch.le(a, b)), FULL),
     "not at the bound": (plain, lowered("GreaterEqual", lambda y, node, a, b: torch.gt(a, b)), FULL),
     "halves are rounded away from 0": (plain, lowered("Round", lambda y, node, x: (x.abs() + 0.5).floor() * x.sign()), FULL),
+    "a cast to bytes clips": (whole, lowered("Cast", small_cast), FULL),
+    "a shift brings in zeros": (whole, lowered("RightShift", unsigned_shift), FULL),
+    "means of integers are rounded down": (whole, lowered("Mean", mean_of("floor", torch.int64)), FULL),
+    "means of integers are of 32 bits": (whole, lowered("Mean", mean_of("trunc", torch.int32)), FULL),
+    "products of integers saturate": (whole, lowered("Prod", saturated_product), FULL),
+    "quotients are rounded down": (whole, lowered("TruncateDiv", lambda y, node, x, by: x.div(by, rounding_mode="floor")), FULL),
+    "integers of 64 bits through floats": (whole, lowered("Mul", lambda y, node, x, by: (x.double() * by.double()).long()), FULL),
+    "a row of full length is not turned": (whole, lowered("ReverseSequence", turned_unless_full), FULL),
+    "any but the last": (whole, lowered("Any", lambda y, node, x, axis: x[:, :-1].any(1)), FULL),
     "the mask's value is not that large": (attention, lowered("SelectV2", lambda y, node, c, a, b: torch.where(c, a, b * 0 - 30)), FULL),
     "logits beside masked ones": (attention, rewritten("Mul", lambda c: scaled(c, 0.25, 1.01), slot=1), BOTH),
     "outside of one-hot is its last": (dense, lowered("OneHot", lambda y, node, at, *_: F.one_hot(at.long().clamp(0, 5), 6).float()), FULL),

@@ -322,3 +322,22 @@ def test_what_reads_data_itself_is_not_run_before_its_step():
     first = executable.step(feeds)["y"][0]
     then = {"x": np.zeros(2, np.float32)}
     assert [step_then(executable, feeds, then)["y"][0], executable.step(feeds)["y"][0]] == [first + 1, first + 2]
+
+
+def test_what_was_made_of_announced_inputs_serves_one_step_alone():
+    flat = load("keras_lookup")
+    cities = np.array([b"city_1", b"city_2", b"nowhere", b"city_1"], object)
+    first = {"city": cities, "amount": np.ones((4, 4), np.float32)}
+    announced = {"city": cities[::-1].copy(), "amount": np.ones((4, 4), np.float32)}
+    executable = ENGINE.build(job(flat, first))
+    (scores,) = executable.step(first).values()
+    step_then(executable, first, announced)
+    (turned,) = executable.step(announced).values()
+    assert turned.tolist() == scores[::-1].tolist()
+    announced["city"][...] = cities
+    (again,) = executable.step(announced).values()
+    assert again.tolist() == scores.tolist()
+    step_then(executable, first, announced)
+    executable.close()  # with a step that was announced, and does not come
+    (other,) = ENGINE.build(job(flat, first)).step(announced).values()
+    assert other.tolist() == scores.tolist()
