@@ -70,9 +70,11 @@ def run(session: pytest.Session, count: int, first: Iterable[str]) -> None:
     gc.collect()
     gc.freeze()  # otherwise each process copies the memory of what was collected as it looks for garbage in it
     threads = len(os.listdir("/proc/self/task"))
-    assert threads == 1, (
-        f"{threads} threads run once the tests are imported; those of a file would be missing in its processes"
-    )
+    if threads != 1:
+        raise pytest.UsageError(
+            f"{threads} threads run once the tests are imported, and would be missing in forked processes: "
+            "an import of a test starts them, or one of a library (run without --processes, or with -n of pytest-xdist)"
+        )
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  (one for all)
     ahead, behind = os.pipe()
     os.set_blocking(behind, False)  # fails, and does not wait for ever, where there are more files than a pipe takes
