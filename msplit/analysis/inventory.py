@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.analysis.branches import Branches, KernelGraph, longest
+from msplit.analysis.branches import Branches, KernelGraph
 from msplit.analysis.colocation import ColocationGroups
 from msplit.analysis.embeddings import Column, EmbeddingTable
+from msplit.core.dag import longest
 from msplit.core.graph import Graph, Ints, TensorValue
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph, Region

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from msplit.analysis.branches import Blocks, longest
+from msplit.analysis.branches import Blocks
+from msplit.core.dag import longest
 from msplit.core.graph import TensorValue
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import GATHERS, ops_with

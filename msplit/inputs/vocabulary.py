@@ -62,7 +62,7 @@ def _found(model: Model) -> dict[str, Keys]:
         if op not in (*_LITERAL, *_FILE):
             continue
         table = table_of(flat, node)
-        keys = loaded(flat, _source(flat, node, 1)) if op in _LITERAL else _of_file(flat, node, files)
+        keys = loaded(flat, source_of(flat, node, 1)) if op in _LITERAL else _of_file(flat, node, files)
         if table is not None and keys is not None and keys.size:
             found.setdefault(table, _typed(flat, table, keys.reshape(-1)))
     return found

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.base import STEPS, Arrays, is_array
-from msplit.engines.cuda.engine import ENGINE, CudaEngine
+from msplit.engines.cuda.engine import CudaEngine
+from msplit.engines.tensors import as_array
 from msplit.opset.traits import DRAWS
 from msplit.verify.results import Running
 
@@ -46,9 +47,7 @@ def run_announcing(
             outputs = one.running.step_prefetching(given, then, on_device=on_device)
         else:
             outputs = one.running.step_on_device(given) if on_device else one.step(given)
-        yield {
-            name: np.array(value if is_array(value) else ENGINE.array(name, value)) for name, value in outputs.items()
-        }
+        yield {name: np.array(value if is_array(value) else as_array(name, value)) for name, value in outputs.items()}
 
 
 def run_steps(one: Running, fed: Iterable[Arrays], state: Arrays) -> tuple[Arrays, Arrays]:

@@ -24,8 +24,6 @@ from msplit import formats
 from msplit.assignment.model import load
 from msplit.engines.base import Arrays, Engine, Executable, Job, TensorFlowOptions, timed
 from msplit.engines.process import Process, RemoteError, serve, told
-from msplit.engines.base import Arrays, Engine, Executable, Job
-from msplit.engines.process import Problem, Process, serve, told
 from msplit.engines.tensorflow import runtime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.placed import unplaced
@@ -158,7 +156,7 @@ def main(arguments: Sequence[str]) -> None:
                 outputs, last[0] = built[0].step(given), given
                 return outputs
             if what == "times":
-                return [_timed(built[0], last[0]) for _ in range(given)]
+                return [timed(partial(built[0].step, last[0])) for _ in range(given)]
             return built[0].save_state() if what == "save" else built[0].load_state(given)
         except Exception as problem:  # noqa: BLE001  the other process tells it
             return RemoteError.of(problem)
@@ -166,16 +164,6 @@ def main(arguments: Sequence[str]) -> None:
     serve(arguments, answer)
     for executable in built:
         executable.close()
-
-
-def _done(executable: Executable, what: str, given: Any, last: list[Arrays]) -> Any:
-    if what == "step":
-        outputs = executable.step(given)
-        last[0] = given
-        return outputs
-    if what == "times":
-        return [timed(partial(executable.step, last[0])) for _ in range(given)]
-    return executable.save_state() if what == "save" else executable.load_state(given)
 
 
 def initial_state(flat: FlatGraph, *, op_libraries: Sequence[Path] = ()) -> dict[str, NDArray[Any]]:
