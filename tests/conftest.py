@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import processes
 from tests.campaign import CAMPAIGN, examples
-from tests.processes import pytest_addoption  # noqa: F401  (of pytest)
 
 # A worker has a core: threads of its libraries would wait for each other, and for those of the other worker. What tests start inherits it.
 for _threads in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
@@ -99,7 +97,7 @@ _GATED = tuple(Path(__file__).parent / name for name in ("formats", "rules"))
 @contextlib.contextmanager
 def _untraced(item: pytest.Item) -> Iterator[None]:
     """Nothing traces a test of anything else, or one that is marked `no_cover`. pytest-cov stops its own tracer for that mark, under which
-    another one of coverage's runs in processes that were forked."""
+    another one of coverage's runs in the workers of xdist."""
     gated = any(item.path.is_relative_to(folder) for folder in _GATED) and not item.get_closest_marker("no_cover")
     trace = None if gated else sys.gettrace()
     if trace is None:
@@ -158,11 +156,9 @@ def _too_slow(item: pytest.Item, seconds: float) -> str | None:
     return f"{seconds:.1f} s of processor time are more than its limit of {limit} s: see tests/slow.toml"
 
 
-def _hold() -> Path | None:
-    """A file that is there while a test wants the machine for itself; None where this process is the only one of the run."""
-    several = processes.NUMBER in os.environ
-    return Path(tempfile.gettempdir()) / f"msplit-tests-{os.getppid()}" if several else None
-
+_run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+_HOLD = None if _run is None else Path(tempfile.gettempdir()) / f"msplit-tests-{_run}"
+"""Is there while a test wants the machine for itself; None where this process is the only one of the run."""
 
 _LONGEST_HOLD = 60.0
 """Seconds."""
@@ -172,20 +168,19 @@ _LONGEST_HOLD = 60.0
 def _in_turn(item: pytest.Item) -> Iterator[None]:
     """A test marked `idle` begins when the tests that run beside it have ended, and no other begins before it has ended."""
     end = time.monotonic() + _LONGEST_HOLD
-    hold = _hold()
-    if hold is None:
+    if _HOLD is None:
         yield
         return
     if not item.get_closest_marker("idle"):
-        while hold.exists():
+        while _HOLD.exists():
             if time.monotonic() > end:  # its process is gone
-                hold.unlink(missing_ok=True)
+                _HOLD.unlink(missing_ok=True)
             time.sleep(0.05)
         yield
         return
     while True:
         try:
-            hold.touch(exist_ok=False)
+            _HOLD.touch(exist_ok=False)
             break
         except FileExistsError:
             time.sleep(0.05)
@@ -194,21 +189,7 @@ def _in_turn(item: pytest.Item) -> Iterator[None]:
             time.sleep(0.1)
         yield
     finally:
-        hold.unlink(missing_ok=True)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Runs the tests in as many processes as `--processes` says."""
-    count = session.config.getoption("processes")
-    if (
-        not count
-        or session.config.option.collectonly
-        or (session.testsfailed and not session.config.option.continue_on_collection_errors)
-    ):
-        return None
-    processes.run(session, count, {name.partition("::")[0] for name in SLOW["tests"]})
-    return True
+        _HOLD.unlink(missing_ok=True)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -275,6 +256,6 @@ def pytest_report_header() -> str:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """What failed is told at once where a variable asks for it: a run that is cut off before its end has no summary."""
-    if report.failed and "MSPLIT_TELL_FAILURES" in os.environ and processes.NUMBER not in os.environ:
+    if report.failed and "MSPLIT_TELL_FAILURES" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
         sys.stdout.write(f"\n{report.nodeid} ({report.when})\n{report.longreprtext[-4000:]}\n")
         sys.stdout.flush()

@@ -82,7 +82,7 @@ def test_limits_are_twice_what_the_slowest_took() -> None:
 def test_no_test_begins_beside_one_that_wants_an_idle_machine(
     markers: tuple[str, ...], conftest: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(conftest, "_hold", lambda: tmp_path / "hold")
+    monkeypatch.setattr(conftest, "_HOLD", tmp_path / "hold")
     states = iter(["busy", "busy", None])
     monkeypatch.setattr(conftest, "_busy", lambda: next(states, None))
     began = threading.Event()
@@ -102,7 +102,7 @@ def test_no_test_begins_beside_one_that_wants_an_idle_machine(
 
 
 def test_a_hold_of_a_process_that_is_gone_ends(conftest: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(conftest, "_hold", lambda: tmp_path / "hold")
+    monkeypatch.setattr(conftest, "_HOLD", tmp_path / "hold")
     monkeypatch.setattr(conftest, "_LONGEST_HOLD", 0.1)
     (tmp_path / "hold").touch()
     with conftest._in_turn(item("test_a")):

@@ -1,6 +1,5 @@
 """ONNX Runtime as a row of `bench`: right where it runs a model, and a reason where it does not."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,9 @@ from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.errors import EngineError
 from msplit.inputs.make import feeds_for
 
-MISSING = [name for name in ("onnxruntime", "tf2onnx") if importlib.util.find_spec(name) is None]
-# Not imported here: ONNX Runtime starts threads, and processes are forked once all tests are imported.
-pytestmark = [pytest.mark.tf, pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")]
+pytest.importorskip("onnxruntime")
+pytest.importorskip("tf2onnx")
+pytestmark = pytest.mark.tf
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"
 
