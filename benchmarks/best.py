@@ -32,7 +32,7 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.inputs.make import feeds_for
 from msplit.run.request import RunRequest
-from msplit.run.stream_ids import assignments_for
+from msplit.run.tensorflow_rows import assignments_for
 from msplit.verify.compare import compare
 
 STEPS = 60

@@ -32,9 +32,8 @@ from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.windows import TILES
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.passes.convolution.concat_into import concat_in_place
-from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
+from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS, SQUEEZES
 from msplit.engines.cuda.passes.convolution.fuse_prologue import PROLOGUES
-from msplit.engines.cuda.passes.convolution.fuse_squeeze import SQUEEZES
 from msplit.engines.cuda.passes.measured import Decide, deciding
 from msplit.flatten.build import flatten
 from msplit.formats import read

@@ -32,7 +32,7 @@ import models
 
 from msplit import api
 from msplit.analysis.colocation import groups
-from msplit.cost import profile_file
+from msplit.cost import profile as profile_file
 from msplit.cost.costs import Constants, Costs
 from msplit.cost.profile import Profile, apply
 from msplit.engines.base import Job
@@ -42,7 +42,7 @@ from msplit.engines.cuda.profiling.step_costs import estimated as estimated_step
 from msplit.engines.cuda.runtime.executables import Compiled, executable_for, plan_for
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.make import make_inputs
-from msplit.report import jsonio
+from msplit.report import document
 from msplit.report.profile import estimated
 from msplit.run.profile import profile
 from msplit.run.request import RunRequest
@@ -83,7 +83,7 @@ def main() -> None:
             traceback.print_exc()
             continue
         print(f"{name} {batch}: {time.time() - began:.1f} s", flush=True)
-        text = json.dumps(jsonio.plain({"schema_version": 1, "models": rows}))
+        text = json.dumps(document.plain({"schema_version": 1, "models": rows}))
         (arguments.out / "cost_model.json").write_text(text)
         (arguments.out / "cost_model.md").write_text(markdown(rows))
     print(markdown(rows))

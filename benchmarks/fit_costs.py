@@ -26,7 +26,7 @@ import foreign
 import models
 
 from msplit import api
-from msplit.cost import formulas, gpus, profile_file
+from msplit.cost import formulas, gpus, profile
 from msplit.schedule.machine import Machine
 
 estimate = importlib.import_module("msplit.cost.estimate")
@@ -63,7 +63,7 @@ class Model:
 def read(graphs: Path, row: dict[str, Any]) -> Model:
     """A model of a file."""
     flat = api.load(models.fill(graphs, Path("/tmp/msplit-models"), row["model"], row["batch"]))
-    found = profile_file.parse(json.dumps(row["profile"]), row["model"])
+    found = profile.parse(json.dumps(row["profile"]), row["model"])
     shapes, _ = api.price(flat, batch=row["batch"])
     steps = [step for step in found.steps if step.kernel >= 0]
     parts: dict[str, int] = defaultdict(int)

@@ -21,7 +21,7 @@ import models
 import training_models
 
 from msplit import api
-from msplit.report import benchmark, jsonio, render
+from msplit.report import benchmark, document, render
 from msplit.verify.results import Settings
 
 
@@ -69,7 +69,9 @@ def main() -> None:
 
 def save(arguments: argparse.Namespace, rows: list[dict[str, Any]], raw: list[dict[str, Any]]) -> None:
     """Writes what is known so far: a run that is cut off keeps the models it finished."""
-    (arguments.out / f"{arguments.name}.json").write_text(json.dumps(jsonio.plain({"schema_version": 1, "runs": raw})))
+    (arguments.out / f"{arguments.name}.json").write_text(
+        json.dumps(document.plain({"schema_version": 1, "runs": raw}))
+    )
     (arguments.out / f"{arguments.name}.md").write_text(markdown(rows))
 
 

@@ -42,9 +42,9 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.opset import schema
-from msplit.report import jsonio
+from msplit.report import document
 from msplit.run.request import RunRequest
-from msplit.run.stream_ids import assignments_for
+from msplit.run.tensorflow_rows import assignments_for
 from msplit.verify.results import BenchResult, Settings, Variant
 
 PLAIN, XLA, CLUSTERS = "TensorFlow", "TensorFlow, XLA (jit_compile)", "TensorFlow, XLA (auto_jit)"
@@ -89,7 +89,9 @@ def main() -> None:
         rows.append(row)
         for part in measure(arguments, row):
             row.update(part)
-            (arguments.out / "training.json").write_text(json.dumps(jsonio.plain({"schema_version": 1, "rows": rows})))
+            (arguments.out / "training.json").write_text(
+                json.dumps(document.plain({"schema_version": 1, "rows": rows}))
+            )
         gc.collect()
     print(table(rows))
 

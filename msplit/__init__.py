@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from msplit.annotate import stream, stream_group
     from msplit.api import *
     from msplit.checks import check
-    from msplit.checks.finding import CheckSettings
+    from msplit.checks.subject import CheckSettings
     from msplit.errors import *
 
 _ELSEWHERE = {

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from msplit.benchmark.comparison import Compared
     from msplit.benchmark.results import Bench
     from msplit.engines.cuda.engine import CompiledVariant
-    from msplit.run.build import Build, build
+    from msplit.run.build import Build, build, open
     from msplit.run.function import CompiledFunction, compile
-    from msplit.run.open import open
     from msplit.run.prepare import prepare
     from msplit.run.request import BenchOptions, BuildOptions, RunOptions, StepOptions, TuneSettings
     from msplit.run.runner import Runner
@@ -89,7 +88,7 @@ _LATER = {
     "bench": "msplit.benchmark.benchmark",
     "Build": "msplit.run.build",
     "build": "msplit.run.build",
-    "open": "msplit.run.open",
+    "open": "msplit.run.build",
     "Compared": "msplit.benchmark.comparison",
     "Runner": "msplit.run.runner",
     "prepare": "msplit.run.prepare",

@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from msplit.formats.sniffer import main_file, sniff
+from msplit.formats.reader import main_file, sniff
 from msplit.opset import schema
 from tests.cli.runner import ROOT, SAMPLES, msplit
 

@@ -33,7 +33,7 @@ def other_weights(path: Path, seed: int, out: Path) -> Path:
 
 def other_variables(path: Path, seed: int, out: Path) -> Path:
     """A SavedModel like another, but for the values of its floating-point variables."""
-    from msplit.engines.tensorflow.bundle import save
+    from msplit.engines.tensorflow.variables import save_bundle
 
     model = formats.read(path, tags=["serve"])
     random = np.random.default_rng(seed)
@@ -45,5 +45,5 @@ def other_variables(path: Path, seed: int, out: Path) -> Path:
         scaled = value * random.uniform(0.5, 1.5, value.shape) if value.dtype.kind == "f" else value
         parts[places[name].key, places[name].part] = scaled.astype(value.dtype)
     shutil.copytree(path, out)
-    save(out / "variables" / "variables", parts)
+    save_bundle(out / "variables" / "variables", parts)
     return out

@@ -240,13 +240,12 @@ def complex_functions() -> list[str]:
 
 def options() -> dict[str, int]:
     """Options of each command, aliases of TensorFlow Serving's flags (hidden) left out."""
-    import importlib
 
     import click
 
-    from msplit.cli.main import COMMANDS
+    from msplit.cli.main import COMMANDS, command_of
 
-    commands = {name: importlib.import_module(f"msplit.cli.{name}").command for name in COMMANDS}
+    commands = {name: command_of(name) for name in COMMANDS}
     return {
         name: sum(isinstance(one, click.Option) and not one.hidden for one in command.params)
         for name, command in commands.items()

@@ -190,7 +190,7 @@ def kept(model: Path, batch: int, folder: Path) -> list[str]:
     import msplit
     from msplit.engines.base import Job
     from msplit.engines.cuda import compile as compiler
-    from msplit.engines.cuda.autotune import choices
+    from msplit.engines.cuda.autotune import tuner
     from msplit.engines.cuda.device import device as devices
     from msplit.engines.cuda.device.device import Device
     from msplit.engines.cuda.engine import ENGINE
@@ -201,13 +201,13 @@ def kept(model: Path, batch: int, folder: Path) -> list[str]:
     ids = msplit.assign(flat, "auto", streams=STREAMS, batch=batch).ids
     feeds = make_inputs(flat, {}, batch=batch, seed=0)
 
-    def seconds(job: Any, compiled: Any) -> float:
+    def seconds(compiled: Any, job: Any) -> float:
         return 1.0 if (compiled.layout == "nchw") != job.options.mode.groups else 2.0
 
     path = folder / "choices.jsonl"
     with (
-        mock.patch.object(compiler, "one_stream_seconds", seconds),
-        mock.patch.object(choices, "kept_in", return_value=path),
+        mock.patch.object(compiler.Compiled, "one_stream_seconds", seconds),
+        mock.patch.object(tuner, "kept_in", return_value=path),
         mock.patch.object(devices, "_DEVICES", {}),
         mock.patch.object(Device, "is_gpu", True),
         mock.patch.object(Device, "is_current", True),

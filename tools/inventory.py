@@ -8,7 +8,6 @@ Each line that is gone belongs into CHANGELOG.md, with what replaces it. `write`
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import sys
@@ -23,11 +22,11 @@ def commands() -> Iterator[str]:
     """Each command with its options and arguments, their choices, and the keys of those that hold several."""
     import click
 
-    from msplit.cli.main import COMMANDS
+    from msplit.cli.main import COMMANDS, command_of
 
     for name in COMMANDS:
         yield f"command {name}"
-        for one in importlib.import_module(f"msplit.cli.{name}").command.params:
+        for one in command_of(name).params:
             hidden = " (hidden)" if getattr(one, "hidden", False) else ""
             for text in one.opts + one.secondary_opts if isinstance(one, click.Option) else [one.name]:
                 yield f"option {name} {text}{hidden}"

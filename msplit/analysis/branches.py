@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from msplit.analysis.order import canonical
 from msplit.core.dag import Dag, bypass, chains, in_order, longest, quotient
-from msplit.core.graph import Floats, Graph, Ints
-from msplit.core.memory import memoize
+from msplit.core.graph import Floats, Graph, Ints, memoize
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
 

@@ -14,8 +14,7 @@ import numpy as np
 import yaml
 
 from msplit.analysis.branches import finish_times
-from msplit.core.graph import CONTROL, Floats, Graph, Ints, TensorValue
-from msplit.core.memory import memoize
+from msplit.core.graph import CONTROL, Floats, Graph, Ints, TensorValue, memoize
 from msplit.cost.costs import Costs
 from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from msplit.analysis.colocation import groups
 from msplit.core.dag import Hashes, mixed
-from msplit.core.graph import Floats, Ints
-from msplit.core.memory import memoize
+from msplit.core.graph import Floats, Ints, memoize
 from msplit.flatten.flat import FlatGraph
 
 BUDGET = 100_000

@@ -16,15 +16,14 @@ from msplit.analysis.embeddings import columns
 from msplit.analysis.guesses import Guesses, Suggestion, guesses, suggest
 from msplit.analysis.inventory import Antichain, LevelWidth, level_width, max_antichain
 from msplit.assignment.model import DisplayMixin, Facts, gain, opened, price
-from msplit.core.memory import no_collection
+from msplit.core.graph import no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload
 from msplit.flatten.flat import FlatGraph
 from msplit.opset.traits import LOOPS
 from msplit.progress import phase
-from msplit.schedule.bounds import Bounds, bounds
 from msplit.schedule.choose import WORTH
-from msplit.schedule.judge import Judgement, foresee, judge, problem_of
+from msplit.schedule.judge import Bounds, Judgement, bounds, foresee, judge, problem_of
 from msplit.schedule.split import SplitJudgement, judge_split
 from msplit.schedule.split_problem import SplitProblem
 from msplit.shapes import Shapes

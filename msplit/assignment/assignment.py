@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 
 from msplit import formats, rules
 from msplit.analysis.guesses import guesses
-from msplit.assignment.defaults import measured_record
-from msplit.assignment.model import DisplayMixin, Facts, gain, opened, price
+from msplit.assignment.model import DisplayMixin, Facts, gain, measured_record, opened, price
 from msplit.core.dag import Dag, distinct
-from msplit.core.graph import CONTROL, UNASSIGNED, Ints
-from msplit.core.memory import no_collection
+from msplit.core.graph import CONTROL, UNASSIGNED, Ints, no_collection
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload
 from msplit.errors import AssignError, MsplitError, WriteError
@@ -33,8 +31,7 @@ from msplit.progress import phase
 from msplit.rules import streamfile
 from msplit.rules.manual import Manual
 from msplit.rules.ruleset import RuleSet, RulesResult
-from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import Judgement, Prediction, judge, predict
+from msplit.schedule.judge import Judgement, Prediction, bounds, judge, predict
 from msplit.schedule.plan import Plan, make_plan, record_order
 from msplit.shapes import Shapes
 

@@ -23,7 +23,7 @@ from msplit.flatten.flat import FlatGraph, original
 from msplit.formats import writer
 from msplit.formats.endpoints import DEFAULT_SIGNATURE, MAIN_OP, split_tensor
 from msplit.formats.model import Endpoint, Format, Model
-from msplit.formats.sniffer import SAVED_MODEL_FILES
+from msplit.formats.reader import SAVED_MODEL_FILES
 from msplit.formats.tensors import add_node, dtype_number
 from msplit.opset import schema
 from msplit.opset.traits import ops_with
@@ -315,10 +315,10 @@ def _beside(model: Model, values: Mapping[str, NDArray[Any]]) -> Callable[[Path]
         if model.is_saved_model:
             writer.copy_beside(model, folder, lambda name: name in ("assets", "assets.extra"))
         if values:
-            from msplit.engines.tensorflow.bundle import save
+            from msplit.engines.tensorflow.variables import save_bundle
 
             (folder / "variables").mkdir()
-            save(folder / "variables" / "variables", {(name, ""): value for name, value in values.items()})
+            save_bundle(folder / "variables" / "variables", {(name, ""): value for name, value in values.items()})
 
     return fill
 

@@ -1,40 +1,48 @@
-"""Runs a model on its streams and measures what they gain."""
+"""Runs a model on its streams and measures what they gain.
+
+Repeats a bench for several batch sizes.
+
+Measures the speed of a build, beside one stream of the same kernels.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from msplit.assignment.model import opened
-from msplit.benchmark.diagnose import hints
-from msplit.benchmark.results import Bench, Traced
+from msplit.benchmark.diagnose import Limits, hints
+from msplit.benchmark.results import BatchSweep, Bench, Traced
 from msplit.benchmark.timing import bench as measure
-from msplit.benchmark.utilization import Limits
+from msplit.core.arguments import Precision
 from msplit.core.graph import Ints
-from msplit.engines.base import Job
+from msplit.engines.base import Engine, Executable, Job
 from msplit.engines.cuda.engine import ENGINE as CUDA
-from msplit.engines.cuda.options import KernelMode
+from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
-from msplit.errors import EngineError
+from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph
+from msplit.formats.build import Manifest
 from msplit.inputs.examples import hits
 from msplit.progress import Progress, timing
+from msplit.run.build import LoadedBuild, load
 from msplit.run.compilation import beside_float32, chosen_variant, compiled
-from msplit.run.request import BenchOptions, keywords_of
-from msplit.run.setup import BenchRequest, StreamIds, on_all
+from msplit.run.request import BenchOptions, keywords_of, refuse_exclusions
+from msplit.run.setup import BenchRequest, StreamIds, on_all, plural
 from msplit.run.tuning import Tuned, confirmed
 from msplit.run.variants import as_recorded, naming_open_shapes, set_up
-from msplit.schedule.bounds import bounds
+from msplit.schedule.judge import bounds
 from msplit.verify.check import seconds_of
-from msplit.verify.results import BenchResult, Variant
+from msplit.verify.results import BenchResult, Settings, Variant
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.engine import CompiledVariant
+
 
 MEASURE_SECONDS = 8.0
 """Most time for timing kernels alone; kernels that there is no time for keep their static cost."""
@@ -164,3 +172,118 @@ def limits(job: Job, *, plain: CompiledVariant | None = None, ids: Mapping[str, 
     source = "the profile" if profiled else "measured" if found.measured else "the data sheet"
     spent = {label: plain.breakdown(streams) for label, streams in (ids or {}).items()}
     return Limits(bounds(job.flat, job.costs), found, source, spent)
+
+
+@dataclass(frozen=True, eq=False)
+class BuildBench:
+    """A measured build.
+
+    Attributes:
+        results: By batch, None where the model's inputs have shapes of their own.
+        notes: What differs from what it was made for.
+    """
+
+    manifest: Manifest
+    results: tuple[tuple[int | None, BenchResult], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """True if outputs are wrong."""
+        return any(result.failed for _, result in self.results)
+
+
+@dataclass(frozen=True, eq=False)
+class _OneRung(Engine):
+    """Engine that makes one batch of a build run."""
+
+    loaded: LoadedBuild
+    program: str
+    one_stream: bool
+    name: str = "cuda"
+
+    def build(self, job: Job) -> Executable:
+        del job  # all is settled
+        restored = self.loaded.restored[self.program]
+        return self.loaded.opened.run(restored, alone=True, one_stream=self.one_stream)
+
+
+def bench_build(
+    path: str | os.PathLike[str],
+    settings: Settings | None = None,
+    *,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> BuildBench:
+    """Opens a build, verifies and measures each of its batches, and one stream of the same kernels beside it.
+
+    Raises:
+        LoadError: It is no build, is damaged, or somebody else may write to it.
+        EngineError: It can not run here.
+    """
+    loaded = load(path)
+    settings, manifest = settings or Settings(), loaded.manifest
+    found = []
+    for rung in manifest.rungs:
+        reference = loaded.references[rung.program]
+        one = f"msplit, 1 stream of {plural(rung.kernels, 'kernel')}"
+        job = Job(
+            flat=None,  # type: ignore[arg-type]  # a build has no graph: the reference says what verification needs
+            ids=np.zeros(0, np.int32),
+            streams=1,
+            feeds=reference.feeds,
+            options=EngineOptions(measure=False),
+            precision=Precision(manifest.precision),
+        )
+        variants = [Variant(one, _OneRung(loaded, rung.program, True), job)]
+        if rung.streams > 1:
+            engine = _OneRung(loaded, rung.program, False)
+            variants.append(Variant(manifest.label, engine, replace(job, streams=rung.streams), one))
+        result = measure(
+            variants,
+            fresh=lambda seed, feeds=reference.feeds: feeds,  # type: ignore[misc]
+            settings=replace(settings, verify_inputs=1),
+            reference=reference,
+            command=command,
+            progress=progress,
+        )
+        found.append((rung.batch, result))
+    return BuildBench(manifest, tuple(found), loaded.notes)
+
+
+def sweep(
+    flat: FlatGraph, request: BenchRequest, batches: Sequence[int], *, progress: Progress | None = None
+) -> BatchSweep:
+    """Measures a model with each of several batches, one after the other. See `bench`.
+
+    What one batch can not do, such as fit into memory, does not lose what the others gave.
+
+    Args:
+        request: What to run. It can have no reference, no plan and no tuning: these are for one batch.
+        batches: Sizes of unknown leading dimensions.
+
+    Raises:
+        MsplitError: The request does not go with several batches, or none of them could be run.
+    """
+    refuse_exclusions({**request.given, "batches_in_turn": batches})
+    if len(batches) > 1 and not any(end.shape is None or None in end.shape for end in flat.model.inputs):
+        raise MsplitError(
+            "no input has an unknown size, so every batch would measure the same", fix="leave the batches out"
+        )
+    runs: dict[int, Bench] = {}
+    failed: dict[int, str] = {}
+    for number, batch in enumerate(dict.fromkeys(batches)):
+
+        def tell(what: str, share: float, number: int = number, batch: int = batch) -> None:
+            if progress is not None:
+                progress(f"batch {batch}: {what}", (number + share) / len(batches))
+
+        try:
+            runs[batch] = bench_for(flat, replace(request, run=request.run.sized(batch=batch)), progress=tell)
+        except EngineError as problem:
+            failed[batch] = problem.what
+            if not runs and len(failed) == len(set(batches)):
+                raise
+        finally:
+            CUDA.forget(flat)  # programs of this batch
+    return BatchSweep(runs, failed)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msplit.assignment.model import DisplayMixin, Facts
-from msplit.benchmark.utilization import Limits
+from msplit.benchmark.diagnose import Limits
 from msplit.core.graph import Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Workload

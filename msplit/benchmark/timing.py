@@ -18,8 +18,7 @@ import numpy as np
 from msplit.benchmark.diagnose import Hints, diagnose
 from msplit.core import statistics
 from msplit.engines.base import Arrays, timed
-from msplit.engines.environment import environment
-from msplit.engines.nvidia import utilization
+from msplit.engines.environment import environment, utilization
 from msplit.errors import EndOfData
 from msplit.inputs.reference import Reference
 from msplit.inputs.special import Fresh

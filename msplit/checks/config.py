@@ -25,8 +25,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from msplit.checks.finding import CheckSettings, Severity, Thresholds
 from msplit.checks.run import CHECKS, expand, near
+from msplit.checks.subject import CheckSettings, Severity, Thresholds
 from msplit.core.arguments import MAX_STREAMS
 from msplit.cost.gpus import data_sheet, gpu_names, is_sheet_file
 from msplit.errors import MsplitError, RulesError

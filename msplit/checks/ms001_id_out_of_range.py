@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.finding import Finding, Severity, about, verb
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Subject, about, verb
 from msplit.core.arguments import MAX_STREAMS
 from msplit.formats.model import STREAM_ID
 

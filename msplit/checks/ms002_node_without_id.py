@@ -17,8 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.finding import Finding, Severity, verb
-from msplit.checks.subject import ABSENT, Check, Subject, wanted
+from msplit.checks.subject import ABSENT, Check, Finding, Severity, Subject, verb, wanted
 
 
 def find(subject: Subject) -> Iterator[Finding]:

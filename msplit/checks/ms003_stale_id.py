@@ -22,11 +22,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.finding import Finding, Severity, Skip, about, verb
-from msplit.checks.subject import ABSENT, Check, Subject, stated, wanted
+from msplit.checks.subject import ABSENT, Check, Finding, Severity, Skip, Subject, about, stated, verb, wanted
 from msplit.core.graph import CONTROL, Graph
 from msplit.errors import AssignError
-from msplit.flatten.placement import host_nodes
+from msplit.flatten.flat import host_nodes
 from msplit.formats.summary import graph_hash
 from msplit.schedule import planfile
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.finding import Finding, Severity, place
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Subject, place
 
 
 def find(subject: Subject) -> Iterator[Finding]:

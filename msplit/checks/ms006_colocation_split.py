@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msplit.analysis.colocation import groups
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Check, Subject, splits
+from msplit.checks.subject import Check, Finding, Severity, Subject, splits
 
 
 def find(subject: Subject) -> Iterator[Finding]:

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from msplit.analysis.colocation import groups
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Check, Subject, splits
+from msplit.checks.subject import Check, Finding, Severity, Subject, splits
 from msplit.rules.colocation import Colocation
 
 

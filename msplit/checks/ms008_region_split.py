@@ -17,8 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Check, Subject, splits
+from msplit.checks.subject import Check, Finding, Severity, Subject, splits
 
 
 def find(subject: Subject) -> Iterator[Finding]:

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.finding import Finding, Severity, verb
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Subject, verb
 
 
 def find(subject: Subject) -> Iterator[Finding]:

@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msplit.analysis.colocation import paths, unordered, users
-from msplit.checks.finding import Finding, Severity, listed
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Subject, listed
 
 
 def find(subject: Subject) -> Iterator[Finding]:

@@ -20,8 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from msplit.checks.finding import NODES_SHOWN, Finding, Severity, about, nodes, verb
-from msplit.checks.subject import ABSENT, Check, Subject
+from msplit.checks.subject import ABSENT, NODES_SHOWN, Check, Finding, Severity, Subject, about, nodes, verb
 from msplit.core.dag import Dag
 from msplit.schedule.plan import Plan
 from msplit.schedule.plan_check import check

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msplit.checks.finding import Finding, Severity, Skip
-from msplit.checks.subject import Check, Longs, Mask, Subject
+from msplit.checks.subject import Check, Finding, Longs, Mask, Severity, Skip, Subject
 from msplit.core.graph import CONTROL
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.finding import Finding, Severity, listed
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Subject, listed
 from msplit.core.graph import Floats, Ints
 
 _TINY_US = 1e-6

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Subject
 
 
 def find(subject: Subject) -> Iterator[Finding]:

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Subject
 
 
 def find(subject: Subject) -> Iterator[Finding]:

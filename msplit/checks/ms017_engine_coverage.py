@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from msplit.checks.finding import NODES_SHOWN, Finding, Severity, Skip, nodes
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import NODES_SHOWN, Check, Finding, Severity, Skip, Subject, nodes
 from msplit.engines.cuda.coverage import cover
 
 CODE = "MS017"

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.finding import Finding, Severity, verb
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Subject, verb
 from msplit.formats.files import read_bytes
 from msplit.rules import streamfile
 from msplit.rules.base import MAX_STREAM_FILE

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.finding import Finding, Severity, Skip, place, verb
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Skip, Subject, place, verb
 from msplit.rules import streamfile
 from msplit.rules.regex import Regex
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msplit.checks.finding import Finding, Severity
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Subject
 from msplit.formats.model import STREAM_ID
 
 

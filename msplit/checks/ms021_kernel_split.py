@@ -18,8 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from msplit.checks.finding import Finding, Severity, listed, verb
-from msplit.checks.subject import Check, Subject
+from msplit.checks.subject import Check, Finding, Severity, Subject, listed, verb
 
 _FIX = "write the model and the plan together: msplit tune MODEL -o OUT --plan-out PLAN"
 

@@ -24,12 +24,10 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from msplit.assignment.defaults import GIVEN, ON_COSTS, ON_RULES, Basis, Given, settle
-from msplit.assignment.model import DisplayMixin, Facts, opened, price
-from msplit.checks.finding import CheckSettings, Finding, Severity, Skip
-from msplit.checks.subject import Check, Subject
-from msplit.core.memory import no_collection
-from msplit.cost import profile_file
+from msplit.assignment.model import GIVEN, ON_COSTS, ON_RULES, Basis, DisplayMixin, Facts, Given, opened, price, settle
+from msplit.checks.subject import Check, CheckSettings, Finding, Severity, Skip, Subject
+from msplit.core.graph import no_collection
+from msplit.cost import profile as profile_file
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats import read

@@ -169,10 +169,13 @@ def command(
         explained = assignment.explain(assigned, one)
     found = places.write(assigned)
     if asked.compare:
-        from msplit.report import candidates
+        from msplit.report import assignment
 
         said = [*found.warnings, *found.notes, *found.written]
-        document, payload = candidates.document(compared, said), partial(candidates.payload, compared, said)
+        document, payload = (
+            assignment.candidates_document(compared, said),
+            partial(assignment.candidates_payload, compared, said),
+        )
     elif one is not None:
         document = replace(explained, warnings=found.warnings, notes=[*found.notes, *found.written])
         payload = partial(assignment.explanation, assigned, one, found)

@@ -1,4 +1,9 @@
-"""`msplit bench`: run, verify, measure."""
+"""`msplit bench`: run, verify, measure.
+
+`msplit tune`: search for the fastest plan by measuring, and write it.
+
+`msplit bisect`: find the first node whose value is not TensorFlow's.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,13 @@ from pathlib import Path
 
 import click
 
-from msplit.cli import baseline_options, measuring, options
+from msplit.cli import measuring, options
 from msplit.cli.keys import Keys, given, key, option, together
 from msplit.cli.measuring import Measured
+from msplit.cli.measuring import Run as ComparedRun
 from msplit.core.arguments import spelled
 from msplit.progress import telling
-from msplit.report.text import plural
+from msplit.report.document import plural
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Asked:
     work=options.Batches,
     measured=Measured,
     asked=Asked,
-    beside=baseline_options.Beside,
+    beside=measuring.Beside,
 )
 def command(
     model: Path,
@@ -71,7 +77,7 @@ def command(
     work: options.Batches,
     measured: Measured,
     asked: Asked,
-    beside: baseline_options.Beside,
+    beside: measuring.Beside,
 ) -> int:
     """Run MODEL on one and on several streams, verify that outputs are equal, and measure. This executes the model.
 
@@ -79,8 +85,7 @@ def command(
     verified, and measured beside one stream of the same kernels.
     """
     from msplit.assignment.assignment import check_places
-    from msplit.benchmark.benchmark import bench_for
-    from msplit.benchmark.sweep import sweep
+    from msplit.benchmark.benchmark import bench_for, sweep
     from msplit.formats import build
     from msplit.report import benchmark
     from msplit.run.request import refuse_exclusions
@@ -104,11 +109,11 @@ def command(
     flat = choice.load(model, record=work.record)
     places = (asked.trace, measured.save_reference, beside.plot)
     check_places(flat, [path for path in places if path is not None], force=asked.force)
-    baseline_options.refuse(then, request.run, beside.limit, flat)
+    measuring.refuse(then, request.run, beside.limit, flat)
     if work.several:
         with telling() as tell:
             swept = sweep(flat, request, work.several, progress=tell)
-        return baseline_options.report(flat, swept, beside, then, asked.style, force=asked.force)
+        return measuring.report(flat, swept, beside, then, asked.style, force=asked.force)
     with telling() as tell:
         found = bench_for(flat, request, progress=tell)
     written: list[str] = []
@@ -120,10 +125,10 @@ def command(
         written.append(
             f"Written: {asked.trace}, one measured step of {plural(len(found.traced), 'variant')}, for https://ui.perfetto.dev."
         )
-    shown = baseline_options.Shown(
+    shown = measuring.Shown(
         benchmark.document(flat, found, written), benchmark.payload(flat, found, written), (found,), {}
     )
-    return baseline_options.show(flat, shown, then, beside.limit, asked.style)
+    return measuring.show(flat, shown, then, beside.limit, asked.style)
 
 
 _OF_A_BUILD = ("model", "duration", "warmup", "min_rounds", "builds", "tolerance", "seed", "style")
@@ -132,8 +137,8 @@ _OF_A_BUILD = ("model", "duration", "warmup", "min_rounds", "builds", "tolerance
 
 def _bench_build(path: Path, measured: Measured, seed: int, style: str) -> int:
     """Measures a build. Exit code 1 where its outputs are wrong."""
-    from msplit.benchmark.build_bench import bench_build
-    from msplit.report import build as report
+    from msplit.benchmark.benchmark import bench_build
+    from msplit.report import contents as report
 
     context = click.get_current_context()
     own = [one.name or "" for one in context.command.params if not isinstance(one.type, Keys)]
@@ -149,9 +154,91 @@ def _bench_build(path: Path, measured: Measured, seed: int, style: str) -> int:
     return int(found.failed)
 
 
-def _refuse(work: options.Batches, beside: baseline_options.Beside) -> None:
+def _refuse(work: options.Batches, beside: measuring.Beside) -> None:
     """Raises a UsageError for a figure that can not be drawn."""
     if not work.several and beside.plot is not None:
         raise click.UsageError("--plot draws times over batches: give several, such as --batch 1,8,32.")
     if beside.plot is not None and beside.plot.suffix.lower() != ".html":
         raise click.UsageError("--plot writes an HTML page: name a file that ends in .html.")
+
+
+@dataclass(frozen=True)
+class Search(options.Search):
+    """The search for a plan, and where it goes."""
+
+    output: Path | None = option(
+        "-o", "--output", type=options.PATH, help="Write the tuned streams as an annotated model."
+    )
+    plan_out: Path | None = option(
+        "--plan-out", type=options.PATH, help="Write the tuned plan: streams, order and waits."
+    )
+
+
+@click.command()
+@options.model_argument
+@click.option("--force", is_flag=True, help="Replace existing outputs.")
+@options.format_option
+@together(choice=options.Choice, run=ComparedRun, work=options.RecordedWork, measured=Measured, search=Search)
+def tune_command(
+    model: Path,
+    choice: options.Choice,
+    run: ComparedRun,
+    work: options.RecordedWork,
+    measured: Measured,
+    search: Search,
+    force: bool,
+    style: str,
+) -> int:
+    """Search for the fastest plan of MODEL on the cuda engine, on up to the largest number of --streams, by measuring; verify and measure
+    it beside the others as `bench` does. This executes the model.
+    """
+    from msplit.assignment.assignment import check_places
+    from msplit.benchmark.benchmark import bench_for
+    from msplit.report import benchmark
+    from msplit.run.tuning import write
+
+    request = run.request(work, measured, tune=search.settings(run), force=force)
+    flat = choice.load(model, record=work.record)
+    places = (search.output, search.plan_out, measured.save_reference)
+    check_places(flat, [path for path in places if path is not None], force=force)
+    with telling() as tell:
+        found = bench_for(flat, request, progress=tell)
+    written: list[str] = []
+    if found.tuned is not None and not found.result.failed:
+        written = write(
+            flat, found.tuned, output=search.output, plan=search.plan_out, force=force, workload=found.workload
+        )
+    document, payload = benchmark.document(flat, found, written), benchmark.payload(flat, found, written)
+    return measuring.show(flat, measuring.Shown(document, payload, (found,), {}), None, None, style)
+
+
+@dataclass(frozen=True)
+class Compared(measuring.Closeness, options.Verified):
+    """What is compared, and how closely."""
+
+
+@click.command()
+@options.model_argument
+@options.format_option
+@together(choice=options.Choice, compared=Compared, work=options.RecordedWork)
+def bisect_command(
+    model: Path, choice: options.Choice, compared: Compared, work: options.RecordedWork, style: str
+) -> int:
+    """Find the first node of MODEL whose value on the cuda engine is not TensorFlow's on the CPU, value by value, in float32. Nothing is
+    measured. This executes the model.
+    """
+    from msplit.benchmark import bisect
+    from msplit.report import bisect as report
+    from msplit.run.request import RunRequest
+    from msplit.verify.results import Settings
+
+    flat = choice.load(model, record=work.record)
+    request = RunRequest.of(
+        settings=Settings(seed=compared.seed, tolerance=compared.tolerance),
+        **work.arguments(),
+        **compared.arguments(),
+    )
+    with telling() as tell:
+        found = bisect.bisect(flat, request, progress=tell)
+    options.show(style, "bisect", report.document(flat, found), lambda: report.payload(flat, found))
+    return int(found.culprit is not None or found.drift is not None)

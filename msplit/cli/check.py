@@ -14,11 +14,11 @@ import click
 from msplit.cli import options, output
 from msplit.cli.keys import option, together
 from msplit.errors import MsplitError, WriteError, is_read
-from msplit.report.text import plural
+from msplit.report.document import plural
 
 if TYPE_CHECKING:
     from msplit.checks import Report
-    from msplit.checks.finding import CheckSettings
+    from msplit.checks.subject import CheckSettings
 
 FORMATS = ("table", "json", "md", "github", "junit", "sarif")
 
@@ -78,9 +78,9 @@ class Wanted:
 
     def settings(self, work: options.RecordedWork) -> CheckSettings:
         """The settings of the project, with what the options say in their place."""
-        from msplit.assignment.defaults import GIVEN
+        from msplit.assignment.model import GIVEN
         from msplit.checks import config as reader
-        from msplit.checks.finding import CheckSettings, Severity
+        from msplit.checks.subject import CheckSettings, Severity
 
         path = self.config or reader.find(Path.cwd())
         settings = CheckSettings() if path is None else reader.load(path)
@@ -190,18 +190,18 @@ def command(
 
 
 def _show(style: str, reports: Sequence[Report], settings: CheckSettings, *, together: bool) -> None:
-    from msplit.cli import progress
-    from msplit.report import ci, findings, jsonio
+    from msplit.cli import output
+    from msplit.report import document, findings
 
-    progress.clear()
+    output.clear()
     if style == "github":
-        output.commands(ci.github(*reports))
+        output.commands(findings.github(*reports))
     elif style == "junit":
-        output.xml(ci.junit(*reports, fail_on=settings.fail_on))
+        output.xml(findings.junit(*reports, fail_on=settings.fail_on))
     elif style == "sarif":
-        output.json(ci.sarif(*reports))
+        output.json(findings.sarif(*reports))
     elif style == "json" and together:
-        output.json(jsonio.dumps("check", findings.together(reports)))
+        output.json(document.dumps("check", findings.together(reports)))
     else:
         for report in reports:
             payload = partial(findings.payload, report)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msplit.cli import options
+from msplit.cli.engine_options import Pooling, SharedEngine
 from msplit.cli.keys import FILE, Parameter, key, option, together
-from msplit.cli.pool_options import Pooling, SharedEngine
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _as_multistream(
     choice: options.Choice, settings: LoadSettings, further: Sequence[str]
 ) -> tuple[options.Choice, LoadSettings]:
     """What NVIDIA's arguments say, in place of what is not given here."""
-    from msplit.serving.loadtest.multistream import parse
+    from msplit.serving.loadtest.run import parse
 
     asked = parse(further)
     return (

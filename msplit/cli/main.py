@@ -18,7 +18,7 @@ import click
 from click import shell_completion
 
 from msplit._version import __version__
-from msplit.cli import interrupt, output
+from msplit.cli import output
 from msplit.cli.keys import Keys, Sectioned
 from msplit.core.arguments import spelling
 from msplit.errors import MsplitError, WriteError
@@ -46,7 +46,16 @@ COMMANDS = {
     "tune": "Search for the fastest plan of a model by measuring, and write it.",
     "worker": "Be one process of a cluster that runs graphs in TensorFlow.",
 }
-"""Subcommand -> one line of help. Each lives in the module of its name and is imported only when it is called."""
+"""Subcommand -> one line of help."""
+
+_TOGETHER = {
+    "analyze": ("report",),
+    "bench": ("bisect", "tune"),
+    "build": ("profile",),
+    "models": ("diff", "replicate", "rules", "sample", "show", "strip"),
+    "serve": ("export", "worker"),
+}
+"""Module -> commands in it, beside its own: functions called `<name>_command`. All others: `command`, in the module of their name."""
 
 EXAMPLES = {
     "analyze": ("msplit analyze model.pb --batch 128",),
@@ -132,7 +141,7 @@ class _Commands(click.Group):
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        command: Sectioned = copy.copy(importlib.import_module(f"msplit.cli.{cmd_name}").command)
+        command: Sectioned = copy.copy(command_of(cmd_name))
         command.__class__, command.first = Sectioned, FIRST.get(cmd_name, "").split()
         command.params = [*command.params, *_verbosity()]  # people type them behind the command, too
         title = "Examples:" if len(EXAMPLES[cmd_name]) > 1 else "Example:"
@@ -180,6 +189,14 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def command_of(name: str) -> Any:
+    """A command. Its module is imported here, and no other command's."""
+    module = next((module for module, names in _TOGETHER.items() if name in names), None)
+    if module is None:
+        return importlib.import_module(f"msplit.cli.{name}").command
+    return getattr(importlib.import_module(f"msplit.cli.{module}"), f"{name}_command")
+
+
 def _verbosity() -> list[click.Option]:
     """--quiet, --verbose and --debug, of the whole tool and of each of its commands. They say what the tool tells on stderr."""
     texts = {
@@ -203,10 +220,10 @@ def _showing_progress(callback: Callable[..., Any] | None) -> Callable[..., Any]
 
     @functools.wraps(callback)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        from msplit.cli import options, progress
+        from msplit.cli import options, output
 
         verbose = options.is_set("verbose") or options.is_set("debug")
-        with spelling(options.option_of), progress.shown(quiet=options.is_set("quiet"), verbose=verbose):
+        with spelling(options.option_of), output.shown(quiet=options.is_set("quiet"), verbose=verbose):
             return callback(*args, **kwargs)
 
     return wrapped
@@ -250,14 +267,14 @@ def run(arguments: list[str]) -> int:
     # What TensorFlow has to say comes as exceptions; its log is noise here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        with interrupt.watched():
+        with output.watched():
             code = _run(arguments, debug)
-            interrupt.check()  # something may have caught it and failed for want of what it left out, or gone on to the end
+            output.check()  # something may have caught it and failed for want of what it left out, or gone on to the end
             return code
     except (KeyboardInterrupt, click.exceptions.Abort):
         return _say("interrupted", INTERRUPTED)
-    except interrupt.Terminated:
-        return _say("terminated", interrupt.exit_code() or INTERRUPTED)
+    except output.Terminated:
+        return _say("terminated", output.exit_code() or INTERRUPTED)
 
 
 def _run(arguments: list[str], debug: bool) -> int:

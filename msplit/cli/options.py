@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from msplit.cli import output, progress
+from msplit.cli import output
 from msplit.cli.keys import FILE, SEED, Keys, Parameter, given, key, option
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Work(InputSizes):
 
     def arguments(self) -> dict[str, Any]:
         """For the functions of `api`, with the profile read."""
-        from msplit.cost import profile_file
+        from msplit.cost import profile as profile_file
 
         profile = None if self.profile_path is None else profile_file.load(self.profile_path)
         return {"batch": self.batch, "shapes": dict(self.shapes), "gpu": self.gpu, "profile": profile}
@@ -489,7 +489,7 @@ def is_set(option: str) -> bool:
 
 def note(text: str) -> None:
     """Says something on stderr that is no result, unless --quiet."""
-    progress.clear()
+    output.clear()
     if not is_set("quiet"):
         output.tell(text)
 
@@ -505,9 +505,10 @@ def folded(text: str, indent: str = "") -> str:
 
 def show(style: str, command: str, document: Document, payload: Callable[[], Mapping[str, Any]]) -> None:
     """Prints a result on stdout in the style asked for."""
-    from msplit.report import jsonio, render
+    from msplit.report import document as jsonio
+    from msplit.report import render
 
-    progress.clear()
+    output.clear()
     if style == "json":
         output.json(jsonio.dumps(command, payload()))
     elif style == "md":

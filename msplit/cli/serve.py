@@ -1,7 +1,13 @@
-"""`msplit serve`: models behind the protocols of TensorFlow Serving and Triton."""
+"""`msplit serve`: models behind the protocols of TensorFlow Serving and Triton.
+
+`msplit export`: a model for other servers.
+
+`msplit worker`: a process of a cluster.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,8 +18,9 @@ import click
 
 from msplit import escape
 from msplit.cli import options, output
+from msplit.cli.engine_options import PLACE, WHAT, Pooling, SharedEngine
 from msplit.cli.keys import Parameter, key, option, together
-from msplit.cli.pool_options import Pooling, SharedEngine
+from msplit.cli.output import say
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -202,20 +209,20 @@ def command(served: Served, engine: SharedEngine, pooling: Pooling, batching: Ba
     Options go by TensorFlow Serving's names, too, such as --rest_api_port. This executes the models.
     """
     _require()
-    from msplit.serving.server import making, run
+    from msplit.serving.server import run
 
     where = doors.listening()
     configs, settings, request = served.configs(), batching.settings(pooling.settings()), engine.request()
     tags = served.saved_model_tags if served.tags is None else served.tags
     with run.held(where) as ports, ExitStack() as stack:
         with telling() as tell:
-            ready = making.ready(configs, request, settings, tags=tags, signatures=served.signatures, progress=tell)
+            ready = run.ready(configs, request, settings, tags=tags, signatures=served.signatures, progress=tell)
             models = stack.enter_context(ready)
         return run.run(models, where, ports, ready=lambda: _say(models, where), log=output.tell)
 
 
 def _require() -> None:
-    from msplit.cli.machine import lacking_to_serve
+    from msplit.cli.doctor import lacking_to_serve
     from msplit.errors import INSTALL_SERVING, MsplitError
 
     missing = lacking_to_serve()
@@ -238,3 +245,64 @@ def _say(models: Models, where: Listening) -> None:
         f"{kind} on {where.host}:{port}" for kind, port in (("gRPC", where.port), ("HTTP", where.rest_port)) if port
     ]
     output.say(f"ready: {' and '.join(doors)}")
+
+
+@click.command()
+@click.argument("model", type=options.PATH)
+@click.option(
+    "--triton", type=options.PATH, required=True, help="Triton's model repository; it is made where there is none."
+)
+@click.option("--name", help="Of the model there (default: that of its file or folder).")
+@click.option("--force", is_flag=True, help="Replace a model of this name.")
+@together(pooling=Pooling, device=options.OnDevice)
+def export_command(
+    model: Path, triton: Path, name: str | None, pooling: Pooling, device: options.OnDevice, force: bool
+) -> None:
+    """Write MODEL, a build or a model, into a repository that Triton Inference Server serves with its Python backend.
+
+    The folder holds a copy of MODEL, so that it can be moved. Nothing is executed.
+    """
+    from msplit.serving.triton import export
+
+    made = export(model, triton, pooling.settings(), name=name, device=device.device, force=force)
+    rows = f"up to {made.max_batch:,} rows" if made.max_batch else "of the model's own shapes"
+    say(f"Written: {made.path}, for requests of {rows}.")
+    say(f"Next: tritonserver --model-repository={triton}")
+
+
+@click.command()
+@click.option("--cluster", metavar=PLACE, help=WHAT)
+@click.option("--job", help="Which job's task this is (default: TF_CONFIG's, or worker).")
+@click.option("--task", type=click.IntRange(0), help="Which task of it, from 0 (default: TF_CONFIG's, or 0).")
+@click.option(
+    "--devices",
+    default=1,
+    show_default=True,
+    type=options.STREAMS,
+    help="CPU devices to offer, one for each stream. GPUs are offered as they are (CUDA_VISIBLE_DEVICES).",
+)
+@click.option(
+    "--op-library", "op_libraries", multiple=True, type=options.PATH, help="Custom TensorFlow ops. Repeatable."
+)
+def worker_command(
+    cluster: str | None, job: str | None, task: int | None, devices: int, op_libraries: Sequence[Path]
+) -> None:
+    """Be one process of a cluster, which `bench` and `train` with --tensorflow cluster= run graphs on, until SIGTERM.
+
+    Whoever reaches its port can run anything here: have it on a network of your own. Without --cluster, TF_CONFIG says all.
+    """
+    from msplit.engines.tensorflow.cluster import serve
+    from msplit.formats.cluster import TF_CONFIG, read
+
+    if cluster is None and not os.environ.get(TF_CONFIG):
+        raise click.UsageError("Which cluster? Give --cluster FILE, or set TF_CONFIG.")
+    found = read(cluster or TF_CONFIG)
+    if found.own is not None and job is None and task is None:
+        own = found.own
+    else:
+        own = found.task(job or "worker", task or 0)
+
+    def ready(names: Sequence[str]) -> None:
+        output.say(f"ready: {own.name} on port {own.place[1]}, {', '.join(map(escape.visible, names))}")
+
+    serve(found, own, devices=devices, op_libraries=op_libraries, ready=ready)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msplit.cli import interrupt, options, output, tensorflow_options
+from msplit.cli import engine_options, options, output
+from msplit.cli.engine_options import Engine
 from msplit.cli.keys import FILE, Parameter, key, option, together
-from msplit.cli.pool_options import Engine
 from msplit.progress import telling
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Source(options.Choice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread(tensorflow_options.Processes):
+class Spread(engine_options.Processes):
     """Which GPUs of which hosts train together, or which servers of TensorFlow run it."""
 
     container: str | None = key(
@@ -196,7 +196,7 @@ def command(
                 if length.restore is not None and world.rank == 0:  # the others begin with what it has
                     trainer.restore(length.restore)
                     trainer.steps = 0
-                with interrupt.deferred() as stop:
+                with output.deferred() as stop:
                     found = train(trainer, data, settings, stop=stop, progress=tell)
                 told = report.Told.of(trainer, found)
     except RankLost:

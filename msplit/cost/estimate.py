@@ -27,8 +27,7 @@ from msplit.cost.costs import Costs, Mask, carry, duplicates, on_device, prepare
 from msplit.cost.formulas import FORMULAS, Case, NodeWork, work
 from msplit.cost.fused_into import Tensors, find_fused_nodes, tensors_of
 from msplit.cost.gpus import ACCESS, BROADCAST, DEFAULT_GPU, REACHED, Gpu, data_sheet, halvings, kernel_times
-from msplit.flatten.flat import FlatGraph
-from msplit.flatten.placement import host_nodes, stateful_nodes
+from msplit.flatten.flat import FlatGraph, host_nodes, stateful_nodes
 from msplit.opset.traits import RESHAPES, SELECT, VIEWS, ops_with, traits
 from msplit.shapes.registry import Node, output_dtypes
 from msplit.shapes.result import FUNCTIONAL, Shapes

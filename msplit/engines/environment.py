@@ -1,17 +1,101 @@
-"""Describes the machine of a measurement: versions, processor, GPU, commit."""
+"""Describes the machine of a measurement: versions, processor, GPU, commit.
+
+Asks the driver about NVIDIA's GPUs, by `nvidia-smi`: it comes with every driver. Nothing here imports a framework.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
-from collections.abc import Sequence
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from msplit._version import __version__
-from msplit.engines.nvidia import nvidia_smi, output_of
+
+_LIMIT = 20
+"""Seconds that it may take; a driver that wakes a GPU takes some."""
+
+
+def nvidia_smi(what: str, fields: str, form: str = "csv,noheader") -> list[list[str]] | None:
+    """Rows of `nvidia-smi --query-WHAT=FIELDS`; None where no driver answers."""
+    listed = output_of("nvidia-smi", f"--query-{what}={fields}", f"--format={form}")
+    if listed is None:
+        return None
+    return [[cell.strip() for cell in line.split(",")] for line in listed.splitlines() if line.strip()]
+
+
+def output_of(*command: str) -> str | None:
+    """Output of a command; None where it fails or is not there."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def visible(uuids: Sequence[str]) -> list[int]:
+    """Positions of the GPUs that this process may use, in the order in which frameworks number them, as CUDA_VISIBLE_DEVICES says.
+
+    Numbers are taken as the driver's: on GPUs of several kinds that takes ``CUDA_DEVICE_ORDER=PCI_BUS_ID``. As in CUDA, what comes behind a
+    GPU that is not there does not count.
+
+    Args:
+        uuids: Of all GPUs, in the driver's order.
+    """
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is None:
+        return list(range(len(uuids)))
+    found: list[int] = []
+    for name in map(str.strip, setting.split(",")):
+        if name.isdecimal():
+            matching = [int(name)] if int(name) < len(uuids) else []
+        else:
+            matching = [
+                number for number, uuid in enumerate(uuids) if name.startswith("GPU-") and uuid.startswith(name)
+            ]
+        if len(matching) != 1 or matching[0] in found:
+            break
+        found += matching
+    return found
+
+
+def utilization(step: Callable[[], object], seconds: float = 0.5) -> float | None:
+    """Share of time, in per cent, in which a kernel ran on the first visible GPU while steps followed each other; None where nobody tells.
+
+    It says nothing of how much of the GPU these kernels filled.
+
+    Args:
+        step: Runs one; it is called again and again while the driver looks, which it does up to a second back.
+        seconds: How long steps run before it is asked.
+    """
+    if shutil.which("nvidia-smi") is None:
+        return None
+    asked: list[list[list[str]] | None] = []
+
+    def ask() -> None:
+        time.sleep(seconds)
+        asked.append(nvidia_smi("gpu", "uuid,utilization.gpu", "csv,noheader,nounits"))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        step()
+    rows = asked[0] if asked else None
+    positions = visible([row[0] for row in rows]) if rows else []
+    if not rows or not positions or len(rows[positions[0]]) < 2:
+        return None
+    try:
+        return float(rows[positions[0]][1])
+    except ValueError:  # [N/A], as on parts of a GPU
+        return None
+
 
 _PACKAGES = ("tensorflow", "torch", "numpy", "protobuf", "keras")
 

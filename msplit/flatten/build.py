@@ -25,9 +25,8 @@ from msplit.flatten.control_flow import (
     restricted,
     without_inputs,
 )
-from msplit.flatten.flat import FlatGraph, Region, Tensor
+from msplit.flatten.flat import FlatGraph, Region, Tensor, host_nodes, stateful_nodes
 from msplit.flatten.inline import Inlined, inline
-from msplit.flatten.placement import host_nodes, stateful_nodes
 from msplit.formats.model import Model
 from msplit.opset import schema
 from msplit.opset.traits import ops_with

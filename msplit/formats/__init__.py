@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from msplit.formats.atomic import write_bytes_atomic
+from msplit.formats.bundle import differs, saved_as, variables
 from msplit.formats.guess import left_out_text
 from msplit.formats.model import STREAM_ID, Endpoint, Format, Model
-from msplit.formats.reader import read, to_train
-from msplit.formats.restore import differs, saved_as, variables
-from msplit.formats.sniffer import sniff
+from msplit.formats.reader import read, sniff, to_train
 from msplit.formats.summary import Contents, contents, graph_hash, structure_hash
 from msplit.formats.writer import WriteReport, write
 

@@ -18,8 +18,7 @@ from msplit.formats.decode import to_graph
 from msplit.formats.endpoints import Endpoints
 from msplit.formats.functions import Library
 from msplit.formats.model import STREAM_ID, Endpoint, Format, Model, meta_graphs
-from msplit.formats.reader import find_endpoints, parse
-from msplit.formats.sniffer import main_file, sniff
+from msplit.formats.reader import find_endpoints, main_file, parse, sniff
 from msplit.formats.tensors import dtype_name
 
 

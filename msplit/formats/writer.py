@@ -25,7 +25,7 @@ from msplit.formats.atomic import (
 )
 from msplit.formats.files import name_of, open_regular
 from msplit.formats.model import STREAM_ID, AssignmentRecord, Format, Model, meta_graphs
-from msplit.formats.sniffer import FINGERPRINT, SAVED_MODEL_FILES
+from msplit.formats.reader import FINGERPRINT, SAVED_MODEL_FILES
 from msplit.formats.wire import MAX_BYTES
 
 _AT_ONCE = 1 << 20

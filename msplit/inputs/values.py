@@ -23,7 +23,7 @@ from msplit.errors import LoadError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.examples import Feature, features_of, make_examples
-from msplit.inputs.lookups import Use, constant, is_constant_array, outside, use_of
+from msplit.inputs.lookups import Keys, Use, constant, is_constant_array, outside, use_of
 from msplit.inputs.sparse_ragged import InputSpec
 from msplit.inputs.special import (
     COUNTS,
@@ -37,7 +37,6 @@ from msplit.inputs.special import (
     limits,
     numbers,
 )
-from msplit.inputs.vocabulary import Keys
 from msplit.opset.traits import PARSERS, ops_with, traits
 from msplit.shapes.registry import plain_shape
 

@@ -1,4 +1,7 @@
-"""The report of `analyze`."""
+"""The report of `analyze`.
+
+Report of `analyze` on isomorphic branches, and on those that nearly are.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,99 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from msplit.analysis.inventory import BranchSize, RegionSize, TableUse
+from msplit.analysis.isomorphic import Isomorphic, NearlyIsomorphic
 from msplit.assignment.analysis import Analysis
 from msplit.cost.gpus import gpu_title
 from msplit.formats.guess import left_out_text
 from msplit.formats.model import Endpoint
-from msplit.report import isomorphic
-from msplit.report.document import Document, Name, Table, first
-from msplit.report.jsonio import ENDPOINT, picked
-from msplit.report.text import count, dimensions, heading, micros, operations, percent, plural, ratio, size, some
+from msplit.report.document import (
+    ENDPOINT,
+    Document,
+    Name,
+    Table,
+    count,
+    dimensions,
+    first,
+    heading,
+    micros,
+    operations,
+    percent,
+    picked,
+    plural,
+    ratio,
+    size,
+    some,
+)
 from msplit.schedule.split import SplitJudgement
 
 if TYPE_CHECKING:
     from msplit.engines.cuda.coverage import Coverage
+
+
+_LISTED = 100
+"""Entries in JSON."""
+
+
+def isomorphic(found: Analysis, most: int | None) -> Table:
+    """Branches that can run as one."""
+    names = found.flat.graph.names
+
+    def row(one: Isomorphic) -> tuple[str, ...]:
+        counts = (len(one.branches), len(one.branches[0]), one.groups)
+        return Name(names[one.branches[0][0]]), *map(count, counts), micros(one.saved_us)
+
+    title, columns = "Alike branches, which could run as one", (">branches", ">kernels each", ">groups", ">saves")
+    alike = found.isomorphic_branches.isomorphic
+    return first(title, ("first kernel", *columns), alike, row, most, "--show branches", "kind")
+
+
+def nearly(found: Analysis, most: int | None) -> Table:
+    """Branches that miss it."""
+    names = found.flat.graph.names
+
+    def row(one: NearlyIsomorphic) -> tuple[str, ...]:
+        first_kernel, like = Name(names[one.branches[0][0]]), Name(names[one.like[0]])
+        return first_kernel, count(len(one.branches)), like, _difference(found, one), micros(one.cost_us)
+
+    columns = ("first kernel", ">branches", "is like", "but", ">costs")
+    return first("Nearly alike branches", columns, found.isomorphic_branches.nearly, row, most, "--show branches")
+
+
+def _difference(found: Analysis, one: NearlyIsomorphic) -> str:
+    ops = found.flat.graph.ops
+    if one.extra >= 0:
+        return f"one op more: {ops[one.branches[0][one.extra]]}"
+    if one.lacks >= 0:
+        return f"lacks {ops[one.like[one.lacks]]}"
+    mine, theirs = one.branches[0][one.differs], one.like[one.differs]
+    here, there = found.shapes.shape(mine), found.shapes.shape(theirs)
+    return f"{ops[mine]} {f'{dimensions(here)}, not {dimensions(there)}' if here != there else 'reads other sizes'}"
+
+
+def isomorphic_payload(found: Analysis) -> dict[str, Any]:
+    """Both for JSON."""
+    names, ops = found.flat.graph.names, found.flat.graph.ops
+    return {
+        "alike": [
+            {
+                "first": [names[nodes[0]] for nodes in one.branches],
+                "ops": [ops[node] for node in one.branches[0]],
+                "groups": one.groups,
+                "saved_us": one.saved_us,
+            }
+            for one in found.isomorphic_branches.isomorphic[:_LISTED]
+        ],
+        "nearly_alike": [
+            {
+                "first": [names[nodes[0]] for nodes in one.branches],
+                "like": names[one.like[0]],
+                "difference": _difference(found, one),
+                "cost_us": one.cost_us,
+            }
+            for one in found.isomorphic_branches.nearly[:_LISTED]
+        ],
+    }
+
 
 _FEW = 5
 """Rows of a table in the summary, so that the verdict below it stays on the screen."""
@@ -43,7 +127,7 @@ def document(
     if everything or summary:
         tables.append(_ops(found, None if everything else _FEW_OPS))
     if summary or most["branches"] is None:
-        several = (isomorphic.isomorphic(found, most["branches"]), isomorphic.nearly(found, most["branches"]))
+        several = (isomorphic(found, most["branches"]), nearly(found, most["branches"]))
         tables += [_branches(found, most["branches"]), *(table for table in several if table.rows)]
     if (summary and found.tables) or most["embeddings"] is None:
         tables.append(_embeddings(found, most["embeddings"]))
@@ -282,7 +366,7 @@ def payload(
             }
             for b in found.branches
         ],
-        **isomorphic.payload(found),
+        **isomorphic_payload(found),
         "embeddings": [
             picked(use, "table=table.name rows=table.rows width=table.columns bytes=table.bytes lookups time_us")
             for use in found.tables

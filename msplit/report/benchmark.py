@@ -6,16 +6,14 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from msplit.benchmark.diagnose import advice
+from msplit.benchmark.diagnose import busy as measured_busy
 from msplit.benchmark.results import Bench
-from msplit.benchmark.utilization import advice
-from msplit.benchmark.utilization import busy as measured_busy
 from msplit.core.arguments import Precision
 from msplit.flatten.flat import FlatGraph
 from msplit.inputs.examples import Hits
-from msplit.report import bounds, busy, layers, placement, tuning
-from msplit.report.document import Document, Table
-from msplit.report.jsonio import picked
-from msplit.report.text import count, gain, heading, micros, percent, plural, size
+from msplit.report import bench_sections, placement
+from msplit.report.document import Document, Table, count, gain, heading, micros, percent, picked, plural, size
 from msplit.verify.compare import OutputComparison
 from msplit.verify.results import BenchResult, VariantResult
 
@@ -37,12 +35,12 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
         _times(result.variants),
         *_gains(result.variants, hidden),
         _errors(result.variants),
-        layers.table(found),
+        bench_sections.layers_table(found),
         _memory(result.variants),
-        busy.table(loads) if loads else None,
+        bench_sections.utilization_table(loads) if loads else None,
         _lookups(found.lookups) if found.lookups else None,
-        bounds.table(found.limits, result.variants) if found.limits is not None else None,
-        tuning.table(found.tuned) if found.tuned is not None else None,
+        bench_sections.bounds_table(found.limits, result.variants) if found.limits is not None else None,
+        bench_sections.tuning_table(found.tuned) if found.tuned is not None else None,
         *placement.tables(found.placements),
     ]
     skipped = [f"{variant.label}: skipped: {variant.skipped}" for variant in result.variants if variant.skipped]
@@ -55,10 +53,10 @@ def document(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> Docu
             *(text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".") for text in found.notes),
             *_on_the_host(result.variants),
             *result.diagnosis,
-            *(bounds.sentence(found.limits, result.variants) if found.limits is not None else ()),
+            *(bench_sections.sentence(found.limits, result.variants) if found.limits is not None else ()),
             *advice(loads, result.variants),
-            *(tuning.notes(found.tuned) if found.tuned is not None else ()),
-            *(tuning.mixed_notes(found.mixed) if found.mixed is not None else ()),
+            *(bench_sections.notes(found.tuned) if found.tuned is not None else ()),
+            *(bench_sections.mixed_notes(found.mixed) if found.mixed is not None else ()),
             *placement.notes(found.placements),
             *written,
         ],
@@ -121,7 +119,7 @@ def _errors(variants: Sequence[VariantResult]) -> Table | None:
     for variant in variants:
         check = next((check for check in variant.checks if check.precision != Precision.IEEE), None)
         outputs = [one for one in check.comparison.outputs if one.as_a_whole] if check is not None else []
-        rows += [(bounds.short(variant.label), check, one) for one in outputs if check is not None]
+        rows += [(bench_sections.short(variant.label), check, one) for one in outputs if check is not None]
     shown = sorted(rows, key=lambda row: -row[2].distance)[:_MOST_OUTPUTS]
     if not shown:
         return None
@@ -189,7 +187,7 @@ def _memory(variants: Sequence[VariantResult]) -> Table | None:
         waits = f"{facts.get('waits', 0)} of {facts.get('waits_before_reduction', 0)}"
         memory = (size(peak), size(float(facts.get("peak_bytes_one_stream", peak))))
         ran = (str(facts.get("streams", "-")), count(int(facts.get("kernels", 0))), waits, *memory)
-        rows.append((bounds.short(variant.label), *ran, *([str(facts.get("layout", "-"))] if layout else [])))
+        rows.append((bench_sections.short(variant.label), *ran, *([str(facts.get("layout", "-"))] if layout else [])))
     return Table(
         "What ran",
         ("", ">used", ">kernels", ">waits", ">memory", ">1 stream", *(["layout"] if layout else [])),
@@ -233,11 +231,11 @@ def payload(flat: FlatGraph, found: Bench, written: Sequence[str] = ()) -> dict[
         **picked(found, "notes result preparation_s=preparation.seconds"),
         "preparation": [picked(one, "phase time_s=seconds times") for one in found.preparation.phases],
         "lookups": found.lookups,
-        **({"layers": layers.payload(found)} if found.layers else {}),
-        "busy": busy.payload(measured_busy(found.result.variants, found.limits)),
-        "bounds": None if found.limits is None else bounds.payload(found.limits, found.result.variants),
+        **({"layers": bench_sections.layers_payload(found)} if found.layers else {}),
+        "busy": bench_sections.utilization_payload(measured_busy(found.result.variants, found.limits)),
+        "bounds": None if found.limits is None else bench_sections.bounds_payload(found.limits, found.result.variants),
         **({"placement": placement.payload(found.placements)} if found.placements else {}),
-        **({} if found.tuned is None else {"tuned": tuning.payload(found.tuned)}),
-        **({} if found.mixed is None else {"mixed_precision": tuning.mixed_payload(flat, found.mixed)}),
+        **({} if found.tuned is None else {"tuned": bench_sections.tuning_payload(found.tuned)}),
+        **({} if found.mixed is None else {"mixed_precision": bench_sections.mixed_payload(flat, found.mixed)}),
         **({"written": written} if written or found.tuned is not None else {}),
     }

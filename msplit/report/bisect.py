@@ -6,9 +6,7 @@ from typing import Any
 
 from msplit.benchmark.bisect import Bisected, Suspect
 from msplit.flatten.flat import FlatGraph
-from msplit.report.document import Document, Table
-from msplit.report.jsonio import picked
-from msplit.report.text import dimensions, heading, plural
+from msplit.report.document import Document, Table, dimensions, heading, picked, plural
 from msplit.verify.compare import OutputComparison
 
 _WHERE = {

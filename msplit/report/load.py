@@ -7,11 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from msplit.report.benchmark import machine
-from msplit.report.document import Document, Table
+from msplit.report.document import Document, Table, count, micros, percent, picked, plural, ratio
 from msplit.report.html import document as html
 from msplit.report.html.document import Plot
-from msplit.report.jsonio import picked
-from msplit.report.text import count, micros, percent, plural, ratio
 from msplit.serving.loadtest.results import Latency, LoadResult, LoadRun, Point, RepeatSpread, TargetResult
 
 _QUANTITIES = ("p50", "p90", "p99", "mean", "max")

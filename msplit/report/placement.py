@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msplit.engines.tensorflow.session import Placement
-from msplit.report.document import Table
-from msplit.report.jsonio import picked
-from msplit.report.text import count, plural
+from msplit.report.document import Table, count, picked, plural
 
 
 def tables(placements: Mapping[str, Placement]) -> list[Table]:

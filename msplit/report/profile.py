@@ -10,9 +10,7 @@ import numpy as np
 from msplit.cost.costs import Costs
 from msplit.cost.profile import Profile
 from msplit.flatten.flat import FlatGraph
-from msplit.report.document import Document, Table
-from msplit.report.jsonio import picked
-from msplit.report.text import count, dimensions, heading, micros, percent, plural
+from msplit.report.document import Document, Table, count, dimensions, heading, micros, percent, picked, plural
 
 _FEW = 12
 

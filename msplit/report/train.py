@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from msplit.report.document import Document, Table
-from msplit.report.jsonio import picked
-from msplit.report.text import heading
+from msplit.report.document import Document, Table, heading, picked
 from msplit.training.loop import TrainingResult
 from msplit.training.trainer import Trainer
 

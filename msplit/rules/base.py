@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.analysis.colocation import groups
-from msplit.analysis.copies import copies, with_copies
+from msplit.analysis.isomorphic import copies, with_copies
 from msplit.analysis.order import canonical
 from msplit.core.arguments import MAX_STREAMS
 from msplit.core.graph import UNASSIGNED, Assignment, Ints

@@ -25,8 +25,7 @@ from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.engines.tensors import as_array, is_tensorflow, lies_on, made_like
 from msplit.errors import MsplitError
 from msplit.run.function_export import export, write_inputs
-from msplit.run.function_state import Trained, Whereabouts, give_back, take, trained_by
-from msplit.run.keras_fit import fit_callback, watch_fit
+from msplit.run.keras_fit import Trained, Whereabouts, fit_callback, give_back, take, trained_by, watch_fit
 from msplit.run.prepare import prepare_for
 from msplit.run.request import RunRequest, StepOptions, request_of
 from msplit.run.runner import Runner

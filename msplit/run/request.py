@@ -15,7 +15,7 @@ from msplit.core.arguments import MAX_STREAMS, Precision, listed, number, path, 
 from msplit.cost.profile import Profile, Workload
 from msplit.engines.base import ClusterOptions, TensorFlowOptions
 from msplit.engines.cuda.options import EngineOptions, KernelMode, Shards
-from msplit.engines.tensorflow.devices import Function
+from msplit.engines.tensorflow.cluster import Function
 from msplit.errors import MsplitError
 from msplit.verify.results import Settings
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msplit.analysis.colocation import groups
-from msplit.assignment.defaults import measured_record
-from msplit.assignment.model import save
+from msplit.assignment.model import measured_record, save
 from msplit.assignment.plans import Planned, planned, save_plan
 from msplit.core import statistics
 from msplit.core.graph import Ints

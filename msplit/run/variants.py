@@ -10,8 +10,7 @@ import numpy as np
 
 from msplit import formats
 from msplit.assignment.assignment import check_places
-from msplit.assignment.defaults import ON_COSTS, RECORDED, Given, settle
-from msplit.assignment.model import price
+from msplit.assignment.model import ON_COSTS, RECORDED, Given, price, settle
 from msplit.assignment.plans import stored_job
 from msplit.core.arguments import Precision, spelled
 from msplit.engines import onnxruntime as onnx
@@ -19,7 +18,7 @@ from msplit.engines.base import Arrays, Engine, Job
 from msplit.engines.cuda.coverage import cover, needed_nodes, shared_rows, toolchain
 from msplit.engines.cuda.engine import ENGINE as CUDA
 from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED, KernelMode
-from msplit.engines.tensorflow.devices import foreign_text
+from msplit.engines.tensorflow.cluster import foreign_text
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.engines.tensorflow.engine import reference as tensorflow_reference
 from msplit.engines.variables import remark
@@ -36,8 +35,7 @@ from msplit.run.ablation import list_steps
 from msplit.run.profile import compared
 from msplit.run.request import RunRequest
 from msplit.run.setup import Ablation, Comparison, Setup, StreamIds, on_all, one_stream, plan_label, plural
-from msplit.run.stream_ids import assignments_for
-from msplit.run.tensorflow_rows import mixed, switched, tensorflow_variants
+from msplit.run.tensorflow_rows import assignments_for, mixed, switched, tensorflow_variants
 from msplit.schedule import planfile
 from msplit.shapes import infer
 from msplit.shapes.infer import stated_shapes

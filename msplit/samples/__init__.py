@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from msplit.samples import recommenders, sequences, vision
+from msplit.samples import recommenders, sequences
 from msplit.samples.layers import Sample, SampleInput, fill, make_inputs, strip
 
 __all__ = ["Sample", "SampleInput", "build", "fill", "make_inputs", "names", "sizes", "strip"]
@@ -20,12 +20,12 @@ _BUILDERS: dict[str, Callable[..., Sample]] = {
     "deepfm": recommenders.deepfm,
     "dlrm": recommenders.dlrm,
     "feature_columns": recommenders.build,
-    "googlenet": vision.googlenet,
-    "inception_v3": vision.inception_v3,
+    "googlenet": sequences.googlenet,
+    "inception_v3": sequences.inception_v3,
     "lstm": sequences.lstm,
     "mmoe": recommenders.mmoe,
-    "nasnet_mobile": vision.nasnet_mobile,
-    "squeezenet": vision.squeezenet,
+    "nasnet_mobile": sequences.nasnet_mobile,
+    "squeezenet": sequences.squeezenet,
     "towers": recommenders.towers,
 }
 

@@ -26,8 +26,7 @@ from msplit.formats import build as builds
 from msplit.formats import writer
 from msplit.formats.atomic import check_target, write_folder_atomic, write_pieces
 from msplit.inputs.reference import load_reference
-from msplit.run.build import rows_of
-from msplit.run.open import whole_reference
+from msplit.run.build import rows_of, whole_reference
 from msplit.run.request import RunRequest
 from msplit.serving.pool.ports import Port, Ports, Shape
 from msplit.serving.pool.settings import PoolSettings

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from msplit import formats
 from msplit.engines.base import GOOD_STEPS, LOSS_SCALE
-from msplit.engines.tensorflow.bundle import save
+from msplit.engines.tensorflow.variables import save_bundle
 from msplit.errors import LoadError
 from msplit.formats.atomic import leftovers, write_bytes_atomic, write_group_atomic
 from msplit.formats.bundle import Checkpoint
@@ -79,7 +79,7 @@ def write(model: Model, saved: CheckpointContents, path: Path, *, force: bool = 
     tensors |= {(SCALE[name], ""): np.asarray(value) for name, value in saved.scale.items()}
     if saved.note:
         tensors[NOTE, ""] = np.array(saved.note.encode(), object)
-    write_group_atomic(path, _ENDINGS, lambda prefix: save(prefix, tensors), force=force)
+    write_group_atomic(path, _ENDINGS, lambda prefix: save_bundle(prefix, tensors), force=force)
 
 
 def _objects(model: Model) -> Any:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from msplit import rules
 from msplit.analysis.colocation import ColocationGroups
-from msplit.analysis.copies import _COMMUTATIVE, LITTLE, copies, with_copies
+from msplit.analysis.isomorphic import _COMMUTATIVE, LITTLE, copies, with_copies
 from msplit.core.graph import TensorValue
 from msplit.errors import LoadError
 from tests.graphs import by_name, parse

@@ -6,7 +6,7 @@ from msplit.api import load
 from msplit.benchmark.benchmark import bench
 from msplit.errors import EngineError
 from msplit.report import benchmark
-from msplit.report.jsonio import plain
+from msplit.report.document import plain
 from msplit.report.render import to_markdown
 from msplit.verify.results import Settings
 from tests.formats import foreign as graphs

@@ -13,11 +13,11 @@ from msplit import api, formats
 from msplit.assignment.assignment import plan_of, present_ids
 from msplit.errors import EngineError, LoadError, MsplitError, RulesError, WriteError
 from msplit.report import benchmark
-from msplit.report.jsonio import plain
+from msplit.report.document import plain
 from msplit.report.render import to_markdown
 from msplit.rules.ruleset import RuleSet
 from msplit.run.request import RunRequest
-from msplit.run.stream_ids import assignments_for
+from msplit.run.tensorflow_rows import assignments_for
 from msplit.run.variants import choose_engine
 from tests.fuzz import plans
 from tests.graphs import parse

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from msplit import api, formats
-from msplit.assignment.defaults import settle
+from msplit.assignment.model import settle
 from msplit.cost.profile import Workload
 from msplit.run.tuning import write
 from tests.cli.runner import SAMPLES, fine

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from msplit import formats, rules
 from msplit.api import assign, load, save, strip
 from msplit.checks import check
-from msplit.checks.finding import Severity
+from msplit.checks.subject import Severity
+from msplit.cost import profile
 from msplit.cost import profile as profiles
-from msplit.cost import profile_file
 from msplit.cost.costs import Constants
 from msplit.cost.profile import InputShape
 from msplit.errors import AssignError
@@ -377,7 +377,7 @@ def profile_of(path, batch):
 def test_a_profile_is_found_again_and_told_where_it_is_not(tmp_path, monkeypatch):
     source = tmp_path / "there" / "p.json"
     source.parent.mkdir()
-    source.write_text(profile_file.dumps(profile_of(SAMPLES / "mmoe_small.pb", 128)))
+    source.write_text(profile.dumps(profile_of(SAMPLES / "mmoe_small.pb", 128)))
     out = tmp_path / "m.pb"
     fine("assign", SAMPLES / "mmoe_small.pb", "--rules", "default", "--costs", f"profile={source}", "-o", out)
     assert errors(out) == []
@@ -392,7 +392,7 @@ def test_a_profile_is_found_again_and_told_where_it_is_not(tmp_path, monkeypatch
     (tmp_path / "p.json").unlink()
     found = fine("check", out, "--format", "json").json
     assert "p.json', which is not there: give --costs profile=" in found["skipped"]["MS003"]
-    source.write_text(profile_file.dumps(profile_of(SAMPLES / "mmoe_small.pb", 64)))
+    source.write_text(profile.dumps(profile_of(SAMPLES / "mmoe_small.pb", 64)))
     assert "which has changed since" in fine("check", out, "--format", "json").json["skipped"]["MS003"]
     (tmp_path / "msplit.yaml").write_text("profile: there/p.json\n")
     monkeypatch.chdir(tmp_path)

@@ -21,8 +21,8 @@ from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE
 from msplit.errors import RulesError
 from msplit.inputs.reference import Reference, save_reference
-from msplit.report import benchmark, candidates
-from msplit.report.jsonio import plain
+from msplit.report import assignment, benchmark
+from msplit.report.document import plain
 from msplit.report.render import to_markdown, to_terminal
 from msplit.rules.auto import NOT_CHOSEN
 from msplit.run import compilation
@@ -100,7 +100,7 @@ def test_without_pytorch_kernels_stay_plain_and_the_reason_is_told(best: Path, m
     found = compare(flat, streams=3)
     assert found.kernels == ()
     assert "PyTorch" in found.no_kernels
-    assert "Larger kernels are left out: PyTorch" in to_markdown(candidates.document(found))
+    assert "Larger kernels are left out: PyTorch" in to_markdown(assignment.candidates_document(found))
 
 
 def test_what_the_engine_can_not_run_keeps_plain_kernels(best: Path) -> None:
@@ -261,10 +261,10 @@ def test_compare_shows_each_way_to_make_kernels_on_its_best_streams() -> None:
     assert [row.name.split(":")[0] for row in found.kernels] == ["plain", "fused", "grouped", "fused and grouped"]
     assert found.kernels[-1].predicted_us < found.kernels[1].predicted_us < found.kernels[0].predicted_us
     assert all(row.streams <= 3 for row in found.kernels)
-    payload = plain(candidates.payload(found))
+    payload = plain(assignment.candidates_payload(found))
     assert [row["name"] for row in payload["kernels"]] == [row.name for row in found.kernels]
     out = StringIO()
-    to_terminal(candidates.document(found), Console(file=out, width=80, highlight=False))
+    to_terminal(assignment.candidates_document(found), Console(file=out, width=80, highlight=False))
     shown = out.getvalue()
     assert f"With larger kernels, '{found.kernels[-1].name}' is predicted to take" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 80

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from msplit import api, formats
-from msplit.analysis.rows.proof import Rows, independent_rows
+from msplit.analysis.rows.walk import Rows, independent_rows
 from msplit.api import Replication
 from msplit.cost.profile import Workload
-from msplit.engines.tensorflow.bundle import save
 from msplit.engines.tensorflow.engine import reference
+from msplit.engines.tensorflow.variables import save_bundle
 from msplit.errors import LoadError
 from msplit.formats.tensors import numpy_dtype
 from msplit.inputs.make import feeds_for
@@ -327,7 +327,7 @@ def test_replicas_of_a_training_graph_predict_by_their_checkpoints(bare: bool, t
 
 def saved_elsewhere(tmp_path: Path) -> Path:
     """A checkpoint with the same names and another shape."""
-    save(tmp_path / "wider", {("kernel", ""): np.ones((2, 4), np.float32), ("bias", ""): np.ones(3, np.float32)})
+    save_bundle(tmp_path / "wider", {("kernel", ""): np.ones((2, 4), np.float32), ("bias", ""): np.ones(3, np.float32)})
     return tmp_path / "wider"
 
 

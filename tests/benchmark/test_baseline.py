@@ -9,7 +9,7 @@ import pytest
 
 from msplit.benchmark.baseline import Baseline, Change, Timed, compare, differences, load
 from msplit.errors import MsplitError
-from msplit.report import regression
+from msplit.report import bench_sections
 
 
 def timed(
@@ -65,9 +65,9 @@ def test_variants_are_matched_by_batch_and_label_else_by_what_was_asked_for() ->
 def test_noise_beyond_the_limit_is_told() -> None:
     then = Baseline(Path("x"), {}, (timed(100, 20), timed(100, 1, label="b")))
     now = [run(timed(101, 20), timed(101, 1, label="b"))]
-    (said,) = regression.warnings(compare(then, now, 0.05))
+    (said,) = bench_sections.warnings(compare(then, now, 0.05))
     assert said.startswith("1 variant varies by more than the limit of 5 %")
-    assert regression.warnings(compare(then, now, None)) == []
+    assert bench_sections.warnings(compare(then, now, None)) == []
 
 
 def test_other_circumstances_are_named_and_unknown_ones_are_not() -> None:

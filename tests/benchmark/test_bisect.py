@@ -12,7 +12,7 @@ from msplit.engines.cuda.ir import lowering as registry
 from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.report import bisect as report
-from msplit.report import jsonio
+from msplit.report import document as jsonio
 from msplit.run.request import RunRequest
 from tests.engines.cuda.cases import SAMPLES, graph_of
 from tests.report.test_schemas import validate

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from msplit import api
+from msplit.benchmark.benchmark import sweep
 from msplit.benchmark.results import lines
-from msplit.benchmark.sweep import sweep
 from msplit.errors import EngineError, MsplitError
-from msplit.report import bench_csv, jsonio
+from msplit.report import document
+from msplit.report import sweep as bench_csv
 from msplit.report import sweep as report
 from msplit.report.render import to_markdown
 from msplit.run.setup import BenchRequest
@@ -58,7 +59,7 @@ def test_each_batch_is_a_column_and_each_way_a_row(swept) -> None:
     assert "|  | 1 | 8 |" in text
     assert text.count("**One step, by batch**") == 1
     assert text.count("| verified | outputs are equal") == 1
-    data = json.loads(jsonio.dumps("bench", report.payload(flat, found)))
+    data = json.loads(document.dumps("bench", report.payload(flat, found)))
     validate("bench", data)
     assert [run["batch"] for run in data["runs"]] == [1, 8]
     assert [point["batch"] for point in data["sweep"]["lines"][0]["points"]] == [1, 8]
@@ -99,7 +100,7 @@ def test_a_name_that_is_a_formula_stays_text(swept) -> None:
 def test_a_batch_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = api.load(MODEL)
     request = {"engine": "tensorflow", "streams": (2,), "settings": QUICK}
-    from msplit.benchmark import sweep as module
+    from msplit.benchmark import benchmark as module
 
     def bench(flat, request, *, progress=None):
         if request.run.workload.batch == 4:

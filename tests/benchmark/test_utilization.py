@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msplit.benchmark.diagnose import Limits, advice, busy
 from msplit.benchmark.timing import bench
-from msplit.benchmark.utilization import Limits, advice, busy
-from msplit.cli import machine
+from msplit.cli import doctor
 from msplit.core.statistics import summarize
-from msplit.engines.nvidia import utilization, visible
-from msplit.report import busy as report
-from msplit.schedule.bounds import StepBounds
+from msplit.engines.environment import utilization, visible
+from msplit.report import bench_sections as report
+from msplit.schedule.judge import StepBounds
 from msplit.verify.results import Settings, VariantResult
 from tests.benchmark.test_timing import Fake, fresh, variant
 
@@ -93,7 +93,7 @@ def test_shares_are_shares_and_more_gpus_never_come_first(
     said = advice(found, variants)
     assert len(said) == bool(found)
     assert all("more GPUs are what is left" in line or line.endswith("more GPUs come last.") for line in said)
-    assert len(report.table(found).rows) == len(report.payload(found)) == len(found)
+    assert len(report.utilization_table(found).rows) == len(report.utilization_payload(found)) == len(found)
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,16 @@ def test_doctor_shows_which_gpus_are_hidden(tmp_path: Path, monkeypatch: pytest.
     rows = "\n".join(f"NVIDIA H200, 570.1, 143771, 143000, {n}, {uuid}" for n, uuid in enumerate(UUIDS))
     driver(tmp_path, monkeypatch, rows)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-c4")
-    found = machine._gpus()
+    found = doctor._gpus()
     assert [one.subject for one in found[:4]] == ["hidden gpu", "gpu", "hidden gpu", "gpu"]
     assert "leaves 2 of 4" in found[4].text
     assert found[5].text.startswith("fused and grouped kernels first, then more streams, then more requests in flight")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    hidden = machine._gpus()
-    assert [(one.subject, one.status) for one in hidden if one.status != machine.OK] == [("gpu", machine.MISSING)]
+    hidden = doctor._gpus()
+    assert [(one.subject, one.status) for one in hidden if one.status != doctor.OK] == [("gpu", doctor.MISSING)]
     assert any(
-        one.subject == "bench --engine cuda" and one.status == machine.MISSING
-        for one in machine.commands(hidden, ["bench"])
+        one.subject == "bench --engine cuda" and one.status == doctor.MISSING
+        for one in doctor.runnable(hidden, ["bench"])
     )
 
 

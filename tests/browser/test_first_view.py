@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from msplit.report.html.build import page as build_page
+from msplit.report.html.page import page as build_page
 from msplit.report.html.page import render
 from tests.browser.conftest import Opened, axe_core
 from tests.browser.test_report import TOWERS

@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msplit.checks.finding import Finding, Severity
 from msplit.checks.run import Reported
+from msplit.checks.subject import Finding, Severity
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.report.html.build import page as build_page
 from msplit.report.html.page import Page, render
+from msplit.report.html.page import page as build_page
 from msplit.rules import load
 from msplit.rules.base import RuleContext
-from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import predict
+from msplit.schedule.judge import bounds, predict
 from tests.browser.conftest import Opened, axe_core
 from tests.graphs import build, parse
 

@@ -3,8 +3,7 @@
 import numpy as np
 
 from msplit.checks import examine
-from msplit.checks.finding import CheckSettings, Thresholds
-from msplit.checks.subject import Subject
+from msplit.checks.subject import CheckSettings, Subject, Thresholds
 from msplit.core.dag import Dag
 from msplit.cost import estimate
 from msplit.flatten.build import flatten

@@ -8,8 +8,8 @@ import pytest
 
 import msplit
 from msplit import cost, formats, rules
-from msplit.checks.finding import CheckSettings
 from msplit.checks.run import CHECKS
+from msplit.checks.subject import CheckSettings
 from msplit.cli.main import run
 from msplit.flatten.build import flatten
 from msplit.flatten.flat import to_ids

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from msplit.checks import config
-from msplit.checks.finding import CheckSettings, Severity, Thresholds
+from msplit.checks.subject import CheckSettings, Severity, Thresholds
 from msplit.errors import MsplitError
 
 FULL = """

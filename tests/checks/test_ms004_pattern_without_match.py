@@ -1,8 +1,7 @@
 from dataclasses import replace
 
 from msplit.checks import examine
-from msplit.checks.finding import CheckSettings
-from msplit.checks.subject import Subject
+from msplit.checks.subject import CheckSettings, Subject
 from msplit.rules import load
 from tests.checks.harness import found, rules_of
 from tests.graphs import parse

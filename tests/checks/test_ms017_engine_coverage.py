@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from msplit.checks import check
-from msplit.checks.finding import CheckSettings
+from msplit.checks.subject import CheckSettings
 from tests.checks.harness import found, read
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 from msplit import formats
 from msplit.api import assign, load, save
 from msplit.checks import check
-from msplit.checks.finding import CheckSettings
+from msplit.checks.subject import CheckSettings
 from msplit.formats import model as records
 
 SAMPLE = "sample_graphs/mmoe_small.pb"

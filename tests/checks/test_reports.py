@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from msplit.checks import Finding, Report
-from msplit.checks.finding import Severity
 from msplit.checks.run import CHECKS, Reported
-from msplit.report import ci, findings, jsonio, render
+from msplit.checks.subject import Severity
+from msplit.report import document, findings, render
 from tests.checks.harness import plan_of, report, rules_of
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ def example(**options):
 
 def sarif_without_pages(result):
     """SARIF, with each rule cut down to its id and name: the pages are held by docs/checks.md."""
-    log = json.loads(ci.sarif(result))
+    log = json.loads(findings.sarif(result))
     driver = log["runs"][0]["tool"]["driver"]
     driver["version"] = "VERSION"
     driver["rules"] = [{key: rule[key] for key in ("id", "name")} for rule in driver["rules"]]
@@ -71,9 +71,9 @@ def terminal(result):
 WRITERS = {
     "report.txt": terminal,
     "report.md": lambda result: render.to_markdown(findings.document(result)),
-    "report.json": lambda result: jsonio.dumps("check", findings.payload(result)) + "\n",
-    "report.github.txt": ci.github,
-    "report.junit.xml": ci.junit,
+    "report.json": lambda result: document.dumps("check", findings.payload(result)) + "\n",
+    "report.github.txt": findings.github,
+    "report.junit.xml": findings.junit,
     "report.sarif": lambda result: sarif_without_pages(result),
 }
 
@@ -118,12 +118,12 @@ def reports(draw):
 
 @given(reports())
 def test_json_fits_its_schema(result):
-    CHECK.validate(json.loads(jsonio.dumps("check", findings.payload(result))))
+    CHECK.validate(json.loads(document.dumps("check", findings.payload(result))))
 
 
 @given(reports())
 def test_sarif_fits_its_schema_and_its_rules_are_those_of_the_results(result):
-    log = json.loads(ci.sarif(result))
+    log = json.loads(findings.sarif(result))
     SARIF.validate(log)  # the official one, which allows what it does not know in places
     WRITTEN_SARIF.validate(log)
     (run,) = log["runs"]
@@ -133,8 +133,8 @@ def test_sarif_fits_its_schema_and_its_rules_are_those_of_the_results(result):
 
 @given(reports())
 def test_junit_is_xml_and_its_counts_are_right(result):
-    JUNIT.validate(ci.junit(result))
-    root = ElementTree.fromstring(ci.junit(result))
+    JUNIT.validate(findings.junit(result))
+    root = ElementTree.fromstring(findings.junit(result))
     (suite,) = root
     cases = suite.findall("testcase")
     failures = {case.get("name").split()[0] for case in cases if case.find("failure") is not None}
@@ -150,7 +150,7 @@ LINE = re.compile(r"::(error|warning|notice) ([a-z]+=[^,:\r\n]*)(,[a-z]+=[^,:\r\
 
 @given(reports())
 def test_a_finding_is_one_line_for_github_whatever_it_holds(result):
-    text = ci.github(result)
+    text = findings.github(result)
     lines = text.split("\n")[:-1]
     assert len(lines) == len(result.findings) + len(result.omitted)
     assert all(LINE.fullmatch(line) for line in lines)
@@ -158,8 +158,8 @@ def test_a_finding_is_one_line_for_github_whatever_it_holds(result):
 
 def test_junit_fails_what_fails_the_run():
     warned = example(select=("MS005",))
-    assert ElementTree.fromstring(ci.junit(warned)).get("failures") == "0"
-    assert ElementTree.fromstring(ci.junit(warned, fail_on=Severity.WARNING)).get("failures") == "1"
+    assert ElementTree.fromstring(findings.junit(warned)).get("failures") == "0"
+    assert ElementTree.fromstring(findings.junit(warned, fail_on=Severity.WARNING)).get("failures") == "1"
 
 
 def test_a_saved_model_is_annotated_at_its_message(tmp_path):
@@ -171,7 +171,7 @@ def test_a_saved_model_is_annotated_at_its_message(tmp_path):
 
 def test_a_fingerprint_stays_where_only_figures_differ():
     def prints(result):
-        return [one["partialFingerprints"] for one in json.loads(ci.sarif(result))["runs"][0]["results"]]
+        return [one["partialFingerprints"] for one in json.loads(findings.sarif(result))["runs"][0]["results"]]
 
     one = report("x:Placeholder; a:MatMul(x)@9us; b:MatMul(a)@9us[_stream_id=1]", "MS015")
     other = report("x:Placeholder; a:MatMul(x)@7us; b:MatMul(a)@8us[_stream_id=1]", "MS015")

@@ -15,8 +15,8 @@ import pytest
 from msplit.api import load
 from msplit.checks import check, lookup
 from msplit.checks import run as baselines
-from msplit.checks.finding import CheckSettings, Severity, Thresholds
 from msplit.checks.run import CHECKS, MOST_FINDINGS, chosen, expand
+from msplit.checks.subject import CheckSettings, Severity, Thresholds
 from msplit.errors import MsplitError
 from msplit.report import findings
 from tests.checks.harness import report

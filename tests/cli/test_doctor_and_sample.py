@@ -17,7 +17,7 @@ import pytest
 
 import msplit as library
 from msplit import samples
-from msplit.cli import machine as doctor
+from msplit.cli import doctor
 from msplit.cli.main import COMMANDS
 from msplit.engines.tensorflow import runtime
 from msplit.errors import INSTALL_PYTORCH, INSTALL_TENSORFLOW, EngineError
@@ -49,7 +49,7 @@ def found() -> dict[str, doctor.Finding]:
 
 
 def runs() -> dict[str, doctor.Finding]:
-    return {finding.subject: finding for finding in doctor.commands(doctor.examine(), COMMANDS)}
+    return {finding.subject: finding for finding in doctor.runnable(doctor.examine(), COMMANDS)}
 
 
 GPU = "NVIDIA H200, 570.1, 143771, 143000, 3, GPU-a1\n"

@@ -233,14 +233,14 @@ def test_a_signal_that_comes_together_with_anothers_is_not_forgotten(
     first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody hears it here; that of somebody else ends nothing, not even where signals are held back."""
-    from msplit.cli import interrupt
+    from msplit.cli import output
 
     ended: list[int] = []
-    monkeypatch.setattr(interrupt, "end", ended.append)
-    monkeypatch.setattr(interrupt, "_TO_HEAR", {False: 0.01, True: 0.01})
-    monkeypatch.setattr(interrupt, "_heard", threading.Event())
+    monkeypatch.setattr(output, "end", ended.append)
+    monkeypatch.setattr(output, "_TO_HEAR", {False: 0.01, True: 0.01})
+    monkeypatch.setattr(output, "_heard", threading.Event())
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    signal.signal(signal.SIGTERM, interrupt._interrupted)
+    signal.signal(signal.SIGTERM, output._interrupted)
     signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         together = [signal.SIGTERM, signal.SIGUSR1] if first else [signal.SIGUSR1, signal.SIGTERM]
@@ -250,8 +250,8 @@ def test_a_signal_that_comes_together_with_anothers_is_not_forgotten(
                 reads, writes = os.pipe()
                 os.write(writes, bytes(numbers))
                 os.close(writes)
-                with interrupt.deferred() if held else contextlib.nullcontext():
-                    interrupt._watch(reads, threading.Event())
+                with output.deferred() if held else contextlib.nullcontext():
+                    output._watch(reads, threading.Event())
                 assert ended == right
     finally:
         for number, handler in before.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import click
 import pytest
 
 from msplit.cli.keys import Keys
-from msplit.cli.main import COMMANDS, FIRST, cli
+from msplit.cli.main import COMMANDS, FIRST, cli, command_of
 from msplit.cli.options import option_of
 from msplit.core.arguments import spelled, spelling
 from msplit.errors import MsplitError
@@ -107,7 +106,7 @@ def test_a_model_with_an_input_called_seed_has_it_told_apart(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_option_that_became_a_key_is_answered_with_the_key(command: str) -> None:
-    known = importlib.import_module(f"msplit.cli.{command}").command
+    known = command_of(command)
     options = {name for one in known.params for name in one.opts}
     for one in known.params:
         for key in one.type.keys.values() if isinstance(one.type, Keys) else ():
@@ -167,7 +166,7 @@ def test_a_wrong_key_or_value_names_the_key(given: tuple[str, ...], said: str) -
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_lists_every_key_and_begins_with_what_one_needs_first(command: str) -> None:
     text = fine(command, "--help", columns=100).out
-    known = importlib.import_module(f"msplit.cli.{command}").command
+    known = command_of(command)
     for one in known.params:
         for key in one.type.keys.values() if isinstance(one.type, Keys) else ():
             assert f"\nKeys of {one.opts[0]}:\n" in text
@@ -191,7 +190,7 @@ def test_defaults_are_those_of_the_library() -> None:
     compared = set()
     for command, classes in kinds.items():
         defaults: dict[str, Any] = {}
-        for one in importlib.import_module(f"msplit.cli.{command}").command.params:
+        for one in command_of(command).params:
             keys = one.type.keys.values() if isinstance(one.type, Keys) else ()
             defaults |= {key.field: key.default for key in keys if not key.several} or {one.name: one.default}
         for kind in classes:

@@ -79,10 +79,10 @@ def test_colours_are_ours_only(tmp_path: Path) -> None:
 
 
 def test_the_bar_shows_names_as_they_are() -> None:
-    from msplit.cli import progress
+    from msplit.cli import output
 
     with mock.patch.object(sys, "stderr", io.StringIO()) as err, mock.patch.dict(os.environ, {"FORCE_COLOR": "1"}):
-        bar = progress.Bar(patience=100)
+        bar = output.Bar(patience=100)
         bar.begin("reading [red]\x1b]0;x\x07")
         bar._draw()
         bar.close()

@@ -13,7 +13,7 @@ import pytest
 
 from msplit import api
 from msplit import progress as phases
-from msplit.cli import progress
+from msplit.cli import output as progress
 from msplit.cli.main import COMMANDS
 from tests.cli.runner import SAMPLES, fine, msplit, on_terminal
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import msplit
-from msplit.core.memory import memoize, no_collection
+from msplit.core.graph import memoize, no_collection
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_graphs"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msplit.cost import estimate
 from msplit.cost.costs import carry, on_device
 from msplit.engines.cuda.options import EngineOptions
-from msplit.flatten.placement import host_nodes
+from msplit.flatten.flat import host_nodes
 from msplit.shapes.infer import infer
 from tests.shapes.small import Builder
 

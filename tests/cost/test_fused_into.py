@@ -248,7 +248,7 @@ def test_each_kernel_of_the_engine_has_one_node_that_carries_it(name: str) -> No
     from msplit import api
     from msplit.engines.base import Job
     from msplit.engines.cuda.engine import ENGINE
-    from msplit.engines.cuda.ir.buffers import JOINED
+    from msplit.engines.cuda.ir.program import JOINED
     from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
     from msplit.engines.cuda.passes.measured import deciding
     from msplit.inputs.make import make_inputs

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit import api, formats
-from msplit.cost import profile_file
+from msplit.cost import profile as profile_file
 from msplit.cost.costs import Constants
 from msplit.cost.profile import (
     InputShape,
@@ -28,8 +28,7 @@ from msplit.cost.profile import (
 )
 from msplit.errors import MsplitError
 from msplit.opset import schema
-from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import predict
+from msplit.schedule.judge import bounds, predict
 from msplit.schedule.machine import Machine
 from tests.campaign import examples
 from tests.graphs import parse

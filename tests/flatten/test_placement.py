@@ -2,7 +2,7 @@
 
 import pytest
 
-from msplit.flatten.placement import host_nodes
+from msplit.flatten.flat import host_nodes
 from tests.flatten.graphdefs import function, model
 from tests.graphs import flat
 

@@ -8,7 +8,7 @@ from google.protobuf import text_format
 
 from msplit import formats
 from msplit.errors import LoadError
-from msplit.formats import restore
+from msplit.formats import bundle
 from msplit.formats.bundle import Checkpoint
 from msplit.formats.model import Model
 from msplit.opset.traits import VARIABLES
@@ -184,11 +184,11 @@ def test_saver_that_is_not_understood_gives_way_to_names(tmp_path: Path) -> None
 
 def test_slice_that_makes_no_sense() -> None:
     value = np.arange(12).reshape(3, 4)
-    np.testing.assert_array_equal(restore._part(value, "", "v"), value)
-    np.testing.assert_array_equal(restore._part(value, "3 4 1,2:-", "v"), value[1:3])
+    np.testing.assert_array_equal(bundle._part(value, "", "v"), value)
+    np.testing.assert_array_equal(bundle._part(value, "3 4 1,2:-", "v"), value[1:3])
     for spec in ("nonsense", "3 4 0,1:0,1:0,1", "3 4 a,b:-"):
         with pytest.raises(LoadError, match="slice that makes no sense"):
-            restore._part(value, spec, "v")
+            bundle._part(value, spec, "v")
 
 
 def test_restored_tensor_that_goes_nowhere_is_passed_over(tmp_path: Path) -> None:

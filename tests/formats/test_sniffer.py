@@ -10,7 +10,7 @@ from msplit import formats
 from msplit.errors import LoadError
 from msplit.formats import tensors, wire
 from msplit.formats.model import Format
-from msplit.formats.sniffer import main_file
+from msplit.formats.reader import main_file
 from msplit.opset import schema
 
 SAMPLES = Path(__file__).parents[2] / "sample_graphs"

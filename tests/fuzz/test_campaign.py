@@ -15,7 +15,7 @@ import pytest
 
 from msplit.checks.subject import ABSENT, Subject
 from msplit.errors import LoadError
-from msplit.serving.server.refusal import Refusal, StatusCode
+from msplit.serving.server.tensors import Refusal, StatusCode
 from tests.campaign import CAMPAIGN
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz import checked, networks, plans, requests

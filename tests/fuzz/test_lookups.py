@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msplit.engines.cuda.passes.embedding import masked_rows, masked_segments
+from msplit.engines.cuda.passes.embedding import masked_rows, masked_sums
 from msplit.engines.cuda.passes.embedding.proof import KnownValues
 from tests.campaign import examples
 from tests.fuzz import lookups
@@ -45,7 +45,7 @@ def test_all_forms_are_tried() -> None:
 
 def test_rows_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that the form of these cases was made for: distinct ids with gaps in the place of those without."""
-    right = masked_segments.RULES["_UniquePadded"]
+    right = masked_sums.SEGMENT_RULES["_UniquePadded"]
 
     def wrong(facts: KnownValues, op: Any) -> Any:
         proof = right(facts, op)

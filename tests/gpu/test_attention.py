@@ -11,11 +11,11 @@ import torch
 from msplit.core.arguments import Precision
 from msplit.engines.cuda.autotune.tuner import differ
 from msplit.engines.cuda.engine import ENGINE
+from msplit.engines.cuda.ir.functions import as_tuple, call
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.kernels.attention import TILES, names
-from msplit.engines.cuda.ops.attention import KERNEL
+from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES, names
+from msplit.engines.cuda.ops.fused import KERNEL
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.passes.attention import fuse_attention as choose
 from msplit.engines.cuda.passes.measured import deciding
@@ -39,7 +39,7 @@ CLOSE = 4e-3
 )
 def test_a_captured_step(shape, ieee, least, kernel, options):
     """As the tuner chooses, and with the library's kernel or our own, whatever it measures."""
-    if ieee and kernel in TILES:
+    if ieee and kernel in ATTENTION_TILES:
         pytest.skip("our own is not tried in IEEE precision")
     flat, feeds = attention_graph(*shape, least)
     expected = run(flat, feeds)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.dtypes import to_numpy
-from msplit.engines.cuda.stored.weights import tensor_of
+from msplit.engines.cuda.stored.program import tensor_of
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from msplit.benchmark.benchmark import bench
-from msplit.benchmark.utilization import advice, busy
+from msplit.benchmark.diagnose import advice, busy
 from msplit.verify.results import Settings
 from tests.cli.runner import SAMPLES, process
 

@@ -14,13 +14,12 @@ from msplit.engines.cuda.autotune import conv
 from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.windows import TILES
-from msplit.engines.cuda.kernels import classifier, mlp
+from msplit.engines.cuda.kernels import mlp
 from msplit.engines.cuda.ops.fused import CLASSIFIER, MLP, SQUEEZE
 from msplit.engines.cuda.options import Torture
 from msplit.engines.cuda.passes.convolution import concat_into, fuse_prologue
-from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
+from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS, SQUEEZES
 from msplit.engines.cuda.passes.convolution.fuse_prologue import PROLOGUES
-from msplit.engines.cuda.passes.convolution.fuse_squeeze import SQUEEZES
 from msplit.engines.cuda.passes.measured import deciding
 from msplit.verify.compare import compare
 from tests.engines.cuda.cases import bits, flat_of, job, run, scattered
@@ -230,7 +229,7 @@ def classifier_net(softmax=True):
 def test_the_end_of_a_classifier_in_one_kernel(batch, softmax, options, monkeypatch):
     """As if it had measured faster, started early where that is possible; see `test_squeeze_and_excitation_in_one_kernel_everywhere`."""
     early = conv.starts_early(torch.empty(0, device="cuda"))
-    takes = True, list(classifier.candidates(97, early=early))[-1]
+    takes = True, list(mlp.classifier_candidates(97, early=early))[-1]
     flat, given = classifier_net(softmax), feeds(batch)
     expected = run(flat, given)
     torture = Torture(poison=True, delay_cycles=20_000, seed=1)

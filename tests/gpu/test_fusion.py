@@ -91,8 +91,8 @@ def test_memory_of_captures_is_counted_where_others_are_let_go_meanwhile():
 def test_special_values():
     import torch
 
-    from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
-    from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout
+    from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, layout
+    from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Call
 
     x, y = (-1, 0), (-1, 1)
     binary = [
@@ -147,8 +147,8 @@ CHOICES = """
 import torch
 from torch._inductor.runtime import triton_heuristics as heuristics
 
-from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
-from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout
+from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Call
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, layout
 
 costs = []
 own = heuristics.CachingAutotuner.autotune_to_one_config

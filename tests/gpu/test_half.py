@@ -17,9 +17,9 @@ from msplit.engines.cuda.autotune.tuner import Tuner, differ
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.ops.matmul import product
+from msplit.engines.cuda.ops.linalg import product
 from msplit.engines.cuda.options import Torture
-from msplit.engines.cuda.passes.convolution import fuse_cast
+from msplit.engines.cuda.passes.convolution import fuse_prologue
 from msplit.engines.cuda.passes.measured import deciding
 from msplit.inputs.make import make_inputs
 from msplit.verify.compare import compare
@@ -85,13 +85,13 @@ def test_an_image_that_its_convolution_converts(source, precision, taken):
     decisions = {}
     if taken == "always":
         (tiles, *_) = conv.FEW_CHANNELS
-        decisions = {fuse_cast.CASTS: lambda graph, found: (True, tiles)}
+        decisions = {fuse_prologue.CASTS: lambda graph, found: (True, tiles)}
     wanted = replace(job(flat, feeds, scattered(flat, 1), device="cuda", layout="nhwc"), precision=precision)
     with deciding(decisions):
         program = CudaEngine().compile(wanted).program
     converting = source == "uint8" or not exact
     if taken == "always":
-        assert sum(step.op.op == fuse_cast.OP for step in program.steps) == converting
+        assert sum(step.op.op == fuse_prologue.CAST for step in program.steps) == converting
     executable = ENGINE.build(wanted)
     first = executable.step(feeds)
     assert bits(executable.step(feeds)) == bits(first)

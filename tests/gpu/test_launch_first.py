@@ -18,7 +18,7 @@ import torch
 
 from msplit.core.arguments import Precision
 from msplit.engines.base import Job
-from msplit.engines.cuda.device.pools import check, holding
+from msplit.engines.cuda.device.device import check, holding
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.kernels import copy

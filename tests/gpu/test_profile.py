@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from msplit import api
-from msplit.cost import profile_file
+from msplit.cost import profile as profile_file
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.inputs.make import make_inputs

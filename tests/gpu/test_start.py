@@ -80,8 +80,8 @@ import numpy as np
 import torch
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.device.device import precision
-from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
-from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, layout, packed_layouts
+from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Call
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, layout, packed_layouts
 from msplit.engines.cuda.passes.pointwise_fusion.workers import BUSY, Workers
 
 X, Y = (-1, 0), (-1, 1)

@@ -14,7 +14,7 @@ from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir import lowering
 from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.runtime import output_staging
-from msplit.engines.cuda.runtime.graph_exec import CapturedGraph
+from msplit.engines.cuda.runtime.output_staging import CapturedGraph
 from msplit.errors import EngineError
 from msplit.opset import schema
 from tests.engines.cuda.cases import flat_of, options_of

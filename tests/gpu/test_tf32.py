@@ -17,9 +17,8 @@ from msplit.engines.cuda.autotune.tuner import Tuner
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, to_tf32
-from msplit.engines.cuda.ir.windows import TILES
-from msplit.engines.cuda.kernels import attention
+from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, TILES, to_tf32
+from msplit.engines.cuda.kernels import matmul as attention
 from msplit.inputs.make import make_inputs
 from msplit.opset.traits import MATMULS
 from msplit.verify.compare import compare
@@ -77,11 +76,11 @@ def test_convolutions(channels, size):
     assert tried
 
 
-@pytest.mark.parametrize("name", attention.TILES)
+@pytest.mark.parametrize("name", attention.ATTENTION_TILES)
 def test_attention(name):
     query, key, value = (torch.rand(2, 4, 64, 32, device="cuda") + 0.5 for _ in range(3))
     expected = torch.softmax(query.double() @ key.double().mT, -1) @ value.double()
-    found = attention.attention(query, key, value, None, attention.TILES[name], scale=1.0, tf32=True)
+    found = attention.attention(query, key, value, None, attention.ATTENTION_TILES[name], scale=1.0, tf32=True)
     assert shift(found, expected) < CUT / 8
 
 

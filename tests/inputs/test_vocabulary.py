@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from msplit.core.graph import TensorValue
-from msplit.inputs.vocabulary import vocabularies
+from msplit.inputs.lookups import vocabularies
 
 from .graphs import const, flat_of, placeholder
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from msplit.benchmark.results import Bench
 from msplit.core.statistics import Ratio, Summary
 from msplit.report import benchmark
-from msplit.report.jsonio import plain
+from msplit.report.document import plain
 from msplit.report.render import to_markdown, to_terminal
 from msplit.run.setup import AblationStep
 from msplit.verify.compare import compare

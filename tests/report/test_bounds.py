@@ -16,8 +16,8 @@ from msplit.engines.cuda.options import EngineOptions
 from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError
 from msplit.inputs.make import make_inputs
-from msplit.report import bounds
-from msplit.report.jsonio import plain
+from msplit.report import bench_sections
+from msplit.report.document import plain
 from msplit.schedule.machine import Machine
 from msplit.schedule.simulate import SWITCHES, Breakdown
 from msplit.verify.results import VariantResult
@@ -81,14 +81,14 @@ def test_only_variants_of_the_same_kernels_are_held_against_the_bound(found):
 def test_the_report_names_the_best_and_what_limits_it(found):
     same, lower = found.steps.steps, found.steps.lower_us
     variants = [variant("one", 4 * lower, same), variant("four", 1.25 * lower, same), variant("fused", lower, same - 2)]
-    table = bounds.table(found, variants)
+    table = bench_sections.bounds_table(found, variants)
     cells = {row[0]: row for row in table.rows}
     assert cells["four"][3] == "80 %"
     assert "larger" in cells["fused"][3]
-    (said,) = bounds.sentence(found, variants)
+    (said,) = bench_sections.sentence(found, variants)
     assert "four reaches 80 % of the bound" in said
     assert "limited by critical path" in said
-    assert plain(bounds.payload(found, variants))["reached"]["fused"] is None
+    assert plain(bench_sections.bounds_payload(found, variants))["reached"]["fused"] is None
 
 
 def test_the_report_says_where_the_time_of_the_best_goes(found):
@@ -100,17 +100,19 @@ def test_the_report_says_where_the_time_of_the_best_goes(found):
     assert spent.makespan_us == pytest.approx(spent.kernels_us + sum(spent.parts.values()))
     assert spent.parts["the step itself"] == pytest.approx(Machine.of_costs(job.costs).step_us)
     assert spent.kernels_us >= with_ids.steps.critical_path_us * (1 - 1e-9)
-    _, said = bounds.sentence(with_ids, [variant(label, 1.25 * found.steps.lower_us, found.steps.steps)])
+    _, said = bench_sections.sentence(with_ids, [variant(label, 1.25 * found.steps.lower_us, found.steps.steps)])
     assert said.startswith("Of the ")
     assert "2 streams should take" in said
     assert "µs to start and end the step" in said
-    assert plain(bounds.payload(with_ids, []))["spent"][label]["parts"]["company"] == 0.0
+    assert plain(bench_sections.bounds_payload(with_ids, []))["spent"][label]["parts"]["company"] == 0.0
     every = Breakdown(100.0, 50.0, {name: 10.0 for name, _ in SWITCHES})
-    said = bounds.sentence(replace(with_ids, spent={label: every}), [variant(label, 50.0, found.steps.steps)])[1]
+    said = bench_sections.sentence(replace(with_ids, spent={label: every}), [variant(label, 50.0, found.steps.steps)])[
+        1
+    ]
     assert said.count("10.0 µs") == len(SWITCHES)
 
 
 def test_a_full_gpu_has_nothing_to_gain(found):
     steps = replace(found.steps, sm_time_us=found.steps.serial_us, lower_us=found.steps.serial_us, limit="SM time")
-    (said,) = bounds.sentence(replace(found, steps=steps), [])
+    (said,) = bench_sections.sentence(replace(found, steps=steps), [])
     assert "nothing to gain: SM time" in said

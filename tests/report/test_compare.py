@@ -6,8 +6,8 @@ import pytest
 from msplit import rules
 from msplit.errors import AssignError
 from msplit.report import difference
-from msplit.report.compare import ModelChanges, Side, compare
-from msplit.report.jsonio import plain
+from msplit.report.difference import ModelChanges, Side, compare
+from msplit.report.document import plain
 from msplit.report.render import to_markdown
 from msplit.schedule.machine import Machine
 from tests.graphs import parse

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msplit.checks.finding import Finding, Severity
 from msplit.checks.run import Reported
+from msplit.checks.subject import Finding, Severity
 from msplit.escape import visible
-from msplit.report.html import embed
-from msplit.report.html.build import page as build_page
+from msplit.report.html import document
 from msplit.report.html.page import Page, render
-from msplit.schedule.bounds import bounds
+from msplit.report.html.page import page as build_page
 from msplit.schedule.choose import Proposal
-from msplit.schedule.judge import predict
+from msplit.schedule.judge import bounds, predict
 from tests.graphs import parse
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{data}}\u2028-->"
@@ -38,7 +37,7 @@ def page_of(text: str, lanes: list[int] | None = None, names: list[str] | None =
     return Page(flat, costs, prediction, bounds(flat, costs), "as they are in the model", **more)
 
 
-VENDOR = [*embed.REPORT.vendor, *embed.PLOTS.vendor]
+VENDOR = [*document.REPORT.vendor, *document.PLOTS.vendor]
 
 
 class Reader(HTMLParser):
@@ -118,10 +117,10 @@ def test_only_the_scripts_that_ship_may_run():
 
 
 def test_no_shipped_file_can_end_its_own_script():
-    for folder, names in (("vendor", VENDOR), ("assets", [*embed.REPORT.scripts, *embed.PLOTS.scripts])):
+    for folder, names in (("vendor", VENDOR), ("assets", [*document.REPORT.scripts, *document.PLOTS.scripts])):
         for name in names:
-            assert "</script" not in embed.asset(folder, name).lower(), name
-            assert "<!--" not in embed.asset(folder, name), name
+            assert "</script" not in document.asset(folder, name).lower(), name
+            assert "<!--" not in document.asset(folder, name), name
 
 
 def test_vendored_files_are_what_their_table_says_and_not_too_large():
@@ -134,9 +133,11 @@ def test_vendored_files_are_what_their_table_says_and_not_too_large():
         assert f"| {name} |" in table
         assert hashlib.sha256(content).hexdigest() in table
     assert total < 1_500_000
-    for kit in (embed.REPORT, embed.PLOTS):
+    for kit in (document.REPORT, document.PLOTS):
         for name in kit.licences:
-            assert re.search("Permission (is hereby granted|to use, copy, modify)", embed.asset("vendor", name)), name
+            assert re.search("Permission (is hereby granted|to use, copy, modify)", document.asset("vendor", name)), (
+                name
+            )
             assert f"{name})" in table or f"{name}," in table
     assert "Cytoscape Consortium" in render(page_of(FORK))
 
@@ -174,7 +175,7 @@ def test_infinite_costs_do_not_break_the_data():
 
 
 def test_every_stream_colour_is_there_and_can_carry_black_or_white_text():
-    style = embed.asset("assets", "style.css")
+    style = document.asset("assets", "style.css")
     for number in range(16):
         found = re.findall(rf"--s{number}: (#[0-9a-f]{{6}})", style)
         assert found
@@ -184,7 +185,7 @@ def test_every_stream_colour_is_there_and_can_carry_black_or_white_text():
 
 @pytest.mark.parametrize(("background", "theme"), [("#ffffff", 0), ("#14171c", -1)])
 def test_text_colours_are_readable_on_their_background(background: str, theme: int):
-    style = embed.asset("assets", "style.css")
+    style = document.asset("assets", "style.css")
     assert background in style
     for name in ("fg", "dim", "accent", "bad", "warn"):
         assert contrast(re.findall(rf"--{name}: (#[0-9a-f]{{6}})", style)[theme], background) >= 4.5, name

@@ -13,8 +13,9 @@ import pytest
 import msplit
 from msplit.api import price
 from msplit.errors import MsplitError
-from msplit.report import benchmark, jsonio, trace
-from msplit.report.html import build, runs
+from msplit.report import benchmark, document, trace
+from msplit.report.html import page as build
+from msplit.report.html import runs
 from msplit.report.html.page import render
 from msplit.schedule.judge import predict
 from tests.campaign import CAMPAIGN
@@ -77,7 +78,7 @@ def bench_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     request = dict(settings=QUICK, batch=4, timelines=True, streams=(1, 2), command=["msplit", "bench"], **plain)  # type: ignore[arg-type]
     found = msplit.bench(flat, **request)
     (folder / "trace.json").write_bytes(trace.to_bytes(trace.from_bench(flat, found)))
-    (folder / "result.json").write_text(jsonio.dumps("bench", benchmark.payload(flat, found)), "utf-8")
+    (folder / "result.json").write_text(document.dumps("bench", benchmark.payload(flat, found)), "utf-8")
     return folder / "result.json", folder / "trace.json"
 
 

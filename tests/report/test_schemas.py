@@ -20,7 +20,7 @@ from msplit.benchmark.benchmark import bench, limits
 from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.inputs.make import make_inputs
-from msplit.report import benchmark, candidates, jsonio
+from msplit.report import assignment, benchmark, document
 from msplit.run.tuning import TuneSettings
 from tests.assignment.test_plans import QUICK
 from tests.cli.runner import ROOT, SAMPLES, fine
@@ -153,7 +153,7 @@ def test_a_bench_with_everything() -> None:
         options=EngineOptions("cpu"),
     )
     found = replace(found, limits=limits(job, ids={one.label: job.ids for one in found.result.variants}))
-    validate("bench", json.loads(jsonio.dumps("bench", benchmark.payload(flat, found, ["Written: x."]))))
+    validate("bench", json.loads(document.dumps("bench", benchmark.payload(flat, found, ["Written: x."]))))
 
 
 def test_candidates_that_were_measured() -> None:
@@ -161,7 +161,7 @@ def test_candidates_that_were_measured() -> None:
     from msplit.engines.cuda.search.measurement import SimulatedRunner
 
     found = compare(api.load(MMOE), streams=3, batch=2, device=SimulatedRunner)
-    validate("assign", json.loads(jsonio.dumps("assign", candidates.payload(found))))
+    validate("assign", json.loads(document.dumps("assign", assignment.candidates_payload(found))))
 
 
 def test_builds(tmp_path: Path) -> None:

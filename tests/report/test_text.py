@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from msplit.core.statistics import Ratio
-from msplit.report import jsonio, render, text
+from msplit.report import document, render
 from msplit.report.document import Document, Table
 
 
@@ -29,7 +29,7 @@ from msplit.report.document import Document, Table
     ],
 )
 def test_times(value: float, shown: str) -> None:
-    assert text.micros(value) == shown
+    assert document.micros(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -45,36 +45,36 @@ def test_times(value: float, shown: str) -> None:
     ],
 )
 def test_sizes(value: float, shown: str) -> None:
-    assert text.size(value) == shown
+    assert document.size(value) == shown
 
 
 @pytest.mark.parametrize(("value", "shown"), [(500, "500 FLOP"), (2.5e9, "2.5 GFLOP"), (3e20, "3e+05 PFLOP")])
 def test_operations(value: float, shown: str) -> None:
-    assert text.operations(value) == shown
+    assert document.operations(value) == shown
 
 
 @pytest.mark.parametrize(
     ("part", "whole", "shown"), [(1, 0, "-"), (0, 10, "0 %"), (12.4, 100, "12 %"), (0.44, 100, "0.4 %")]
 )
 def test_shares(part: float, whole: float, shown: str) -> None:
-    assert text.percent(part, whole) == shown
+    assert document.percent(part, whole) == shown
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(1, "1.00x"), (5.612, "5.61x"), (9.996, "10.0x"), (49.3, "49.3x"), (160.2, "160x")]
 )
 def test_ratios(value: float, shown: str) -> None:
-    assert text.ratio(value) == shown
+    assert document.ratio(value) == shown
 
 
 def test_plurals() -> None:
-    assert [text.plural(n, "node") for n in (0, 1, 1234)] == ["0 nodes", "1 node", "1,234 nodes"]
-    assert text.plural(2, "dependency", "dependencies") == "2 dependencies"
+    assert [document.plural(n, "node") for n in (0, 1, 1234)] == ["0 nodes", "1 node", "1,234 nodes"]
+    assert document.plural(2, "dependency", "dependencies") == "2 dependencies"
 
 
 def test_headings_name_the_format() -> None:
-    assert text.heading(Path("a.pb"), "graphdef") == "a.pb (GraphDef)"
-    assert text.heading("m", "savedmodel-text") == "m (SavedModel, text)"
+    assert document.heading(Path("a.pb"), "graphdef") == "a.pb (GraphDef)"
+    assert document.heading("m", "savedmodel-text") == "m (SavedModel, text)"
 
 
 class Colour(Enum):
@@ -93,7 +93,7 @@ def test_json_is_plain() -> None:
         "ratio": ratio,
         3: (1, 2),
     }
-    found = json.loads(jsonio.dumps("test", payload))
+    found = json.loads(document.dumps("test", payload))
     assert list(found)[:2] == ["schema_version", "command"]
     assert found["array"] == [0, 1, 2]
     assert found["number"] == 1.5
@@ -155,13 +155,13 @@ def test_markdown_keeps_cells_in_their_cells() -> None:
 
 
 def test_what_a_table_leaves_out() -> None:
-    assert text.more(1, "--all", "node") == "and 1 more node (--all)"
-    assert text.more(1234, "--all") == "and 1,234 more (--all)"
-    assert text.more(0, "--all", "node") == ""
+    assert document.more(1, "--all", "node") == "and 1 more node (--all)"
+    assert document.more(1234, "--all") == "and 1,234 more (--all)"
+    assert document.more(0, "--all", "node") == ""
 
 
 def test_sizes_of_tensors() -> None:
-    assert [text.dimensions(shape) for shape in ((None, 4), (), None)] == ["?×4", "scalar", "?"]
+    assert [document.dimensions(shape) for shape in ((None, 4), (), None)] == ["?×4", "scalar", "?"]
 
 
 @dataclass(frozen=True)
@@ -181,16 +181,16 @@ class Outer:
 
 def test_keys_of_json_are_attributes_by_their_own_names_or_others():
     found = Outer(Inner(2.0), ("a",))
-    assert jsonio.picked(found, "names wide=inner.width note=inner.note?", "inner") == {
+    assert document.picked(found, "names wide=inner.width note=inner.note?", "inner") == {
         "names": ("a",),
         "wide": 2.0,
         "note": None,
         "inner": found.inner,
     }
-    assert [*jsonio.picked(found, "inner names")] == ["inner", "names"]
+    assert [*document.picked(found, "inner names")] == ["inner", "names"]
     with pytest.raises(AttributeError):
-        jsonio.picked(found, "name")
+        document.picked(found, "name")
 
 
 def test_a_result_that_says_what_its_json_is_is_asked():
-    assert jsonio.plain({"one": Outer(Inner(float("inf")))}) == {"one": {"inner": {"width_us": None}, "names": []}}
+    assert document.plain({"one": Outer(Inner(float("inf")))}) == {"one": {"inner": {"width_us": None}, "names": []}}

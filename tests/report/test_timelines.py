@@ -96,7 +96,7 @@ def test_tensorflow_on_the_cpu_tells_its_nodes(model: str):
 
 
 def test_times_of_a_gpu_device_are_refused_with_the_way_out():
-    from msplit.engines.tensorflow.timeline import from_metadata
+    from msplit.engines.tensorflow.session import from_metadata
 
     device = SimpleNamespace(device="/job:localhost/replica:0/task:0/device:GPU:0", node_stats=[])
     metadata = SimpleNamespace(step_stats=SimpleNamespace(dev_stats=[device]), partition_graphs=[])
@@ -106,7 +106,7 @@ def test_times_of_a_gpu_device_are_refused_with_the_way_out():
 
 
 def test_nodes_of_one_stream_that_ran_at_a_time_get_tracks_of_their_own():
-    from msplit.engines.tensorflow.timeline import from_metadata
+    from msplit.engines.tensorflow.session import from_metadata
 
     def node(name: str, op: str, start: int, end: int) -> SimpleNamespace:
         return SimpleNamespace(

@@ -20,7 +20,7 @@ import msplit
 from msplit.errors import EngineError
 from msplit.formats import build as files
 from msplit.run import build as builds
-from msplit.run.open import load
+from msplit.run.build import load
 from msplit.run.request import RunRequest
 
 torch = pytest.importorskip("torch")

@@ -17,7 +17,7 @@ from msplit.engines.onnxruntime import OnnxRuntime
 from msplit.engines.tensorflow.engine import ENGINE as TENSORFLOW
 from msplit.report import benchmark
 from msplit.report.render import to_markdown
-from msplit.run.dedupe import distinct
+from msplit.run.compilation import distinct
 from msplit.run.setup import AblationStep
 from msplit.verify.results import Variant
 from tests.assignment.test_plans import QUICK

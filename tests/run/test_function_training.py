@@ -10,7 +10,7 @@ import pytest
 
 import msplit
 from msplit.errors import MsplitError
-from msplit.run.function_state import SMALL
+from msplit.run.keras_fit import SMALL
 
 pytestmark = pytest.mark.tf
 

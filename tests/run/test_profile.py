@@ -12,11 +12,11 @@ import pytest
 
 from msplit import api
 from msplit.api import bench
-from msplit.cost import profile_file
+from msplit.cost import profile as profile_file
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.search.measurement import SimulatedRunner
 from msplit.errors import EngineError
-from msplit.report import jsonio
+from msplit.report import document
 from msplit.report import profile as report
 from msplit.report.render import to_markdown
 from msplit.run.profile import compared, profile
@@ -71,7 +71,7 @@ def test_the_report_names_the_costliest_kinds(path):
     text = to_markdown(report.document(flat, found, static, notes=["said"]))
     assert "| _FusedMatMul | 4×64, 64×64, … | 4 |" in text
     assert "there is no GPU" in text
-    validate("profile_command", json.loads(jsonio.dumps("profile", report.payload(flat, found, static))))
+    validate("profile_command", json.loads(document.dumps("profile", report.payload(flat, found, static))))
     estimates = report.estimated(found, flat, static)
     assert (estimates > 0).all()
 

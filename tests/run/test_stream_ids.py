@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.run.stream_ids import fold_ids
+from msplit.run.tensorflow_rows import fold_ids
 
 
 @given(

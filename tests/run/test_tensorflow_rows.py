@@ -16,7 +16,7 @@ from msplit.api import load
 from msplit.benchmark.benchmark import bench
 from msplit.cost.profile import Workload
 from msplit.engines.base import Job, TensorFlowOptions
-from msplit.engines.tensorflow.devices import Node, canonical, places
+from msplit.engines.tensorflow.cluster import Node, canonical, places
 from msplit.engines.tensorflow.engine import ENGINE
 from msplit.engines.tensorflow.runtime import tensorflow
 from msplit.errors import EngineError, LoadError, MsplitError

@@ -21,7 +21,7 @@ from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.search import measurement
 from msplit.errors import EngineError, MsplitError, WriteError
 from msplit.inputs.make import make_inputs
-from msplit.report import benchmark, candidates, tuning
+from msplit.report import assignment, bench_sections, benchmark
 from msplit.report.render import to_markdown
 from msplit.run.tuning import TuneSettings, confirmed, tune, write
 from msplit.schedule import planfile
@@ -197,7 +197,7 @@ def test_a_bench_that_finds_the_plan_slower_keeps_one_stream() -> None:
     kept = confirmed(found.tuned, slower, label)
     assert (kept.streams, kept.gain) == (1, None)
     assert "slower" in kept.why
-    assert any("One stream is kept" in line for line in tuning.notes(kept))
+    assert any("One stream is kept" in line for line in bench_sections.notes(kept))
 
 
 def _reference(flat) -> Path | None:
@@ -260,7 +260,7 @@ def test_compare_says_why_the_one_that_is_predicted_to_be_fastest_is_not_taken()
 
     def text(us: float) -> str:
         rows = tuple(replace(row, predicted_us=us) if row.name == other else row for row in found.rows)
-        return to_markdown(candidates.document(replace(found, rows=rows)))
+        return to_markdown(assignment.candidates_document(replace(found, rows=rows)))
 
     assert "less room to spare" in text(1.0)
     assert "less room to spare" not in text(1000.0)
@@ -275,9 +275,9 @@ def test_compare_measures_each_beside_one_stream() -> None:
             assert row.measured_us > 0
             assert (row.gain is None) == (row.streams == 1)
             assert row.gain is None or row.gain.value == pytest.approx(found.rows[0].measured_us / row.measured_us)
-    text = to_markdown(candidates.document(found))
+    text = to_markdown(assignment.candidates_document(found))
     assert "measured" in text
-    assert json.dumps(candidates.payload(found), default=str)
+    assert json.dumps(assignment.candidates_payload(found), default=str)
 
 
 def test_compare_on_the_command_line(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_larger_kernels_win_where_they_are_faster_and_streams_are_told_on_the_sa
     assert tuned.gain.value == pytest.approx(97 / (50 - 3 * tuned.streams))
     if tuned.streams > 1:
         assert tuned.over_one.value == pytest.approx(47 / (50 - 3 * tuned.streams))
-    assert any("plain kernels" in line for line in tuning.notes(tuned))
+    assert any("plain kernels" in line for line in bench_sections.notes(tuned))
     planned = tuned.on(job)
     outputs, alone = (ENGINE.build(one).step(job.feeds) for one in (planned, job))
     for name, value in alone.items():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msplit.cost import estimate
 from msplit.cost.costs import Costs
 from msplit.flatten.flat import FlatGraph
-from msplit.schedule.bounds import bounds
+from msplit.schedule.judge import bounds
 from msplit.shapes.infer import infer
 from tests import graphs
 from tests.shapes.small import Builder

@@ -13,8 +13,7 @@ from msplit.cost.costs import Costs
 from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.schedule import judge as module
-from msplit.schedule.bounds import bounds
-from msplit.schedule.judge import MOST_STREAMS, foresee, judge, predict
+from msplit.schedule.judge import MOST_STREAMS, bounds, foresee, judge, predict
 from msplit.schedule.machine import Machine
 from tests import graphs
 from tests.campaign import examples

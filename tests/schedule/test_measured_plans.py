@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from msplit import api, samples
-from msplit.cost import profile_file
+from msplit.cost import profile as profile_file
 from msplit.schedule.judge import predict
 from msplit.schedule.simulate import Evaluation, evaluate
 

@@ -21,7 +21,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.options import EngineOptions
 from msplit.errors import MsplitError
 from msplit.inputs.make import make_inputs
-from msplit.report.tuning import mixed_notes
+from msplit.report.bench_sections import mixed_notes
 from msplit.run.tuning import TuneSettings
 from msplit.schedule import planfile
 from msplit.verify.compare import compare

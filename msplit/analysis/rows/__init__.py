@@ -7,7 +7,7 @@ is refused, with the op that stands in the way.
 
 # These register what ops do to rows.
 from msplit.analysis.rows import counts, elements, products, reshaping  # noqa: F401
-from msplit.analysis.rows.proof import Rows, independent_rows
-from msplit.analysis.rows.states import RowDependence
+from msplit.analysis.rows.node import RowDependence
+from msplit.analysis.rows.walk import Rows, independent_rows
 
 __all__ = ["RowDependence", "Rows", "independent_rows"]

@@ -13,8 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.analysis.rows.node import ANY, Decide, View, entries, rule
-from msplit.analysis.rows.states import FIXED, LinearSizes, MixedRows, Mixes, PerRow, RowState, number, sizes_state
+from msplit.analysis.rows.node import (
+    ANY,
+    FIXED,
+    Decide,
+    LinearSizes,
+    MixedRows,
+    Mixes,
+    PerRow,
+    RowState,
+    View,
+    entries,
+    number,
+    rule,
+    sizes_state,
+)
 from msplit.shapes.registry import UNKNOWN, Node, Shape, Value, axis_of, known
 from msplit.shapes.values import LIMIT, TABLE
 

@@ -9,8 +9,24 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from msplit.analysis.rows.node import ANY, View, agreed, not_along, refused_input, rule, rules
-from msplit.analysis.rows.states import FIXED, Array, ListState, MixedRows, Mixes, PerRow, RowState, either, merged
+from msplit.analysis.rows.node import (
+    ANY,
+    FIXED,
+    Array,
+    ListState,
+    MixedRows,
+    Mixes,
+    PerRow,
+    RowState,
+    View,
+    agreed,
+    either,
+    merged,
+    not_along,
+    refused_input,
+    rule,
+    rules,
+)
 from msplit.core.graph import Function
 from msplit.opset.traits import ops_with
 from msplit.shapes.registry import Shape

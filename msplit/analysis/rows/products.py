@@ -15,8 +15,7 @@ import numpy as np
 
 from msplit.analysis.rows.counts import Linear, asked_sizes, product
 from msplit.analysis.rows.elements import broadcast
-from msplit.analysis.rows.node import View, agreed, not_along, rule, rules
-from msplit.analysis.rows.states import (
+from msplit.analysis.rows.node import (
     COORDINATES,
     EACH,
     FIXED,
@@ -28,6 +27,11 @@ from msplit.analysis.rows.states import (
     PerRow,
     RowState,
     UniqueValues,
+    View,
+    agreed,
+    not_along,
+    rule,
+    rules,
     sizes_state,
 )
 from msplit.opset.traits import ops_with

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from msplit.analysis.rows.counts import Linear, asked_sizes, linear
-from msplit.analysis.rows.node import View, agreed, not_along, rule
-from msplit.analysis.rows.states import (
+from msplit.analysis.rows.node import (
     COORDINATES,
     EACH,
     FIXED,
@@ -22,6 +21,10 @@ from msplit.analysis.rows.states import (
     Mixes,
     PerRow,
     RowState,
+    View,
+    agreed,
+    not_along,
+    rule,
     with_axis,
     without,
 )

@@ -19,23 +19,22 @@ from numpy.typing import NDArray
 
 from msplit.core.arguments import Precision
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, LOSS_SCALE, STEPS, Arrays, Job
-from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import Tuner, choosing_for
+from msplit.engines.cuda.autotune.tuner import Family, Tuner, choosing_for
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
-from msplit.engines.cuda.frontend.functionalize_while import raise_control
+from msplit.engines.cuda.frontend.functionalize import raise_control
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.partition import divide, refuse
 from msplit.engines.cuda.ir.functions import FUNCTIONAL
 from msplit.engines.cuda.ir.graph import Key, OpGraph
 from msplit.engines.cuda.ir.verify import Stage
-from msplit.engines.cuda.kernels.toolchain import kept, kernel_folder
+from msplit.engines.cuda.kernels.store import kept, kernel_folder
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.ops.variables import KEEPS_SHAPE
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.engines.cuda.passes.distributed.split import Split
 from msplit.engines.cuda.passes.horizontal_fusion import merge_facts
 from msplit.engines.cuda.passes.pipeline import Context, list_fusions, run_passes, shapes_of
-from msplit.engines.cuda.passes.pointwise_fusion import inductor
+from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import likely_groups
 from msplit.engines.cuda.passes.pointwise_fusion.workers import Workers
 from msplit.engines.cuda.passes.precision.mixed_precision import nodes_in_half
@@ -253,7 +252,7 @@ def _choices_ahead(
 
 def _load_compiler() -> None:
     with contextlib.suppress(Exception), kept():  # what is wrong with it is told when there is a group to compile
-        inductor.load()
+        fuse.load()
 
 
 def _fused(job: Job, device: Device) -> Compiled:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msplit.analysis.rows.proof import Rows, independent_rows
+from msplit.analysis.rows.walk import Rows, independent_rows
 from msplit.engines.base import Job
-from msplit.engines.cuda.frontend.functionalize_while import Raised, raise_control
+from msplit.engines.cuda.frontend.functionalize import Raised, raise_control
 from msplit.engines.cuda.frontend.partition import (
     Partition,
     by_op,
@@ -24,7 +24,7 @@ from msplit.engines.cuda.frontend.partition import (
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, reachable
 from msplit.engines.cuda.ir.lowering import listed
-from msplit.engines.cuda.kernels.toolchain import c_compiler, kernel_folder, refused_folders
+from msplit.engines.cuda.kernels.store import c_compiler, kernel_folder, refused_folders
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.flat import FlatGraph

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.analysis.rows.proof import Rows
+from msplit.analysis.rows.walk import Rows
 from msplit.engines.base import Arrays, Executable, Feeds, Job, is_array, is_tensor, refuse_fed
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.runtime.executables import executable_of

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
         SimulatedVariant,
         SimulatedVariants,
     )
-    from msplit.engines.cuda.stored.program import Restored
+    from msplit.engines.cuda.stored.program import Restored, Weights
     from msplit.engines.cuda.stored.rung import Builds, Opened, Packed
-    from msplit.engines.cuda.stored.weights import Weights
 
 __all__ = [
     "ENGINE",
@@ -187,8 +186,7 @@ class CudaEngine(Engine):
         """
         with starting_pytorch():
             from msplit.engines.cuda.compile import compile_apart
-            from msplit.engines.cuda.runtime.executables import executable_of
-            from msplit.engines.cuda.runtime.rounding import RoundedProducts
+            from msplit.engines.cuda.runtime.executables import RoundedProducts, executable_of
 
         compiled = compile_apart(job)
         executable = executable_of(compiled, compiled.plan(job), job.options, ieee=job.precision.ieee)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays, Engine, Executable, Job
 from msplit.engines.tensorflow import cluster_session, runtime
-from msplit.engines.tensorflow.devices import how_many
+from msplit.engines.tensorflow.cluster import how_many
 from msplit.engines.tensorflow.placed import PlacedGraph, place, unplaced
 from msplit.engines.tensorflow.session import Placement, SessionExecutable
 from msplit.errors import INSTALL_TENSORFLOW, EngineError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from msplit.engines.base import TensorFlowOptions
-from msplit.engines.nvidia import nvidia_smi, visible
+from msplit.engines.environment import nvidia_smi, visible
 from msplit.errors import INSTALL_TENSORFLOW, EndOfData, EngineError, InvalidInput, LoadError, TimedOut
 from msplit.formats.files import read_file
 from msplit.progress import importing

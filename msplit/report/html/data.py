@@ -13,7 +13,7 @@ from msplit.core.graph import CONTROL, Assignment, Ints
 from msplit.cost.costs import Costs
 from msplit.escape import visible
 from msplit.flatten.flat import FlatGraph
-from msplit.report.text import dimensions
+from msplit.report.document import dimensions
 from msplit.schedule.judge import Prediction
 from msplit.schedule.problem import components
 from msplit.shapes import Shapes

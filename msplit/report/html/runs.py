@@ -12,8 +12,8 @@ from msplit.errors import MsplitError
 from msplit.escape import lines, visible
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.files import read_text
+from msplit.report.document import picked
 from msplit.report.html.data import Leaves, rounded
-from msplit.report.jsonio import picked
 from msplit.schedule.judge import Prediction
 
 MOST_BARS = 150_000

@@ -17,7 +17,7 @@ from msplit.engines.base import Arrays
 from msplit.errors import Busy, EngineError, MsplitError, TimedOut
 from msplit.serving.loadtest.corpus import by_steps
 from msplit.serving.loadtest.dispatcher import RowShare, Watch, drive
-from msplit.serving.loadtest.table import MOST_PARTS, RequestTable
+from msplit.serving.loadtest.generator import MOST_PARTS, RequestTable
 from msplit.serving.loadtest.targets import ECHO, NAP, LocalTarget, ProcessTarget, ProcessTask, Target
 
 TENSORFLOW, KSERVE = "tensorflow", "kserve"

@@ -22,7 +22,7 @@ from msplit.inputs.make import feeds_for
 from msplit.inputs.reference import load_reference
 from msplit.progress import phase
 from msplit.run.request import RunRequest
-from msplit.serving.loadtest.table import SENT, OutputLayout, RequestState, RequestTable, digest
+from msplit.serving.loadtest.generator import SENT, OutputLayout, RequestState, RequestTable, digest
 from msplit.serving.pool.ports import Port
 from msplit.verify.compare import compare, tolerance_of
 

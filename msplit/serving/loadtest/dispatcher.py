@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.base import Arrays
 from msplit.errors import Busy, EngineError, MsplitError, TimedOut
-from msplit.serving.loadtest.table import ANSWERED, LINE, OVER, SENT, RequestState, RequestTable, digest
+from msplit.serving.loadtest.generator import ANSWERED, LINE, OVER, SENT, RequestState, RequestTable, digest
 
 _now = time.perf_counter_ns
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.serving.loadtest.corpus import Verdict
-from msplit.serving.loadtest.generator import Level, Sent
-from msplit.serving.loadtest.table import SENT, RequestState, RequestTable
+from msplit.serving.loadtest.generator import SENT, Level, RequestState, RequestTable, Sent
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Loads a model: prepares requests, opens what answers them, and measures all of it in turns."""
+"""Loads a model: prepares requests, opens what answers them, and measures all of it in turns.
+
+The arguments of NVIDIA's `multistream_inference`, so that a command for it can be repeated here.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,8 @@ from msplit.serving.loadtest import corpus as requests
 from msplit.serving.loadtest.clients import ServerUnderTest, clients_of
 from msplit.serving.loadtest.corpus import Checker, Prepared
 from msplit.serving.loadtest.dispatcher import Watch, settled
-from msplit.serving.loadtest.generator import Level, LoadGenerator, Sending
+from msplit.serving.loadtest.generator import Layout, Level, LoadGenerator, RequestTable, Sending
 from msplit.serving.loadtest.results import LoadResult, LoadRun, Point, TargetResult, measured
-from msplit.serving.loadtest.table import Layout, RequestTable
 from msplit.serving.loadtest.targets import SESSIONS, SessionTask, Target, echoes, of_pool
 from msplit.serving.pool.settings import PoolSettings
 from msplit.serving.pool.sources import pool as make_pool
@@ -405,3 +407,57 @@ def limit(point: Point, echo: Point | None) -> str:
     if latency is not None and late > _LATE * latency.value:
         return f"requests were sent up to {late:,.0f} µs late"
     return ""
+
+
+_FORM = "MODEL N_IN IN… N_OUT OUT… BATCH ITERS THREADS [CONFIG]"
+
+
+@dataclass(frozen=True)
+class Multistream:
+    """Arguments of such a command, without the model.
+
+    Attributes:
+        inputs, outputs: Names of tensors.
+        batch: Rows of a request.
+        iterations: Requests of each thread.
+        threads: Number of threads.
+        config: A file with a ConfigProto as text.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    batch: int
+    iterations: int
+    threads: int
+    config: Path | None
+
+
+def parse(arguments: Sequence[str]) -> Multistream:
+    """Reads what stands behind the model.
+
+    Raises:
+        MsplitError: It is something else.
+    """
+    left = list(arguments)
+
+    def wrong(what: str) -> MsplitError:
+        return MsplitError(what, where="--multistream", fix=f"write {_FORM}")
+
+    def take(what: str) -> str:
+        if not left:
+            raise wrong(f"{what} is missing")
+        return left.pop(0)
+
+    def whole(what: str) -> int:
+        given = take(what)
+        if not given.isdecimal() or int(given) < 1:
+            raise wrong(f"{what} is {given!r}, not a number above 0")
+        return int(given)
+
+    inputs = tuple(take("the name of an input") for _ in range(whole("the number of inputs")))
+    outputs = tuple(take("the name of an output") for _ in range(whole("the number of outputs")))
+    batch, iterations, threads = (whole(f"the number of {what}") for what in ("rows", "iterations", "threads"))
+    config = Path(left.pop(0)) if left else None
+    if left:
+        raise wrong(f"{left[0]!r} is too much")
+    return Multistream(inputs, outputs, batch, iterations, threads, config)

@@ -24,7 +24,7 @@ from msplit.formats.model import ReadOptions
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import by_steps
 from msplit.serving.loadtest.dispatcher import Echo, Watch, call, drive, settled
-from msplit.serving.loadtest.table import Layout, RequestTable
+from msplit.serving.loadtest.generator import Layout, RequestTable
 from msplit.serving.pool.settings import AUTO, PoolSettings
 
 NAP = 2e-5

@@ -20,12 +20,10 @@ from msplit.core.arguments import number, whole
 from msplit.engines.base import Executable, Feeds, called_with, device_lost
 from msplit.errors import DeviceLost, EngineError
 from msplit.serving.pool.drivers import NAP, ThreadDriver
-from msplit.serving.pool.future import PoolFuture
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.scheduler import NEVER, Request, Scheduler, Stats
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.slots import Answer, Slot
-from msplit.serving.pool.steps import PoolSteps
+from msplit.serving.pool.steps import Answer, PoolFuture, PoolSteps, Slot
 from msplit.verify.results import OutputCheck
 
 

@@ -17,8 +17,7 @@ from msplit.errors import MsplitError
 from msplit.flatten.flat import FlatGraph
 from msplit.formats.build import Manifest, is_build
 from msplit.progress import Progress, phase, silent
-from msplit.run.build import Made, make, rows_of
-from msplit.run.open import LoadedBuild, load_on, verify_step, whole_reference
+from msplit.run.build import LoadedBuild, Made, load_on, make, rows_of, verify_step, whole_reference
 from msplit.run.prepare import make_ready
 from msplit.run.request import RunRequest
 from msplit.run.variants import choose_engine, refuse_devices
@@ -27,7 +26,7 @@ from msplit.serving.pool.making import make as make_pool
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Ports, Shape
 from msplit.serving.pool.settings import AUTO, PoolSettings
-from msplit.serving.pool.slots import Answer, SimulatedSlot, Slot, StepSlot
+from msplit.serving.pool.steps import Answer, SimulatedSlot, Slot, StepSlot
 from msplit.shapes.infer import stated_shapes
 from msplit.verify.results import OutputCheck
 

@@ -1,4 +1,9 @@
-"""Steps of a pool: starts those that the scheduler decides on, ends those that are over, and delivers answers."""
+"""Steps of a pool: starts those that the scheduler decides on, ends those that are over, and delivers answers.
+
+Future of a pool: a thread that waits for it works for the pool meanwhile, in place of sleeping until another thread wakes it.
+
+Slots of a pool: each runs one step of the model at a time. Here are the interface, and the slots that are not a GPU's.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,246 @@ import contextlib
 import logging
 import threading
 import time
+from _thread import RLock
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import InvalidStateError, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures._base import FINISHED, PENDING
 from threading import get_ident
+from typing import Any, Protocol
 
-from msplit.engines.base import device_lost
+from msplit.engines.base import Executable, Feeds, device_lost
+from msplit.engines.tensors import tensor
 from msplit.errors import Closed, EngineError, TimedOut
 from msplit.serving.pool.ports import Ports
 from msplit.serving.pool.scheduler import NEVER, NOTHING, Decision, Request, Scheduler, Stats, Step
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.slots import Answer, Slot
+
+Answer = dict[str, Any]
+"""Outputs by name: arrays, or PyTorch tensors where they stay on the device."""
+
+
+class Slot(Protocol):
+    """Place in which one step runs at a time. On a GPU it is an arena: streams, captured graphs of all buckets, and memory for inputs,
+    intermediate values and outputs. Subclasses inherit methods for steps that are over once they were started."""
+
+    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+        """Starts a step of `bucket` rows on the rows of all these requests, in their order."""
+
+    def over(self) -> bool:
+        """True if the step is over. Raises the error with which it failed."""
+        return True
+
+    def wait(self) -> None:
+        """Returns when the step is over, or sooner. Other threads of Python can run meanwhile."""
+
+    def outputs(self) -> Answer:
+        """Outputs of the step that is over, which belong to the caller."""
+
+    def outputs_on_device(self) -> dict[str, Any]:
+        """Outputs of the step that is over, as PyTorch tensors on the device.
+
+        Raises:
+            EngineError: The slot has no device.
+        """
+        raise EngineError("outputs are on the host here")
+
+    def facts(self) -> Mapping[str, Any]:
+        """Facts such as the number of streams or bytes."""
+
+    def close(self) -> None:
+        """Gives memory and streams back."""
+
+
+class StepSlot(Slot):
+    """Slot that runs a step from beginning to end in `start`.
+
+    Args:
+        steps: Functions that run a step, by bucket; the one under 0 runs a step of any size.
+        owned: Executables that are closed together with the slot.
+    """
+
+    def __init__(
+        self, steps: Mapping[int, Callable[[Feeds], Answer]], ports: Ports, owned: Sequence[Executable] = ()
+    ) -> None:
+        self._steps, self._ports, self._owned = steps, ports, owned
+        self._outputs: Answer = {}
+
+    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+        """Runs a step."""
+        step = self._steps[bucket if bucket in self._steps else 0]
+        self._outputs = step(self._ports.join(feeds, bucket))
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+    def outputs(self) -> Answer:
+        """Outputs of the step."""
+        return self._outputs
+
+    def facts(self) -> Mapping[str, Any]:
+        """Facts of the executable."""
+        return self._owned[-1].facts() if self._owned else {}
+
+    def close(self) -> None:
+        """Closes the executables."""
+        for executable in self._owned:
+            executable.close()
+
+
+class SimulatedSlot:
+    """Slot that stands in for one of a GPU: a thread of its own runs the steps of another slot, so that they take time to be over."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot, self._thread = slot, ThreadPoolExecutor(1, thread_name_prefix="msplit-simulated")
+        self._running: Future[None] | None = None
+
+    def start(self, bucket: int, feeds: Sequence[Feeds]) -> None:
+        """Starts a step in the thread."""
+        self._running = self._thread.submit(self._slot.start, bucket, feeds)
+
+    def over(self) -> bool:
+        """True if the thread is done. Raises the error with which the step failed."""
+        assert self._running is not None
+        if not self._running.done():
+            return False
+        self._running.result()
+        return True
+
+    def wait(self) -> None:
+        """Waits for the thread."""
+        assert self._running is not None
+        self._running.exception()
+
+    def outputs(self) -> Answer:
+        """Outputs of the step."""
+        return self._slot.outputs()
+
+    def outputs_on_device(self) -> dict[str, Any]:
+        """Outputs as PyTorch tensors on the CPU, which stands in for the device; strings as arrays."""
+        return {
+            name: value if value.dtype.kind in "OSU" else tensor(name, value) for name, value in self.outputs().items()
+        }
+
+    def facts(self) -> Mapping[str, Any]:
+        """Facts of the other slot."""
+        return self._slot.facts()
+
+    def close(self) -> None:
+        """Ends the thread, and closes the other slot."""
+        self._thread.shutdown()
+        self._slot.close()
+
+
+_FIELDS = {"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"}
+_KNOWN = set(vars(Future())) == _FIELDS
+"""True if `Future` has the fields that it has in Python 3.11 and 3.12. Then all futures of a pool share one condition: to make one takes
+longer than everything else that a request needs, and nobody waits for it, since `PoolFuture` waits in a way of its own."""
+
+
+class Condition(RLock):  # type: ignore[misc]  # final in the stubs only; `threading.Condition` takes three times as long to enter
+    """Condition that all futures of a pool share. No thread ever waits for it, so it is a lock that has nobody to notify."""
+
+    def notify_all(self) -> None:
+        """Does nothing."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Returns at once; for a future whose time to wait is over."""
+        del timeout
+        return False
+
+
+class Worker(Protocol):
+    """Driver of a pool, as its futures see it."""
+
+    condition: Condition
+
+    def work_for(self, future: PoolFuture, timeout: float | None) -> None:
+        """Returns when the future is done, after so many seconds, or sooner."""
+
+    def attend(self) -> None:
+        """Has a thread of the pool end steps, since somebody wants to be called with an answer and does not wait for it."""
+
+
+class PoolFuture(Future[Any]):
+    """Answer to a request, which may not be there yet. Used as any other `Future`."""
+
+    def __init__(self, worker: Worker) -> None:
+        if _KNOWN:
+            self._condition: Any = worker.condition
+            self._state = PENDING
+            self._result: Any = None
+            self._exception: BaseException | None = None
+            self._waiters: list[Any] = []
+            self._done_callbacks: list[Any] = []
+        else:
+            super().__init__()
+        self._worker = worker
+        self.waiters: list[threading.Lock] = []
+
+    @property
+    def is_there(self) -> bool:
+        """True if it has a result or an error."""
+        return self._state == FINISHED if _KNOWN else self.done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits for the result; see `Future.result`."""
+        if self.is_there:
+            return self._result if _KNOWN and self._exception is None else super().result()
+        return super().result(self._work(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the error; see `Future.exception`."""
+        return super().exception(timeout if self.is_there else self._work(timeout))
+
+    def _work(self, timeout: float | None) -> float | None:
+        """Works until the future is done. Returns the seconds of the timeout that are left."""
+        start = time.perf_counter()
+        self._worker.work_for(self, timeout)
+        return None if timeout is None else max(timeout - (time.perf_counter() - start), 0.0)
+
+    def set_result(self, result: Any) -> None:
+        """Sets the result, and wakes the threads that wait."""
+        try:
+            super().set_result(result)
+        finally:
+            self._wake()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Sets an error, and wakes the threads that wait."""
+        try:
+            super().set_exception(exception)
+        finally:
+            self._wake()
+
+    def cancel(self) -> bool:
+        """Cancels the request if it still waits; see `Future.cancel`."""
+        try:
+            return super().cancel()
+        finally:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wakes the threads that wait, also where a callback raised an error that it must not."""
+        if self.waiters and self.done():
+            for waiter in [*self.waiters]:  # a copy: threads that wake take theirs out
+                wake(waiter)
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """Has a function called when it is done; see `Future.add_done_callback`."""
+        super().add_done_callback(fn)
+        if not self.done():
+            self._worker.attend()
+
+
+def wake(waiter: threading.Lock) -> bool:
+    """Wakes the thread that waits for a lock; False if another call did so before."""
+    try:
+        waiter.release()
+    except RuntimeError:
+        return False
+    return True
+
 
 _LOG = logging.getLogger("concurrent.futures")
 

@@ -23,7 +23,7 @@ from msplit.formats import wire
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import messages, tensors
 from msplit.serving.server.models import place_for, refuse_missing
-from msplit.serving.server.refusal import Refusal, invalid
+from msplit.serving.server.tensors import Refusal, invalid
 
 MOST_FIELDS = 1 << 16
 """Fields of a message, values left out. No model has as many inputs and outputs."""

@@ -12,8 +12,8 @@ import socket
 import sys
 from typing import Any
 
-from msplit.serving.server import link, rpc
-from msplit.serving.server.refusal import StatusCode
+from msplit.serving.server import fronts, rpc
+from msplit.serving.server.tensors import StatusCode
 
 
 async def run(listening: str, port: int, most: int, descriptor: int) -> None:
@@ -26,9 +26,9 @@ async def run(listening: str, port: int, most: int, descriptor: int) -> None:
 
     def heard(number: int, kind: int, seconds: float | None, data: bytes) -> None:
         nonlocal grace
-        if kind == link.STOP:
+        if kind == fronts.STOP:
             stopping.set()
-        elif kind == link.END:
+        elif kind == fronts.END:
             grace = seconds or 0.0
             ended.set()
         elif (waiter := waiting.pop(number, None)) is not None and not waiter.done():
@@ -40,7 +40,9 @@ async def run(listening: str, port: int, most: int, descriptor: int) -> None:
         stopping.set()
         ended.set()
 
-    _, other = await loop.create_unix_connection(lambda: link.Link(heard, lost), sock=socket.socket(fileno=descriptor))
+    _, other = await loop.create_unix_connection(
+        lambda: fronts.Link(heard, lost), sock=socket.socket(fileno=descriptor)
+    )
 
     async def ask(path: str, data: bytes, left: float | None) -> tuple[int, bytes]:
         number = next(numbers) & 0xFFFFFFFF
@@ -51,11 +53,11 @@ async def run(listening: str, port: int, most: int, descriptor: int) -> None:
             return status, answer
         finally:
             if waiting.pop(number, None) is not None:
-                other.say(number, link.CANCEL)
+                other.say(number, fronts.CANCEL)
 
     server = rpc.GrpcServer(ask, stopping, most, shared=True)
     if await server.start(listening, port):
-        other.say(0, link.READY)
+        other.say(0, fronts.READY)
         await ended.wait()
         await server.end(grace)
 

@@ -1,17 +1,81 @@
-"""Front ends, as the process that runs the models sees them: it starts them, answers them, and ends them."""
+"""Front ends, as the process that runs the models sees them: it starts them, answers them, and ends them.
+
+The link between a process that speaks gRPC and the one that runs the models: requests one way, answers the other, over a socket.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
+import struct
 import sys
+from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from msplit.errors import MsplitError
-from msplit.serving.server import link, rpc
-from msplit.serving.server.refusal import StatusCode
+from msplit.serving.server import rpc
 from msplit.serving.server.service import Service, answer
+from msplit.serving.server.tensors import StatusCode
+
+_HEAD = struct.Struct("<IIHd")
+"""Bytes that follow, number of the request, what it is (the place of a method in `PATHS`, or a status), seconds that are left."""
+
+_JOINED = 1 << 16
+"""Bytes below which to copy them takes less time than to write twice."""
+
+READY, CANCEL, STOP, END = 0xFFFC, 0xFFFD, 0xFFFE, 0xFFFF
+"""In place of a method or a status: the front end listens; nobody waits for that request any more; health is to say that it stops; it is to
+end within the seconds said."""
+
+
+class Link(asyncio.Protocol):
+    """One end.
+
+    Args:
+        heard: Called with the number, the kind, the seconds and the bytes of whatever comes.
+        lost: Called when the other end is gone.
+    """
+
+    def __init__(self, heard: Callable[[int, int, float | None, bytes], None], lost: Callable[[], None]) -> None:
+        self._heard, self._lost = heard, lost
+        self._left = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keeps the transport; called by the event loop."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+
+    def data_received(self, data: bytes) -> None:
+        """Passes on each message that is complete; called by the event loop."""
+        left = self._left
+        left += data
+        start, size = 0, len(left)
+        with memoryview(left) as view:
+            while size - start >= _HEAD.size:
+                length, number, kind, seconds = _HEAD.unpack_from(view, start)
+                begin = start + _HEAD.size
+                if size - begin < length:
+                    break
+                start = begin + length
+                self._heard(number, kind, None if math.isnan(seconds) else seconds, bytes(view[begin:start]))
+        del left[:start]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tells that the connection has ended; called by the event loop."""
+        del exc
+        self._transport = None
+        self._lost()
+
+    def say(self, number: int, kind: int, data: bytes = b"", seconds: float | None = None) -> None:
+        """Sends something. What nobody is there to hear is lost."""
+        if self._transport is not None:
+            head = _HEAD.pack(len(data), number, kind, math.nan if seconds is None else seconds)
+            for part in (head + data,) if len(data) < _JOINED else (head, data):
+                self._transport.write(part)
+
 
 _PATIENCE = 30.0
 """Seconds that a front end may take to listen."""
@@ -25,7 +89,7 @@ class Front:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._link: link.Link | None = None
+        self._link: Link | None = None
         self._process: asyncio.subprocess.Process | None = None
         self.ready, self.gone = asyncio.Event(), asyncio.Event()
 
@@ -38,7 +102,7 @@ class Front:
         ours, theirs = socket.socketpair()
         with theirs:
             _, self._link = await asyncio.get_running_loop().create_unix_connection(
-                lambda: link.Link(self._heard, self._lost), sock=ours
+                lambda: Link(self._heard, self._lost), sock=ours
             )
             arguments = map(str, (host, port, most, theirs.fileno()))
             self._process = await asyncio.create_subprocess_exec(
@@ -56,13 +120,13 @@ class Front:
     def stop(self) -> None:
         """Has health say that the server stops."""
         if self._link is not None:
-            self._link.say(0, link.STOP)
+            self._link.say(0, STOP)
 
     async def end(self, grace: float) -> None:
         """Has it finish what it has, and waits until it is gone."""
         assert self._link is not None
         assert self._process is not None
-        self._link.say(0, link.END, seconds=grace)
+        self._link.say(0, END, seconds=grace)
         try:
             await asyncio.wait_for(self._process.wait(), grace + _PAUSE)
         except TimeoutError:
@@ -75,9 +139,9 @@ class Front:
                 self._process.kill()
 
     def _heard(self, number: int, kind: int, seconds: float | None, data: bytes) -> None:
-        if kind == link.READY:
+        if kind == READY:
             self.ready.set()
-        elif kind == link.CANCEL:
+        elif kind == CANCEL:
             if number in self._tasks:
                 self._tasks.pop(number).cancel()
         elif kind < len(rpc.PATHS):

@@ -11,7 +11,7 @@ from msplit.formats.endpoints import DEFAULT_SIGNATURE
 from msplit.serving.pool.drivers import LoopDriver
 from msplit.serving.pool.pool import Pool
 from msplit.serving.pool.ports import Port
-from msplit.serving.server.refusal import Refusal, StatusCode, invalid
+from msplit.serving.server.tensors import Refusal, StatusCode, invalid
 
 PREDICT = "tensorflow/serving/predict"
 """Method name of a signature that `Predict` can run, in TensorFlow."""

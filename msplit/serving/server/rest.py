@@ -19,9 +19,8 @@ from starlette.routing import Route
 from msplit.serving.server import json_body, messages, service
 from msplit.serving.server.metrics import CONTENT_TYPE
 from msplit.serving.server.models import Version
-from msplit.serving.server.predict import Arrays, InferenceRequest
-from msplit.serving.server.refusal import Refusal, StatusCode, invalid
-from msplit.serving.server.service import RequestContext, Service, told
+from msplit.serving.server.service import Arrays, InferenceRequest, RequestContext, Service, told
+from msplit.serving.server.tensors import Refusal, StatusCode, invalid
 
 SILENCE = 15.0
 """Seconds that a connection may bring no request, or no more of one that it has begun."""

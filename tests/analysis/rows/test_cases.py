@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msplit.analysis.rows.proof import Rows, independent_rows
+from msplit.analysis.rows.walk import Rows, independent_rows
 from tests.analysis.rows import cases
 from tests.analysis.rows.cases import flat_of
 from tests.shapes import op_zoo

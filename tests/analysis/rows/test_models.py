@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from msplit import samples
-from msplit.analysis.rows.proof import independent_rows
+from msplit.analysis.rows.walk import independent_rows
 from msplit.assignment.model import load
 from msplit.errors import MsplitError
 from msplit.flatten.build import flatten

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from msplit.analysis.rows import proof
-from msplit.analysis.rows.proof import independent_rows
-from msplit.analysis.rows.states import FIXED, LinearSizes, PerRow
-from msplit.analysis.rows.walk import RowPass
+from msplit.analysis.rows import walk
+from msplit.analysis.rows.node import FIXED, LinearSizes, PerRow
+from msplit.analysis.rows.walk import RowPass, independent_rows
 from msplit.assignment.model import load
 from msplit.errors import MsplitError
 from msplit.flatten.build import flatten
@@ -117,7 +116,7 @@ def test_what_writes_a_variable_is_refused_though_nothing_reads_it():
 def test_states_say_the_shapes_and_sizes_of_other_batches(name):
     """What was found at one batch, held against what shape inference says of others."""
     view = load(GRAPHS / name)
-    walked, _ = proof.walked(view, 2, {})
+    walked, _ = walk.walked(view, 2, {})
     held = 0
     for batch in (1, 3, 7):
         result, _ = inferred(view, batch, {})
@@ -152,7 +151,7 @@ def _float_edges(view, walked: RowPass) -> list[tuple[int, int, int]]:
 def test_what_mixes_rows_inside_of_a_model_is_found(tmp_path_factory, data, name):
     """One edge leads through an op that mixes rows."""
     view = load(GRAPHS / name)
-    walked, _ = proof.walked(view, 2, {})
+    walked, _ = walk.walked(view, 2, {})
     edges = _float_edges(view, walked)
     assume(edges)
     consumer, slot, axis = data.draw(st.sampled_from(edges))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from msplit.analysis.rows import proof
-from msplit.analysis.rows.proof import independent_rows
-from msplit.analysis.rows.states import PerRow
+from msplit.analysis.rows import walk
+from msplit.analysis.rows.node import PerRow
+from msplit.analysis.rows.walk import independent_rows
 from tests.analysis.rows import random_rows
 from tests.analysis.rows.cases import flat_of
 from tests.campaign import examples
@@ -82,7 +82,7 @@ def test_what_mixes_rows_is_found_wherever_it_is(data, length, mixer):
         return options[drawn[-1]]
 
     flat, names = _chain(tf, choose, length, None)
-    walked, _ = proof.walked(flat, None, {})
+    walked, _ = walk.walked(flat, None, {})
     index = flat.graph.index
     states = [walked.state(index[name], 0) if name in index else None for name in names]
     assume(isinstance(states[-1], PerRow) and names[-1] not in random_rows.INPUTS)

@@ -15,7 +15,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.tensorflow.engine import reference
-from msplit.engines.tensorflow.gradients import expanded
+from msplit.engines.tensorflow.placed import expanded
 from msplit.flatten.build import flatten
 from msplit.formats import read
 from msplit.verify.compare import compare

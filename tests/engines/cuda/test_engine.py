@@ -302,7 +302,7 @@ def test_outputs_of_a_sample_verify_as_bench_verifies_them():
 
 def test_what_is_compiled_of_one_graph_shares_its_weights_on_the_device(monkeypatch):
     """In another precision, in a hurry or in full: a weight that no kernel wants in another way is there once, as long as it is needed."""
-    from msplit.engines.cuda.ir import state
+    from msplit.engines.cuda.ir import program as state
     from msplit.engines.cuda.passes import specialize
 
     put = []

@@ -14,9 +14,9 @@ from msplit.engines.base import STEPS as STEPS_BEFORE
 from msplit.engines.base import Job
 from msplit.engines.cuda import compile
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.ops.segment import IN_ORDER
+from msplit.engines.cuda.ops.embedding import IN_ORDER
 from msplit.engines.cuda.options import KernelMode, Shards
-from msplit.engines.cuda.passes.distributed import collectives as collectives_pass
+from msplit.engines.cuda.passes.distributed import allreduce as collectives_pass
 from msplit.errors import EngineError
 from tests.campaign import CAMPAIGN, campaign
 from tests.engines.cuda.cases import flat_of, options_of, scattered

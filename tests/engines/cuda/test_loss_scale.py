@@ -13,8 +13,8 @@ from msplit.core.arguments import Precision
 from msplit.engines.base import BESIDE_VARIABLES, FIRST_SCALE, GOOD_STEPS, LOSS_SCALE, Job
 from msplit.engines.cuda import compile as compiling
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.ops import loss_scale as lowerings
-from msplit.engines.cuda.ops.scatter_state import all_nowhere_unless
+from msplit.engines.cuda.ops import optimizers as lowerings
+from msplit.engines.cuda.ops.variables import all_nowhere_unless
 from msplit.engines.cuda.options import KernelMode, Shards
 from msplit.errors import EngineError
 from msplit.verify.tensorflow_process import initial_state

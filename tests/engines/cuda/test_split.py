@@ -13,11 +13,10 @@ from msplit import api
 from msplit.benchmark.benchmark import bench
 from msplit.cost.profile import Workload
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.ir.gpus import PEER_COPY, apart, gpus_of
-from msplit.engines.cuda.ir.graph import Op, OpGraph
+from msplit.engines.cuda.ir.graph import PEER_COPY, Op, OpGraph, apart, gpus_of
 from msplit.engines.cuda.options import SPLIT_IS_LAUNCHED
 from msplit.engines.cuda.runtime.executables import SimulatedExecutable
-from msplit.engines.cuda.runtime.several_gpus import gpu_of_streams
+from msplit.engines.cuda.runtime.plan_binding import gpu_of_streams
 from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError, MsplitError
 from msplit.flatten.build import flatten

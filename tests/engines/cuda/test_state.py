@@ -19,7 +19,7 @@ from msplit.engines.base import Job
 from msplit.engines.cuda.compile import compile_job
 from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir import graph as graphs
-from msplit.engines.cuda.ir.state import ALIGNED, StateMemory
+from msplit.engines.cuda.ir.program import ALIGNED, StateMemory
 from msplit.engines.cuda.options import EngineOptions, KernelMode
 from msplit.engines.cuda.runtime.executables import executable_for, plan_for
 from msplit.engines.tensorflow.placed import unplaced

@@ -11,9 +11,9 @@ import torch
 from msplit.benchmark.timing import bench
 from msplit.core.arguments import Precision
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
-from msplit.engines.cuda.ir.tf32 import to_tf32
-from msplit.engines.cuda.runtime import rounding
-from msplit.engines.cuda.runtime.rounding import RoundedProducts
+from msplit.engines.cuda.ir.windows import to_tf32
+from msplit.engines.cuda.runtime import executables
+from msplit.engines.cuda.runtime.executables import RoundedProducts
 from msplit.inputs.reference import Reference
 from msplit.verify import check as verified
 from msplit.verify.compare import compare
@@ -71,11 +71,11 @@ def benched(monkeypatch, does, **settings):
 
     def try_out(job, inputs):
         with monkeypatch.context() as patch:
-            patch.setattr(rounding, "to_tf32", to_tf32)
+            patch.setattr(executables, "to_tf32", to_tf32)
             return emulated(job, inputs)
 
     monkeypatch.setattr(ENGINE, "try_out", try_out, raising=False)
-    monkeypatch.setattr(rounding, "to_tf32", does)
+    monkeypatch.setattr(executables, "to_tf32", does)
     monkeypatch.setattr(verified, "_precision", lambda variant: variant.job.precision)
     made = replace(job(flat, fresh(0)), precision=Precision.TF32)
     variants = [Variant("one", OnGpu(), made), Variant("two", OnGpu(), made)]
@@ -104,7 +104,7 @@ def test_a_tolerance_that_is_given_counts_alone(monkeypatch):
 def test_cutting_off_is_within_the_bound_of_every_element(monkeypatch):
     """So that it takes the other one to see it."""
     flat = deep()
-    monkeypatch.setattr(rounding, "to_tf32", cut)
+    monkeypatch.setattr(executables, "to_tf32", cut)
     with RoundedProducts():
         got = run(flat, fresh(0))
     expected = run(flat, fresh(0))

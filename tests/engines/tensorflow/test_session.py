@@ -12,7 +12,7 @@ from msplit.api import load
 from msplit.core.arguments import Precision
 from msplit.engines.base import Job, TensorFlowOptions
 from msplit.engines.tensorflow import runtime, session
-from msplit.engines.tensorflow.devices import foreign_text, here
+from msplit.engines.tensorflow.cluster import foreign_text, here
 from msplit.engines.tensorflow.engine import ENGINE, reference
 from msplit.errors import EngineError, MsplitError
 from msplit.formats.model import Format

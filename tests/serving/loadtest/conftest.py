@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from msplit.serving.loadtest.generator import LoadGenerator
-from msplit.serving.loadtest.table import RequestTable
+from msplit.serving.loadtest.generator import LoadGenerator, RequestTable
 from tests.serving.loadtest import fakes
 
 

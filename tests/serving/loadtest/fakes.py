@@ -15,9 +15,8 @@ import numpy as np
 from msplit.core.arguments import Precision
 from msplit.serving.loadtest.corpus import Prepared, Verdict
 from msplit.serving.loadtest.dispatcher import Watch, drive
-from msplit.serving.loadtest.generator import LoadGenerator, Sending, Sent
+from msplit.serving.loadtest.generator import Layout, LoadGenerator, OutputLayout, RequestTable, Sending, Sent
 from msplit.serving.loadtest.results import LoadRun, measured
-from msplit.serving.loadtest.table import Layout, OutputLayout, RequestTable
 from msplit.serving.pool.pool import About, Stats
 from msplit.serving.pool.ports import Port
 from msplit.serving.pool.settings import PoolSettings

@@ -17,7 +17,7 @@ grpc = pytest.importorskip("grpc")
 from msplit.errors import EngineError, MsplitError  # noqa: E402
 from msplit.serving.loadtest.clients import PROTOCOLS, TENSORFLOW, Channel, ServerUnderTest  # noqa: E402
 from msplit.serving.loadtest.dispatcher import RowShare, Watch, drive  # noqa: E402
-from msplit.serving.loadtest.table import ANSWERED, LINE, OVER, SENT, RequestState  # noqa: E402
+from msplit.serving.loadtest.generator import ANSWERED, LINE, OVER, SENT, RequestState  # noqa: E402
 from msplit.serving.server import decode, messages, tensors  # noqa: E402
 from tests.cli.runner import fine, msplit  # noqa: E402
 from tests.serving.loadtest.fakes import ANSWERS, DISTINCT, FEEDS, FakeModel, FakePool, instead, table  # noqa: E402

@@ -16,7 +16,7 @@ from msplit.core.arguments import Precision
 from msplit.errors import MsplitError
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.corpus import Checker, Prepared, from_model, of_ports
-from msplit.serving.loadtest.table import SENT, Layout, RequestState, RequestTable, digest
+from msplit.serving.loadtest.generator import SENT, Layout, RequestState, RequestTable, digest
 from msplit.serving.pool.ports import Port
 from msplit.verify.compare import compare
 from tests.cli.runner import SAMPLES

@@ -13,8 +13,16 @@ import pytest
 
 from msplit.errors import Busy, EngineError, TimedOut
 from msplit.serving.loadtest.dispatcher import Echo, Watch, call, drive
-from msplit.serving.loadtest.generator import Level, LoadGenerator, Sending
-from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, RequestState, RequestTable
+from msplit.serving.loadtest.generator import (
+    ANSWERED,
+    OVER,
+    SENT,
+    Level,
+    LoadGenerator,
+    RequestState,
+    RequestTable,
+    Sending,
+)
 from tests.serving.loadtest.fakes import ANSWERS, DISTINCT, FEEDS, FakePool, loaded, run_of, table
 
 ASKED = Sending(Level(clients=4), 0.1, 0.0, DISTINCT, seed=1)

@@ -15,9 +15,18 @@ import pytest
 
 from msplit.errors import EngineError, MsplitError
 from msplit.serving.loadtest.dispatcher import Watch, drive
-from msplit.serving.loadtest.generator import Level, LoadGenerator, Sending, send
+from msplit.serving.loadtest.generator import (
+    ANSWERED,
+    OVER,
+    SENT,
+    Level,
+    LoadGenerator,
+    RequestState,
+    RequestTable,
+    Sending,
+    send,
+)
 from msplit.serving.loadtest.results import in_flight
-from msplit.serving.loadtest.table import ANSWERED, OVER, SENT, RequestState, RequestTable
 from tests import forked
 from tests.cli.runner import ROOT, heard
 from tests.serving.loadtest.fakes import DISTINCT, FEEDS, FakePool, loaded, run_of, table

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from msplit.errors import EngineError, MsplitError
-from msplit.report import jsonio
+from msplit.report import document
 from msplit.report import load as report
 from msplit.run.request import RunRequest
 from msplit.serving.loadtest.run import LoadSettings, load
@@ -251,7 +251,7 @@ def test_a_model(engine: str) -> None:
     assert min(one.total("answered"), three.total("answered")) > 0
     assert three.runs[0].most_in_flight <= 3
     assert found.targets[0].facts["requests"] >= one.total("checked") + three.total("checked")
-    validate("load", json.loads(jsonio.dumps("load", report.payload(found))))
+    validate("load", json.loads(document.dumps("load", report.payload(found))))
 
 
 @pytest.mark.tf

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit.errors import MsplitError
-from msplit.serving.loadtest.multistream import Multistream, parse
+from msplit.serving.loadtest.run import Multistream, parse
 
 names = st.lists(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1), min_size=1, max_size=4)
 number = st.integers(1, 10**6)

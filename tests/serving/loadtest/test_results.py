@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit.serving.loadtest.corpus import Verdict
-from msplit.serving.loadtest.generator import Level, Sent
+from msplit.serving.loadtest.generator import SENT, Level, RequestState, Sent
 from msplit.serving.loadtest.results import Latency, LoadRun, Point, RepeatSpread, in_flight, measured
 from msplit.serving.loadtest.run import limit
-from msplit.serving.loadtest.table import SENT, RequestState
 from tests.serving.loadtest.fakes import table
 
 times = st.integers(0, 1000)

@@ -9,7 +9,7 @@ import pytest
 
 import msplit
 from msplit.errors import InvalidInput
-from msplit.serving.server.refusal import StatusCode, refusal
+from msplit.serving.server.tensors import StatusCode, refusal
 
 pytestmark = pytest.mark.tf
 

@@ -192,7 +192,7 @@ def test_a_mistake_is_one_message(arguments: list, said: str) -> None:
 def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    from msplit.cli import machine
+    from msplit.cli import doctor
 
     found = importlib.util.find_spec
     monkeypatch.setattr(
@@ -201,5 +201,5 @@ def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     done = msplit("serve", SAMPLES / "mmoe_small.pb")
     assert (done.code, done.out) == (2, "")
     assert "serving takes what is not installed here: uvicorn\n  fix: pip install " in done.err
-    (said,) = [one for one in machine.commands([machine._server()], ["serve"]) if one.subject == "serve"]
+    (said,) = [one for one in doctor.runnable([doctor._server()], ["serve"]) if one.subject == "serve"]
     assert (said.status, said.text) == ("missing", "uvicorn is not installed: `serve` needs it")

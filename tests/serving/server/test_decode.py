@@ -15,7 +15,7 @@ pytest.importorskip("prometheus_client")
 
 from msplit.serving.pool.ports import Port
 from msplit.serving.server import decode, messages
-from msplit.serving.server.refusal import LONGEST, Refusal
+from msplit.serving.server.tensors import LONGEST, Refusal
 from tests.campaign import examples
 from tests.serving.server.test_large import field, infer, predict, proto, varint
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.serving.pool.ports import Port
-from msplit.serving.server import json_body, json_pieces
-from msplit.serving.server.refusal import Refusal
+from msplit.serving.server import json_body
+from msplit.serving.server.tensors import Refusal
 from tests.campaign import examples
 
 PORTS = {
@@ -105,7 +105,7 @@ BLANKS = b" \r\n\t" * (1 << 15)
 
 def test_empty_lists_and_objects_may_be_padded() -> None:
     data = b'{"inputs": [%b], "parameters": {%b}}' % (BLANKS, BLANKS)
-    assert json_pieces.read(data) == {"inputs": [], "parameters": {}}
+    assert json_body.read_pieces(data) == {"inputs": [], "parameters": {}}
     assert json_body.read_open(data)[0].SerializeToString() == b""
     with pytest.raises(Refusal, match="at least one"):
         json_body.read(b'{"instances": [%b]}' % BLANKS)

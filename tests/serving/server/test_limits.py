@@ -18,8 +18,8 @@ from starlette.requests import Request  # noqa: E402
 from msplit.serving.server import rest, rpc, run  # noqa: E402
 from msplit.serving.server.metrics import Metrics  # noqa: E402
 from msplit.serving.server.models import Models  # noqa: E402
-from msplit.serving.server.refusal import Refusal  # noqa: E402
 from msplit.serving.server.service import RequestContext, Service  # noqa: E402
+from msplit.serving.server.tensors import Refusal  # noqa: E402
 
 SOON = 20.0
 """Seconds within which what is to end after a fraction of one does, on whatever machine."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from msplit.serving.server import decode, messages, tensors
-from msplit.serving.server.refusal import LONGEST, Refusal, StatusCode, refusal
+from msplit.serving.server.tensors import LONGEST, Refusal, StatusCode, refusal
 from tests.campaign import examples
 
 NUMBERS = [

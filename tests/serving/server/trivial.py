@@ -17,7 +17,7 @@ from msplit.errors import DeviceLost, EngineError, InvalidInput
 from msplit.serving.pool.pool import About, Pool
 from msplit.serving.pool.ports import Port, Ports
 from msplit.serving.pool.settings import PoolSettings
-from msplit.serving.pool.slots import SimulatedSlot, StepSlot
+from msplit.serving.pool.steps import SimulatedSlot, StepSlot
 from msplit.serving.server import run
 from msplit.serving.server.models import Models, Version, signature_of
 

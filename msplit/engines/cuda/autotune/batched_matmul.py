@@ -16,16 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Tuner, copies, estimated
+from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Family, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, to_tf32
-from msplit.engines.cuda.ir.windows import extent
+from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, extent, to_tf32
 from msplit.engines.cuda.kernels import matmul as kernel
-from msplit.engines.cuda.kernels.activations import LEAKY_ALPHA, activate
 from msplit.engines.cuda.kernels.matmul import Gemm, Layer
-from msplit.engines.cuda.kernels.tiles import Tile
-from msplit.engines.cuda.kernels.toolchain import can_compile
+from msplit.engines.cuda.kernels.store import can_compile
+from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, Tile, activate
 from msplit.formats.files import JsonValue
 from msplit.opset.traits import EPILOGUE_STEPS
 

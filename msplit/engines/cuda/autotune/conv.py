@@ -13,15 +13,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from msplit.engines.cuda.autotune.choices import Family
 from msplit.engines.cuda.autotune.matmul import Lowered
-from msplit.engines.cuda.autotune.tuner import Call, RotatingWeights, Tuner, copies, estimated
+from msplit.engines.cuda.autotune.tuner import Call, Family, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import Op, attrs_key
-from msplit.engines.cuda.ir.tf32 import ROUNDED
-from msplit.engines.cuda.ir.windows import TILES
-from msplit.engines.cuda.kernels import conv, depthwise, few_channels
+from msplit.engines.cuda.ir.windows import ROUNDED, TILES
+from msplit.engines.cuda.kernels import channelwise, conv
+from msplit.engines.cuda.kernels.store import can_compile
 from msplit.engines.cuda.kernels.tiles import Tiles
-from msplit.engines.cuda.kernels.toolchain import can_compile
 from msplit.formats.files import JsonValue
 
 _ANY = (1, 2, 4, 8)
@@ -148,8 +146,8 @@ def _tiled(op: Op, tiles: Tiles) -> Op:
 def candidates(data: torch.Tensor, filter: torch.Tensor, pixels: int, results: Sequence[int]) -> Iterator[Tiles]:
     """Ways to cut a convolution, or several side by side, given the output channels of each."""
     early = starts_early(data)
-    if len(results) == 1 and data.shape[-1] < few_channels.MANY:
-        yield from (tiles._replace(early=early) for tiles in few_channels.tiles_for(filter, FEW_CHANNELS))
+    if len(results) == 1 and data.shape[-1] < conv.MANY:
+        yield from (tiles._replace(early=early) for tiles in conv.tiles_for(filter, FEW_CHANNELS))
         return
     for whole, shares in SIBLINGS if len(results) > 1 else SINGLE:
         blocks = -(-pixels // whole.pixels) * sum(-(-one // whole.results) for one in results)
@@ -184,7 +182,7 @@ def cuts(op: Op, data: torch.Tensor, filter: torch.Tensor, expected: Sequence[to
     """Ways to cut a convolution with this result that fit how the filter lies."""
     if is_depthwise(op):
         results = expected[0].numel()
-        if depthwise.fits(data, filter, results):
+        if channelwise.fits(data, filter, results):
             many = results >= MANY_RESULTS and max(op.attrs.get("dilations", (1,)), default=1) == 1
             yield from (tiles._replace(early=starts_early(data)) for tiles in (STRIPS if many else DEPTHWISE))
         return

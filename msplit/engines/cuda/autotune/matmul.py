@@ -25,11 +25,10 @@ import torch
 
 from msplit.engines.cuda.autotune import batched_matmul
 from msplit.engines.cuda.autotune.batched_matmul import TILE, times_of
-from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, RotatingWeights, Tuner, copies, estimated
-from msplit.engines.cuda.ir.buffers import without_place
+from msplit.engines.cuda.autotune.tuner import CALLS, MARGIN, Family, RotatingWeights, Tuner, copies, estimated
 from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph
-from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS
+from msplit.engines.cuda.ir.program import without_place
+from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDED_WEIGHTS
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.formats.files import JsonValue
 from msplit.opset.traits import BATCH_MATMULS, MATMULS

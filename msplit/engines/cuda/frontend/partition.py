@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.core.graph import TensorValue
-from msplit.engines.cuda.frontend.callees import Inside
-from msplit.engines.cuda.frontend.functionalize_while import Raised
+from msplit.engines.cuda.frontend.functionalize import Inside, Raised
 from msplit.engines.cuda.frontend.tensor_lists import LISTS
 from msplit.engines.cuda.frontend.variables import Effects, effects_of
 from msplit.engines.cuda.ir.functions import FUNCTIONAL, Bodies, reachable

@@ -10,8 +10,7 @@ from torch import Tensor
 from msplit.engines.cuda.device.capture import is_capturing
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import torch_dtype
-from msplit.engines.cuda.kernels.embedding_spec import Columns
-from msplit.engines.cuda.kernels.embedding_tables import Place, Tables, describe
+from msplit.engines.cuda.kernels.embedding_tables import Columns, Place, Tables, describe
 from msplit.engines.cuda.kernels.launch import Code, launch
 
 _FILL = Code("columns", "fill_columns", specialized=False)

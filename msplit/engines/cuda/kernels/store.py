@@ -2,27 +2,369 @@
 
 They are found by what they were compiled from, in a folder for one kind of GPU and the versions of all that compiles. What is found there
 is machine code: the folder has the rule of `toolchain`, none that others may write to, and a build's folder likewise.
+
+Compiled kernels as CUDA's driver takes them: loaded and launched with neither Triton nor PyTorch's compiler nor a C compiler.
+
+Compilers for kernels of our own, where there are some, and the folder in which compiled kernels are kept between runs.
+
+Inductor and Triton name what they keep by its content (code, shapes, device, their own version), so a folder shared by all models and
+all versions can not give a wrong kernel. What they find there they run: a folder that others may write to is not used.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import functools
 import hashlib
+import importlib.metadata
+import importlib.util
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from msplit._version import __version__
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.kernels import toolchain
-from msplit.engines.cuda.kernels.binary import Binary, LoadedKernel
-from msplit.errors import MsplitError, WriteError
+from msplit.errors import EngineError, MsplitError, WriteError
 from msplit.formats.atomic import write_bytes_atomic
-from msplit.formats.files import read_bytes
+from msplit.formats.files import JsonValue, read_bytes, writers
+
+VERSION = 1
+"""Version of the form in which a `Binary` is kept."""
+
+POINTER = "*"
+
+_TYPES: dict[str, Any] = {
+    POINTER: ctypes.c_void_p,
+    "i8": ctypes.c_int8,
+    "i16": ctypes.c_int16,
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "u8": ctypes.c_uint8,
+    "u16": ctypes.c_uint16,
+    "u32": ctypes.c_uint32,
+    "u64": ctypes.c_uint64,
+    "fp32": ctypes.c_float,
+    "fp64": ctypes.c_double,
+}
+"""Types of what a kernel may take, by Triton's names. All pointers are one type."""
+
+PARAMETERS = tuple(_TYPES)
+
+_WARP = 32
+_STATIC_SHARED = 48 << 10
+"""Bytes of shared memory that a kernel may use without asking."""
+
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # of CUfunction_attribute
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # of CUlaunchAttributeID
+
+_MOST_CODE = 64 << 20
+_MOST_PARAMETERS = 4096 // 4
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel.
+
+    Attributes:
+        name: Of its function.
+        warps: Of a block, of 32 threads each.
+        shared: Bytes of shared memory that it is given when it starts.
+        parameters: Type of each of its parameters, of `PARAMETERS`. Those that nothing is given for, at the end, are Triton's own.
+        takes: Which argument of a launch each of the others is.
+        code: Machine code for one kind of GPU (a cubin).
+        early: True if it may start before the kernel in front of it is done, for which it waits itself (programmatic dependent launch).
+    """
+
+    name: str
+    warps: int
+    shared: int
+    parameters: tuple[str, ...]
+    takes: tuple[int, ...]
+    code: bytes
+    early: bool = False
+
+    def pack(self) -> bytes:
+        """Bytes of a file: a line of JSON, and the code."""
+        head = {
+            "kind": "kernel",
+            "schema_version": VERSION,
+            **{name: value for name, value in asdict(self).items() if name != "code"},
+        }
+        return json.dumps(head).encode() + b"\n" + self.code
+
+    @staticmethod
+    def unpack(data: bytes, source: str) -> Binary:
+        """Reads a kernel from the bytes of a file.
+
+        Raises:
+            MsplitError: That is no kernel.
+        """
+        fix = "delete it: it is compiled anew"
+        head, _, code = data.partition(b"\n")
+        try:
+            text = head.decode()
+        except ValueError:
+            raise MsplitError("this is no compiled kernel", where=source, fix=fix) from None
+        value = JsonValue.parse(text, source, what="compiled kernel", fix=fix).of_version("kernel", VERSION)
+        keys = ("name", "warps", "shared", "parameters", "takes", "early")
+        value = value.object(keys, ("early",))
+        parameters = tuple(one.one_of(PARAMETERS) for one in value.at("parameters").items())
+        takes = tuple(one.whole(0, _MOST_PARAMETERS) for one in value.at("takes").items())
+        if not code or not len(takes) <= len(parameters) <= _MOST_PARAMETERS:
+            raise MsplitError("this is no compiled kernel", where=source, fix=fix)
+        warps, shared = value.at("warps").whole(1, 32), value.at("shared").whole(0, 1 << 20)
+        early = "early" in value.mapping() and value.at("early").flag()
+        return Binary(value.at("name").text(), warps, shared, parameters, takes, code, early)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value is a union of 64 bytes that begins with what is set here."""
+
+    _fields_ = (("id", ctypes.c_int), ("gap", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("blocks", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+class LoadedKernel:
+    """A binary that is loaded on a GPU. It stays loaded as long as the process runs, as the kernels of the libraries do."""
+
+    def __init__(self, binary: Binary, place: torch.device) -> None:
+        self.binary = binary
+        self._index = torch.cuda.current_device() if place.index is None else place.index
+        self._types = tuple(_TYPES[kind] for kind in binary.parameters)
+        driver = _driver()
+        module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        with torch.cuda.device(self._index):
+            torch.cuda.current_stream(self._index)  # the context is there
+            _check(driver.cuModuleLoadData(ctypes.byref(module), binary.code), f"loading kernel {binary.name}")
+            found = driver.cuModuleGetFunction(ctypes.byref(self._function), module, binary.name.encode())
+            _check(found, f"finding kernel {binary.name}")
+            if binary.shared > _STATIC_SHARED:
+                set_to = driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, binary.shared)
+                _check(set_to, f"giving kernel {binary.name} {binary.shared} bytes of shared memory")
+
+    def launch(self, grid: Sequence[int], arguments: Sequence[Any]) -> None:
+        """Starts it on the current stream.
+
+        Args:
+            grid: Blocks along up to three axes.
+            arguments: Tensors for pointers, and numbers. Those that are missing at the end are Triton's own, and are null.
+        """
+        values = [
+            kind(one.data_ptr() if isinstance(one, torch.Tensor) else one)
+            for kind, one in zip(self._types, arguments, strict=False)
+        ]
+        values += [kind() for kind in self._types[len(values) :]]
+        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        blocks = [*grid, 1, 1][:3]
+        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._index))
+        threads, shared = (self.binary.warps * _WARP, 1, 1), self.binary.shared
+        if self.binary.early:
+            early = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1, b"")
+            config = _Config((*blocks,), threads, shared, stream, ctypes.pointer(early), 1)
+            status = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, places, None)
+        else:
+            status = _driver().cuLaunchKernel(self._function, *blocks, *threads, shared, stream, places, None)
+        _check(status, f"launching kernel {self.binary.name}")
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    """CUDA's driver, which PyTorch has loaded already."""
+    library = ctypes.CDLL("libcuda.so.1")
+    unsigned, pointer = ctypes.c_uint, ctypes.c_void_p
+    library.cuModuleLoadData.argtypes = (pointer, ctypes.c_char_p)
+    library.cuModuleGetFunction.argtypes = (pointer, pointer, ctypes.c_char_p)
+    library.cuFuncSetAttribute.argtypes = (pointer, ctypes.c_int, ctypes.c_int)
+    library.cuLaunchKernel.argtypes = (pointer, *[unsigned] * 7, pointer, pointer, pointer)
+    library.cuLaunchKernelEx.argtypes = (pointer, pointer, pointer, pointer)
+    return library
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        said = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(said))
+        words = (said.value or b"").decode(errors="replace")
+        raise EngineError(f"{what} failed: {words or status}", fix="see `msplit doctor`")
+
+
+ASSEMBLER = "TRITON_PTXAS_PATH"
+"""Environment variable: where Triton's assembler is. PyTorch's compiler sets it."""
+
+_INDUCTOR, _TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+_OF_PYTORCH = "torchinductor_"
+"""Start of the name of PyTorch's own folder, in the system's folder for temporary files."""
+
+
+def c_compiler() -> str | None:
+    """The C compiler that Triton builds its launchers with: the variable ``CC``, else the first that is there."""
+    return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+@functools.cache
+def can_compile() -> bool:
+    """Whether Triton is installed, and the C compiler too. Triton then gets a folder that only this user writes to."""
+    if importlib.util.find_spec("triton") is None or not c_compiler():
+        return False
+    guard_triton()
+    return True
+
+
+def triton_version() -> str:
+    """Version of the Triton that compiles here; empty where none does."""
+    return importlib.metadata.version("triton") if can_compile() else ""
+
+
+def cache_folder() -> Path | None:
+    """``$XDG_CACHE_HOME/msplit/kernels`` (by default below ``~/.cache``), made if need be.
+
+    None where nothing can be written there, or where others can.
+    """
+    try:
+        chosen = _default()
+        chosen.parent.mkdir(parents=True, exist_ok=True)
+        chosen.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=chosen):
+            return None if writers(chosen) else chosen
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return None
+
+
+def refused_folders() -> list[str]:
+    """Folders of compiled kernels that are not used because others may write there, one sentence each."""
+    found = []
+    for name, path in _places().items():
+        try:
+            why = writers(path)
+        except (OSError, RuntimeError) as problem:
+            why = str(problem)
+        if why:
+            found.append(
+                f"compiled kernels in {path} are not used, and none are kept there, for they are code and {why}: "
+                f"name a folder of your own in {name}"
+            )
+    return found
+
+
+def _places() -> dict[str, Path]:
+    """By the variable that chooses it, each folder that Inductor and Triton would use."""
+    found = {}
+    with contextlib.suppress(RuntimeError):  # there is no home
+        chosen = _chosen()
+        found = {_INDUCTOR: chosen} if chosen is not None else {"XDG_CACHE_HOME": _default()}
+        found[_TRITON] = _of_triton()
+    return found
+
+
+def _of_triton() -> Path:
+    """Folder in which Triton keeps the kernels that are msplit's own."""
+    return Path(os.environ.get(_TRITON) or Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache")
+
+
+def guard_triton() -> None:
+    """Gives Triton a folder that ends with this process, where others may write to its own."""
+    try:
+        safe = writers(_of_triton()) is None
+    except (OSError, RuntimeError):
+        safe = False
+    if not safe:
+        made = tempfile.mkdtemp(prefix="msplit-kernels-")
+        atexit.register(shutil.rmtree, made, ignore_errors=True)
+        os.environ[_TRITON] = made
+
+
+def kernel_folder() -> tuple[Path | None, bool]:
+    """Folder in which compiled kernels will be kept, and true if that can be written to. Nothing is made, nothing is written.
+
+    None where there is no such place, not even a home.
+    """
+    try:
+        chosen = _chosen() or _default()
+        there = next(path for path in (chosen, *chosen.absolute().parents) if path.exists())
+        return chosen, there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except (OSError, RuntimeError):
+        return None, False
+
+
+def _default() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    return root / "msplit" / "kernels"
+
+
+def _chosen() -> Path | None:
+    """The folder that the user has chosen for Inductor; None where PyTorch has set the variable, to its default, when it was loaded."""
+    path = Path(os.environ.get(_INDUCTOR) or _OF_PYTORCH)
+    return None if path.name.startswith(_OF_PYTORCH) else path
+
+
+def keeps() -> bool:
+    """True if what is compiled inside of `kept` is there afterwards."""
+    theirs = _chosen()
+    return (theirs is not None and not writers(theirs)) or cache_folder() is not None
+
+
+@functools.cache
+def fixed_assembler() -> str | None:
+    """Lets Triton ask for the version of its assembler now, and gives the path of it, None where it is Triton's own.
+
+    Triton asks once per process, and names by the answer what it keeps on the disk. PyTorch's compiler gives it another assembler before it
+    compiles, but not before it loads: where the question comes between, as it does in some processes and in others not, each kind would
+    not find what the other has kept (PyTorch 2.11, Triton 3.6).
+    """
+    from triton.compiler.compiler import make_backend
+    from triton.runtime import driver
+
+    make_backend(driver.active.get_current_target()).hash()
+    return os.environ.get(ASSEMBLER)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Lets Inductor and Triton keep in `folder` what they compile meanwhile; in a folder that is deleted at the end where there is none.
+
+    Where the user has set ``TORCHINDUCTOR_CACHE_DIR``, that is where, unless others may write there.
+    """
+    guard_triton()
+    theirs = _chosen()
+    if theirs is not None and not writers(theirs):
+        yield
+        return
+    before = {name: os.environ.get(name) for name in (_INDUCTOR, _TRITON)}
+    chosen = cache_folder() if theirs is None else None
+    with contextlib.nullcontext(chosen) if chosen else tempfile.TemporaryDirectory() as path:
+        os.environ[_INDUCTOR] = str(path)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
 
 OFF = "MSPLIT_KEEP_CHOICES"
 """Environment variable: with ``0`` no choices and no kernels are kept, and none that were kept are used."""
@@ -131,7 +473,7 @@ def kept_in(device: Device, what: str, ending: str = "") -> Path | None:
     """Path where something is kept for a device; None where nothing is."""
     if not device.is_gpu or os.environ.get(OFF) == "0":
         return None
-    folder = toolchain.folder()
+    folder = cache_folder()
     here = hashlib.sha256(repr(made_for(device)).encode()).hexdigest()[:24]
     return None if folder is None else folder / f"{what}-{here}{ending}"
 
@@ -155,7 +497,7 @@ def made_for(device: Device) -> dict[str, str]:
             "cuda": str(torch.version.cuda),
             "cudnn": str(torch.backends.cudnn.version()),
             "driver": f"{driver // 1000}.{driver % 1000 // 10}",
-            "triton": toolchain.triton_version(),
+            "triton": triton_version(),
         }
     return found
 

@@ -2,14 +2,18 @@
 
 Each op is one collective on one flat buffer, and hands a token to the next one: all processes have to say the same in the same order,
 whatever the order is in which each has what it says.
+
+Copies from one GPU to another, which only `distributed.split` puts in.
 """
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.device.device import Device, check, runtime
 from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.lowering import lowering
 from msplit.engines.cuda.ir.node import Node
@@ -75,3 +79,25 @@ def _group(tensor: Tensor) -> ProcessGroup | None:
 def _token(like: Tensor) -> Tensor:
     """Says nothing but what comes behind what."""
     return like.new_empty(0, dtype=torch.uint8)
+
+
+@lowering("_PeerCopy", own=True)
+def peer_copy(node: Node, tensor: Tensor) -> Tensor:
+    """The tensor on the GPU whose number is the attribute `device`, copied on the current stream, which is that GPU's.
+
+    PyTorch's own copy runs on the current streams of both GPUs and makes each wait for the other; here the plan orders them. On the CPU,
+    where devices are simulated, it is a copy.
+    """
+    if tensor.device.type != "cuda":
+        return tensor.clone()
+    place = torch.device("cuda", int(node.get("device")))
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=place)
+    if tensor.numel():
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+        copy = runtime().cudaMemcpyPeerAsync
+        pointer, whole = ctypes.c_void_p, ctypes.c_int
+        copy.argtypes = (pointer, whole, pointer, whole, ctypes.c_size_t, pointer)
+        stream = torch.cuda.current_stream(place).cuda_stream
+        size = span * tensor.element_size()
+        check(copy(made.data_ptr(), place.index, tensor.data_ptr(), tensor.device.index, size, stream))
+    return made

@@ -1,21 +1,30 @@
-"""Lookups of all embedding columns of one stage, with what stands before and behind them. See `kernels.embedding_spec`."""
+"""Lookups of all embedding columns of one stage, with what stands before and behind them. See `kernels.embedding_spec`.
+
+Reductions over segments: rows of a tensor that share an id.
+
+Ids that name no segment are passed over, negative ones included. Where TensorFlow derives the number of segments from the
+largest id, the result's shape depends on values, and the op runs eagerly only; where it is an input, the op can be captured.
+"""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.dtypes import torch_dtype
 from msplit.engines.cuda.ir.graph import RESULT
-from msplit.engines.cuda.ir.lowering import lowering
-from msplit.engines.cuda.ir.node import Node
+from msplit.engines.cuda.ir.lowering import integer, lowering
+from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.kernels.embedding_launch import fill
-from msplit.engines.cuda.kernels.embedding_spec import LOWEST, Columns, Segment, Term
+from msplit.engines.cuda.kernels.embedding_tables import LOWEST, Columns, Segment, Term
 from msplit.engines.cuda.kernels.launch import can_launch
+from msplit.engines.cuda.kernels.optimizers import segment_gradient, spreads
 from msplit.engines.cuda.ops.gather import or_zeros, take
-from msplit.engines.cuda.ops.sort import vector
+from msplit.engines.cuda.ops.reduce import vector
+from msplit.opset.traits import SPARSE_SEGMENTS
 
 
 @lowering("_Columns", own=True)
@@ -107,3 +116,153 @@ def _ids(term: Term, values: Tensor) -> Tensor:
     if term.modulo:
         values = values.remainder(term.modulo)
     return values.clamp(term.low, term.high) + term.offset
+
+
+IN_ORDER = "_in_order"
+"""Attribute of sums of rows whose last bit must be the same wherever they are computed: float sums in another order are others."""
+
+
+@lowering("SegmentSum", "SegmentMean", dynamic=True)
+@lowering("UnsortedSegmentSum", static=(2,))
+def segment_sum(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
+    """Sum (mean) of every segment's rows; only Unsorted ids need not rise. An empty segment gives 0."""
+    count = _count(ids, num_segments)
+    total = sum_rows(data, ids, count, ordered=bool(node.get(IN_ORDER, False)))
+    return _divided(total, _sizes(ids, count)) if _combiner(node) == "mean" else total
+
+
+@lowering("_StackedSegmentSum", own=True, static=(2,))
+def stacked_segment_sum(node: Node, data: Tensor, ids: Tensor, num_segments: np.ndarray) -> Tensor:
+    """UnsortedSegmentSum of several members, which are the first axis of `data` and of `ids`, a matrix."""
+    count = integer(num_segments)
+    begins = torch.arange(0, len(ids) * count, max(count, 1), device=ids.device)
+    places = torch.where((ids >= 0) & (ids < count), ids + begins.unsqueeze(1), -1)
+    total = sum_rows(data.flatten(0, 1), places.flatten(), len(ids) * count, ordered=bool(node.get(IN_ORDER, False)))
+    return total.unflatten(0, (len(ids), count))
+
+
+@lowering("SegmentProd", dynamic=True)
+@lowering("UnsortedSegmentProd", static=(2,))
+def segment_product(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
+    """Product of every segment's rows; only Unsorted ids need not rise. An empty segment gives 1."""
+    return _reduced(data, ids, _count(ids, num_segments), "prod", 1)
+
+
+@lowering("SegmentMax", "SegmentMin", dynamic=True)
+@lowering("UnsortedSegmentMax", "UnsortedSegmentMin", static=(2,))
+def segment_extreme(node: Node, data: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
+    """Largest (smallest) of every segment's rows. An empty one gives 0, or Unsorted the lowest (highest) finite number."""
+    count = _count(ids, num_segments)
+    limits = torch.finfo(data.dtype) if data.is_floating_point() else torch.iinfo(data.dtype)
+    how, start = ("amax", limits.min) if node.op.endswith("Max") else ("amin", limits.max)
+    result = _reduced(data, ids, count, how, start)
+    if num_segments:
+        return result
+    occupied = (_sizes(ids, count) > 0).reshape(-1, *(1 for _ in data.shape[1:]))
+    return torch.where(occupied, result, 0)
+
+
+@lowering(*SPARSE_SEGMENTS, dynamic=True)
+@lowering(*(f"{op}WithNumSegments" for op in SPARSE_SEGMENTS), static=(3,))
+def sparse_segment(node: Node, data: Tensor, indices: Tensor, ids: Tensor, *num_segments: np.ndarray) -> Tensor:
+    """Sum (mean, sum over root of count) of the rows of `data` at the indices, by segment, as many as given or as the rising ids name."""
+    count = _count(ids, num_segments)
+    total = sum_rows(take(data, indices), ids, count)
+    if _combiner(node) == "sum":
+        return total
+    sizes = _sizes(ids, count)
+    if _combiner(node) == "sqrtn":
+        # The root of a narrow float would be rounded twice.
+        wide = torch.promote_types(total.dtype, torch.float32)
+        return _divided(total, sizes.clamp(min=1).to(wide).sqrt())
+    return _divided(total, sizes)
+
+
+@lowering(*(f"{op}Grad" for op in SPARSE_SEGMENTS), static=(3,))
+def sparse_segment_grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: np.ndarray) -> Tensor:
+    """The gradient of a sum (mean, sum over root of count) of rows by segment, for as many rows as given."""
+    return _grad(node, grad, indices, ids, integer(rows))
+
+
+@lowering(*(f"{op}GradV2" for op in SPARSE_SEGMENTS), dynamic=True)
+def sparse_segment_distinct_grad(
+    node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of rows for the distinct indices alone, and these, rising."""
+    distinct, places = torch.unique(indices, return_inverse=True)
+    return _grad(node, grad, places, ids, distinct.shape[0]), distinct
+
+
+def _grad(node: Node, grad: Tensor, indices: Tensor, ids: Tensor, rows: int) -> Tensor:
+    combiner = _combiner(node)
+    if spreads(grad, indices, ids, rows):
+        return segment_gradient(grad, indices, ids, rows, combiner)
+    return sum_rows(rows_of_segments(grad, ids, combiner), indices, rows)
+
+
+def _combiner(node: Node) -> str:
+    """Name of how the rows of a segment are put together, which is part of the op's."""
+    return next(name for name in ("sum", "mean", "sqrtn") if name in node.op.lower())
+
+
+def rows_of_segments(grad: Tensor, ids: Tensor, combiner: str) -> Tensor:
+    """For each id the row of its segment, divided by how many ids that has ("mean") or the root of it ("sqrtn"); zeros for no segment."""
+    count = grad.shape[0]
+    if not count:
+        return grad.new_zeros((ids.shape[0], *grad.shape[1:]))
+    if combiner != "sum":
+        sizes = _sizes(ids, count)
+        grad = _divided(grad, sizes.clamp(min=1).to(grad.dtype).sqrt() if combiner == "sqrtn" else sizes)
+    inside = ((ids >= 0) & (ids < count)).reshape(-1, *(1 for _ in grad.shape[1:]))
+    return torch.where(inside, grad.index_select(0, ids.clamp(0, count - 1)), 0)
+
+
+def _count(ids: Tensor, given: tuple[np.ndarray, ...]) -> int:
+    """The number of segments: that given, or else one more than the last id, which rise then. Waits for the device."""
+    if given:
+        return integer(given[0])
+    return int(ids[-1]) + 1 if ids.numel() else 0
+
+
+def _places(ids: Tensor, count: int) -> Tensor:
+    """Row of the buffer for every id: 0 for those below the first segment, count + 1 for those behind the last."""
+    return ids.reshape(-1).add(1).clamp(0, count + 1)
+
+
+def _segment_rows(data: Tensor, ids: Tensor) -> Tensor:
+    """The data as one row per id."""
+    if data.shape[: ids.dim()] != ids.shape:
+        raise Unsupported(f"segment ids of shape {tuple(ids.shape)} do not fit data of shape {tuple(data.shape)}")
+    return data.reshape(ids.numel(), math.prod(data.shape[ids.dim() :]))
+
+
+def sum_rows(data: Tensor, ids: Tensor, count: int, *, ordered: bool = False) -> Tensor:
+    """Sum of every segment's rows, of as many segments as given; `ordered`, in their order, on a GPU, too, where it is any otherwise."""
+    rows, places = _segment_rows(data, ids), _places(ids, count)
+    buffer = rows.new_zeros((count + 2, rows.shape[1]))
+    if ordered:
+        buffer.index_put_((places.long(),), rows, accumulate=True)  # sorts the places
+    else:
+        buffer.index_add_(0, places, rows)
+    return buffer[1 : count + 1].reshape(count, *data.shape[ids.dim() :])
+
+
+def _reduced(data: Tensor, ids: Tensor, count: int, how: str, start: float) -> Tensor:
+    rows = _segment_rows(data, ids)
+    buffer = torch.full((count + 2, rows.shape[1]), start, dtype=data.dtype, device=data.device)
+    index = _places(ids, count).to(torch.int64).unsqueeze(1).expand(rows.shape)
+    buffer.scatter_reduce_(0, index, rows, how)
+    return buffer[1 : count + 1].reshape(count, *data.shape[ids.dim() :])
+
+
+def _sizes(ids: Tensor, count: int) -> Tensor:
+    """Number of rows of every segment, int64."""
+    places = _places(ids, count)
+    buffer = torch.zeros(count + 2, dtype=torch.int64, device=ids.device)
+    return buffer.index_add_(0, places, torch.ones_like(places, dtype=torch.int64))[1 : count + 1]
+
+
+def _divided(total: Tensor, sizes: Tensor) -> Tensor:
+    """Sums over the sizes of their segments, where an empty one counts as one; integers are divided towards zero."""
+    divisor = sizes.clamp(min=1).reshape(-1, *(1 for _ in total.shape[1:])).to(total.dtype)
+    return total / divisor if total.is_floating_point() else torch.div(total, divisor, rounding_mode="trunc")

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.lowering import integers, lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
 from msplit.engines.cuda.ir.windows import spatial, windows
-from msplit.engines.cuda.ops.axes import integers
 from msplit.engines.cuda.ops.cast import divided
 
 # TensorFlow reads the weights of bicubic resizing from a table with this many steps between two pixels.

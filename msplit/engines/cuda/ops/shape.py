@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.buffers import BUFFER, JOINED, PART, Part
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
-from msplit.engines.cuda.ir.lowering import lowering, table
+from msplit.engines.cuda.ir.lowering import axis_within, integer, integers, lowering, own_attribute, table
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ops.axes import axis_within, integer, integers, own_attribute
+from msplit.engines.cuda.ir.program import BUFFER, JOINED, PART, Part
 
 
 @lowering("Shape", "VariableShape", shape_only=True)

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.ir.lowering import lowering
+from msplit.engines.cuda.ir.lowering import integers, lowering
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ops.axes import integers
 
 
 @lowering("XlaDynamicSlice", static=(2,))

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from msplit.engines.base import STEPS
-from msplit.engines.cuda.frontend.functionalize_while import Raised
+from msplit.engines.cuda.frontend.functionalize import Raised
 from msplit.engines.cuda.frontend.importer import build
 from msplit.engines.cuda.frontend.list_values import TooMany
 from msplit.engines.cuda.frontend.partition import Partition
 from msplit.engines.cuda.ir.dtypes import torch_dtype
+from msplit.engines.cuda.ir.functions import depends_on_values
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, StandIn
-from msplit.engines.cuda.ir.interpret import depends_on_values
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.passes.pipeline import Context, run_dry

@@ -16,11 +16,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import Call, RotatingWeights, Tuner, copies
+from msplit.engines.cuda.autotune.tuner import Call, Family, RotatingWeights, Tuner, copies
 from msplit.engines.cuda.ir.dtypes import to_torch, torch_dtype
+from msplit.engines.cuda.ir.functions import as_tuple, call
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.interpret import as_tuple, call
 from msplit.engines.cuda.ir.lowering import table
 
 C = TypeVar("C")

@@ -21,27 +21,24 @@ from msplit.engines.cuda.ir.graph import Key, OpGraph, StandIn
 from msplit.engines.cuda.ir.verify import Stage, fingerprint, same, snapshot, verify
 from msplit.engines.cuda.options import Shards
 from msplit.engines.cuda.passes.attention.fuse_attention import ATTENTION
-from msplit.engines.cuda.passes.canonical.cse import eliminate_common_subexpressions
-from msplit.engines.cuda.passes.canonical.eliminate_identity import eliminate_identity
-from msplit.engines.cuda.passes.canonical.flatten_matmul import flatten_convolution, flatten_matmul
-from msplit.engines.cuda.passes.canonical.fuse_epilogue import fuse_epilogue
 from msplit.engines.cuda.passes.canonical.match_rows import fuse_layer_norm, fuse_softmax
-from msplit.engines.cuda.passes.canonical.reassociate_bias import reassociate_bias
-from msplit.engines.cuda.passes.convolution.concat_into import concat_in_place, writes_on
-from msplit.engines.cuda.passes.convolution.fold_affine import fold_affine
-from msplit.engines.cuda.passes.convolution.fold_padding import fold_dilation, fold_padding
-from msplit.engines.cuda.passes.convolution.fuse_cast import CASTS
-from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
-from msplit.engines.cuda.passes.convolution.fuse_prologue import PROLOGUES
-from msplit.engines.cuda.passes.convolution.fuse_squeeze import SQUEEZES
-from msplit.engines.cuda.passes.convolution.merge_convolutions import SIBLING_CONVOLUTIONS
+from msplit.engines.cuda.passes.canonical.simplify import (
+    eliminate_common_subexpressions,
+    eliminate_identity,
+    flatten_convolution,
+    flatten_matmul,
+    fuse_epilogue,
+    reassociate_bias,
+)
+from msplit.engines.cuda.passes.convolution.concat_into import SIBLING_CONVOLUTIONS, concat_in_place, writes_on
+from msplit.engines.cuda.passes.convolution.fold import fold_affine, fold_dilation, fold_padding
+from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS, SQUEEZES
+from msplit.engines.cuda.passes.convolution.fuse_prologue import CASTS, PROLOGUES
 from msplit.engines.cuda.passes.distributed.allreduce import exchange
 from msplit.engines.cuda.passes.distributed.split import Split, own_constants, split_graph
+from msplit.engines.cuda.passes.embedding.fixed_capacity import pad_hits, pad_unique
 from msplit.engines.cuda.passes.embedding.fuse_lookups import fuse_lookups
-from msplit.engines.cuda.passes.embedding.pad_hits import pad_hits
-from msplit.engines.cuda.passes.embedding.pad_unique import pad_unique
-from msplit.engines.cuda.passes.embedding.plain_lookups import eliminate_unique, fold_partition
-from msplit.engines.cuda.passes.embedding.row_unions import split_row_unions
+from msplit.engines.cuda.passes.embedding.static_shapes import eliminate_unique, fold_partition, split_row_unions
 from msplit.engines.cuda.passes.horizontal_fusion import batch_branches
 from msplit.engines.cuda.passes.measured import MeasuredFusion
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import fuse, observe

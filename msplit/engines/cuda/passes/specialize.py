@@ -21,18 +21,32 @@ from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.frontend.unroll import Unroller
-from msplit.engines.cuda.ir.buffers import BUFFER, INTO, BufferCoverage, parts_of, without_place
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, to_torch, torch_dtype
-from msplit.engines.cuda.ir.functions import Bodies
-from msplit.engines.cuda.ir.gpus import PEER_COPY, Gpus, apart, gpus_of
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, mutated
-from msplit.engines.cuda.ir.interpret import LoweringCall, as_tuple, call, depends_on_values, evaluate, static_slots
+from msplit.engines.cuda.ir.functions import (
+    Bodies,
+    LoweringCall,
+    as_tuple,
+    call,
+    depends_on_values,
+    evaluate,
+    static_slots,
+)
+from msplit.engines.cuda.ir.graph import PEER_COPY, Gpus, Key, Op, OpGraph, apart, gpus_of, mutated
 from msplit.engines.cuda.ir.lowering import Lowering, table
 from msplit.engines.cuda.ir.node import Node
-from msplit.engines.cuda.ir.program import KernelCall, Program
-from msplit.engines.cuda.ir.state import Placed, State, StateMemory
-from msplit.engines.cuda.ir.tf32 import constant_in_tf32
-from msplit.engines.cuda.ir.windows import TILES, keeps_channels_last
+from msplit.engines.cuda.ir.program import (
+    BUFFER,
+    INTO,
+    BufferCoverage,
+    KernelCall,
+    Placed,
+    Program,
+    State,
+    StateMemory,
+    parts_of,
+    without_place,
+)
+from msplit.engines.cuda.ir.windows import TILES, constant_in_tf32, keeps_channels_last
 from msplit.engines.cuda.kernels.tiles import Tiles
 from msplit.engines.cuda.ops.conv import FILTERS, prepare_filter
 from msplit.engines.cuda.passes.embedding.intervals import COUNTED

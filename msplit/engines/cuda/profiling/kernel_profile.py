@@ -1,12 +1,20 @@
-"""Times every kind of step of a lowered graph alone on the device: what `msplit profile` runs."""
+"""Times every kind of step of a lowered graph alone on the device: what `msplit profile` runs.
+
+Reads CUPTI's records of kernels: their grids, and how many of their blocks an SM holds. Read from PyTorch's profiler.
+"""
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
+import json
+import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +26,95 @@ from msplit.engines.cuda.autotune.timer import Call, CpuTimer, CudaTimer, Timer
 from msplit.engines.cuda.autotune.tuner import MOST_SIDE_BY_SIDE
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name
+from msplit.engines.cuda.ir.functions import walk
 from msplit.engines.cuda.ir.graph import attrs_key
-from msplit.engines.cuda.ir.interpret import walk
 from msplit.engines.cuda.ir.program import KernelCall, Program
-from msplit.engines.cuda.profiling import cupti
 from msplit.errors import EngineError
 from msplit.progress import Progress, silent
+
+MARK = "msplit-step-"
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """One kernel as it ran.
+
+    Attributes:
+        occupancy: Share of the threads that an SM can hold that this kernel's blocks fill, 0 to 1, by CUPTI's estimate; None: not given.
+        time_us: How long this one run took.
+    """
+
+    name: str
+    blocks: int
+    threads: int
+    registers: int
+    shared_bytes: int
+    occupancy: float | None
+    time_us: float
+
+
+def record(run: Callable[[], None]) -> dict[int, list[KernelRecord]]:
+    """Runs something under the profiler. What it runs inside of ``torch.profiler.record_function(f"{MARK}{number}")`` is told by number.
+
+    Raises:
+        RuntimeError: The profiler can not record kernels here.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    with tempfile.TemporaryDirectory(prefix="msplit-") as folder:
+        path = Path(folder) / "trace.json"
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+            run()
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
+    return parse(events)
+
+
+def parse(events: Sequence[Mapping[str, Any]]) -> dict[int, list[KernelRecord]]:
+    """Kernels by the number of the mark that they were launched in, from the events of a Chrome trace.
+
+    A launch on the host lies between the ends of its mark; the kernel on the device has the launch's correlation id.
+    """
+    marks = sorted(
+        (event["ts"], event["ts"] + event["dur"], int(event["name"].removeprefix(MARK)))
+        for event in events
+        if event.get("cat") == "user_annotation" and str(event.get("name", "")).startswith(MARK)
+    )
+    starts = [mark[0] for mark in marks]
+    launched: dict[int, int] = {}
+    for event in events:
+        if event.get("cat") not in _LAUNCHES or "correlation" not in event.get("args", {}):
+            continue
+        place = bisect.bisect_right(starts, event["ts"]) - 1
+        if place >= 0 and event["ts"] <= marks[place][1]:
+            launched[int(event["args"]["correlation"])] = marks[place][2]
+    found: dict[int, list[KernelRecord]] = {}
+    kernels = (event for event in events if event.get("cat") == "kernel")
+    for event in sorted(kernels, key=lambda event: float(event["ts"])):
+        arguments = event.get("args", {})
+        number = launched.get(int(arguments.get("correlation", -1)))
+        if number is not None:
+            found.setdefault(number, []).append(_read(event, arguments))
+    return found
+
+
+def _read(event: Mapping[str, Any], arguments: Mapping[str, Any]) -> KernelRecord:
+    occupancy = arguments.get("est. achieved occupancy %")
+    return KernelRecord(
+        name=str(event.get("name", "")),
+        blocks=_volume(arguments.get("grid")),
+        threads=_volume(arguments.get("block")),
+        registers=int(arguments.get("registers per thread", 0)),
+        shared_bytes=int(arguments.get("shared memory", 0)),
+        occupancy=None if occupancy is None else float(occupancy) / 100,
+        time_us=float(event.get("dur", 0.0)),
+    )
+
+
+def _volume(sizes: object) -> int:
+    return math.prod(map(int, sizes)) if isinstance(sizes, list) else 1
+
 
 LONG_US = 150.0
 """A chain of copies of a step takes about so long; the time that a graph takes to begin is 2 % of it."""
@@ -204,14 +295,14 @@ def _with_grids(
     def run() -> None:
         for number, (_, _, call) in enumerate(walk(program, feeds, device)):
             if number in first:
-                with torch.profiler.record_function(f"{cupti.MARK}{first[number]}"):
+                with torch.profiler.record_function(f"{MARK}{first[number]}"):
                     call()
             if number >= end:
                 break
         torch.cuda.synchronize(device)
 
     try:
-        found = cupti.record(run)
+        found = record(run)
     except (RuntimeError, OSError, KeyError, ValueError) as problem:
         return list(kernels), f"the profiler recorded no kernels: {problem}"
     if not found:
@@ -220,7 +311,7 @@ def _with_grids(
     return [_with_grid(kernel, found.get(kind, []), limits) for kind, kernel in enumerate(kernels)], ""
 
 
-def _with_grid(kernel: ProfiledKernel, found: Sequence[cupti.KernelRecord], limits: Any) -> ProfiledKernel:
+def _with_grid(kernel: ProfiledKernel, found: Sequence[KernelRecord], limits: Any) -> ProfiledKernel:
     if not found:
         return kernel
     main = max(found, key=lambda one: one.time_us)
@@ -237,7 +328,7 @@ def _with_grid(kernel: ProfiledKernel, found: Sequence[cupti.KernelRecord], limi
     )
 
 
-def resident(kernel: cupti.KernelRecord, limits: Any) -> int:
+def resident(kernel: KernelRecord, limits: Any) -> int:
     """Blocks that one multiprocessor holds, by threads, registers and shared memory (CUDA programming guide, multiprocessor level)."""
     warps = -(-kernel.threads // 32)
     by = [32, limits.max_threads_per_multi_processor // max(32 * warps, 1)]

@@ -19,18 +19,15 @@ from msplit.engines.cuda.device.capture import synchronize
 from msplit.engines.cuda.device.device import Device, precision
 from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy
-from msplit.engines.cuda.ir.interpret import run_step
-from msplit.engines.cuda.ir.program import Program
-from msplit.engines.cuda.ir.state import StateMemory
+from msplit.engines.cuda.ir.functions import run_step
+from msplit.engines.cuda.ir.program import Program, StateMemory
 from msplit.engines.cuda.kernels.store import Store, noting
 from msplit.engines.cuda.options import EngineOptions, Torture
-from msplit.engines.cuda.runtime.graph_exec import CapturedGraph, GraphExec
 from msplit.engines.cuda.runtime.input_staging import InputStaging
-from msplit.engines.cuda.runtime.output_staging import OutputStaging
+from msplit.engines.cuda.runtime.output_staging import CapturedGraph, GraphExec, OutputStaging
+from msplit.engines.cuda.runtime.plan_binding import CaptureMemory, give_back, lease, reach
 from msplit.engines.cuda.runtime.prefetch import Prefetch
-from msplit.engines.cuda.runtime.several_gpus import CaptureMemory, give_back, lease, reach
-from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, poison_memory
-from msplit.engines.cuda.runtime.timeline import EventTap, timeline
+from msplit.engines.cuda.runtime.stream_program import EventTap, StreamProgram, Tap, poison_memory, timeline
 from msplit.errors import EngineError
 
 TIMELINE_RUNS = 5

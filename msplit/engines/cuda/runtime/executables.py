@@ -1,15 +1,19 @@
-"""From a compiled graph and a plan to what runs."""
+"""From a compiled graph and a plan to what runs.
+
+Computes the effect of TF32 on a model exactly: only what products and convolutions read is rounded to it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msplit.core.graph import Ints
 from msplit.cost.costs import Costs
@@ -17,20 +21,17 @@ from msplit.engines.base import STEPS, Arrays, Executable, Feeds, Following, Job
 from msplit.engines.cuda.device.device import Device, precision, telling_out_of_memory
 from msplit.engines.cuda.device.ranks import ProcessGroup, Ranks
 from msplit.engines.cuda.ir.dtypes import own_copy, to_numpy, to_torch
-from msplit.engines.cuda.ir.gpus import PEER_COPY
-from msplit.engines.cuda.ir.graph import OpGraph
-from msplit.engines.cuda.ir.program import Program
-from msplit.engines.cuda.ir.state import StateMemory
+from msplit.engines.cuda.ir.graph import PEER_COPY, OpGraph
+from msplit.engines.cuda.ir.program import Program, StateMemory
+from msplit.engines.cuda.ir.windows import to_tf32
 from msplit.engines.cuda.options import BY_VALUES, LAUNCHED, EngineOptions
 from msplit.engines.cuda.profiling.kernel_profile import Measured, measure
 from msplit.engines.cuda.profiling.step_costs import estimated
 from msplit.engines.cuda.runtime.executable import CudaExecutable, Shared
 from msplit.engines.cuda.runtime.host import Counting, HostPart, StepCounter, WithHost
 from msplit.engines.cuda.runtime.input_staging import taken
-from msplit.engines.cuda.runtime.plan_binding import restore
-from msplit.engines.cuda.runtime.several_gpus import SeparateMemory, gpu_of_streams
-from msplit.engines.cuda.runtime.stream_program import StreamProgram, Tap, arrange, simulate
-from msplit.engines.cuda.runtime.timeline import HostTap, timeline
+from msplit.engines.cuda.runtime.plan_binding import SeparateMemory, gpu_of_streams, restore
+from msplit.engines.cuda.runtime.stream_program import HostTap, StreamProgram, Tap, arrange, simulate, timeline
 from msplit.errors import EngineError
 from msplit.progress import Progress, phase
 from msplit.schedule.machine import Machine
@@ -374,3 +375,36 @@ class SimulatedExecutable(Executable):
 def _own(name: str, value: Any) -> torch.Tensor:
     """An input as a tensor that steps may keep."""
     return to_torch(np.array(value)) if is_array(value) else own_copy(taken(name, value).cpu())
+
+
+_OPERANDS: Mapping[str, Sequence[int]] = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "_addmm_activation": (1, 2),
+    "convolution": (0, 1),
+    "cudnn_convolution_relu": (0, 1),
+    "cudnn_convolution_add_relu": (0, 1),
+    "convolution_backward": (0, 1, 2),
+    "_scaled_dot_product_efficient_attention": (0, 1, 2),
+    "_scaled_dot_product_flash_attention": (0, 1, 2),
+    "_scaled_dot_product_flash_attention_for_cpu": (0, 1, 2),
+    "_scaled_dot_product_cudnn_attention": (0, 1, 2),
+}
+"""PyTorch's ops that multiply on tensor cores, and which of their arguments these get."""
+
+
+class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]
+    """A block in which the libraries' products of float32 read it rounded. Of a depthwise convolution, which has no tensor cores, too: that
+    is little beside the others."""
+
+    def __torch_dispatch__(  # type: ignore[no-untyped-def]
+        self, func, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Rounds the operands of products, and calls the op."""
+        places = _OPERANDS.get(func.overloadpacket.__name__, ())
+        given = [
+            to_tf32(one) if place in places and one.dtype == torch.float32 else one for place, one in enumerate(args)
+        ]
+        return func(*given, **(kwargs or {}))

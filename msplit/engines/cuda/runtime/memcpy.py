@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.device.pools import check, runtime
-from msplit.engines.cuda.kernels.precompile import cores
+from msplit.engines.cuda.device.device import Device, check, runtime
+from msplit.engines.cuda.kernels.launch import cores
 
 CAN_POLL = platform.machine() in ("x86_64", "AMD64")
 """On these processors memory changes, for all who look, in the order in which it was written: where a number is new, what it tells of is

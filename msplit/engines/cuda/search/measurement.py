@@ -27,8 +27,8 @@ from msplit.engines.cuda.runtime.stream_program import arrange
 from msplit.errors import EngineError
 from msplit.progress import Progress, phase
 from msplit.schedule.algorithms import ONE
-from msplit.schedule.bounds import StepBounds, bounds, step_bounds
 from msplit.schedule.choose import TIE, Proposal, best, choose, leanest
+from msplit.schedule.judge import StepBounds, bounds, step_bounds
 from msplit.schedule.machine import Machine
 from msplit.schedule.plan import Plan
 from msplit.schedule.problem import Problem

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 import msplit
 from msplit.engines.cuda import compile
-from msplit.engines.cuda.autotune import batched_matmul, choices, conv, matmul
-from msplit.engines.cuda.autotune.choices import Choices, Family
-from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner, disturbed
+from msplit.engines.cuda.autotune import batched_matmul, conv, matmul
+from msplit.engines.cuda.autotune import tuner as choices
+from msplit.engines.cuda.autotune.tuner import SECONDS, Choices, Family, Tuner, disturbed
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.kernels import store, toolchain
+from msplit.engines.cuda.kernels import store
 from msplit.engines.cuda.kernels.tiles import Tile, Tiles
-from msplit.engines.cuda.passes.convolution import merge_convolutions
+from msplit.engines.cuda.passes.convolution import concat_into
 from msplit.errors import MsplitError
 from msplit.formats import atomic
 from msplit.formats.files import JsonValue
@@ -193,13 +193,13 @@ def test_the_file_is_of_one_gpu_one_driver_one_set_of_versions_and_one_code(monk
     seen.add(str(store.made_for(device)))
     monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 13010, raising=False)
     seen.add(str(store.made_for(device)))
-    monkeypatch.setattr(toolchain, "can_compile", lambda: False)
+    monkeypatch.setattr(store, "can_compile", lambda: False)
     seen.add(str(store.made_for(device)))
     monkeypatch.setattr(store, "_ENGINE", tmp_path)
     store.code_of_engine.cache_clear()
     seen.add(str(store.made_for(device)))
     store.code_of_engine.cache_clear()
-    assert len(seen) == 6 - (toolchain.triton_version() == "" and torch.version.cuda is None)
+    assert len(seen) == 6 - (store.triton_version() == "" and torch.version.cuda is None)
 
 
 sizes = st.integers(1, 1 << 16)
@@ -215,8 +215,8 @@ measured = st.dictionaries(st.text(), numbers)
         st.tuples(st.just(batched_matmul.FAMILY), st.tuples(st.text(), measured)),
         st.tuples(st.just(matmul.FAMILY), st.builds(matmul.Choice, st.none() | tile, st.booleans(), measured)),
         st.tuples(
-            st.just(merge_convolutions.FAMILY),
-            st.none() | st.builds(merge_convolutions.Times, tiles, *[numbers] * 5),
+            st.just(concat_into.FAMILY),
+            st.none() | st.builds(concat_into.Times, tiles, *[numbers] * 5),
         ),
     )
 )
@@ -233,7 +233,7 @@ plain = st.recursive(
 
 @given(plain)
 def test_what_is_no_choice_is_refused_in_words(value):
-    for family in (conv.FAMILY, batched_matmul.FAMILY, matmul.FAMILY, merge_convolutions.FAMILY):
+    for family in (conv.FAMILY, batched_matmul.FAMILY, matmul.FAMILY, concat_into.FAMILY):
         try:
             choice: Any = family.unpack(JsonValue(value, "choice", "file", "delete it"))
         except (MsplitError, ValueError):

@@ -8,7 +8,7 @@ from msplit.engines.cuda.autotune.matmul import rounds_weights, weights_of
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device.device import precision
 from msplit.engines.cuda.ir.graph import Op
-from msplit.engines.cuda.ir.tf32 import ROUNDED_WEIGHTS
+from msplit.engines.cuda.ir.windows import ROUNDED_WEIGHTS
 from msplit.engines.cuda.kernels.tiles import Tile
 from msplit.engines.cuda.passes.specialize import Tracer
 from tests.engines.cuda.cases import CPU, flat_of

@@ -15,12 +15,12 @@ import msplit
 from msplit.engines.cuda.autotune.conv import FAMILY
 from msplit.engines.cuda.autotune.tuner import SECONDS, Tuner
 from msplit.engines.cuda.device import device as devices
-from msplit.engines.cuda.device import pools
+from msplit.engines.cuda.device import device as pools
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.runtime import graph_exec
-from msplit.engines.cuda.runtime.graph_exec import GraphExec
+from msplit.engines.cuda.runtime import output_staging
 from msplit.engines.cuda.runtime.memcpy import Memcpy
+from msplit.engines.cuda.runtime.output_staging import GraphExec
 from msplit.inputs.make import make_inputs
 from tests.cli.runner import SAMPLES
 from tests.engines.cuda.cases import job
@@ -230,7 +230,7 @@ def test_what_is_issued_for_a_gpu_that_is_not_the_current_one_goes_there(monkeyp
 
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
     monkeypatch.setattr(torch.cuda, "device", enter)
-    monkeypatch.setattr(graph_exec, "check", lambda status: None)
+    monkeypatch.setattr(output_staging, "check", lambda status: None)
     launched = []
     for index in (0, 1):
         device = Device(torch.device("cuda", index))

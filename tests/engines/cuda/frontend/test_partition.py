@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from msplit.engines.cuda.coverage import cover
-from msplit.engines.cuda.frontend.functionalize_while import raise_control
+from msplit.engines.cuda.frontend.functionalize import raise_control
 from msplit.engines.cuda.frontend.partition import divide, partition_graph
 from msplit.errors import EngineError
 from msplit.flatten.build import flatten

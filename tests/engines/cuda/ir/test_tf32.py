@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msplit.engines.cuda.ir.tf32 import constant_in_tf32, to_tf32
+from msplit.engines.cuda.ir.windows import constant_in_tf32, to_tf32
 
 
 @given(st.floats(width=32))

@@ -9,7 +9,7 @@ import torch
 
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
-from msplit.engines.cuda.kernels import sparse_optimizers as kernel
+from msplit.engines.cuda.kernels import optimizers as kernel
 from msplit.engines.cuda.kernels.optimizer_formulas import ROW_OPTIMIZERS
 
 IDS = [[3, 1, 3, -1, 3, 6, 1, 9], [5], [0, 0], [-1, 7]]
@@ -32,7 +32,7 @@ COUNTS = {
 
 def check_updates(device: str, repeat: int = 1, most: int = kernel.MOST_COMPARED) -> None:
     """Every optimizer on tables of several shapes, ids that come often and ids that there are no rows of, `repeat` times in a row."""
-    known = {op: option for op, (option, _) in kernel.OPTIONS.items()}
+    known = {op: option for op, (option, _) in kernel.ROW_OPTIONS.items()}
     assert known.keys() == COUNTS.keys()
     cases = [(op, on, torch.float32) for op, option in known.items() for on in ((False, True) if option else (False,))]
     cases += [("SparseApplyFtrl", None, torch.float32), ("SparseApplyAdadelta", False, torch.float64)]
@@ -59,7 +59,7 @@ def check_updates(device: str, repeat: int = 1, most: int = kernel.MOST_COMPARED
 
 def option_of(op: str) -> str:
     """The attribute that the kernel looks at."""
-    return kernel.OPTIONS[op][0]
+    return kernel.ROW_OPTIONS[op][0]
 
 
 def _check(op, options, dtype, index, device, repeat, *, summed, power=-0.5) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from msplit.engines.cuda.ir.tf32 import to_tf32
+from msplit.engines.cuda.ir.windows import to_tf32
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 
@@ -19,7 +19,7 @@ def kernel():
     if not INTERPRETED and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     pytest.importorskip("triton")
-    return pytest.importorskip("msplit.engines.cuda.kernels.attention")
+    return pytest.importorskip("msplit.engines.cuda.kernels.matmul")
 
 
 def normal(*shape, dtype=torch.float32):

@@ -11,8 +11,8 @@ SCRIPT = """
 import torch
 from msplit.engines.cuda.device import Device
 from msplit.engines.cuda.ir.windows import Prologue
-from msplit.engines.cuda.kernels.activations import activate
-from msplit.engines.cuda.kernels.classifier import Dense, candidates, classify
+from msplit.engines.cuda.kernels.tiles import activate
+from msplit.engines.cuda.kernels.mlp import Dense, candidates, classify
 from msplit.engines.cuda.kernels.tiles import Tiles
 
 generator = torch.Generator().manual_seed(0)
@@ -81,7 +81,7 @@ def test_the_kernel_gives_pytorch_s_numbers_in_the_interpreter():
     [(1, 49, 1280, 1000), (1, 64, 2048, 1000), (4, 196, 3000, 21), (16, 49, 100, 3000), (2, 1, 300, 100)],
 )
 def test_all_tiles_give_the_same_numbers_again_and_again(rows, pixels, channels, results, softmax, dtype):
-    from msplit.engines.cuda.kernels.classifier import Dense, candidates, classify
+    from msplit.engines.cuda.kernels.mlp import Dense, classifier_candidates, classify
 
     chance = torch.Generator("cuda").manual_seed(0)
 
@@ -92,7 +92,7 @@ def test_all_tiles_give_the_same_numbers_again_and_again(rows, pixels, channels,
     wanted = data.double().mean(1) @ weights.double() + bias.double()
     wanted = (wanted.softmax(1) if softmax else wanted).float()
     for laid in (weights, weights.t().contiguous().t()):
-        for tiles in candidates(channels, early=torch.cuda.get_device_capability() >= (9, 0)):
+        for tiles in classifier_candidates(channels, early=torch.cuda.get_device_capability() >= (9, 0)):
 
             def run(laid=laid, tiles=tiles):
                 return classify(data, Dense(laid, bias, "", softmax, torch.float32), tiles)

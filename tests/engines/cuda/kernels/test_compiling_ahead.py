@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from msplit.engines.cuda.autotune import tuner
-from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import Tuner
+from msplit.engines.cuda.autotune.tuner import Family, Tuner
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.kernels import precompile as launches
-from msplit.engines.cuda.kernels.precompile import compiling_ahead, through_triton
+from msplit.engines.cuda.kernels import launch as launches
+from msplit.engines.cuda.kernels.launch import compiling_ahead, through_triton
 from msplit.formats.files import JsonValue
 
 active: ContextVar[Any] = ContextVar("active", default=None)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels.activations import Epilogue
+from msplit.engines.cuda.kernels.tiles import Epilogue
 
 pytestmark = pytest.mark.gpu
 
@@ -238,7 +238,7 @@ def test_early_kernels_wait_for_what_is_in_front_on_their_stream_and_on_others(p
 def test_siblings_are_decided_by_measurement_in_tf32_only(monkeypatch):
     from msplit.engines.cuda.autotune.tuner import Tuner
     from msplit.engines.cuda.device.device import precision
-    from msplit.engines.cuda.passes.convolution.merge_convolutions import FAMILY, SIBLING_CONVOLUTIONS
+    from msplit.engines.cuda.passes.convolution.concat_into import FAMILY, SIBLING_CONVOLUTIONS
     from tests.engines.cuda.passes.convolution.test_merge_convolutions import block, source_of
 
     graph = block()

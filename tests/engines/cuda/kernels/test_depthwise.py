@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from msplit.engines.cuda.ir.windows import Window
 from msplit.engines.cuda.kernels import depthwise
-from msplit.engines.cuda.kernels.activations import Epilogue, activate
+from msplit.engines.cuda.kernels.tiles import Epilogue, activate
 from msplit.engines.cuda.kernels.mlp import Layers
 from msplit.engines.cuda.kernels.tiles import Tiles
 
@@ -112,9 +112,9 @@ def test_all_that_may_be_chosen_gives_the_library_s_numbers(size, channels, wind
 def test_layers_behind_it_are_the_same_in_every_replay(images, size, channels, hidden, dtype):
     from msplit.engines.cuda.autotune import conv
     from msplit.engines.cuda.ir.windows import Window
-    from msplit.engines.cuda.kernels import depthwise
-    from msplit.engines.cuda.kernels.activations import Epilogue
+    from msplit.engines.cuda.kernels import channelwise
     from msplit.engines.cuda.kernels.mlp import Layers
+    from msplit.engines.cuda.kernels.tiles import Epilogue
 
     chance = torch.Generator("cuda").manual_seed(0)
 
@@ -129,11 +129,11 @@ def test_layers_behind_it_are_the_same_in_every_replay(images, size, channels, h
     for tiles in conv.SQUEEZES:
 
         def run(tiles=tiles):
-            return depthwise.convolve_and_squeeze(
+            return channelwise.convolve_and_squeeze(
                 data, filter, frames, tiles, Epilogue(bias, activation="Swish"), layers
             )
 
-        plain = depthwise.convolve(data, filter, frames, tiles, Epilogue(bias, activation="Swish"))
+        plain = channelwise.convolve(data, filter, frames, tiles, Epilogue(bias, activation="Swish"))
         first, factors = run()
         torch.testing.assert_close(first, plain, rtol=0, atol=0)
         wide = Layers(*(tuple(one.double() for one in part) for part in layers[:2]), layers.activations)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.kernels import embedding_tables
-from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
+from msplit.engines.cuda.kernels.embedding_tables import Columns, Segment, Term
 from msplit.engines.cuda.ops.embedding import empty_outputs
 from tests.campaign import examples
 

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels.activations import Epilogue
-from msplit.engines.cuda.kernels.tiles import Tiles, shares
+from msplit.engines.cuda.kernels.tiles import Epilogue, Tiles, shares
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 
@@ -192,7 +191,7 @@ def test_all_that_may_be_chosen_gives_the_library_s_numbers(
 ):
     from msplit.engines.cuda.autotune import conv
     from msplit.engines.cuda.ir.graph import Op
-    from msplit.engines.cuda.passes.convolution.merge_convolutions import lowered
+    from msplit.engines.cuda.passes.convolution.concat_into import lowered
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     attrs = {"strides": (1, 2, 2, 1), "padding": padding, "fused_ops": ("BiasAdd", "Relu"), "num_args": 1}
@@ -217,13 +216,13 @@ def test_all_that_may_be_chosen_gives_the_library_s_numbers(
     [(64, 112, 112, 16), (64, 149, 149, 32), (128, 112, 112, 16), (256, 5, 4, 4), (32, 1, 1, 1), (32, 1, 500, 32)],
 )
 def test_tiles_leave_few_pixels_over(pixels, rows, columns, width):
-    from msplit.engines.cuda.kernels import few_channels
+    from msplit.engines.cuda.kernels import conv as few_channels
 
     assert few_channels._columns(pixels, rows, columns) == width
 
 
 def test_tiles_are_no_larger_than_the_filter():
-    from msplit.engines.cuda.kernels import few_channels
+    from msplit.engines.cuda.kernels import conv as few_channels
 
     given = [Tiles(64, 64, 32, 4, 1), Tiles(64, 64, 64, 4, 1), Tiles(128, 64, 64, 4, 1)]
     assert few_channels.tiles_for(torch.empty(7, 7, 3, 64), given) == given

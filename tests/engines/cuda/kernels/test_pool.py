@@ -45,7 +45,7 @@ def expected(data, frames, mean):
 @pytest.mark.parametrize("channels", [1, 6, 20, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_pools_of_data_that_lie_anyhow(mean, how, channels, dtype):
-    from msplit.engines.cuda.kernels import pool
+    from msplit.engines.cuda.kernels import channelwise
 
     data = laid(how, channels, dtype)
     assert data.shape == (2, 7, 6, channels)
@@ -54,14 +54,14 @@ def test_pools_of_data_that_lie_anyhow(mean, how, channels, dtype):
         (frame(7, 1, 2, 0, 0), frame(6, 1, 2, 0, 0)),
         (frame(7, 7, 1, 0, 0), frame(6, 5, 2, 2, 1)),
     ):
-        assert pool.fits_in(data)
+        assert channelwise.fits_in(data)
         wanted = expected(data, frames, mean)
         close = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float16 else {"rtol": 1e-5, "atol": 1e-6}
-        torch.testing.assert_close(pool.pool(data, frames, mean=mean), wanted, **close)
+        torch.testing.assert_close(channelwise.pool(data, frames, mean=mean), wanted, **close)
         room = torch.full((2, *(one.outputs + 1 for one in frames), channels + 4), 7.0, device=DEVICE, dtype=dtype)
         part = room[:, 1:, 1:, 4:]
-        assert pool.fits_in(part)
-        assert pool.pool(data, frames, part, mean=mean) is part
+        assert channelwise.fits_in(part)
+        assert channelwise.pool(data, frames, part, mean=mean) is part
         torch.testing.assert_close(part, wanted, **close)
         assert (room[:, :1] == 7).all()
         assert (room[:, :, :1] == 7).all()
@@ -69,12 +69,12 @@ def test_pools_of_data_that_lie_anyhow(mean, how, channels, dtype):
 
 
 def test_where_there_is_no_number_there_is_none():
-    from msplit.engines.cuda.kernels import pool
+    from msplit.engines.cuda.kernels import channelwise
 
     data = torch.randn(1, 6, 6, 8, device=DEVICE)
     data[0, 3, 3, 5] = torch.nan
     frames = (frame(6, 3, 1, 1, 1),) * 2
     for mean in (False, True):
-        found = pool.pool(data, frames, mean=mean)
+        found = channelwise.pool(data, frames, mean=mean)
         assert found[0, 2:5, 2:5, 5].isnan().all()
         assert found.isnan().sum() == 9

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.windows import Window
-from msplit.engines.cuda.kernels.activations import Epilogue
+from msplit.engines.cuda.kernels.tiles import Epilogue
 
 pytestmark = [pytest.mark.gpu, pytest.mark.interpretable]
 
@@ -81,14 +81,14 @@ def test_one_of_siblings(which):
 
 @pytest.mark.parametrize("mean", [False, True])
 def test_a_pool(mean):
-    from msplit.engines.cuda.kernels import pool
+    from msplit.engines.cuda.kernels import channelwise
 
     data = normal(2, 5, 4, 24).narrow(3, 4, 16)
-    expected = pool.pool(data.contiguous(), FRAMES, mean=mean)
+    expected = channelwise.pool(data.contiguous(), FRAMES, mean=mean)
     tensor = whole()
     room = tensor.narrow(3, 5, 16)
-    assert pool.fits_in(room)
-    assert pool.pool(data, FRAMES, room, mean=mean) is room
+    assert channelwise.fits_in(room)
+    assert channelwise.pool(data, FRAMES, room, mean=mean) is room
     torch.testing.assert_close(room, expected, rtol=0, atol=0)
     assert rest_is_untouched(tensor, 5, 16)
 
@@ -97,7 +97,7 @@ def test_a_pool(mean):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_activations(name, dtype):
     from msplit.engines.cuda.kernels import conv
-    from msplit.engines.cuda.kernels.activations import activate
+    from msplit.engines.cuda.kernels.tiles import activate
 
     data, filter, bias = normal(2, 5, 4, 16, dtype=dtype), normal(3, 3, 16, 8, dtype=dtype), normal(8, dtype=dtype)
     plain = conv.convolve(data, filter, FRAMES, TILES, Epilogue(bias))

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from msplit.engines.cuda.device.device import Device  # noqa: E402
-from msplit.engines.cuda.kernels import binary, launch, store  # noqa: E402
-from msplit.engines.cuda.kernels.binary import PARAMETERS, Binary, LoadedKernel  # noqa: E402
+from msplit.engines.cuda.kernels import launch, store  # noqa: E402
 from msplit.engines.cuda.kernels.launch import Code, binary_of, key_of  # noqa: E402
-from msplit.engines.cuda.kernels.store import Store, file_of, noting  # noqa: E402
+from msplit.engines.cuda.kernels.store import PARAMETERS, Binary, LoadedKernel, Store, file_of, noting  # noqa: E402
 from msplit.errors import MsplitError  # noqa: E402
 
 BINARY = Binary("kernel_0", 4, 1024, ("*", "i32", "i64", "*", "*"), (0, 2, 3), b"\x7fELF and so on")
@@ -162,7 +161,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     found = Driver()
-    monkeypatch.setattr(binary, "_driver", lambda: found)
+    monkeypatch.setattr(store, "_driver", lambda: found)
     monkeypatch.setattr(torch.cuda, "device", lambda index: __import__("contextlib").nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)

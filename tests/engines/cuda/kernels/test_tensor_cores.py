@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from msplit.engines.cuda.ir.tf32 import to_tf32
+from msplit.engines.cuda.ir.windows import to_tf32
 
 ROUNDING = "cvt.rna.tf32.f32"
 LIFTING = re.compile(r"mul\.f32\s.*0f3F800B1[67]")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from msplit.engines.cuda.ir.node import Node
-from msplit.engines.cuda.ops.pool import average_pool, max_pool
+from msplit.engines.cuda.ops.conv import average_pool, max_pool
 
 gpu = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.ir.node import Unsupported
-from msplit.engines.cuda.kernels.philox import unsigned_remainder
+from msplit.engines.cuda.ops.random import unsigned_remainder
 from tests.campaign import sampled
 
 from .harness import check, ints, run_lowering, run_tensorflow, values

@@ -6,7 +6,7 @@ import torch
 
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ops.scatter_state import _divisors
+from msplit.engines.cuda.ops.variables import _divisors
 from tests.campaign import sampled
 
 from .harness import DEVICE, FLOATS, compare, values

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.ops.segment import IN_ORDER, segment_sum, stacked_segment_sum
+from msplit.engines.cuda.ops.embedding import IN_ORDER, segment_sum, stacked_segment_sum
 from tests.campaign import sampled
 
 from .harness import FLOATS, check, run_lowering, values

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.ir.dtypes import to_numpy
 from msplit.engines.cuda.ir.node import Unsupported
-from msplit.engines.cuda.ops.sort import search_boundaries
+from msplit.engines.cuda.ops.reduce import search_boundaries
 
 from .harness import FLOATS, check, run_lowering, run_tensorflow, values
 

@@ -6,7 +6,7 @@ import pytest
 from msplit.engines.cuda.ir.dtypes import to_numpy, to_torch
 from msplit.engines.cuda.ir.lowering import table as ops_table
 from msplit.engines.cuda.ir.node import Node, Unsupported
-from msplit.engines.cuda.kernels.sparse_optimizers import OPTIONS
+from msplit.engines.cuda.kernels.optimizers import ROW_OPTIONS
 from tests.campaign import sampled
 from tests.engines.cuda.interpreted import run_interpreted
 
@@ -87,7 +87,7 @@ def test_rows_take_steps(op, index, shape, dtype):
 def test_rows_that_come_twice_take_two_steps(op):
     """One after the other, as they come. On a GPU an optimizer that our kernel does not know takes any one of them, element by element."""
     rows = np.array([4, 1, 4, 4, 2, 1])
-    if DEVICE == "cpu" or f"SparseApply{op}" in OPTIONS:
+    if DEVICE == "cpu" or f"SparseApply{op}" in ROW_OPTIONS:
         _check(op, rows)
         return
     slots, before, behind, _ = OPS[op]

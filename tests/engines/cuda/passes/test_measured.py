@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import Tuner, timed_by
+from msplit.engines.cuda.autotune.tuner import Family, Tuner, timed_by
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.graph import Op, OpGraph

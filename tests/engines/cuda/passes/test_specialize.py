@@ -6,8 +6,8 @@ import torch
 
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.ir import state as module
-from msplit.engines.cuda.ir.state import Placed
+from msplit.engines.cuda.ir import program as module
+from msplit.engines.cuda.ir.program import Placed
 from msplit.engines.cuda.ops.conv import FILTERS
 from msplit.engines.cuda.passes import specialize as module_of_traces
 from msplit.engines.cuda.passes.specialize import specialize, trace

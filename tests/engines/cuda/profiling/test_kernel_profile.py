@@ -12,9 +12,9 @@ from msplit import api
 from msplit.cost.costs import Constants
 from msplit.engines.base import Job
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.ir.interpret import walk
+from msplit.engines.cuda.ir.functions import walk
 from msplit.engines.cuda.options import EngineOptions
-from msplit.engines.cuda.profiling import cupti, kernel_profile
+from msplit.engines.cuda.profiling import kernel_profile
 from msplit.engines.cuda.profiling.kernel_profile import kind_of, measure, resident, share_of
 from msplit.errors import EngineError
 from msplit.inputs.make import make_inputs
@@ -173,7 +173,7 @@ H200 = SimpleNamespace(
     ],
 )
 def test_resident_blocks_are_those_of_the_occupancy_calculator(threads, registers, shared, blocks):
-    assert resident(cupti.KernelRecord("k", 1, threads, registers, shared, None, 1.0), H200) == blocks
+    assert resident(kernel_profile.KernelRecord("k", 1, threads, registers, shared, None, 1.0), H200) == blocks
 
 
 def event(category: str, name: str, ts: float, dur: float, **arguments) -> dict:
@@ -182,10 +182,10 @@ def event(category: str, name: str, ts: float, dur: float, **arguments) -> dict:
 
 def test_kernels_belong_to_the_mark_in_which_they_were_launched():
     shape = {"grid": [4, 2, 1], "block": [128, 1, 1], "registers per thread": 40, "shared memory": 1024}
-    found = cupti.parse(
+    found = kernel_profile.parse(
         [
-            event("user_annotation", f"{cupti.MARK}0", 100.0, 10.0),
-            event("user_annotation", f"{cupti.MARK}7", 120.0, 10.0),
+            event("user_annotation", f"{kernel_profile.MARK}0", 100.0, 10.0),
+            event("user_annotation", f"{kernel_profile.MARK}7", 120.0, 10.0),
             event("user_annotation", "somebody else's", 90.0, 100.0),
             event("cuda_runtime", "cudaLaunchKernel", 101.0, 1.0, correlation=1),
             event("cuda_driver", "cuLaunchKernelEx", 105.0, 1.0, correlation=2),
@@ -216,7 +216,7 @@ def test_kernels_belong_to_the_mark_in_which_they_were_launched():
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_the_profiler_is_asked_and_a_trace_without_kernels_is_no_error():
     def run():
-        with torch.profiler.record_function(f"{cupti.MARK}0"):
+        with torch.profiler.record_function(f"{kernel_profile.MARK}0"):
             torch.ones(8) + 1
 
-    assert cupti.record(run) == {}
+    assert kernel_profile.record(run) == {}

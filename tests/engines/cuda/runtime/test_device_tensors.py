@@ -20,9 +20,8 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_numpy, to_torch
 from msplit.engines.cuda.runtime import executables, input_staging, memcpy
 from msplit.engines.cuda.runtime.executable import CudaExecutable
-from msplit.engines.cuda.runtime.graph_exec import CapturedGraph
 from msplit.engines.cuda.runtime.input_staging import InputStaging
-from msplit.engines.cuda.runtime.output_staging import OutputStaging
+from msplit.engines.cuda.runtime.output_staging import CapturedGraph, OutputStaging
 from msplit.errors import EngineError
 from tests.campaign import examples
 from tests.engines.cuda.cases import graph_of, job, kernels, program_of

@@ -20,8 +20,8 @@ from msplit.engines.cuda.engine import ENGINE
 from msplit.engines.cuda.ir.dtypes import to_torch
 from msplit.engines.cuda.runtime import executable, input_staging, prefetch
 from msplit.engines.cuda.runtime.executable import CudaExecutable
-from msplit.engines.cuda.runtime.graph_exec import CapturedGraph
 from msplit.engines.cuda.runtime.input_staging import InputStaging
+from msplit.engines.cuda.runtime.output_staging import CapturedGraph
 from msplit.errors import EngineError
 from msplit.opset import schema
 from tests.campaign import examples

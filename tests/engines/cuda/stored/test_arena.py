@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from msplit.engines.cuda.device import pools  # noqa: E402
+from msplit.engines.cuda.device import device as pools  # noqa: E402
 from msplit.engines.cuda.device.device import Device  # noqa: E402
 from msplit.engines.cuda.options import EngineOptions  # noqa: E402
 from msplit.engines.cuda.runtime.executable import CudaExecutable  # noqa: E402

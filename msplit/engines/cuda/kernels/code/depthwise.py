@@ -5,10 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from msplit.engines.cuda.kernels.code.early import LINE, fetch, go_on
 from msplit.engines.cuda.kernels.code.mlp import COUNTS, finish, hand_in, matrix
 from msplit.engines.cuda.kernels.code.products import _activate
-from msplit.engines.cuda.kernels.code.tensor_cores import for_products
+from msplit.engines.cuda.kernels.code.tensor_cores import LINE, fetch, for_products, go_on
 
 _SIZES = (  # noqa: SIM905 (a line for each is too many to read)
     "height width channels rows columns before_h before_w dilation_h dilation_w step_n step_h step_w filter_tap filter_c rounds"

@@ -20,17 +20,15 @@ import torch
 
 from msplit.engines.cuda.autotune import matmul
 from msplit.engines.cuda.autotune.batched_matmul import may_round, times_of
-from msplit.engines.cuda.autotune.choices import Family
-from msplit.engines.cuda.autotune.tuner import CALLS, Call, Tuner, differ
+from msplit.engines.cuda.autotune.tuner import CALLS, Call, Family, Tuner, differ
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_torch, torch_dtype
-from msplit.engines.cuda.ir.gpus import gpus_of
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
-from msplit.engines.cuda.ir.interpret import as_tuple, call, static_slots
+from msplit.engines.cuda.ir.functions import as_tuple, call, static_slots
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key, gpus_of
 from msplit.engines.cuda.ir.lowering import table
-from msplit.engines.cuda.kernels.attention import WIDEST, names
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.ops.attention import ATTENTION as OP
-from msplit.engines.cuda.ops.attention import EQUATION, KERNEL
+from msplit.engines.cuda.kernels.matmul import WIDEST, names
+from msplit.engines.cuda.ops.fused import ATTENTION as OP
+from msplit.engines.cuda.ops.fused import EQUATION, KERNEL
 from msplit.engines.cuda.passes.attention.masks import AttentionMask, Maker, mask_of
 from msplit.engines.cuda.passes.attention.match import Match, Operand, find
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, lowered

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, torch_dtype
 from msplit.engines.cuda.ir.graph import Attrs, Key, Op, OpGraph, Shape, Unproved, require
-from msplit.engines.cuda.passes.attention.axes import Axes, Axis
-from msplit.engines.cuda.passes.attention.match import Added, Match, Replaced
+from msplit.engines.cuda.passes.attention.match import Added, Axes, Axis, Match, Replaced
 from msplit.engines.cuda.passes.pattern import FLOATS, value_key
 from msplit.opset.traits import ADD, RESHAPES, SELECT, VIEWS
 

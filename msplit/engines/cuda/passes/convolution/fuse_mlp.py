@@ -3,12 +3,17 @@ a mean, one dense layer, and the softmax behind it.
 
 Squeeze-and-excitation (Hu et al., CVPR 2018) is three launches otherwise, which all wait for each other and have next to nothing to do. So
 has a perceptron with one hidden layer, where a request brings a row or a few. Whether the kernel beats the three is measured.
+
+A depthwise convolution takes squeeze-and-excitation's two dense layers along, of the mean of what it gives.
+
+Each block of its kernel adds up its results while it has them, so that nothing reads them again for the mean, and the layers are no launch
+of their own. Whether that beats the convolution and the layers behind it, each by its fastest kernel, is measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,15 +22,15 @@ from msplit.engines.cuda.autotune import conv, matmul
 from msplit.engines.cuda.ir.dtypes import numpy_dtype, to_torch
 from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.windows import PROLOGUE, TILES
-from msplit.engines.cuda.kernels import classifier, mlp
-from msplit.engines.cuda.kernels.activations import NUMBERS, activate
-from msplit.engines.cuda.kernels.tiles import Tiles
-from msplit.engines.cuda.kernels.toolchain import can_compile
-from msplit.engines.cuda.ops.fused import CLASSIFIER, CLASSIFIER_SOFTMAX, MLP, MLP_ACTIVATIONS, MLP_BIASED
-from msplit.engines.cuda.passes.canonical.fuse_epilogue import activation_behind, reshapes_behind
+from msplit.engines.cuda.kernels import mlp
+from msplit.engines.cuda.kernels.store import can_compile
+from msplit.engines.cuda.kernels.tiles import NUMBERS, Tiles, activate
+from msplit.engines.cuda.ops.conv import FILTERS
+from msplit.engines.cuda.ops.fused import CLASSIFIER, CLASSIFIER_SOFTMAX, MLP, MLP_ACTIVATIONS, MLP_BIASED, SQUEEZE
+from msplit.engines.cuda.passes.canonical.simplify import activation_behind, reshapes_behind
 from msplit.engines.cuda.passes.convolution.fuse_prologue import InFront, in_front
 from msplit.engines.cuda.passes.measured import MeasuredFusion, Trial, Way, lowered, sample
-from msplit.engines.cuda.passes.pattern import Readers, become_reshape, bias_and_activation
+from msplit.engines.cuda.passes.pattern import Readers, become_reshape, bias_and_activation, channels_last
 from msplit.opset.traits import RESHAPES
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -141,7 +146,7 @@ def _single(graph: OpGraph, readers: Readers, layer: DenseLayer) -> Candidate | 
     if not alike or (graph.shape(key) or ())[-1:] != (results,):
         softmax = None
     shape = graph.shape(data)
-    if shape is None or not (before or softmax) or not classifier.fits(shape, results, softmax=softmax is not None):
+    if shape is None or not (before or softmax) or not mlp.classifier_fits(shape, results, softmax=softmax is not None):
         return None
     prologue = in_front(graph, readers, before[0], shape, numpy_dtype(dtype)) if before else None
     if prologue is not None and any(isinstance(one, tuple) for one in prologue.operands):
@@ -241,7 +246,7 @@ def _trial(graph: OpGraph, found: Candidate, device: torch.device) -> Trial[Tile
     def candidates() -> Iterator[tuple[Tiles, Way]]:
         channels, early = data.shape[-1], conv.starts_early(data)
         pixels = data[0].numel() // channels
-        cuts = classifier.candidates(channels, early=early) if count == 1 else mlp.candidates(pixels, early=early)
+        cuts = mlp.classifier_candidates(channels, early=early) if count == 1 else mlp.candidates(pixels, early=early)
         for tiles in cuts:
             run = lowered(found.op(tiles))
             yield tiles, Way(lambda data, own, *rest, run=run: run(data, *own, *rest), data, weights, biases)
@@ -273,4 +278,85 @@ MLPS = MeasuredFusion(
     _trial,
     worth=lambda *_: can_compile(),
     on_cpu=lambda _, found: found.pooled,  # where nothing can be measured: a mean that is in it saves most
+)
+
+
+Pair = tuple[Op, Op]
+"""A convolution and the layers behind it."""
+
+
+def find_squeezes(graph: OpGraph, layers: Iterable[Op]) -> list[Pair]:
+    """The layers that a depthwise convolution could take along, each behind it: of ops that are layers, or could be (`fuse_mlp`)."""
+    pairs = ((graph.ops.get(one.inputs[0][0]), one) for one in layers if one.op == MLP)
+    return [(op, one) for op, one in pairs if op is not None and _takes(graph, op, one)]
+
+
+def _takes(graph: OpGraph, convolution: Op, layers: Op) -> bool:
+    """Returns whether our kernel does both: NHWC data, constant weights, a bias and an activation at most."""
+    biased, activation = bias_and_activation(convolution)
+    return (
+        RESULT not in layers.attrs
+        and conv.is_depthwise(convolution)
+        and channels_last(convolution)
+        and activation in NUMBERS
+        and len(convolution.inputs) == 2 + biased
+        and all(key in graph.constants for key in convolution.inputs[1:])
+        and graph.constants[convolution.inputs[1]].shape[3] == 1
+        and layers.inputs[0] == convolution.out
+        and len(graph.shape(convolution.out) or ()) == 4  # and not a view of it
+    )
+
+
+def _squeezed(convolution: Op, layers: Op, tiles: Tiles | None) -> Op:
+    attrs = {**convolution.attrs, **{name: layers.attrs[name] for name in (MLP_ACTIVATIONS, MLP_BIASED)}}
+    attrs |= {} if tiles is None else {TILES: tiles}
+    return replace(convolution, op=SQUEEZE, attrs=attrs, inputs=[*convolution.inputs, *layers.inputs[1:]])
+
+
+def _fuse_squeeze(graph: OpGraph, found: Pair, tiles: Tiles | None) -> None:
+    convolution, layers = found
+    squeezed, result = _squeezed(convolution, layers, tiles), (convolution.node, 1)
+    convolution.op, convolution.attrs, convolution.inputs = squeezed.op, squeezed.attrs, squeezed.inputs
+    convolution.source_nodes = [*convolution.source_nodes, *layers.source_nodes]
+    graph.describe(result, graph.shapes[layers.out], str(convolution.attrs["T"]))
+    del graph.ops[layers.node]
+    graph.rename({layers.out: result})
+
+
+def _squeeze_key(graph: OpGraph, found: Pair, device: torch.device) -> tuple[Any, ...]:
+    convolution, layers = found
+    attrs = (attrs_key(convolution.attrs), *sorted(layers.attrs.items()))
+    shapes = [graph.shape(key) for key in (*convolution.inputs, *layers.inputs[1:])]
+    return convolution.op, attrs, graph.constants[convolution.inputs[1]].dtype.name, *shapes
+
+
+def _squeeze_trial(graph: OpGraph, found: Pair, device: torch.device) -> Trial[Tiles]:
+    convolution, layers = found
+    own, rest = ([to_torch(graph.constants[key], device) for key in op.inputs[1:]] for op in found)
+    own[0], weights = FILTERS[convolution.op](own[0], True), tuple(rest)
+    data = sample(graph, convolution.inputs[0], own[0].dtype, device)
+    chosen, filter = conv.choose(convolution, [data, *own], lowered)
+    convolve, squeeze, turned = lowered(chosen), lowered(layers), [own[0].contiguous(), *own[1:]]
+
+    def apart(data: torch.Tensor, rest: tuple[torch.Tensor, ...], *own: torch.Tensor) -> Any:
+        (result,) = convolve(data, *own)
+        return (result, *squeeze(result, *rest))
+
+    def candidates() -> Iterator[tuple[Tiles, Way]]:
+        for tiles in conv.squeezes(data):
+            run = lowered(_squeezed(convolution, layers, tiles))
+            yield tiles, Way(lambda data, rest, *own, run=run: run(data, *own, *rest), data, weights, turned)
+
+    baseline = Way(apart, data, weights, [filter, *own[1:]])
+    return Trial([baseline], candidates(), baseline())
+
+
+SQUEEZES = MeasuredFusion(
+    conv.tiles_family("squeezes"),
+    lambda graph: find_squeezes(graph, list(graph.ops.values())),
+    _fuse_squeeze,
+    _squeeze_key,
+    _squeeze_trial,
+    worth=lambda *_: can_compile(),
+    ahead=lambda graph: find_squeezes(graph, [one.op() for one in find_mlps(graph)]),
 )

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from msplit.engines.cuda.ir.gpus import gpus_of
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
-from msplit.engines.cuda.passes.embedding.index_chain import Chain
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, gpus_of
+from msplit.engines.cuda.kernels.embedding_tables import Columns, Segment, Term
+from msplit.engines.cuda.passes.embedding.intervals import Chain
 from msplit.engines.cuda.passes.pattern import FLOATS, constant_slot, takes_rows, viewed
 from msplit.opset.traits import ADD, GATHERS, RESHAPES, ops_with, traits
 

@@ -7,6 +7,8 @@ of each row's embeddings, the dense form takes its place: it is equal for all va
 
 Until then TensorFlow's value is what the model's ops read: positions in such rows are others in the two forms (`Positions`), and no op is
 built that reads one form beside the other (`KnownValues.new`).
+
+Rows that a mask keeps, and one default in each row that would be empty without it.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from dataclasses import replace
 import numpy as np
 
 from msplit.engines.cuda.ir.graph import Key, Op, known, require
-from msplit.engines.cuda.kernels.embedding_spec import Columns, Segment, Term
-from msplit.engines.cuda.passes.embedding import masked_fill, masked_segments, masked_sizes
+from msplit.engines.cuda.kernels.embedding_tables import Columns, Segment, Term
+from msplit.engines.cuda.passes.embedding import masked_sums
 from msplit.engines.cuda.passes.embedding.proof import (
     Absent,
+    Filled,
     Kept,
     KnownValues,
     Mask,
@@ -31,6 +34,62 @@ from msplit.engines.cuda.passes.embedding.proof import (
 )
 from msplit.engines.cuda.passes.pattern import FLOATS, takes_rows
 from msplit.opset.traits import GATHERS, RESHAPES, SELECT, SPARSE_SEGMENTS, ops_with
+
+
+def _fill_empty_rows(facts: KnownValues, op: Op) -> Proof | None:
+    """Every row gets one place more, for the default, which is there where none of the others is."""
+    places, values = (known(facts.kept.get(key)) for key in op.inputs[:2])
+    require(places.mask is values.mask)
+    rows = int(known(facts.array(op.inputs[2]))[0])
+    filled = facts.completed.get((places.mask, places.dense)) or _completed(facts, op, places, rows)
+    require(filled.rows == rows)
+    sizes = [facts.integers(size) for size in ([filled.rows, filled.length], [filled.rows, 1])]
+    square = facts.new("Reshape", op, [values.dense, sizes[0]])
+    default = facts.new("Fill", op, [sizes[1], op.inputs[3]])
+    view = facts.reshape(op, facts.new("ConcatV2", op, [square, default, facts.integers(1)]), (-1,))
+    facts.keep(op, filled.grid, filled.mask)
+    facts.returned[op.node, 3] = places.mask, filled
+    facts.keep(op, view, filled.mask, port=1)
+    facts.filled[view] = values, filled
+    return Proof({2: filled.empty}, stays=True)
+
+
+def _completed(facts: KnownValues, op: Op, places: Kept, rows: int) -> Filled:
+    """Kept places with one more for each row."""
+    indices = known(facts.array(places.dense))
+    length = run_length(indices[:, 0]) if indices.ndim == 2 else 0
+    require(length and rows * length == len(indices))
+    there = facts.new("Reshape", op, [places.mask.key, facts.integers([rows, length])])
+    some = facts.new("Any", op, [there, facts.integers([1])], {"keep_dims": False})
+    empty = facts.new("LogicalNot", op, [some])
+    column = facts.new("Reshape", op, [empty, facts.integers([rows, 1])])
+    longer = facts.new("ConcatV2", op, [there, column, facts.integers(1)])
+    fillers = np.zeros((rows, 1, indices.shape[1]), indices.dtype)
+    fillers[:, 0, 0] = np.arange(rows)
+    grid = np.concatenate([indices.reshape(rows, length, -1), fillers], 1).reshape(-1, indices.shape[1])
+    mask = Mask(facts.new("Reshape", op, [longer, facts.integers([-1])]), occupied=rows)
+    facts.flags[empty] = empty
+    filled = Filled(mask, facts.constant(grid), rows, length, empty)
+    facts.completed[places.mask, places.dense] = filled
+    return filled
+
+
+def _fill_grad(facts: KnownValues, op: Op) -> Proof | None:
+    """Gradients of what was there before, where it is now."""
+    before, filled = known(facts.returned.get(op.inputs[0]))
+    grad = known(facts.kept.get(op.inputs[1]))
+    require(grad.mask is filled.mask)
+    square = facts.reshape(op, grad.dense, (filled.rows, filled.length + 1))
+    corners = [facts.integers(corner) for corner in ([0, 0], [filled.rows, filled.length])]
+    view = facts.reshape(op, facts.new("Slice", op, [square, *corners]), (-1,))
+    return facts.keep(op, view, before)
+
+
+RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
+    "SparseFillEmptyRows": _fill_empty_rows,
+    "SparseFillEmptyRowsGrad": _fill_grad,
+}
+
 
 _ABSENT = -(2**62)
 """The id of what is not there. No id that a model has can be below it."""
@@ -154,7 +213,7 @@ def _row_by_row(facts: KnownValues, op: Op) -> Proof | None:
 def _reshape(facts: KnownValues, op: Op) -> Proof | None:
     key = op.inputs[0]
     if key in facts.sizes or op.inputs[-1] in facts.sizes:
-        return masked_sizes.reshape(facts, op)
+        return masked_sums.reshape(facts, op)
     if key in facts.flags:
         facts.flags[op.node, 0] = facts.flags[key]
         return None
@@ -214,7 +273,7 @@ def _sparse_reshape(facts: KnownValues, op: Op) -> Proof | None:
 
 def _strided_slice(facts: KnownValues, op: Op) -> Proof | None:
     if op.inputs[0] in facts.sizes:
-        return masked_sizes.part(facts, op)
+        return masked_sums.part(facts, op)
     kept, strides = known(facts.kept.get(op.inputs[0])), known(facts.array(op.inputs[3]))
     all_rows = int(op.attrs.get("begin_mask", 0)) & int(op.attrs.get("end_mask", 0)) & 1
     other = int(op.attrs.get("ellipsis_mask", 0)) | int(op.attrs.get("new_axis_mask", 0))
@@ -282,9 +341,9 @@ def _sparse_to_dense(facts: KnownValues, op: Op) -> Proof | None:
 
 
 _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
-    **masked_fill.RULES,
-    **masked_sizes.RULES,
-    **masked_segments.RULES,
+    **RULES,
+    **masked_sums.SIZE_RULES,
+    **masked_sums.SEGMENT_RULES,
     **dict.fromkeys(RESHAPES, _reshape),
     "Tile": _tile,
     **dict.fromkeys(GATHERS, _gather),

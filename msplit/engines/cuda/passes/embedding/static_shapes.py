@@ -6,21 +6,30 @@ many columns they do not: a bucketized column has an id in every row, whatever i
 topological order, beside `specialize`, which knows every shape and constant by then. It keeps an interval for integers and truth
 values (`intervals`), makes a constant of what can have one value only, and has a rule for each op whose result is known from constant
 structure. Nothing is assumed of the values that are fed, so that what is not proved stays as it is.
+
+Lookups that take a detour, whose shapes depend on the ids so that they can not be captured, as plain ones.
+
+Rows of some ids above a row for every row of a table, added without looking at the ids of those below.
+
+`frontend.row_union` puts them so. What is below is as large as the table: as it is, it is added to a variable at once, and sums by id have
+nothing to find there. Until then both go side by side through ops on each element.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.graph import Key, Op, Shape, Unproved, known, require
+from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, Shape, StandIn, Unproved, known, require
 from msplit.engines.cuda.passes.embedding import masked_rows
 from msplit.engines.cuda.passes.embedding.proof import KnownValues, Mixed, Proof, is_grid, run_length
-from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with
+from msplit.engines.cuda.passes.pattern import Readers, offered, takes_rows
+from msplit.opset.traits import GATHERS, SELECT, SPARSE_SEGMENTS, ops_with, traits
 
 
 def prove(facts: KnownValues, op: Op) -> Proof | None:
@@ -185,3 +194,197 @@ _RULES: dict[str, Callable[[KnownValues, Op], Proof | None]] = {
     "DynamicPartition": _partition,
     **dict.fromkeys(ops_with("stitch"), _stitch),
 }
+
+
+_STITCHES = ops_with("stitch")
+_UNIQUES = ops_with("unique")
+_BY_PLACES = GATHERS | SPARSE_SEGMENTS | {f"{op}WithNumSegments" for op in SPARSE_SEGMENTS}
+
+
+def eliminate_unique(graph: OpGraph) -> bool:
+    """Makes a lookup of distinct ids, whose rows are then put where the ids were, a lookup of the ids. Whether there was one.
+
+    `embedding_lookup_sparse` looks each distinct id up once: ``ids, places = Unique(x)``, and reads ``Gather(table, ids)`` only at
+    ``places``. Row ``places[i]`` of that is row ``x[i]`` of the table, whatever x is.
+    """
+    readers = Readers(graph)
+    found = False
+    for lookup in list(graph.ops.values()):
+        if lookup.op not in GATHERS or not takes_rows(lookup, graph.constants.get):
+            continue
+        unique = graph.ops.get(lookup.inputs[1][0])
+        if unique is None or unique.op not in _UNIQUES or lookup.inputs[1][1] != 0:
+            continue
+        for number in readers.of.get((lookup.node, 0), []):
+            user = graph.ops[number]
+            # A sparse segment op always takes rows.
+            rows = user.op in _BY_PLACES and (user.op not in GATHERS or takes_rows(user, graph.constants.get))
+            if rows and user.inputs[:2] == [(lookup.node, 0), (unique.node, 1)]:
+                user.inputs[:2] = [lookup.inputs[0], unique.inputs[0]]
+                nodes = [*lookup.source_nodes, *user.source_nodes, *unique.source_nodes]
+                user.source_nodes = list(dict.fromkeys(nodes))
+                found = True
+    return found
+
+
+def fold_partition(graph: OpGraph, stand_ins: dict[Key, StandIn] | None = None) -> bool:
+    """Joins lookups in the parts of a table. Whether there was one: shapes behind it are then to be inferred again. Of tables that are
+    `stand_ins`, so is the whole.
+
+    TensorFlow 1 looks ids up in a partitioned variable by sending each id to its part (DynamicPartition), one gather per part, and
+    putting the rows back in order (DynamicStitch). With the parts one below the other, row ``new_id`` of part p is row
+    ``start[p] + new_id`` of the whole: one gather.
+    """
+    known = {} if stand_ins is None else stand_ins
+    return offered(graph, lambda op: op.op in _STITCHES and _join(graph, op, known))
+
+
+def _join(graph: OpGraph, stitch: Op, stand_ins: dict[Key, StandIn]) -> bool:
+    """Makes one lookup of those in the parts of a table; returns whether it could."""
+    # Places and ids are sent to the parts alike, each part looks its ids up, and the places, in order, bring the rows together.
+    count = len(stitch.inputs) // 2
+    order = _parts_of(graph, stitch.inputs[:count])
+    gathers = [graph.ops.get(key[0]) for key in stitch.inputs[count:]]
+    lookups = [op for op in gathers if op is not None and _is_lookup(graph, op, stand_ins)]
+    if order is None or len(lookups) != count:
+        return False
+    ids = _parts_of(graph, [op.inputs[1] for op in lookups])
+    shape = graph.shapes.get(ids.inputs[0]) if ids is not None else None
+    if ids is None or shape is None or len(shape) != 1 or ids.inputs[1] != order.inputs[1]:
+        return False
+    places = graph.constants.get(order.inputs[0])
+    if places is None or places.tolist() != list(range(shape[0])):
+        return False
+    parts = [op.inputs[0] for op in lookups]
+    known = [_known(graph, key, stand_ins) or StandIn((), "") for key in parts]
+    shapes = [one.shape or () for one in known]
+    if len({shape[1:] for shape in shapes}) != 1 or len({one.dtype for one in known}) != 1:
+        return False
+    # Row `new_id` of a part is that many rows behind the part's first one in the whole table.
+    dtype = np.dtype(str(ids.attrs.get("T", "int64")))
+    starts = np.cumsum([0, *(shape[0] for shape in shapes[:-1])]).astype(dtype)
+    if stand_ins.keys().isdisjoint(parts):
+        whole = graph.constant(np.concatenate([graph.constants[key] for key in parts]))
+    else:
+        whole = graph.fresh(), 0
+        stand_ins[whole] = StandIn((sum(shape[0] for shape in shapes), *shapes[0][1:]), known[0].dtype)
+    start = _plain_gather(graph, stitch, graph.constant(starts), ids.inputs[1], shape).out
+    row = graph.add("AddV2", stitch, {"T": dtype.name}, [ids.inputs[0], start], shape).out
+    result = _plain_gather(graph, stitch, whole, row, (*shape, *shapes[0][1:]))
+    result.source_nodes = [node for op in (stitch, *lookups, ids, order) for node in op.source_nodes]
+    graph.ops[stitch.node] = replace(result, node=stitch.node)
+    graph.shapes[stitch.out] = graph.shapes[result.out]
+    graph.drop([result])
+    return True
+
+
+def _parts_of(graph: OpGraph, keys: list[Key]) -> Op | None:
+    """The DynamicPartition that gives all of these values, in its order."""
+    op = graph.ops.get(keys[0][0]) if keys else None
+    if op is None or op.op != "DynamicPartition" or int(op.attrs.get("num_partitions", 0)) != len(keys):
+        return None
+    return op if keys == [(op.node, port) for port in range(len(keys))] else None
+
+
+def _is_lookup(graph: OpGraph, op: Op, stand_ins: Mapping[Key, StandIn]) -> bool:
+    """Returns whether an op takes rows of a constant table."""
+    table = _known(graph, op.inputs[0], stand_ins) if op.op in GATHERS else None
+    return table is not None and bool(table.shape) and takes_rows(op, graph.constants.get)
+
+
+def _plain_gather(graph: OpGraph, like: Op, table: Key, rows: Key, shape: Shape) -> Op:
+    return graph.add("GatherV2", like, {"batch_dims": 0}, [table, rows, graph.constant(np.array(0, np.int32))], shape)
+
+
+def _known(graph: OpGraph, key: Key, stand_ins: Mapping[Key, StandIn]) -> StandIn | None:
+    """Shape and type of a constant, or of what stands for one; None for all else."""
+    value = graph.constants.get(key)
+    return stand_ins.get(key) if value is None else StandIn(value.shape, value.dtype.name)
+
+
+_UPDATES = ops_with("adds rows")
+_SUM = "UnsortedSegmentSum"
+_JOIN = "ConcatV2"
+
+Parts = tuple[Key, Key]
+"""The rows of some ids, and those below."""
+
+
+def split_row_unions(graph: OpGraph) -> bool:
+    """Lets updates and sums of such rows take those of the ids, and adds the others as a whole. Whether there was one."""
+    unions = {op.out: found for op in graph.ops.values() if (found := _union(graph, op)) is not None}
+    if not unions:
+        return False
+    parts: dict[Key, Parts] = {}
+    names: dict[Key, Key] = {}
+    changed = False
+    for op in list(graph.ops.values()):
+        slot = 2 if op.op in _UPDATES else 0
+        if op.op in _UPDATES or op.op == _SUM:
+            ids, rows = unions.get(op.inputs[1]), parts.get(op.inputs[slot])
+            table = graph.shape(op.inputs[0] if op.op in _UPDATES else op.out)
+            if ids is not None and rows is not None and table is not None and graph.shape(rows[1]) == table:
+                op.inputs[1], op.inputs[slot] = ids, rows[0]
+                names |= _add_whole(graph, op, rows[1], table)
+                changed = True
+        elif _joins_two(graph, op):
+            parts[op.out] = op.inputs[0], op.inputs[1]
+        elif ("per element" in traits(op.op).words or op.op in SELECT) and any(key in parts for key in op.inputs):
+            changed |= _apply(graph, op, parts)
+    own = {after[0]: before for before, after in names.items()}
+    graph.rename(names)
+    for number, before in own.items():  # all read the variable after this change, but for itself
+        graph.ops[number].inputs[0] = before
+    return changed
+
+
+def _joins_two(graph: OpGraph, op: Op) -> bool:
+    """Returns whether an op puts one value below another."""
+    axis = graph.constants.get(op.inputs[-1]) if op.op == _JOIN and len(op.inputs) == 3 else None
+    return axis is not None and int(axis) == 0
+
+
+def _union(graph: OpGraph, op: Op) -> Key | None:
+    """The ids above those of all rows of a table, in order, where an op puts them there."""
+    own = graph.constants.get(op.inputs[1]) if _joins_two(graph, op) else None
+    return op.inputs[0] if own is not None and own.ndim == 1 and np.array_equal(own, np.arange(own.size)) else None
+
+
+def _apply(graph: OpGraph, op: Op, parts: dict[Key, Parts]) -> bool:
+    """Does an op on each element with the rows of the ids and with those below, where what goes in beside them is numbers, or known."""
+    shapes = {tuple(map(graph.shape, parts[key])) for key in op.inputs if key in parts}
+    above, below = shapes.pop()
+    if shapes or not above or not below:
+        return False
+    if not all(key in parts or _fits(graph, key, (above[0] + below[0], *above[1:])) for key in op.inputs):
+        return False
+    whole = [parts.get(key) or _rows_of(graph, key, above[0]) for key in op.inputs]
+    dtype = graph.dtypes[op.out]
+    sides = zip(zip(*whole, strict=True), (above, below), strict=True)
+    rows, others = (graph.add(op.op, op, dict(op.attrs), [*inputs], shape, dtype).out for inputs, shape in sides)
+    parts[op.out] = rows, others
+    return True
+
+
+def _fits(graph: OpGraph, key: Key, shape: tuple[int, ...]) -> bool:
+    """Returns whether a value is a number, or a constant of this shape."""
+    return graph.shape(key) == () or (key in graph.constants and graph.shape(key) == shape)
+
+
+def _rows_of(graph: OpGraph, key: Key, count: int) -> Parts:
+    """A number for all rows, or so many rows of a constant and its others."""
+    value = graph.constants.get(key)
+    if value is None or not value.ndim:
+        return key, key
+    return graph.constant(value[:count]), graph.constant(value[count:])
+
+
+def _add_whole(graph: OpGraph, op: Op, rows: Key, table: tuple[int, ...]) -> dict[Key, Key]:
+    """Adds a row for every row of the table to what an op gives. Gives what its result is called from now on."""
+    dtype = graph.dtypes[op.out]
+    if op.op == _SUM:
+        some = graph.add(_SUM, op, op.attrs, op.inputs, table, dtype).out
+        op.op, op.attrs, op.inputs = "AddV2", {"T": dtype}, [some, rows]
+        return {}
+    whole = graph.add(op.op.replace("Scatter", "Assign"), op, {"T": dtype}, [op.out, rows], table, dtype)
+    return {op.out: whole.out}

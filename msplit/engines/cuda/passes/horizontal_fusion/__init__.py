@@ -13,8 +13,7 @@ from typing import Any
 
 from msplit.engines.cuda.ir.graph import Key, Merge, OpGraph
 from msplit.engines.cuda.passes.horizontal_fusion.batcher import Batcher
-from msplit.engines.cuda.passes.horizontal_fusion.grouped_matmul import add_products, put_rows_first
-from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES
+from msplit.engines.cuda.passes.horizontal_fusion.weights import SMALL_BYTES, add_products, put_rows_first
 from msplit.engines.cuda.passes.pattern import value_key
 
 

@@ -1,34 +1,314 @@
-"""The whole way from a graph with shapes to one with fused groups."""
+"""The whole way from a graph with shapes to one with fused groups.
+
+Groups as kernels, by PyTorch's compiler (Inductor; on a GPU it writes Triton).
+
+A group is traced to a graph of PyTorch ops with its very shapes and strides, and handed to Inductor below `torch.compile`: nothing looks at
+Python code, nothing is guarded, and a call costs some microseconds on the host. The kernels run on the current stream and take memory
+from PyTorch's allocator, so that they can be captured.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import threading
+import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
-from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch
+from msplit.engines.cuda.device.device import Device
+from msplit.engines.cuda.ir.dtypes import dtype_name, to_torch, torch_dtype
+from msplit.engines.cuda.ir.functions import device_inputs
 from msplit.engines.cuda.ir.graph import Key, OpGraph
-from msplit.engines.cuda.ir.interpret import device_inputs
 from msplit.engines.cuda.ir.program import KernelCall
-from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
+from msplit.engines.cuda.kernels.launch import can_launch
+from msplit.engines.cuda.kernels.store import Store, fixed_assembler, kept
+from msplit.engines.cuda.ops.fused import TO_TF32
+from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import value_types
 from msplit.engines.cuda.passes.pattern import Readers
-from msplit.engines.cuda.passes.pointwise_fusion.inductor import (
-    SECONDS,
-    Compiler,
-    CompileReport,
-    Kernel,
-    Layout,
-    layout,
-)
-from msplit.engines.cuda.passes.pointwise_fusion.outline import Outline, contract, outline
+from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Outline, contract, outline
 from msplit.engines.cuda.passes.pointwise_fusion.partition import find_groups
+from msplit.engines.cuda.passes.pointwise_fusion.record import Recorded, keep_refusal, known, record, watch
+from msplit.engines.cuda.passes.pointwise_fusion.workers import BUSY, DONE, Workers
 from msplit.engines.cuda.passes.precision.round_results import read_by_products, takes_tf32
+from msplit.errors import MsplitError
 from msplit.opset.traits import VIEWS
-from msplit.progress import phase
+from msplit.progress import importing, phase
+
+SECONDS = 30.0
+"""Time for compiling the groups of one graph; what is left then stays as it is."""
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor."""
+
+_OPTIONS: Mapping[str, Any] = {
+    "fx_graph_cache": True,
+    "compile_threads": 1,  # no pool of processes that outlives the run: `workers.py` has its own
+    "triton.cudagraphs": False,  # the whole step is captured, not each kernel
+    "force_pointwise_cat": True,  # a join is one kernel, not one per part
+    # Results as PyTorch's own kernels give them: rounding to the narrow type after each op, divisions that round correctly.
+    "emulate_precision_casts": True,
+    "eager_numerics.division_rounding": True,
+    "eager_numerics.disable_ftz": True,
+    "emulate_divison_rounding": True,
+}
+
+_ALONE = threading.Lock()
+"""Who compiles holds it: what PyTorch's compiler is told, and what it times kernels by, are one for all threads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A compiled group.
+
+    Attributes:
+        body: What it computes.
+        layouts: Of the tensors that it was compiled for.
+        run: The compiled function.
+    """
+
+    body: Body
+    layouts: tuple[Layout, ...]
+    run: Any = field(repr=False)
+
+    def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The group's outputs. Tensors that lie otherwise in memory than those it was compiled for go through its ops one by one."""
+        if tuple(map(layout, tensors)) != self.layouts:
+            return self.body(*tensors)
+        results: Sequence[torch.Tensor] = self.run(*tensors)
+        return results
+
+
+@dataclass
+class CompileReport:
+    """Result of compiling.
+
+    Attributes:
+        seconds: Time it took.
+        compiled: Kernels made.
+        cached: How many of them came from the disk.
+        ahead: How many of these workers had left there meanwhile.
+        failed: Why workers did not do what they were given -> how often. It was compiled here then.
+        refused: Why groups stay as they are -> how many.
+    """
+
+    seconds: float = 0.0
+    compiled: int = 0
+    cached: int = 0
+    ahead: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, int] = field(default_factory=dict)
+
+    def facts(self) -> Mapping[str, Any]:
+        """For the report of a run. Workers are named where there was something with them."""
+        return {
+            "compile_seconds": round(self.seconds, 3),
+            "compiled": self.compiled,
+            "compiled_from_cache": self.cached - self.ahead,
+            **({"compiled_by_workers": self.ahead} if self.ahead else {}),
+            **({"workers_failed": dict(sorted(self.failed.items()))} if self.failed else {}),
+            "not_fused": dict(sorted(self.refused.items())),
+        }
+
+
+def layout(tensor: torch.Tensor) -> Layout:
+    """Layout of a tensor in memory."""
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+class _Made(dict[tuple[Any, ...], Kernel | str]):
+    """Kernels that were compiled for one device, or the reason why they could not be."""
+
+    def __init__(self, device: Device) -> None:
+        del device
+        super().__init__()
+
+
+class Compiler:
+    """Compiles for one device until its time is used up."""
+
+    def __init__(self, device: torch.device, seconds: float = SECONDS) -> None:
+        self.device, self.budget = device, seconds
+        self.report = CompileReport()
+        self._made = Device.of(device).owned(_Made)
+
+    def kernels(self, wanted: Sequence[tuple[Body, tuple[Layout, ...]]]) -> list[Kernel | str]:
+        """The kernel of each group, or why there is none. Where time is short, the first ones are compiled."""
+        workers = Device.of(self.device).owned(Workers)
+        if len(workers):
+            self._share(wanted, workers)
+        return [self.kernel(*one) for one in wanted]
+
+    def _share(self, wanted: Sequence[tuple[Body, tuple[Layout, ...]]], workers: Workers) -> None:
+        """Compiles groups together with workers."""
+        began, before = time.perf_counter(), self.report.seconds
+        tasks: dict[tuple[Any, ...], Any] = {}
+        shared: list[tuple[Body, tuple[Layout, ...]]] = []
+        for body, layouts in wanted:
+            if self._has(body, layouts) or (body.key, layouts) in tasks:
+                continue
+            with contextlib.suppress(TypeError):  # what has no form as plain data is compiled here
+                tasks[body.key, layouts] = [body.packed(), packed_layouts(layouts)]
+                shared.append((body, layouts))
+        for number, said in workers.each(list(tasks.values()), self.budget - before):
+            hits = self.report.cached
+            self.kernel(*shared[number])
+            if said == DONE:
+                self.report.ahead += self.report.cached - hits
+            elif said != BUSY:
+                self.report.failed[said] += 1
+            self.report.seconds = before + time.perf_counter() - began
+
+    def kernel(self, body: Body, layouts: tuple[Layout, ...]) -> Kernel | str:
+        """The kernel of a group, or why there is none."""
+        key = (body.key, layouts)
+        if self.device.type == "cuda" and not can_launch(self.device):
+            return "Triton, which compiles for the GPU, or its C compiler is missing"
+        if not self._has(body, layouts):
+            if self.report.seconds >= self.budget:
+                return f"compiling took more than {self.budget:g} s"
+            with _ALONE:
+                start = time.perf_counter()
+                self._made[key] = self._compile(body, layouts)
+                self.report.seconds += time.perf_counter() - start
+        return self._made[key]
+
+    def _has(self, body: Body, layouts: tuple[Layout, ...]) -> bool:
+        """Returns whether a group was compiled before, in another process perhaps: its kernel, or why there is none, is kept then."""
+        found = self._made.get((body.key, layouts)) or self._known(body, layouts)
+        if found is not None:
+            self._made[body.key, layouts] = found
+        return found is not None
+
+    def _known(self, body: Body, layouts: tuple[Layout, ...]) -> Kernel | str | None:
+        """The record of a group, perhaps from another process."""
+        if self.device.type != "cuda":
+            return None
+        try:
+            found = known(_name(body, layouts), Store.of(self.device), self.device)
+        except MsplitError:  # damaged
+            return None
+        if isinstance(found, Recorded):
+            self.report.compiled += 1
+            self.report.cached += 1
+            return Kernel(body, layouts, found)
+        return found
+
+    def _compile(self, body: Body, layouts: tuple[Layout, ...]) -> Kernel | str:
+        try:
+            with torch.no_grad(), kept(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what a compiler has to say of its own parts is nothing to the user
+                inputs = examples(layouts, self.device)
+                run, count, cached = compile_group(body, inputs)
+        except Exception as problem:
+            # Whatever goes wrong in a compiler, the group runs as it is.
+            said = next(iter(str(problem).strip().splitlines()), "")[:60]
+            return f"the compiler failed: {type(problem).__name__}: {said}"
+        gpu = self.device.type == "cuda"
+        name, store = _name(body, layouts), Store.of(self.device)
+        if count != 1 and count >= longest_chain(body):
+            why = f"they would be {count} kernels"
+            if gpu:
+                keep_refusal(name, store, why)
+            return why
+        self.report.compiled += 1
+        self.report.cached += cached
+        if gpu:
+            with torch.no_grad():
+                run = record(name, store, run, inputs) or run
+        return Kernel(body, layouts, run)
+
+
+def _name(body: Body, layouts: tuple[Layout, ...]) -> str:
+    """Name that a group's kernel is kept by."""
+    return f"fused {hashlib.sha256(repr(body.key).encode()).hexdigest()} {layouts}"
+
+
+def examples(layouts: Sequence[Layout], device: torch.device) -> list[torch.Tensor]:
+    """Tensors that lie so, of any values."""
+    return [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in layouts]
+
+
+def packed_layouts(layouts: Sequence[Layout]) -> Any:
+    """Layouts as plain data for JSON."""
+    return [[shape, stride, dtype_name(dtype)] for shape, stride, dtype in layouts]
+
+
+def unpacked_layouts(data: Any) -> tuple[Layout, ...]:
+    """Restores layouts from the data of `packed_layouts`."""
+    return tuple((tuple(shape), tuple(stride), torch_dtype(dtype)) for shape, stride, dtype in data)
+
+
+@contextlib.contextmanager
+def _options() -> Iterator[None]:
+    with importing("torch._dynamo.utils", "PyTorch's compiler"):
+        from torch._inductor import config
+
+    with config.patch({name: value for name, value in _OPTIONS.items() if _has(config, name)}):
+        yield
+
+
+@contextlib.contextmanager
+def _untimed() -> Iterator[None]:
+    """Keeps Inductor from timing kernels while it compiles, as `standalone_compile` wants it to: `record` has them timed, by the device."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen as Wrapper
+
+    own = Wrapper.generate_and_run_autotune_block
+    Wrapper.generate_and_run_autotune_block = lambda self: None
+    try:
+        yield
+    finally:
+        Wrapper.generate_and_run_autotune_block = own
+
+
+def load() -> None:
+    """Imports PyTorch's compiler, which takes seconds."""
+    # Not before the options are set: with others, what this loads starts processes of its own.
+    with _options(), importing("torch._inductor.compile_fx", "PyTorch's compiler"):
+        import_module("torch._inductor.compile_fx")
+    watch()
+
+
+def compile_group(body: Body, inputs: list[torch.Tensor]) -> tuple[Any, int, bool]:
+    """The compiled function, how many kernels it launches, and whether it was on the disk. Of the inputs only the layouts matter."""
+    load()
+    from torch._dynamo.utils import counters
+    from torch._inductor import metrics, standalone_compile
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    if inputs and inputs[0].device.type == "cuda":
+        fixed_assembler()
+    hits = counters["inductor"]["fxgraph_cache_hit"]
+    before = metrics.generated_kernel_count
+    with _options(), _untimed():
+        graph = make_fx(body, tracing_mode="fake")(*inputs)
+        run = standalone_compile(graph, inputs, dynamic_shapes="from_example_inputs")
+    return run, metrics.generated_kernel_count - before, counters["inductor"]["fxgraph_cache_hit"] > hits
+
+
+def longest_chain(body: Body) -> int:
+    """Kernels on the longest path through a group as it is: fewer in a row are a gain, however many streams there are."""
+    depth: list[int] = []
+    for call in body.calls:
+        before = [depth[value[0]] for value in call.arguments if isinstance(value, tuple) and value[0] >= 0]
+        depth.append(max(before, default=0) + (call.op not in VIEWS and call.op != TO_TF32))
+    return max(depth, default=0)
+
+
+def _has(config: Any, name: str) -> bool:
+    for part in name.split("."):
+        if not hasattr(config, part):
+            return False
+        config = getattr(config, part)
+    return True
+
 
 Trace = Callable[..., object]
 """`specialize.trace`, which runs a graph once and tells of each step."""

@@ -26,8 +26,7 @@ from torch import Tensor
 from msplit.engines.cuda.autotune.timer import CudaTimer
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.dtypes import dtype_name, torch_dtype
-from msplit.engines.cuda.kernels.binary import POINTER, Binary, LoadedKernel
-from msplit.engines.cuda.kernels.store import Store, note
+from msplit.engines.cuda.kernels.store import POINTER, Binary, LoadedKernel, Store, note
 from msplit.formats.files import JsonValue
 
 VERSION = 1

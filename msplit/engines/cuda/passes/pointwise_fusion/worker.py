@@ -61,10 +61,10 @@ def _ready(setup: Mapping[str, Any]) -> Callable[[bytes], str]:
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from msplit.engines.cuda.passes.pointwise_fusion import inductor
-    from msplit.engines.cuda.passes.pointwise_fusion.body import Body
+    from msplit.engines.cuda.passes.pointwise_fusion import fuse
+    from msplit.engines.cuda.passes.pointwise_fusion.outline import Body
 
-    inductor.load()
+    fuse.load()
     if "gpu" in setup:
         _only_compile()
 
@@ -72,9 +72,9 @@ def _ready(setup: Mapping[str, Any]) -> Callable[[bytes], str]:
         try:
             body, lies = json.loads(task)
             with FakeTensorMode():
-                inputs = inductor.examples(inductor.unpacked_layouts(lies), torch.device(setup["device"]))
+                inputs = fuse.examples(fuse.unpacked_layouts(lies), torch.device(setup["device"]))
             with torch.no_grad():
-                inductor.compile_group(Body.unpacked(body), inputs)
+                fuse.compile_group(Body.unpacked(body), inputs)
         except Exception as problem:
             # The other process compiles it itself, and tells what is wrong with it.
             return f"{type(problem).__name__}: {problem}".splitlines()[0][:200]

@@ -23,12 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.dtypes import numpy_dtype
-from msplit.engines.cuda.ir.gpus import gpus_of
-from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, reached
-from msplit.engines.cuda.ir.interpret import device_inputs, static_slots
+from msplit.engines.cuda.ir.functions import device_inputs, static_slots
+from msplit.engines.cuda.ir.graph import RESULT, Key, Op, OpGraph, gpus_of, reached
 from msplit.engines.cuda.kernels.optimizer_formulas import OPTIMIZERS
 from msplit.engines.cuda.ops.variables import TOGETHER
-from msplit.engines.cuda.passes.horizontal_fusion.signature import value_types
+from msplit.engines.cuda.passes.horizontal_fusion.batch_rules import value_types
 from msplit.engines.cuda.passes.pattern import Readers
 from msplit.engines.cuda.passes.updates.merge_updates import ASSIGNS, FLAT
 from msplit.engines.cuda.passes.updates.merge_updates import LARGEST as LARGEST_JOINED

@@ -23,17 +23,15 @@ import torch
 
 from msplit.engines.cuda.autotune import matmul
 from msplit.engines.cuda.autotune.batched_matmul import TILE
-from msplit.engines.cuda.ir.buffers import BUFFER, JOINED
 from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
-from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDED_WEIGHTS, ROUNDS
-from msplit.engines.cuda.ir.windows import TILES
-from msplit.engines.cuda.kernels.attention import TILES as ATTENTION_TILES
+from msplit.engines.cuda.ir.program import BUFFER, JOINED
+from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDED_WEIGHTS, ROUNDS, TILES
+from msplit.engines.cuda.kernels.channelwise import WIDEST
 from msplit.engines.cuda.kernels.conv import ACTIVATIONS
+from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES as ATTENTION_TILES
 from msplit.engines.cuda.kernels.matmul import FEW_COLUMNS
-from msplit.engines.cuda.kernels.pool import WIDEST
-from msplit.engines.cuda.ops.attention import ATTENTION, KERNEL
 from msplit.engines.cuda.ops.conv import FILTERS
-from msplit.engines.cuda.ops.fused import SQUEEZE
+from msplit.engines.cuda.ops.fused import ATTENTION, KERNEL, SQUEEZE
 from msplit.opset.traits import CONV2D, EPILOGUE_STEPS, ops_with
 
 _CONVOLVING = CONV2D | {"_SiblingConv2D"}

@@ -11,7 +11,7 @@ from msplit.engines.cuda.autotune.tuner import Tuner, timed_by
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.graph import Op, OpGraph
 from msplit.engines.cuda.ir.verify import Stage, fingerprint
-from msplit.engines.cuda.ops.attention import KERNEL
+from msplit.engines.cuda.ops.fused import KERNEL
 from msplit.engines.cuda.passes.attention import fuse_attention as choose
 from msplit.engines.cuda.passes.attention.fuse_attention import ATTENTION
 from msplit.engines.cuda.passes.measured import deciding

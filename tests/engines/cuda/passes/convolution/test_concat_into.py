@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 
 from msplit.core.dag import Dag
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.ir.buffers import BUFFER, INTO, JOINED
 from msplit.engines.cuda.ir.graph import Op, OpGraph
-from msplit.engines.cuda.passes.convolution.merge_convolutions import SIBLING_CONVOLUTIONS
+from msplit.engines.cuda.ir.program import BUFFER, INTO, JOINED
+from msplit.engines.cuda.passes.convolution.concat_into import SIBLING_CONVOLUTIONS
 from msplit.engines.cuda.passes.measured import deciding
 from msplit.engines.cuda.passes.pattern import Dominators
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime.executables import executable_of, plan_for, prove
 from msplit.engines.cuda.runtime.stream_program import arrange
-from msplit.engines.cuda.stored.program import pack, unpack
-from msplit.engines.cuda.stored.weights import Weights
+from msplit.engines.cuda.stored.program import Weights, pack, unpack
 from msplit.errors import EngineError
 from msplit.verify.compare import compare
 from tests.campaign import examples

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msplit.core.arguments import Precision
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import CAST_FROM
-from msplit.engines.cuda.passes.convolution.fuse_cast import CASTS
+from msplit.engines.cuda.passes.convolution.fuse_prologue import CASTS
 from msplit.engines.cuda.passes.measured import deciding
 from msplit.verify.compare import compare
 from tests.campaign import examples

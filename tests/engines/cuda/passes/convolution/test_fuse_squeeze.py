@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.autotune.tuner import Tuner, timed_by
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device.device import Device
-from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS
-from msplit.engines.cuda.passes.convolution.fuse_squeeze import SQUEEZES
+from msplit.engines.cuda.passes.convolution.fuse_mlp import MLPS, SQUEEZES
 from msplit.engines.cuda.passes.measured import deciding
 from tests.campaign import examples
 from tests.engines.cuda.cases import CPU, assert_equals_tensorflow, graph_of, kernels, program_of

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.engine import CudaEngine
 from msplit.engines.cuda.ir.windows import SIBLINGS
-from msplit.engines.cuda.passes.convolution import merge_convolutions
-from msplit.engines.cuda.passes.convolution.merge_convolutions import SIBLING_CONVOLUTIONS, Times, find_siblings
+from msplit.engines.cuda.passes.convolution import concat_into
+from msplit.engines.cuda.passes.convolution.concat_into import SIBLING_CONVOLUTIONS, Times, find_siblings
 from msplit.engines.cuda.passes.measured import deciding
 from msplit.engines.cuda.runtime.plan_binding import groups_of
 from tests.engines.cuda.cases import CPU, flat_of, job, kernels, run, scattered
@@ -163,7 +163,7 @@ def test_many_siblings_are_several_sets():
     flat = graph.finish([graph.conv(x, 4, 2 + number) for number in range(9)])
     sets = find_siblings(source_of(flat, data(1, 3, 3, 4)))
     assert [len(members) for members in sets] == [3, 3, 3]
-    assert max(map(len, sets)) <= merge_convolutions.MOST
+    assert max(map(len, sets)) <= concat_into.MOST
 
 
 def test_what_is_not_decided_stays():

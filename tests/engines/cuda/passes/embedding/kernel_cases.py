@@ -15,7 +15,7 @@ import torch
 from msplit.engines.cuda.ir.node import Node
 from msplit.engines.cuda.kernels import embedding_tables
 from msplit.engines.cuda.kernels.embedding_launch import fill
-from msplit.engines.cuda.kernels.embedding_spec import HIGHEST, LOWEST, Columns, Segment, Term
+from msplit.engines.cuda.kernels.embedding_tables import HIGHEST, LOWEST, Columns, Segment, Term
 from msplit.engines.cuda.ops import embedding as lowered
 
 WIDTHS = (1, 1, 3, 4, 8, 16, 33, 64, 130, 300)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE, CudaEngine
-from msplit.engines.cuda.passes.embedding.index_chain import where_rows_lie
+from msplit.engines.cuda.passes.embedding.intervals import where_rows_lie
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
 from msplit.verify.compare import compare

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msplit.engines.cuda.engine import ENGINE
-from msplit.engines.cuda.passes.embedding import masked_rows, masked_segments
+from msplit.engines.cuda.passes.embedding import masked_rows, masked_sums
 from msplit.engines.cuda.passes.embedding.proof import Mixed
 from msplit.engines.tensorflow.engine import reference
 from msplit.errors import EngineError
@@ -190,7 +190,7 @@ def test_rows_come_in_the_order_of_their_ids(fuse, group, end, strategy):
 
 def test_a_value_with_gaps_never_takes_the_place_of_tensorflows(monkeypatch):
     """A rule that says so is wrong, and is not followed: what was there is read."""
-    right = masked_segments.RULES["_UniquePadded"]
+    right = masked_sums.SEGMENT_RULES["_UniquePadded"]
 
     def wrong(facts, op):
         proof = right(facts, op)

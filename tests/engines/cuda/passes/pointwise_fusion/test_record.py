@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from msplit.engines.cuda.kernels.binary import Binary  # noqa: E402
+from msplit.engines.cuda.kernels.store import Binary  # noqa: E402
 from msplit.engines.cuda.passes.pointwise_fusion import record as records  # noqa: E402
 from msplit.engines.cuda.passes.pointwise_fusion.record import Record, known, record  # noqa: E402
 from msplit.errors import MsplitError  # noqa: E402

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.device.device import Device, precision
-from msplit.engines.cuda.passes.pointwise_fusion import inductor, workers
-from msplit.engines.cuda.passes.pointwise_fusion.body import Body, Call
-from msplit.engines.cuda.passes.pointwise_fusion.inductor import Compiler, Kernel, layout
+from msplit.engines.cuda.passes.pointwise_fusion import fuse, workers
+from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, layout
+from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Call
 from msplit.engines.cuda.passes.pointwise_fusion.workers import BUSY, DONE, Workers
 from tests.campaign import campaign
 from tests.engines.cuda.cases import CPU, run
@@ -179,7 +179,7 @@ def test_workers_that_say_nothing_are_not_waited_for_for_long(stand_in, monkeypa
 def test_what_a_worker_fails_at_is_compiled_here_and_told(stand_in, monkeypatch):
     own = stand_in(1, "!")
     compiled = []
-    monkeypatch.setattr(inductor, "compile_group", lambda body, inputs: (compiled.append(body) or body, 1, False))
+    monkeypatch.setattr(fuse, "compile_group", lambda body, inputs: (compiled.append(body) or body, 1, False))
     monkeypatch.setattr(devices, "_DEVICES", {})
     monkeypatch.setattr(devices.Device, "owned", lambda self, kind: own if kind is Workers else kind(self))
     done, _ = fused(*cell())
@@ -206,7 +206,7 @@ def test_ctrl_c_leaves_no_worker_behind(stand_in, monkeypatch):
     own = stand_in(2, "c")
     monkeypatch.setattr(devices.Device, "owned", lambda self, kind: own if kind is Workers else kind(self))
     # What this process compiles meanwhile takes longer than a loaded machine keeps the signal back.
-    monkeypatch.setattr(inductor, "compile_group", lambda body, inputs: time.sleep(20))
+    monkeypatch.setattr(fuse, "compile_group", lambda body, inputs: time.sleep(20))
     pids = [worker.pid for worker in own._running]
     flat, feeds = cell()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which the test runner's processes ignore
@@ -250,7 +250,7 @@ def test_workers_that_can_not_start_change_nothing(stand_in, monkeypatch):
     monkeypatch.setattr(workers.subprocess, "Popen", lambda *args, **options: (_ for _ in ()).throw(OSError("no")))
     assert len(stand_in(2, "")) == 0
     compiled = []
-    monkeypatch.setattr(inductor, "compile_group", lambda body, inputs: (compiled.append(body) or body, 1, False))
+    monkeypatch.setattr(fuse, "compile_group", lambda body, inputs: (compiled.append(body) or body, 1, False))
     flat, feeds = cell()
     monkeypatch.setattr(devices, "_DEVICES", {})
     done, _ = fused(flat, feeds)
@@ -279,7 +279,7 @@ def test_what_workers_compile_is_found_on_the_disk_also_where_two_builds_run_at_
     try:
         for one in running:
             one.start(1)
-        task = [body.packed(), inductor.packed_layouts((layout(x),))]
+        task = [body.packed(), fuse.packed_layouts((layout(x),))]
         assert [all_of(one, [task], 200, 200) for one in running] == builds * [[(0, DONE)]]
     finally:
         for one in running:
@@ -293,7 +293,7 @@ def test_what_workers_compile_is_found_on_the_disk_also_where_two_builds_run_at_
 
 def test_what_is_on_the_disk_already_starts_no_worker(stand_in, monkeypatch):
     monkeypatch.setattr(devices, "_DEVICES", {})
-    monkeypatch.setattr(inductor, "compile_group", lambda body, inputs: (body, 1, False))
+    monkeypatch.setattr(fuse, "compile_group", lambda body, inputs: (body, 1, False))
     asked = []
     monkeypatch.setattr(Workers, "start", lambda self, groups: asked.append(groups))
     run(*cell(), fuse=True, compile=True)

@@ -12,17 +12,16 @@ from msplit import samples
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import device as devices
 from msplit.engines.cuda.engine import CudaEngine
-from msplit.engines.cuda.ir.tf32 import ROUNDED, ROUNDS
-from msplit.engines.cuda.kernels.attention import TILES
+from msplit.engines.cuda.ir.windows import ROUNDED, ROUNDS
+from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES
 from msplit.engines.cuda.passes import pipeline, specialize
 from msplit.engines.cuda.passes.attention.fuse_attention import ATTENTION
 from msplit.engines.cuda.passes.measured import deciding
 from msplit.engines.cuda.passes.pointwise_fusion import fuse
 from msplit.engines.cuda.passes.precision import round_results
 from msplit.engines.cuda.passes.precision.round_results import can_round, expect_rounded, read_by_products
-from msplit.engines.cuda.runtime.rounding import RoundedProducts
-from msplit.engines.cuda.stored.program import pack, unpack
-from msplit.engines.cuda.stored.weights import Weights
+from msplit.engines.cuda.runtime.executables import RoundedProducts
+from msplit.engines.cuda.stored.program import Weights, pack, unpack
 from tests.engines.cuda.cases import CPU, flat_of, job, run
 from tests.engines.cuda.passes.convolution.test_merge_convolutions import block, data
 from tests.engines.cuda.random_graphs import FLOAT
@@ -283,7 +282,7 @@ def test_on_another_gpu_who_rounds_is_decided_anew(on_a_gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", [{}, {"fuse": True, "group": True}])
-@pytest.mark.parametrize(("kernel", "rounds"), [(next(iter(TILES)), True), ("", False)])
+@pytest.mark.parametrize(("kernel", "rounds"), [(next(iter(ATTENTION_TILES)), True), ("", False)])
 def test_attention_reads_rounded_data_and_rounds_for_the_product_behind_it(on_a_gpu, monkeypatch, kernel, rounds, mode):
     """Where it is our own kernel; the library's would have to have its result rounded by another."""
     made = samples.build("bert", layers=2, hidden=16, heads=2, sequence=4, vocabulary=30)

@@ -1,0 +1,205 @@
+"""Options of what runs a model: the pool and the device, and stock TensorFlow.
+
+Options of what answers requests: what runs a model, and how its pool shares the device.
+
+Options of stock TensorFlow: where it puts nodes, and how long a step of it may take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from msplit.cli import options
+from msplit.cli.keys import Parameter, key, option
+
+if TYPE_CHECKING:
+    from msplit.engines.base import ClusterOptions, TensorFlowOptions
+    from msplit.run.request import RunRequest
+    from msplit.serving.pool.settings import PoolSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(options.InputShapes, options.Backend, options.OnDevice, options.Kernels):
+    """What runs a model, and how."""
+
+    streams: int = option(
+        "--streams", type=options.STREAMS, default=8, show_default=True, help="The largest number of streams."
+    )
+    devices: tuple[int, ...] = ()
+
+    def arguments(self) -> dict[str, Any]:
+        """For the functions of the library; shapes left out, which not all of them take."""
+        engine = self.engine or ("cuda" if self.device == "cpu" else None)
+        own = {"streams": (self.streams,), "engine": engine, "device": self.device, "devices": self.devices}
+        return {**super().arguments(), **own}
+
+    def request(self) -> RunRequest:
+        """The same for what prepares it."""
+        from msplit.run.request import RunRequest
+
+        return RunRequest.of(**self.arguments(), shapes=dict(self.shapes))
+
+
+@dataclass(frozen=True)
+class SharedEngine(options.Devices, Engine):
+    """Likewise, on several GPUs."""
+
+
+class Groups(Parameter):
+    """A number of arenas, or ``auto``."""
+
+    name = "n|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Of NVIDIA's variable, which may have a number for each GPU, the first."""
+        if value == "auto":
+            return value
+        number = str(value).partition(",")[0].strip()
+        if not (number.isascii() and number.isdigit() and int(number)):
+            self.fail(f"{value!r} is neither a number of one or more nor auto", param, ctx)
+        return int(number)
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How a pool answers requests."""
+
+    groups: int | str = option(
+        "--groups",
+        type=Groups(),
+        default="4",
+        show_default=True,
+        envvar="TF_GPU_STREAM_GROUP_COUNT",
+        help="Steps in flight at once (or TF_GPU_STREAM_GROUP_COUNT); auto: as many as measure best.",
+    )
+    max_batch: int | None = option(
+        "--max-batch", type=click.IntRange(1), help="Most rows of a step that requests share (default: 64)."
+    )
+    batches: tuple[int, ...] | None = option(
+        "--batch",
+        type=options.Numbers(click.IntRange(1)),
+        help="Rows of the steps to have ready, such as 1,8,32 (default: 1, 4, 16 … up to --max-batch).",
+    )
+    max_delay_us: float = key(
+        "--pool", "max-delay-us", "How long a step that is not full waits for more rows.", click.FloatRange(0), 0.0
+    )
+    priorities: int = key("--pool", "priorities", "Levels of priority.", click.IntRange(1), 1)
+    max_queue: int = key("--pool", "max-queue", "Most requests that wait; 0: any number.", click.IntRange(0), 0)
+    max_memory: float | None = key(
+        "--pool", "max-memory", "Most memory of the device, in GiB.", click.FloatRange(0, min_open=True)
+    )
+    host_threads: int | None = key("--pool", "host-threads", "Threads for what runs on the host.", click.IntRange(1))
+
+    def settings(self) -> PoolSettings:
+        """The same for `msplit.pool`."""
+        from msplit.serving.pool.settings import PoolSettings
+
+        memory = None if self.max_memory is None else int(self.max_memory * (1 << 30))
+        return PoolSettings(**{**dataclasses.asdict(self), "max_memory": memory})
+
+
+@dataclass(frozen=True)
+class Stock:
+    """How TensorFlow runs a model."""
+
+    soft_placement: bool = key(
+        "--tensorflow",
+        "soft-placement",
+        "no: refuse devices that are not there or have no kernel, in place of moving nodes.",
+        bool,
+        True,
+    )
+    log_placement: bool = key("--tensorflow", "log-placement", "Show which device each node was put on.", bool, False)
+    timeout: float | None = key(
+        "--tensorflow",
+        "timeout",
+        "Seconds that a step may take (none: any; 60 where it reads a queue).",
+        click.FloatRange(0, min_open=True),
+    )
+    gpu_memory: float | None = key(
+        "--tensorflow",
+        "gpu-memory",
+        "Share of the GPU's free memory to take at once (none: what it needs; 0.45 for logical devices).",
+        click.FloatRange(0, 1, min_open=True),
+    )
+    merge_streams: bool = key(
+        "--tensorflow", "merge-streams", "A row whose copies use the stream of the kernels.", bool, False
+    )
+    private_threads: int = key(
+        "--tensorflow",
+        "private-threads",
+        "A row with so many threads for each device alone.",
+        click.IntRange(0),
+        0,
+    )
+    device_priorities: tuple[int, ...] = key(
+        "--tensorflow",
+        "device-priorities",
+        "A row with priorities of logical devices, such as -1,0 (-1 comes first).",
+        options.Numbers(click.IntRange(-100, 100)),
+        (),
+    )
+    device_memory: tuple[int, ...] = key(
+        "--tensorflow",
+        "device-memory",
+        "A row with limits of memory of logical devices, in MiB.",
+        options.Numbers(click.IntRange(1)),
+        (),
+    )
+
+    def tensorflow(self) -> TensorFlowOptions:
+        """The same for its sessions."""
+        from msplit.engines.base import TensorFlowOptions
+
+        return TensorFlowOptions(
+            soft=self.soft_placement,
+            timeout=self.timeout,
+            memory=self.gpu_memory,
+            merge_streams=self.merge_streams,
+            private_threads=self.private_threads,
+            priorities=self.device_priorities,
+            limits=self.device_memory,
+        )
+
+
+PLACE = "FILE|TF_CONFIG"
+WHAT = "Processes by job and address, in YAML or JSON as TensorFlow's ClusterSpec has them; TF_CONFIG: as that variable says."
+"""Of --cluster, wherever it is an option."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """Over which processes TensorFlow runs a model."""
+
+    cluster: str | None = key(
+        "--tensorflow", "cluster", f"FILE or TF_CONFIG: run over several processes (`msplit worker`). {WHAT}"
+    )
+    ps_strategy: str = key(
+        "--tensorflow",
+        "ps-strategy",
+        "Which task of job ps keeps which variable.",
+        click.Choice(["bytes", "round-robin"]),
+        "bytes",
+    )
+    container: str | None = None
+
+    def over(self) -> ClusterOptions | None:
+        """The same for its sessions; None for one process.
+
+        Raises:
+            MsplitError: It is no cluster.
+        """
+        if self.cluster is None:
+            if self.container is not None:
+                raise click.UsageError(
+                    "--tensorflow container= is for variables in other processes: give cluster=, too."
+                )
+            return None
+        from msplit.engines.base import ClusterOptions
+        from msplit.formats.cluster import read
+
+        return ClusterOptions(read(self.cluster), ps_strategy=self.ps_strategy, container=self.container)

@@ -1,0 +1,256 @@
+"""Commands on a model's file that run nothing: `show`, `strip`, `diff`, `replicate`, and `rules` and `sample`, which list and make.
+
+`msplit show`: what is in a model's file.
+
+`msplit strip`: the model without stream ids.
+
+`msplit rules`: the shipped rule sets.
+
+`msplit sample`: builds one of the sample models.
+
+`msplit diff`: what changed between two annotated models.
+
+`msplit replicate`: an ensemble, several copies of a model in one graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from msplit import progress
+from msplit.cli import options, output
+from msplit.cli.keys import option, together
+from msplit.cli.output import say
+from msplit.errors import MsplitError
+from msplit.report.document import plural
+
+
+@click.command()
+@click.argument("model", type=options.PATH)
+@click.option("--all", "everything", is_flag=True, help="List every function, not only the largest.")
+@options.format_option
+def show_command(model: Path, everything: bool, style: str) -> None:
+    """Show what is in MODEL's file: tag sets, signatures, inputs, outputs, functions. The model is not executed.
+
+    It says what --part and --shape of other commands can name. Of a build it shows what it runs, what for, and how fast that was.
+    """
+    from msplit import formats
+    from msplit.formats import build
+    from msplit.report import contents
+
+    if build.is_build(model):
+        from msplit.report import contents as report
+        from msplit.run.build import Build
+
+        made = Build(model, build.read(model))
+        options.show(style, "build", report.build_document(made), lambda: report.build_payload(made))
+        return
+    found = formats.contents(model)
+    options.show(style, "show", contents.document(found, everything=everything), lambda: contents.payload(found))
+
+
+@click.command()
+@options.model_argument
+@click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the model.")
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@together(choice=options.Choice)
+def strip_command(model: Path, choice: options.Choice, output: Path, force: bool) -> None:
+    """Write MODEL without any stream id and without the record of its assignment. Nothing else changes.
+
+    The ids of the whole file go, those that were set by hand included. The model is not executed.
+    """
+    from msplit import api
+
+    report = api.strip(choice.load(model), output, force=force)
+    say(f"Written: {report.path}, {plural(report.removed, 'stream id')} removed.")
+    for note in (*report.notes, *report.warnings):
+        options.note(note)
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=options.complete_rule_set)
+def rules_command(name: str | None) -> None:
+    """List the shipped rule sets, or print the one called NAME: a file to start your own from."""
+    from msplit import rules
+
+    if name is None:
+        for known in rules.available():
+            output.say(options.folded(f"{known:9}{_about(rules.text_of(known))}", " " * 9))
+        return
+    output.say(rules.text_of(name).removesuffix("\n"))
+
+
+def _about(text: str) -> str:
+    """The first sentence of the comment that a rules file begins with."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return " ".join(line.lstrip("# ") for line in lines).partition(". ")[0].rstrip(".")
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=options.complete_sample)
+@click.option("-o", "--output", type=options.PATH, help="Where to write the frozen GraphDef.")
+@click.option(
+    "--size", "sizes", multiple=True, metavar="KEY=N", help="A size of the model, such as experts=4. Repeatable."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the weights.")
+@click.option("--strip", is_flag=True, help="Leave the weights out; msplit.samples.fill brings them back.")
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+def sample_command(
+    name: str | None, output: Path | None, sizes: tuple[str, ...], seed: int, strip: bool, force: bool
+) -> None:
+    """Build one of the sample models (needs TensorFlow). Without NAME, lists them with their sizes."""
+    from msplit import formats, samples
+    from msplit.engines.tensorflow.runtime import quiet_stderr, tensorflow
+    from msplit.formats.atomic import check_target
+
+    if name is None:
+        for known in samples.names():
+            say(f"{known:17}{_listed(samples.sizes(known))}")
+        return
+    if name not in samples.names():
+        raise MsplitError(f"no sample named {name!r}", fix=f"one of: {', '.join(samples.names())}")
+    if output is None:
+        raise click.UsageError("-o/--output is missing: where to write the model.")
+    check_target(output, force=force)
+    chosen = dict(_size(text, name, samples.sizes(name)) for text in sizes)
+    tensorflow()
+    try:
+        with progress.phase(f"building {name}"), quiet_stderr():
+            sample = samples.build(name, seed=seed, **chosen)
+    except (TypeError, ValueError, IndexError) as problem:
+        raise MsplitError(
+            f"TensorFlow builds no {name} of this size: {problem}", fix=f"sizes are {_listed(samples.sizes(name))}"
+        ) from problem
+    graph_def = samples.strip(sample.graph_def) if strip else sample.graph_def
+    with progress.phase("writing"):
+        formats.write_bytes_atomic(output, graph_def.SerializeToString(deterministic=True), force=force)
+    options.note(f"{output}: {len(graph_def.node):,} nodes")
+
+
+def _listed(sizes: Mapping[str, Any]) -> str:
+    """Sizes that the command line can set, which are whole numbers."""
+    return ", ".join(f"{key}={'any' if value is None else value}" for key, value in _numbers(sizes).items())
+
+
+def _numbers(sizes: Mapping[str, Any]) -> dict[str, int | None]:
+    return {key: value for key, value in sizes.items() if value is None or type(value) is int}
+
+
+def _size(text: str, name: str, known: Mapping[str, Any]) -> tuple[str, int]:
+    key, _, number = text.partition("=")
+    if not number.isdecimal() or int(number) < 1:
+        raise click.BadParameter(f"{text!r}: write it as KEY=N, with N of 1 or more", param_hint="'--size'")
+    if key not in _numbers(known):
+        raise MsplitError(f"{name} has no size {key!r}", fix=f"its sizes are {_listed(known)}")
+    return key, int(number)
+
+
+@dataclass(frozen=True)
+class Rules(options.Rules):
+    """Rules behind the new ids."""
+
+    ruleset: str | None = option(
+        "--rules",
+        shell_complete=options.complete_rules,
+        help="Rules file or rule set behind the new ids: says which rule moved a node.",
+    )
+
+
+@click.command()
+@click.argument("old", type=options.PATH)
+@click.argument("model", metavar="NEW", type=options.PATH)
+@click.option("--all", "everything", is_flag=True, help="List every node, not only the costliest.")
+@click.option("--exit-code", is_flag=True, help="Exit with 1 if anything changed.")
+@options.format_option
+@together(choice=options.Choice, rules=Rules, work=options.RecordedWork)
+def diff_command(
+    old: Path,
+    model: Path,
+    choice: options.Choice,
+    rules: Rules,
+    everything: bool,
+    exit_code: bool,
+    work: options.RecordedWork,
+    style: str,
+) -> int:
+    """Compare the stream ids of two models, OLD and NEW: what moved, why, and what it does to the plan.
+
+    Nodes are matched by name. Neither model is executed. What is not given is as `msplit assign` has recorded it with NEW.
+    """
+    from msplit import rules as rule_sets
+    from msplit.assignment.model import Given, price, settle
+    from msplit.report import difference
+    from msplit.report.difference import Side, compare
+
+    chosen = rule_sets.load(rules.ruleset, streams=rules.streams) if rules.ruleset else None
+    given = Given(chosen, rules.streams, **work.arguments())
+    before, now = (choice.load(path, record=work.record) for path in (old, model))
+    basis = settle(now, given).of_both(before)
+    old_side, new_side = (Side.of(flat, price(flat, basis.workload)[1]) for flat in (before, now))
+    found = compare(old_side, new_side, basis.ruleset)
+    document = difference.document(found, None if everything else difference.SHOWN, judged_with=basis.words())
+    options.show(style, "diff", document, lambda: difference.payload(found, judged_with=basis.words()))
+    return int(exit_code and not found.same)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What to make."""
+
+    times: int | None = option(
+        "--times", type=click.IntRange(1, 1024), metavar="N", help="Replicas (default: as many as --weights)."
+    )
+    weights: Sequence[Path] = option(
+        "--weights",
+        type=options.PATH,
+        multiple=True,
+        metavar="PATH",
+        help="Weights of a replica, the first one's first: a checkpoint, a SavedModel, or a frozen model like MODEL. Repeatable.",
+    )
+    combine: str = option(
+        "--combine",
+        type=click.Choice(["mean", "stack"]),
+        default="mean",
+        show_default=True,
+        help="What becomes of the replicas' outputs.",
+    )
+    streams: int | None = option(
+        "--streams", type=options.STREAMS, help="Replica k goes on stream k modulo N (default: one stream each)."
+    )
+    devices: Sequence[str] = option(
+        "--devices",
+        type=options.Names(),
+        default=(),
+        help="Replica k goes on the k-th of these, and again: /gpu:0,/gpu:1",
+    )
+
+
+@click.command()
+@options.model_argument
+@click.option("-o", "--output", type=options.PATH, required=True, help="Where to write the ensemble.")
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@together(choice=options.Choice, copies=Copies)
+def replicate_command(model: Path, choice: options.Choice, copies: Copies, output: Path, force: bool) -> None:
+    """Write an ensemble: N copies of MODEL in one graph, with the same inputs, their outputs averaged or stacked.
+
+    A GraphDef becomes a GraphDef, anything else a SavedModel (TensorFlow writes its variables). The model is not executed.
+    """
+    from msplit import api
+
+    times = len(copies.weights) if copies.times is None else copies.times
+    if not times:
+        raise click.UsageError("--times or --weights is missing: how many copies to make.")
+    replication = api.Replication(times, copies.weights, copies.combine, copies.streams, copies.devices)
+    made = api.replicate(choice.load(model), replication, output, force=force)
+    say(
+        f"Written: {made.path}, {plural(times, 'replica')} of {plural(made.copied, 'node')}, {made.shared:,} shared; "
+        f"{copies.combine} of {', '.join(made.outputs)}."
+    )
+    for note in made.notes:
+        say(note)
