@@ -356,7 +356,7 @@ class Subject:
         file: str | None = None,
         depends: str | None = None,
     ) -> Finding:
-        """A finding about nodes of this model; see `finding.about`."""
+        """A finding about nodes of this model."""
         return about(self.names(nodes), what, fix, count=len(nodes), file=file, depends=depends)
 
 

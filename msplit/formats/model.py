@@ -75,7 +75,7 @@ class RecordedRules:
 
 @dataclass(frozen=True)
 class RecordedProfile:
-    """The profile that priced the nodes: its file, as it was given, and what `cost.profile_file.hash_of` gives for it."""
+    """The profile that priced the nodes: its file, as it was given, and what `cost.profile.hash_of` gives for it."""
 
     path: str
     hash: Sha256

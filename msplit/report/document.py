@@ -209,7 +209,7 @@ def first(
     option: str,
     noun: str = "",
 ) -> Table:
-    """A table of the first entries, at most so many (None: all), with a note where there are others; see `text.more`."""
+    """A table of the first entries, at most so many (None: all), with a note where there are others; see `more`."""
     shown = entries[:most]
     return Table(title, columns, [row(entry) for entry in shown], more(len(entries) - len(shown), option, noun))
 

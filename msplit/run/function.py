@@ -288,7 +288,7 @@ class CompiledFunction(DisplayMixin):
         """Gives TensorFlow's variables the values that training made of them. From then until the next step these are what counts: the
         step takes over whatever was assigned to them, as the first one does.
 
-        Between other steps only variables of at most `function_state.SMALL` values are looked at, such as a learning rate, and what is
+        Between other steps only variables of at most `SMALL` values are looked at, such as a learning rate, and what is
         assigned to larger ones is lost, of which the next `sync` warns. To be called before weights or metrics are read or assigned.
         Nothing happens where nothing was trained since.
         """

@@ -142,7 +142,7 @@ class Problem:
         A loop of TensorFlow 1 is one block: what leaves it waits for its last turn, though the edge that says so was cut.
 
         Args:
-            same: Per node the number of those that compute the same (`analysis.copies`), or -1: they are one node to the graph that is
+            same: Per node the number of those that compute the same (`analysis.isomorphic`), or -1: they are one node to the graph that is
                 scheduled, so that what follows each of them is not tied, too. They cost what all of them take.
         """
         launches = (costs.time_us > 0) & ~flat.host

@@ -47,7 +47,7 @@ FEW_CHANNELS = tuple(
     Tiles(pixels, 64, summands, warps, 1, turned=True)
     for pixels, summands, warps in ((32, 16, 1), (64, 32, 2), (64, 32, 4), (128, 32, 4), (128, 64, 4), (256, 32, 8))
 )
-"""Tiles for data with few channels, no larger than the filter (`few_channels.tiles_for`): 32 pixels of a warp, but for one. Steps are
+"""Tiles for data with few channels, no larger than the filter (`tiles_for`): 32 pixels of a warp, but for one. Steps are
 written out one by one, so that there is nothing to pipeline."""
 
 DEPTHWISE = tuple(

@@ -5,7 +5,7 @@ Loss scaling for training in float16, whose smallest numbers gradients would fal
 The chain of gradients begins at a constant, what a loss changes by with itself, and every op of it is linear. So that constant is
 multiplied by the scale, and wherever something that is not linear reads what is scaled (the update of a variable, the norm that gradients
 are clipped by, a sum with what is not scaled) it reads it unscaled: the scale is a power of two, and nothing else changes. In a step in
-which one of these is not finite no variable changes, and the scale is halved; see `ops.loss_scale`. All of it runs on the device.
+which one of these is not finite no variable changes, and the scale is halved; see `ops.optimizers`. All of it runs on the device.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Convolutions of the same data with windows of the same kind (siblings) are one p
 Convolutions of NHWC data with few channels, such as images: the first layer of most models that see. On a GPU.
 
 The kernel of `conv` sums over the channels of one element of the window at a time, 16 of them at the least, of which an image has three.
-This one, in `code.few_channels`, sums over several elements at once. What it takes is mostly the way to and from the memory.
+This one, in `code.convolutions`, sums over several elements at once. What it takes is mostly the way to and from the memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNROLLED = 8
 """Steps of summands that are written out one by one. It makes a step several times as fast, and takes long to compile."""
 
 _LINE = 128
-"""Bytes that an early kernel fetches at once (`code.early.LINE`)."""
+"""Bytes that an early kernel fetches at once (`code.tensor_cores.LINE`)."""
 
 
 def tiles_for(filter: Tensor, tiles: Sequence[Tiles]) -> list[Tiles]:
@@ -212,7 +212,7 @@ def convolve(
     """A convolution with its epilogue, NHWC, in `room` or contiguous. `convolve_siblings` says more.
 
     Products of float32 are in TF32 where that is allowed for convolutions. The data are rounded to it unless they are `rounded` already,
-    the filter should be (`ir.tf32.to_tf32`): tensor cores cut off the other bits.
+    the filter should be (`ir.windows.to_tf32`): tensor cores cut off the other bits.
     """
     tiles = Tiles(*tiles)
     if data.shape[-1] < MANY and tiles.parts == 1 and prologue is NO_PROLOGUE:

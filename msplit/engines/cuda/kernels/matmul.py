@@ -7,7 +7,7 @@ A product of one layer is the case of one member. Where a product makes too few 
 a tile (split-K); the one that is done last adds all parts up, always in the same order. Products with one row, or one column per block,
 multiply without tensor cores, in float32: they are as exact as the library's in IEEE precision.
 
-Attention in one kernel of our own. It runs on a GPU, in `code.attention`.
+Attention in one kernel of our own. It runs on a GPU, in `code.products`.
 
 The library's kernel in float32 multiplies to nearly all bits. Where TF32 is allowed for products it takes a third of the work. A block has
 some queries of one head, goes over all keys, a few at a time, and keeps of their scores the largest, the sum of the weights, and the

@@ -11,7 +11,7 @@ On a GPU, for a few images.
 
 Apart, each of the three waits for the one in front to be over, and the product then fetches all of its weights. Here the first blocks take
 the mean of some channels each. The others have loaded their columns of the matrix by then; they wait until all means are there, multiply,
-and the one that is done last takes the softmax. The kernel itself is in `code.classifier`.
+and the one that is done last takes the softmax. The kernel itself is in `code.mlp`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Layers(NamedTuple):
     Attributes:
         matrices: [channels, hidden] and [hidden, results], constant where the kernel starts early.
         biases: [hidden] and [results].
-        activations: What follows each, of `activations.NUMBERS`.
+        activations: What follows each, of `tiles.NUMBERS`.
     """
 
     matrices: tuple[Tensor, Tensor]
@@ -198,7 +198,7 @@ class Dense(NamedTuple):
     Attributes:
         weights: [channels, results], constant where the kernel starts early.
         bias: [results].
-        activation: Of `activations.NUMBERS`.
+        activation: Of `tiles.NUMBERS`.
         softmax: True if it is the softmax of the results that is wanted.
         result: Its type.
         prologue: What is done to the data first, with a factor per channel.

@@ -1,4 +1,4 @@
-"""Lookups of all embedding columns of one stage, with what stands before and behind them. See `kernels.embedding_spec`.
+"""Lookups of all embedding columns of one stage, with what stands before and behind them. See `kernels.embedding_tables`.
 
 Reductions over segments: rows of a tensor that share an id.
 

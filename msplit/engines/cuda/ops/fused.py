@@ -306,7 +306,8 @@ EQUATION = "equation"
 """Attribute: as for Einsum, axes of queries, keys, values and result: ``ABqd,ABkd,ABkv->AqBv``."""
 
 KERNEL = "_kernel"
-"""Attribute: what runs it, one of `kernels.attention.TILES` or of the library's kernels (`SDPBackend`); absent, the library chooses."""
+"""Attribute: what runs it, one of `kernels.matmul.ATTENTION_TILES` or of the library's kernels (`SDPBackend`). Else the library
+chooses."""
 
 _CHOOSING = threading.Lock()
 """The library has one choice of kernels for the whole process."""

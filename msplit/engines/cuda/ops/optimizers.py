@@ -1,13 +1,13 @@
 """Updates of variables by optimizers, or only of the rows that a gradient names, in place, by `kernels.optimizer_formulas`.
 
-On a GPU variables of float32 and float64 are updated by our own kernels (`kernels.optimizers`, `kernels.sparse_optimizers`), which compute
+On a GPU variables of float32 and float64 are updated by our own kernels (`kernels.optimizers`), which compute
 the same.
 
-Of rows, nothing is as large as the variable. Indices are as in `ops.scatter_state`: those out of range change nothing. An index that comes
+Of rows, nothing is as large as the variable. Indices are as in `ops.variables`: those out of range change nothing. An index that comes
 several times makes its steps one after the other, as in TensorFlow's kernels on the CPU, on a GPU by our own kernel. Where that can not be,
 one of them is made, as TensorFlow's GPU kernels leave it open: its optimizers sum the rows of an index up before.
 
-Loss scaling on the device: gradients are unscaled, and the scale follows what they were. See `frontend.loss_scale`.
+Loss scaling on the device: gradients are unscaled, and the scale follows what they were. See `frontend.importer`.
 """
 
 from __future__ import annotations

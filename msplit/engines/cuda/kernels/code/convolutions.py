@@ -10,10 +10,10 @@ convolution does it: padding stays zero.
 The filters of siblings lie side by side. Every tile of columns belongs to one of them and is written to that one's own result, which for
 one of them may be a part of a larger tensor.
 
-An early kernel (see `code.early`) works out where its data lie, and its blocks of the first pixels fetch the filter, which no kernel
+An early kernel (see `code.tensor_cores`) works out where its data lie, and its blocks of the first pixels fetch the filter, which no kernel
 writes; then it waits.
 
-The kernel of `kernels.few_channels`: a tile of a convolution of NHWC data with few channels.
+The kernel of `kernels.conv`: a tile of a convolution of NHWC data with few channels.
 
 The product is that of `code.convolutions`, but a tile's summands are the channels of several elements of the window, as they lie in
 memory. So little is multiplied that nothing else may take long. The size of the window and the number of channels are constants, so that
@@ -21,7 +21,7 @@ nothing is divided to find a summand; a tile is a rectangle of one image's pixel
 thread has a pixel to itself (32 for each warp), where its summands lie is known when the kernel is compiled, but for the first one of
 each row.
 
-The first block of an early kernel (see `code.early`) fetches the filter, which no kernel writes; then it waits.
+The first block of an early kernel (see `code.tensor_cores`) fetches the filter, which no kernel writes; then it waits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _prepared(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _activated(total, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The activation by its number in `activations.NUMBERS`."""
+    """The activation by its number in `tiles.NUMBERS`."""
     if ACTIVATION == 1 or ACTIVATION == 2:
         total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if ACTIVATION == 2:
@@ -316,7 +316,7 @@ def convolve_few_channels(  # type: ignore[no-untyped-def]
     BIAS: tl.constexpr, SIDE: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     LINES: tl.constexpr,
 ):  # fmt: skip
-    """A block's tile: see `few_channels.convolve`, which cuts and launches."""
+    """A block's tile: see `kernels.conv.convolve_few`, which cuts and launches."""
     # Sizes come divided by what they are multiples of, as in `code.convolutions`.
     step_n, step_h = step_n * IN, step_h * IN
     results, step_out = results * OUT, step_out * OUT

@@ -1,4 +1,4 @@
-"""Kernels that move data and compute little: gathers (`kernels.gather`), pooling (`kernels.pool`), copies (`kernels.copy`)."""
+"""Kernels that move data and compute little: gathers and copies (`kernels.copy`), pooling (`kernels.channelwise`)."""
 
 from __future__ import annotations
 

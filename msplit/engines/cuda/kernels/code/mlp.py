@@ -1,6 +1,6 @@
 """The kernel of `kernels.mlp`: the mean of an image, if there is one, and two dense layers behind it.
 
-The kernel of `kernels.classifier`: the mean of an image, if there is one, a dense layer of it, and a softmax, if there is one.
+The kernel of `kernels.mlp`: the mean of an image, if there is one, a dense layer of it, and a softmax, if there is one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kernels that update variables by an optimizer and convert them (`kernels.optimizers`), by the formulas of `optimizer_formulas`.
 
-The kernels that update rows of variables and find distinct ids (`kernels.sparse_optimizers`).
+The kernels that update rows of variables and find distinct ids (`kernels.optimizers`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The kernels of `kernels.matmul`: products of alike dense layers, bias and activation included.
 
-The kernel of `kernels.attention`.
+The kernel of `kernels.matmul`.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Choice:
     """A way to run attention of one kind.
 
     Attributes:
-        kernel: What runs it (`ops.attention.KERNEL`), or None where products and softmax are faster.
+        kernel: What runs it (`ops.fused.KERNEL`), or None where products and softmax are faster.
         times: µs, alone, of what was measured; `APART` of products and softmax.
     """
 

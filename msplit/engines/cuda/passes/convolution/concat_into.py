@@ -1,6 +1,6 @@
 """Parts of a Concat are written where they belong.
 
-A convolution or a pool whose result a Concat reads writes it into that one's memory (a buffer: see `ir.buffers`), and the Concat becomes a
+A convolution or a pool whose result a Concat reads writes it into that one's memory (a buffer: see `ir.program`), and the Concat becomes a
 view. A Concat whose result is a part of another's lies in the same buffer: DenseNet, where each layer joins all before it with one new
 result (Huang et al., CVPR 2017), writes every result once, and each layer reads the buffer up to where it is written (Pleiss et al.,
 "Memory-Efficient Implementation of DenseNets", 2017, share that memory in training).

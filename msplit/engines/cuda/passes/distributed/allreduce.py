@@ -45,7 +45,7 @@ class Said:
         wave: How many exchanges what it is made of has behind it.
         place: Where it is made in the graph.
         gathered: Its rows are gathered; otherwise it is averaged.
-        scaled: See `collectives.all_gather`.
+        scaled: See `all_gather`.
     """
 
     key: Key

@@ -11,7 +11,7 @@ Distinct ids in sparse gradients, with as many places as there are ids.
 Optimizers sum up the rows of an id before they use them: ``y, places = Unique(ids)``, ``sums = UnsortedSegmentSum(rows, places, size)``
 with the size of ``y``, and then a row of the variable changes for each of ``y``. How long ``y`` is depends on the ids, so that such a step
 could not be captured. `_UniquePadded` gives ``y`` as long as ``ids``, with -1 where an id has come before. That is as good wherever
-everything behind it either passes ids of -1 over (`ops.scatter_state`) or does not look at the rows that belong to them. `padding` follows
+everything behind it either passes ids of -1 over (`ops.variables`) or does not look at the rows that belong to them. `padding` follows
 ids, rows, places and their number from reader to reader; a Unique is left alone if anything else reads them.
 
 In a training graph that looks ids up in a table of several parts, DynamicPartition sends each id to its part. Likewise every part gets as
