@@ -481,6 +481,9 @@ class OpGraph:
 
 PEER_COPY = "_PeerCopy"
 
+FUSED = "_FusedPointwise"
+"""Op of a group of pointwise ops that is one kernel."""
+
 
 @dataclass(frozen=True)
 class Gpus:

@@ -216,6 +216,9 @@ ROUNDED = "_rounded"
 ROUNDS = "_rounds"
 """Attribute of an op that stores results for products in TF32, and for nothing else: the outputs that it rounds."""
 
+TO_TF32 = "_ToTF32"
+"""Op at the end of a fused group, for results that only products in TF32 read."""
+
 ROUNDED_WEIGHTS = "_rounded_weights"
 """Attribute of a product whose weights are constants that are rounded to TF32 where our own kernel multiplies by them on tensor cores."""
 

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from msplit.engines.cuda.ir.windows import Window, extent
-from msplit.engines.cuda.kernels.conv import LARGEST, is_nhwc
+from msplit.engines.cuda.kernels.conv import is_nhwc
 from msplit.engines.cuda.kernels.launch import Code, launch
 from msplit.engines.cuda.kernels.mlp import Layers, shared
 from msplit.engines.cuda.kernels.tiles import (
+    LARGEST,
     NO_EPILOGUE,
     NUMBERS,
     Epilogue,

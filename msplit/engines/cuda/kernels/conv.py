@@ -25,6 +25,7 @@ from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue, Window, extent, pixel_step
 from msplit.engines.cuda.kernels.launch import Code, input_precision, launch
 from msplit.engines.cuda.kernels.tiles import (
+    LARGEST,
     NO_EPILOGUE,
     NUMBERS,
     Epilogue,
@@ -153,9 +154,6 @@ _CONVOLVE = Code("convolutions", "convolve_tile", specialized=False)
 
 _OF_PRODUCTS = (4, 5, 6)
 """Activations that only the kernel of products has."""
-
-LARGEST = 2**31 - 1
-"""Positions are counted with 32 bits."""
 
 _MOST_PARTS = 8
 

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.windows import NO_PROLOGUE, Prologue
-from msplit.engines.cuda.kernels.conv import LARGEST
 from msplit.engines.cuda.kernels.launch import Code, launch
-from msplit.engines.cuda.kernels.tiles import NUMBERS, Tiles, activate, power_of_two, shares
+from msplit.engines.cuda.kernels.tiles import LARGEST, NUMBERS, Tiles, activate, power_of_two, shares
 
 _MLP = Code("mlp", "mlp")
 

@@ -121,6 +121,9 @@ def vector(size: int, *counts: int) -> int:
     return math.gcd(16 // size, *counts)
 
 
+LARGEST = 2**31 - 1
+"""Positions are counted with 32 bits."""
+
 LEAKY_ALPHA = 0.20000000298023224
 """TensorFlow's default slope of LeakyRelu below zero, a float32."""
 

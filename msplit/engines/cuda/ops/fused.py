@@ -33,6 +33,7 @@ from msplit.engines.cuda.ir.windows import (
     ROUNDS,
     SIBLINGS,
     TILES,
+    TO_TF32,
     Prologue,
     channels_first,
     for_products,
@@ -43,7 +44,7 @@ from msplit.engines.cuda.kernels import matmul as kernels
 from msplit.engines.cuda.kernels import mlp as layers_behind
 from msplit.engines.cuda.kernels.copy import grouped_gather
 from msplit.engines.cuda.kernels.launch import can_launch
-from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES as ATTENTION_TILES
+from msplit.engines.cuda.kernels.matmul import ATTENTION_TILES
 from msplit.engines.cuda.kernels.mlp import Dense, Layers, classify
 from msplit.engines.cuda.kernels.tiles import LEAKY_ALPHA, Epilogue, activate
 from msplit.engines.cuda.ops.conv import convolution_windows, convolve, spatial_sizes
@@ -59,9 +60,6 @@ MLP_ACTIVATIONS, MLP_BIASED = "_activations", "_biased"
 
 CLASSIFIER_SOFTMAX = "_softmax"
 """Attribute of such a layer that is the end of a classifier: whether a softmax follows."""
-
-TO_TF32 = "_ToTF32"
-"""Op at the end of a fused group, for results that only products in TF32 read."""
 
 _BATCH_NORM_INPUTS = 4
 _LT_ACTIVATIONS = {"Relu": False, "GeluApproximate": True}

@@ -14,8 +14,8 @@ from msplit.cost.costs import Constants, Costs
 from msplit.cost.gpus import ACCESS, SM_BYTES_PER_CYCLE, Gpu, data_sheet
 from msplit.engines.base import Arrays
 from msplit.engines.cuda.device.device import precision
+from msplit.engines.cuda.ir.graph import FUSED
 from msplit.engines.cuda.ir.program import KernelCall, Program
-from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
 from msplit.engines.cuda.profiling.kernel_profile import measure
 from msplit.schedule.machine import Machine
 from msplit.schedule.problem import Problem

@@ -21,10 +21,9 @@ from msplit.core.dag import DisjointSets
 from msplit.core.graph import Ints
 from msplit.engines.cuda.device.device import Device
 from msplit.engines.cuda.ir.functions import run_step
-from msplit.engines.cuda.ir.graph import PEER_COPY, Key, Op
+from msplit.engines.cuda.ir.graph import FUSED, PEER_COPY, Key, Op
 from msplit.engines.cuda.ir.program import Program
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
-from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED
 from msplit.engines.cuda.runtime.stream_program import StreamProgram
 from msplit.errors import EngineError
 from msplit.schedule.plan import Plan, make_plan, topological

@@ -20,7 +20,7 @@ from msplit.engines.base import STEPS, Arrays
 from msplit.engines.cuda.autotune.batched_matmul import TILE, WIDE
 from msplit.engines.cuda.ir.dtypes import dtype_name, to_numpy, torch_dtype
 from msplit.engines.cuda.ir.functions import LoweringCall
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph
+from msplit.engines.cuda.ir.graph import FUSED, Key, Op, OpGraph
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Unsupported
 from msplit.engines.cuda.ir.program import KernelCall, Program
@@ -29,7 +29,7 @@ from msplit.engines.cuda.kernels.codec import decode, decode_array, encode, enco
 from msplit.engines.cuda.ops.fused import KERNEL
 from msplit.engines.cuda.options import SharedKernel, StoredPlan
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, observe, packed_layouts, unpacked_layouts
-from msplit.engines.cuda.passes.pointwise_fusion.outline import FUSED, Body
+from msplit.engines.cuda.passes.pointwise_fusion.outline import Body
 from msplit.engines.cuda.passes.specialize import trace
 from msplit.engines.cuda.runtime import plan_binding
 from msplit.engines.cuda.runtime.executables import Compiled, Optimized, prove, untimed_plan

@@ -14,18 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msplit.engines.cuda.ir.functions import as_tuple, device_inputs, static_slots
-from msplit.engines.cuda.ir.graph import Key, Op, OpGraph, attrs_key
+from msplit.engines.cuda.ir.graph import FUSED, Key, Op, OpGraph, attrs_key
 from msplit.engines.cuda.ir.lowering import table
 from msplit.engines.cuda.ir.node import Node
-from msplit.engines.cuda.ir.windows import ROUNDS
+from msplit.engines.cuda.ir.windows import ROUNDS, TO_TF32
 from msplit.engines.cuda.kernels.codec import decode, encode
-from msplit.engines.cuda.ops.fused import TO_TF32
 from msplit.engines.cuda.passes.pattern import Readers, value_key
 from msplit.engines.cuda.passes.pointwise_fusion.partition import FusionGroup
 from msplit.opset.traits import VIEWS
-
-FUSED = "_FusedPointwise"
-"""Op of a group that is one kernel."""
 
 Reference = tuple[int, int]
 """A value inside a body: (call, output port), or (-1, number) for a value that the group reads."""

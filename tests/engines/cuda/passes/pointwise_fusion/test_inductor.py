@@ -14,9 +14,8 @@ import torch
 
 from msplit.engines.cuda.compile import optimize
 from msplit.engines.cuda.device import device as devices
-from msplit.engines.cuda.ir.windows import to_tf32
+from msplit.engines.cuda.ir.windows import TO_TF32, to_tf32
 from msplit.engines.cuda.kernels import store
-from msplit.engines.cuda.ops.fused import TO_TF32
 from msplit.engines.cuda.passes.pointwise_fusion import fuse as compiler
 from msplit.engines.cuda.passes.pointwise_fusion.fuse import Compiler, Kernel, fuse, layout, longest_chain, observe
 from msplit.engines.cuda.passes.pointwise_fusion.outline import Body, Call
