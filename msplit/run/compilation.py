@@ -152,7 +152,7 @@ class CompiledSetup:
         variants: Each plan once, named after what it uses.
         steps: From one stream to streams to larger kernels, on the cuda engine: which variant shows what.
         tuned: What tuning found, if it was asked for.
-        labels: What variants were called after what was asked for -> label of the variant that runs that; see `dedupe`.
+        labels: What variants were called after what was asked for -> label of the variant that runs that; see `distinct`.
         tuned_label: Label of the variant that runs what tuning found; "" where there is none.
         notes: All that is to be told, that of the setup first.
         rows: What is to be told of variants that run the same as others, in a table of all.
@@ -279,7 +279,7 @@ _AUTO = "auto"
 def _auto_step(one: Variant, chooser: Chooser, variants: Sequence[Variant]) -> Ablation:
     """What the rule `auto` likes best of all kernels on all streams, once it has asked the chooser.
 
-    It may be among the variants that are measured anyway: see `dedupe`.
+    It may be among the variants that are measured anyway: see `distinct`.
     """
     chosen, tried = chooser.chosen, chooser.tried
     if tried is None:

@@ -101,7 +101,7 @@ def test_nothing_else_writes_to_the_terminal() -> None:
             found[name] = way[0]
     # Examples in docstrings, a process of its own whose output is read, and warnings that escape what they say.
     warned = dict.fromkeys(
-        ("run/function.py", "run/keras_fit.py", "run/keras_fit.py", "run/runner.py"),
+        ("run/function.py", "run/keras_fit.py", "run/runner.py"),
         "warnings.warn",
     )
     examples = dict.fromkeys(("__init__.py", "training/trainer.py"), "print(")

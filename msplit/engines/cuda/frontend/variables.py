@@ -40,7 +40,7 @@ class Effects:
 
 
 def effects_of(flat: FlatGraph) -> Effects:
-    """Effects of a graph's step, without those of functions that were not inlined (`callees`)."""
+    """Effects of a graph's step, without those of functions that were not inlined."""
     ops = flat.graph.ops
     nodes = _ancestors(flat, [*(tensor.node for tensor in flat.outputs), *flat.targets])
     writes = tuple(node for node in nodes if written(ops[node]))

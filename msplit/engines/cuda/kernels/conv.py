@@ -3,12 +3,11 @@
 Libraries are best where a convolution fills the GPU. At batch 1 most do not: then small tiles, padding that may differ between the
 ends of an axis and a bias and an activation in the same kernel take down to half the time (see `autotune.conv`, which measures).
 Convolutions of the same data with windows of the same kind (siblings) are one product with more columns. The kernel itself is in
-`code.convolutions`; data with few channels and depthwise convolutions have kernels of their own, in `few_channels` and `depthwise`.
+`code.convolutions`; depthwise convolutions have kernels of their own, in `channelwise`.
 
-Convolutions of NHWC data with few channels, such as images: the first layer of most models that see. On a GPU.
-
-The kernel of `conv` sums over the channels of one element of the window at a time, 16 of them at the least, of which an image has three.
-This one, in `code.convolutions`, sums over several elements at once. What it takes is mostly the way to and from the memory.
+That kernel sums over the channels of one element of the window at a time, 16 of them at the least, of which an image has three. Data with
+few channels, as in the first layer of most models that see, have another one, which sums over several elements at once. What it takes is mostly the way to
+and from the memory.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def attention(
         key: [batch, heads, keys, inner].
         value: [batch, heads, keys, depth].
         bias: Broadcasts to [batch, heads, queries, keys].
-        tile: Of `TILES`.
+        tile: Of `ATTENTION_TILES`.
         scale: Of scores.
         causal: True if a query counts only keys up to its own place.
         tf32: Whether float32 may be rounded to TF32 on its way into the tensor cores.

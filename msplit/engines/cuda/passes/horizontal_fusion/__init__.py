@@ -1,6 +1,6 @@
 """Alike independent branches as one: horizontal merging.
 
-Ops that are alike (`signature`) and independent (`batcher`) become one op with one more axis, the members (`batch_rules`): products become
+Ops that are alike and independent (`batcher`) become one op with one more axis, the members (`batch_rules`): products become
 batched products, lookups one lookup in all tables, pointwise ops gain a dimension. Weights are stacked once (`weights`). What lies side by
 side already is not copied (`builder`), and what reads members on their own reads views.
 """
